@@ -1,0 +1,130 @@
+"""How numba kernels are compiled, called and spread over threads.
+
+A kernel is one function over an int64 array of arguments (addresses and sizes). It takes units of work from a shared
+ticket until none is left, so the numbers do not depend on how many threads there are, and a busy core delays little.
+
+The threads are those of torch's own OpenMP runtime: after a torch operation they spin for milliseconds waiting for
+the next one, and a second pool would fight them for the cores. A forked child has none of these threads (starting
+them there hangs), so it works alone. Where torch's runtime is not GNU-compatible, Python threads do the same.
+"""
+
+import ctypes
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic
+
+CORES = os.cpu_count() or 1
+SMALL = 1 << 15  # elements under which waking other threads costs more than the work
+
+
+@intrinsic
+def _pointer(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def _take(typingctx, pointer):
+    """Add one to the counter at `pointer` atomically; give what it was."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.bitcast(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", address, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(types.voidptr), codegen
+
+
+@njit
+def array(address, size, dtype):
+    """The flat array of `size` elements at an address."""
+    return carray(_pointer(address), (size,), dtype)
+
+
+@njit
+def take(counter):
+    """The next unit of work, from the address of the shared counter."""
+    return _take(_pointer(counter))
+
+
+class Kernel:
+    """A kernel for every element type: `build(dtype)` gives its function over the address of the arguments.
+
+    `dtype` alone may be a free variable of that function: numba's cache on disk is found again by it.
+    """
+
+    def __init__(self, build: Callable[[np.dtype], Callable]):
+        self._build = build
+        self._kept: list[Any] = []
+        self._compiled: dict[torch.dtype, tuple[Any, int]] = {}
+
+    def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
+        signature = types.void(types.CPointer(types.int64))
+        function = self._build(torch.empty(0, dtype=dtype).numpy().dtype)
+        compiled = cfunc(signature, nopython=True, cache=True, fastmath={"contract", "nsz"})(function)
+        self._kept.append(compiled)  # it owns the machine code
+        self._compiled[dtype] = compiled.ctypes, compiled.address
+        return self._compiled[dtype]
+
+    def run(self, dtype: torch.dtype, args: list[int], units: int, work: int) -> None:
+        """Do `units` units of work, `work` elements in all. The kernel sees the counter's address, `units`, then `args`."""
+        call, address = self._compiled.get(dtype) or self._compile(dtype)
+        counter = ctypes.c_int64(0)
+        packed = (ctypes.c_int64 * (len(args) + 2))(ctypes.addressof(counter), units, *args)
+        workers = 1 if work < SMALL or _forked else min(torch.get_num_threads(), units)
+        if workers == 1:
+            call(packed)
+        else:
+            _start(call, address, packed, workers)
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> None:
+    parallel = _openmp()
+    if parallel is not None:
+        parallel(address, ctypes.addressof(packed), workers, 0)
+        return
+    others = [_threads().submit(call, packed) for _ in range(workers - 1)]
+    call(packed)
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _openmp():
+    """GOMP_parallel(function, data, threads, flags) of the runtime that torch is linked with, or None."""
+    for library in (pathlib.Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        try:
+            parallel = ctypes.CDLL(str(library)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel
+    return None
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CORES, thread_name_prefix="scanl")

@@ -1,0 +1,437 @@
+"""The linear scan as fused loops: one pass over memory forwards, one backwards.
+
+Features are `outer` groups of `inner` channels; within a group `a` is given per channel or shared, so that a broadcast
+`a` is read where it lies. The carry is a row that stays in the first-level cache. A sequence is a range of rows of the
+flattened (B T); packed sequences are more of them, and a long narrow scan is cut in time into ranges of its own, whose
+missing carries `_repair` adds. The backward pass is the scan run the other way: with c the carry, per step
+dx = dy + c, da = dx conj(h before), c = conj(a) dx.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._op import offsets
+
+WIDEST = 4096  # channels whose carry and rows still fit the first-level cache
+NARROW = 32  # channels under which splitting them over cores would share cache lines
+LONG = 4096  # steps from which cutting time pays
+FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
+
+
+@njit
+def _forward_row(x, a, h, y):
+    if a.size == h.size:
+        for i in range(h.size):
+            h[i] = y[i] = x[i] + a[i] * h[i]
+    else:
+        decay = a[0]
+        for i in range(h.size):
+            h[i] = y[i] = x[i] + decay * h[i]
+
+
+@njit
+def _backward_row(dy, a, before, c, dx, da):
+    """da per channel, as wide as the row."""
+    for i in range(c.size - 1, -1, -1):
+        d = dy[i] + c[i]
+        dx[i] = d
+        da[i] = d * np.conj(before[i])
+        c[i] = np.conj(a[i]) * d
+
+
+@njit
+def _backward_row_summed(dy, a, before, c, dx, total):
+    """As above, da added to a sum over time."""
+    for i in range(c.size - 1, -1, -1):
+        d = dy[i] + c[i]
+        dx[i] = d
+        total[i] += d * np.conj(before[i])
+        c[i] = np.conj(a[i]) * d
+
+
+@njit
+def _backward_row_shared(dy, a, before, c, dx):
+    """As above for one a that all channels share; gives its da."""
+    decay = np.conj(a[0])
+    total = dy[0] * 0
+    for i in range(c.size - 1, -1, -1):
+        d = dy[i] + c[i]
+        dx[i] = d
+        total += d * np.conj(before[i])
+        c[i] = decay * d
+    return total
+
+
+@njit
+def _forward_repair_row(p, a, y):
+    """Whether anything is left to add to the rows after."""
+    alive = False
+    for i in range(p.size):
+        p[i] *= a[i] if a.size == p.size else a[0]
+        y[i] += p[i]
+        alive |= p[i] != 0
+    return alive
+
+
+@njit
+def _backward_repair_row(p, a, before, dx, da):
+    alive = False
+    for i in range(p.size):
+        dx[i] += p[i]
+        da[i if a.size == p.size else 0] += p[i] * np.conj(before[i])
+        p[i] *= np.conj(a[i] if a.size == p.size else a[0])
+        alive |= p[i] != 0
+    return alive
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
+        sequences, reverse, a_time, a_outer, a_inner = (
+            pointer[6],
+            pointer[7],
+            pointer[8],
+            pointer[9],
+            pointer[10],
+        )
+        x, a, y, carry = pointer[12], pointer[13], pointer[14], pointer[15]
+        ranges = array(pointer[11], 3 * sequences, np.int64)
+        width = outer * inner
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, o, first = unit // (outer * blocks), unit // blocks % outer, unit % blocks * block
+            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+            size = min(block, inner - first)
+            a_size = size if a_inner else 1
+            channel = o * inner + first
+            h = array(carry + item * (n * width + channel), size, dtype)
+            for i in range(steps):
+                t = steps - 1 - i if reverse else i
+                k = item * ((begin + t) * width + channel)
+                j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
+                _forward_row(
+                    array(x + k, size, dtype), array(a + j, a_size, dtype), h, array(y + k, size, dtype)
+                )
+
+    return forward
+
+
+def _build_backward(dtype):
+    item = dtype.itemsize
+
+    def backward(pointer):
+        counter, units = pointer[0], pointer[1]
+        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
+        sequences, reverse, a_time, a_outer, a_inner = (
+            pointer[6],
+            pointer[7],
+            pointer[8],
+            pointer[9],
+            pointer[10],
+        )
+        dy, a, y, carry, state = pointer[12], pointer[13], pointer[14], pointer[15], pointer[16]
+        dx, da = pointer[17], pointer[18]
+        ranges = array(pointer[11], 3 * sequences, np.int64)
+        width = outer * inner
+        da_width = width if a_inner else outer * blocks
+        recent, total = np.zeros(block, dtype), np.zeros(block, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, o, first = unit // (outer * blocks), unit // blocks % outer, unit % blocks * block
+            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+            size = min(block, inner - first)
+            a_size = size if a_inner else 1
+            channel = o * inner + first
+            da_channel = channel if a_inner else o * blocks + unit % blocks
+            c = array(carry + item * (n * width + channel), size, dtype)
+            start = state + item * (n * width + channel)
+            recent[:] = 0
+            total[:] = 0
+            for i in range(steps):
+                t = i if reverse else steps - 1 - i
+                k = item * ((begin + t) * width + channel)
+                j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
+                before = y + k + (item * width if reverse else -item * width)
+                dys, dxs = array(dy + k, size, dtype), array(dx + k, size, dtype)
+                hs = array(start if i == steps - 1 else before, size, dtype)
+                decays = array(a + j, a_size, dtype)
+                at = ((begin + t if a_time else n) * da_width + da_channel) * item
+                if a_inner == 0:
+                    d = _backward_row_shared(dys, decays, hs, c, dxs)
+                    if a_time:
+                        array(da + at, 1, dtype)[0] = d
+                    else:
+                        recent[0] += d
+                elif a_time:
+                    _backward_row(dys, decays, hs, c, dxs, array(da + at, size, dtype))
+                else:
+                    _backward_row_summed(dys, decays, hs, c, dxs, recent)
+                if a_time == 0 and i % FLUSH == FLUSH - 1:
+                    for m in range(a_size):
+                        total[m] += recent[m]
+                        recent[m] = 0
+            if a_time == 0:
+                sums = array(da + (n * da_width + da_channel) * item, a_size, dtype)
+                for m in range(a_size):
+                    sums[m] = total[m] + recent[m]
+
+    return backward
+
+
+def _build_forward_repair(dtype):
+    item = dtype.itemsize
+
+    def repair(pointer):
+        """In the order of the scan, add to each range what the carry of the one before it contributes."""
+        counter, units = pointer[0], pointer[1]
+        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
+        sequences, reverse, a_time, a_outer, a_inner = (
+            pointer[6],
+            pointer[7],
+            pointer[8],
+            pointer[9],
+            pointer[10],
+        )
+        a, y, carry = pointer[13], pointer[14], pointer[15]
+        ranges = array(pointer[11], 3 * sequences, np.int64)
+        width = outer * inner
+        row = np.empty(block, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            o, first = unit // blocks, unit % blocks * block
+            size = min(block, inner - first)
+            a_size = size if a_inner else 1
+            channel = o * inner + first
+            p = row[:size]
+            for s in range(1, sequences):
+                n, source = (sequences - 1 - s, sequences - s) if reverse else (s, s - 1)
+                begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+                p[:] = array(carry + item * (source * width + channel), size, dtype)
+                for i in range(steps):
+                    t = steps - 1 - i if reverse else i
+                    k = item * ((begin + t) * width + channel)
+                    j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
+                    if not _forward_repair_row(p, array(a + j, a_size, dtype), array(y + k, size, dtype)):
+                        break
+                h = array(carry + item * (n * width + channel), size, dtype)
+                for m in range(size):
+                    h[m] += p[m]
+
+    return repair
+
+
+def _build_backward_repair(dtype):
+    item = dtype.itemsize
+
+    def repair(pointer):
+        counter, units = pointer[0], pointer[1]
+        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
+        sequences, reverse, a_time, a_outer, a_inner = (
+            pointer[6],
+            pointer[7],
+            pointer[8],
+            pointer[9],
+            pointer[10],
+        )
+        a, y, carry, state = pointer[13], pointer[14], pointer[15], pointer[16]
+        dx, da = pointer[17], pointer[18]
+        ranges = array(pointer[11], 3 * sequences, np.int64)
+        width = outer * inner
+        da_width = width if a_inner else outer * blocks
+        row = np.empty(block, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            o, first = unit // blocks, unit % blocks * block
+            size = min(block, inner - first)
+            a_size = size if a_inner else 1
+            channel = o * inner + first
+            da_channel = channel if a_inner else unit
+            p = row[:size]
+            for s in range(1, sequences):
+                n, source = (s, s - 1) if reverse else (sequences - 1 - s, sequences - s)
+                begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+                p[:] = array(carry + item * (source * width + channel), size, dtype)
+                for i in range(steps):
+                    t = i if reverse else steps - 1 - i
+                    k = item * ((begin + t) * width + channel)
+                    j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
+                    before = y + k + (item * width if reverse else -item * width)
+                    if i == steps - 1:
+                        before = state + item * (n * width + channel)
+                    at = ((begin + t if a_time else n) * da_width + da_channel) * item
+                    if not _backward_repair_row(
+                        p,
+                        array(a + j, a_size, dtype),
+                        array(before, size, dtype),
+                        array(dx + k, size, dtype),
+                        array(da + at, a_size, dtype),
+                    ):
+                        break
+                c = array(carry + item * (n * width + channel), size, dtype)
+                for m in range(size):
+                    c[m] += p[m]
+
+    return repair
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+_forward_repair, _backward_repair = Kernel(_build_forward_repair), Kernel(_build_backward_repair)
+
+
+class _Layout(NamedTuple):
+    """How (B, T, *F) operands lie in memory, and in which units they are worked through."""
+
+    a_shape: tuple[int, ...]  # a, expanded over as few axes as the kernel needs
+    da_shape: tuple[
+        int, ...
+    ]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
+    da_view: tuple[int, ...]  # the same in x's axes, once blocks are summed
+    shared: bool  # one a for all inner channels
+    head: tuple[int, ...]  # what every kernel is told first, for a forward and for a reverse scan
+    reverse_head: tuple[int, ...]
+    ranges: np.ndarray  # of each sequence: first row, end row, where its a begins
+    cut: bool  # the ranges are pieces of one sequence
+    units: int
+
+    def arguments(self, reverse: bool, *tensors: torch.Tensor) -> list[int]:
+        return [*(self.reverse_head if reverse else self.head), *[tensor.data_ptr() for tensor in tensors]]
+
+
+@functools.lru_cache(512)
+def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[int, ...] | None) -> _Layout:
+    batch, steps, *features = x_shape
+    a_shape = (1,) * (len(x_shape) - len(a_shape)) + a_shape
+    a_features = list(a_shape[2:])
+    wide = [i for i, size in enumerate(features) if size != 1]
+    shared = bool(wide) and a_features[wide[-1]] == 1
+    split = 0  # the features from here on are the inner ones: all shared, or all with an a of their own
+    for i in reversed(wide):
+        if (a_features[i] == 1) != shared:
+            split = i + 1
+            break
+    if math.prod(a_features[:split]) > 1:
+        a_features[:split] = features[:split]
+    outer, inner = math.prod(features[:split]), math.prod(features[split:])
+    width, row = outer * inner, math.prod(a_features)
+    a_outer = (1 if shared else inner) if math.prod(a_features[:split]) > 1 else 0
+    a_time = row if a_shape[1] != 1 else 0
+    a_batch = row * a_shape[1] if a_shape[0] > 1 else 0
+
+    pieces = 1
+    if bounds is not None:
+        first, last = np.array(bounds[:-1]), np.array(bounds[1:])
+        a_first = first * a_time
+    else:
+        if batch == 1 and steps >= LONG:
+            pieces = min(CORES, 8)
+        edges = np.array([steps * i // pieces for i in range(pieces + 1)])
+        base = np.arange(batch)[:, None]
+        first, last = base * steps + edges[:-1], base * steps + edges[1:]
+        a_first = base * a_batch + edges[:-1] * a_time
+    ranges = np.stack([first.ravel(), last.ravel(), a_first.ravel()], 1).astype(np.int64)
+
+    block = -(-inner * min(CORES, len(ranges) * outer) // CORES)  # so that there are as many units as cores
+    block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
+    blocks = -(-inner // block)
+    lead = (batch, steps) if a_time else (len(ranges), 1)
+    da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
+    da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
+    head, reverse_head = (
+        (
+            blocks,
+            block,
+            outer,
+            inner,
+            len(ranges),
+            reverse,
+            a_time,
+            a_outer,
+            int(not shared),
+            ranges.ctypes.data,
+        )
+        for reverse in (0, 1)
+    )
+    return _Layout(
+        (*a_shape[:2], *a_features),
+        da_shape,
+        da_view,
+        shared,
+        head,
+        reverse_head,
+        ranges,
+        pieces > 1,
+        len(ranges) * outer * blocks,
+    )
+
+
+def _operands(
+    x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None
+) -> tuple[torch.Tensor, _Layout]:
+    bounds = None if cu_seqlens is None else offsets(cu_seqlens, x.shape[1], "linear_scan")
+    layout = _layout(tuple(x.shape), tuple(a.shape), bounds)
+    return a.expand(layout.a_shape).contiguous(), layout
+
+
+def forward(x, a, state, reverse, cu_seqlens):
+    x, y = x.contiguous(), empty(x.shape, x.dtype)
+    a, layout = _operands(x, a, cu_seqlens)
+    carry = state.clone(memory_format=torch.contiguous_format)
+    if layout.cut:
+        carry = _of_pieces(carry, len(layout.ranges), last=reverse)
+    arguments = layout.arguments(reverse, x, a, y, carry)
+    _forward.run(x.dtype, arguments, layout.units, x.numel())
+    if layout.cut:
+        _forward_repair.run(x.dtype, arguments, layout.units // len(layout.ranges), x.numel())
+        carry = carry[:1].clone() if reverse else carry[-1:].clone()
+    return y, carry
+
+
+def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
+    dy, y, state = dy.contiguous(), y.contiguous(), state.contiguous()
+    shape = a.shape
+    a, layout = _operands(y, a, cu_seqlens)
+    dx, da = empty(dy.shape, dy.dtype), empty(layout.da_shape, dy.dtype)
+    carry = dlast.clone(memory_format=torch.contiguous_format)
+    if layout.cut:
+        carry = _of_pieces(carry, len(layout.ranges), last=not reverse)
+        state = _before_pieces(y, state, layout.ranges, reverse)
+    arguments = layout.arguments(reverse, dy, a, y, carry, state, dx, da)
+    _backward.run(dy.dtype, arguments, layout.units, dy.numel())
+    if layout.cut:
+        _backward_repair.run(dy.dtype, arguments, layout.units // len(layout.ranges), dy.numel())
+        carry = carry[-1:].clone() if reverse else carry[:1].clone()
+    if layout.shared:
+        da = da.sum(-1)
+    da = da.view(layout.da_view)
+    return dx, da.sum_to_size((1,) * (da.ndim - len(shape)) + shape).view(shape), carry
+
+
+def _of_pieces(carry: torch.Tensor, pieces: int, *, last: bool) -> torch.Tensor:
+    """The carry of one sequence as that of its first (or last) piece; the others start from zero."""
+    zeros = carry.new_zeros(pieces - 1, *carry.shape[1:])
+    return torch.cat([zeros, carry] if last else [carry, zeros])
+
+
+def _before_pieces(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bool) -> torch.Tensor:
+    """What stood before the first step of each piece."""
+    if reverse:
+        return torch.cat([y[0, ranges[:-1, 1]], state])
+    return torch.cat([state, y[0, ranges[1:, 0] - 1]])

@@ -1,0 +1,417 @@
+"""What an op is: one declaration, from which come the checks, the zero state, the choice of backend and the tests.
+
+The decorated function is the reference: a plain loop over time, in any floating dtype. Other backends are added to it
+with `backend`; those that are compiled kernels are made known to torch with `opaque`.
+"""
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.errors import BackendError, ShapeError
+
+ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
+FLOATING = (torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One line of the declaration: a name and its axes, some of which may be shared by broadcasting."""
+
+    name: str
+    choices: tuple[tuple[str, ...], ...]
+    broadcast: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return " or ".join(
+            "(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments that an op takes, as its laws try them."""
+
+    operands: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to evaluate an op, and what it cannot do."""
+
+    name: str
+    run: Callable[..., tuple[Tensor, Any]]
+    devices: tuple[str, ...] | None = None  # None: any
+    dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower ones are widened first
+    packed: bool = False  # takes cu_seqlens itself
+    package: str | None = None  # what it needs and is not installed
+    needs: Callable[..., Sequence[str]] = lambda **sizes: ()
+
+    def reasons(
+        self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool
+    ) -> list[str]:
+        """Why it cannot run these arguments: nothing, when it can."""
+        reasons = []
+        emulated = named and self.name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        if (
+            self.devices is not None
+            and device.type not in self.devices
+            and not (emulated and device.type == "cpu")
+        ):
+            reasons.append(f"device {device.type} (runs on {', '.join(self.devices)})")
+        elif self.package is not None:
+            reasons.append(f"package {self.package} is not installed")
+        if self.compute_dtype(dtype) not in self.dtypes:
+            reasons.append(f"dtype {_short(dtype)} (takes {', '.join(map(_short, self.dtypes))})")
+        reasons.extend(self.needs(**sizes))
+        return reasons
+
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype in self.dtypes else _WIDER.get(dtype, dtype)
+
+
+class Op:
+    """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
+
+    Its declaration names the operands and their axes: `"x: B T *F, a: ~ B T *F, state: B *F"`. `*F` stands for any
+    number of axes, `~` for broadcasting to the axes from the right, `|` between alternatives, `name?` for an operand that may
+    be None. `state` may always be None (zeros); with `cu_seqlens` its first axis counts sequences.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[..., tuple[Tensor, Any]],
+        declaration: str,
+        *,
+        id: str,
+        equation: str,
+        source: str,
+        samples: Callable[[], Iterator[Sample]],
+        errors: Callable[[], Iterator[tuple[Sample, str]]],
+        neutral: Mapping[str, float],
+        dtypes: tuple[torch.dtype, ...],
+    ):
+        functools.update_wrapper(self, reference)
+        self.name: str = reference.__name__
+        self.operands = tuple(_parse(line) for line in declaration.split(","))
+        self.names = tuple(operand.name for operand in self.operands)
+        self.id, self.equation, self.source = id, equation, source
+        self.samples, self.errors = samples, errors
+        self.neutral = neutral  # the operands of a step that leaves the state as it is
+        self.dtypes = dtypes
+        self.backends: dict[str, Backend] = {"reference": Backend("reference", reference)}
+        REGISTRY[self.name] = self
+
+    def backend(
+        self, name: str, *, package: str | None = None, **declared: Any
+    ) -> Callable[[Callable], Callable]:
+        """Add a backend that needs `package`; `declared` as in `Backend`."""
+
+        if package is not None and importlib.util.find_spec(package) is not None:
+            package = None
+
+        def add(run: Callable) -> Callable:
+            self.backends[name] = Backend(name, run, package=package, **declared)
+            return run
+
+        return add
+
+    def __call__(
+        self,
+        *args: Tensor | None,
+        reverse: bool = False,
+        cu_seqlens: Tensor | None = None,
+        backend: str = "auto",
+        **more: Any,
+    ) -> tuple[Tensor, Any]:
+        operands, options = self._bind(args, more)
+        sizes = self._check(operands, cu_seqlens)
+        device, dtype, common = self._kind(operands)
+        chosen = self._choose(backend, device, common, sizes)
+        compute = chosen.compute_dtype(common)
+        state = operands.pop("state")
+        if state is None:
+            state = self._zero_state(sizes, device, _WIDER.get(compute, compute), cu_seqlens)
+        values = [value if value is None else value.to(compute) for value in operands.values()]
+        values.append(state.to(_WIDER.get(compute, compute)))
+        if cu_seqlens is None:
+            y, state = chosen.run(*values, reverse=reverse, **options)
+        elif chosen.packed:
+            y, state = chosen.run(*values, reverse=reverse, cu_seqlens=cu_seqlens, **options)
+        else:
+            y, state = self._run_each(chosen, values, cu_seqlens, reverse=reverse, **options)
+        return y.to(dtype), state
+
+    def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
+        """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
+        operands, _ = self._bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        sizes = self._check(operands, cu_seqlens)
+        device, _, dtype = self._kind(operands)
+        lines = []
+        for name in self.preference():
+            reasons = self.backends[name].reasons(device, dtype, sizes, named=False)
+            lines.append(f"{name}: {'; '.join(reasons) or 'can run'}")
+        return "\n".join(lines)
+
+    def preference(self) -> list[str]:
+        return [name for name in ORDER if name in self.backends]
+
+    def _bind(self, args: tuple, more: dict[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+        if len(args) > len(self.names):
+            raise TypeError(
+                f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}"
+            )
+        operands: dict[str, Tensor | None] = dict(zip(self.names, args, strict=False))
+        options = {}
+        for key, value in more.items():
+            if key not in self.names:
+                options[key] = value
+            elif key in operands:
+                raise TypeError(f"{self.name}: {key} is given twice")
+            else:
+                operands[key] = value
+        return {name: operands.get(name) for name in self.names}, options
+
+    def _check(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
+        """Every shape against the declaration; gives the sizes of the axes."""
+        sizes: dict[str, Any] = {}
+        origin: dict[str, str] = {}
+        for operand in self.operands:
+            value = operands[operand.name]
+            if value is None:
+                if operand.optional or operand.name == "state":
+                    continue
+                raise ShapeError(f"{self.name}: {operand.name} is missing, expected a tensor {operand}")
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ShapeError(f"{self.name}: {operand.name} is a {kind}, expected a tensor {operand}")
+            if operand.name == "state" and cu_seqlens is not None:
+                sizes, kept = {**sizes, "B": cu_seqlens.shape[0] - 1}, sizes
+                origin, kept_origin = {**origin, "B": "cu_seqlens"}, origin
+                self._match(operand, value.shape, sizes, origin)
+                sizes, origin = kept, kept_origin
+            else:
+                self._match(operand, value.shape, sizes, origin)
+            if operand is self.operands[0]:
+                first = value
+                if cu_seqlens is not None:
+                    self._check_offsets(cu_seqlens, value)
+            elif value.device != first.device:
+                raise ShapeError(
+                    f"{self.name}: {operand.name} is on {value.device}, expected {first.device} because of "
+                    f"{self.names[0]}"
+                )
+        return sizes
+
+    def _match(
+        self, operand: Operand, shape: torch.Size, sizes: dict[str, Any], origin: dict[str, str]
+    ) -> None:
+        if operand.broadcast:
+            full = _full(operand.choices[0], sizes)
+            if len(shape) <= len(full) and all(
+                a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)
+            ):
+                return
+            raise ShapeError(
+                f"{self.name}: {operand.name} has shape {tuple(shape)}, expected one that broadcasts to {operand} = "
+                f"{full} from {self.names[0]}"
+            )
+        for axes in operand.choices:
+            found = _bind_axes(axes, shape, sizes)
+            if found is not None:
+                for axis in found.keys() - sizes.keys():
+                    origin[axis] = operand.name
+                sizes.update(found)
+                return
+        known = [
+            f"{axis.lstrip('*')}={sizes[axis]} from {origin[axis]}"
+            for axis in dict.fromkeys(axis for axes in operand.choices for axis in axes)
+            if axis in sizes
+        ]
+        because = " with " + ", ".join(known) if known else ""
+        raise ShapeError(f"{self.name}: {operand.name} has shape {tuple(shape)}, expected {operand}{because}")
+
+    def _check_offsets(self, cu_seqlens: Tensor, first: Tensor) -> None:
+        if (
+            cu_seqlens.ndim != 1
+            or cu_seqlens.shape[0] < 1
+            or cu_seqlens.dtype not in (torch.int32, torch.int64)
+        ):
+            raise ShapeError(
+                f"{self.name}: cu_seqlens is {_short(cu_seqlens.dtype)} of shape {tuple(cu_seqlens.shape)}, expected "
+                "int32 or int64 of shape (N+1,)"
+            )
+        if first.shape[0] != 1:
+            raise ShapeError(
+                f"{self.name}: {self.names[0]} has a batch of {first.shape[0]}, expected 1 because of cu_seqlens"
+            )
+        if not torch.compiler.is_compiling():
+            offsets(cu_seqlens, first.shape[1], self.name)
+
+    def _kind(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
+        """The device; the dtype of the output: the first operand's, complex if any is; and the one all are promoted to."""
+        given = {name: value for name, value in operands.items() if value is not None}
+        for name, value in given.items():
+            if value.dtype not in self.dtypes:
+                raise ShapeError(
+                    f"{self.name}: {name} is {_short(value.dtype)}, expected {', '.join(map(_short, self.dtypes))}"
+                )
+        given.pop("state", None)
+        common = functools.reduce(torch.promote_types, (value.dtype for value in given.values()))
+        first = given[self.names[0]]
+        return first.device, common if common.is_complex else first.dtype, common
+
+    def _choose(
+        self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]
+    ) -> Backend:
+        if backend == "auto":
+            for name in self.preference():
+                if not self.backends[name].reasons(device, dtype, sizes, named=False):
+                    return self.backends[name]
+        if backend not in self.backends:
+            raise BackendError(
+                f"{self.name}: unknown backend {backend!r}{nearest(backend, ['auto', *self.backends])}"
+            )
+        reasons = self.backends[backend].reasons(device, dtype, sizes, named=True)
+        if reasons:
+            raise BackendError(
+                f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}"
+            )
+        return self.backends[backend]
+
+    def _zero_state(
+        self, sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        shape = _full(self.operands[-1].choices[0], sizes)
+        if cu_seqlens is not None:
+            shape = (cu_seqlens.shape[0] - 1, *shape[1:])
+        return torch.zeros(shape, device=device, dtype=dtype)
+
+    def _run_each(
+        self, chosen: Backend, values: list[Tensor | None], cu_seqlens: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Packed sequences by definition: each alone."""
+        first = values[0]
+        assert first is not None
+        bounds = offsets(cu_seqlens, first.shape[1], self.name)
+        parts = []
+        for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            alone = [
+                value[n : n + 1] if operand.name == "state" else _cut(operand, value, start, end, first.ndim)
+                for operand, value in zip(self.operands, values, strict=True)
+                if value is not None
+            ]
+            parts.append(chosen.run(*alone, **options))
+        if not parts:
+            return torch.zeros_like(first), values[-1]
+        return torch.cat([y for y, _ in parts], 1), torch.cat([state for _, state in parts])
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}: {', '.join(self.preference())}>"
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(declaration: str, **declared: Any) -> Callable[[Callable], Op]:
+    """Declare the decorated reference an op; `declared` as in `Op`."""
+    return lambda reference: Op(reference, declaration, **declared)
+
+
+def offsets(cu_seqlens: Tensor, steps: int, name: str) -> tuple[int, ...]:
+    """The offsets of packed sequences as numbers, checked: from 0 to `steps`, never falling."""
+    bounds = tuple(cu_seqlens.tolist())
+    if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ShapeError(
+            f"{name}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}"
+        )
+    return bounds
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The end of an error about an unknown name: what was meant, or else all there is."""
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def opaque(
+    name: str,
+    schema: str,
+    fake: Callable,
+    *,
+    module: str,
+    function: str,
+    context: Callable,
+    backward: Callable,
+) -> Callable:
+    """Make `function` of `module`, imported when first run, the torch.library operator `scanl::name`."""
+
+    @functools.cache
+    def implementation() -> Callable:
+        return getattr(importlib.import_module(module), function)
+
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, lambda *args: implementation()(*args), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
+    return getattr(torch.ops.scanl, name).default
+
+
+_LIBRARY = torch.library.Library("scanl", "DEF")
+
+
+def _parse(line: str) -> Operand:
+    name, axes = line.split(":")
+    broadcast = "~" in axes
+    choices = tuple(tuple(choice.replace("~", " ").split()) for choice in axes.split("|"))
+    return Operand(name.strip().rstrip("?"), choices, broadcast, name.strip().endswith("?"))
+
+
+def _full(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(n for axis in axes for n in (sizes[axis] if axis[0] == "*" else (sizes[axis],)))
+
+
+def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The sizes of the axes if the shape fits them and what is known, else None."""
+    many = [i for i, axis in enumerate(axes) if axis[0] == "*"]
+    extra = len(shape) - len(axes)
+    if extra < -1 if many else extra != 0:
+        return None
+    found: dict[str, Any] = {}
+    i = 0
+    for axis in axes:
+        if axis[0] == "*":
+            size: Any = tuple(shape[i : i + extra + 1])
+            i += extra + 1
+        else:
+            size = shape[i]
+            i += 1
+        if found.get(axis, sizes.get(axis, size)) != size:
+            return None
+        found[axis] = size
+    return found
+
+
+def _cut(operand: Operand, value: Tensor, start: int, end: int, ndim: int) -> Tensor:
+    """The steps from start to end of an operand that has a time axis, wherever broadcasting puts it."""
+    axis = 1 - (ndim - value.ndim) if operand.broadcast else 1
+    timed = any("T" in axes and len(axes) > 1 for axes in operand.choices)
+    if not timed or axis < 0 or (operand.broadcast and value.shape[axis] == 1):
+        return value
+    return value.narrow(axis, start, end - start)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
