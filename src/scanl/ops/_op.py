@@ -4,10 +4,10 @@ The decorated function is the reference: a plain loop over time, in any floating
 with `backend`; those that are compiled kernels are made known to torch with `opaque`.
 """
 
-import difflib
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.errors import BackendError, ShapeError
+from scanl.errors import BackendError, ShapeError, unknown
 
 ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
 FLOATING = (torch.float32, torch.float64)
@@ -34,9 +34,7 @@ class Operand:
     optional: bool = False
 
     def __str__(self) -> str:
-        return " or ".join(
-            "(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices
-        )
+        return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
 
 
 @dataclass(frozen=True)
@@ -59,17 +57,11 @@ class Backend:
     package: str | None = None  # what it needs and is not installed
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()
 
-    def reasons(
-        self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool
-    ) -> list[str]:
+    def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
         """Why it cannot run these arguments: nothing, when it can."""
         reasons = []
         emulated = named and self.name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-        if (
-            self.devices is not None
-            and device.type not in self.devices
-            and not (emulated and device.type == "cpu")
-        ):
+        if self.devices is not None and device.type not in self.devices and not (emulated and device.type == "cpu"):
             reasons.append(f"device {device.type} (runs on {', '.join(self.devices)})")
         elif self.package is not None:
             reasons.append(f"package {self.package} is not installed")
@@ -86,8 +78,9 @@ class Op:
     """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
 
     Its declaration names the operands and their axes: `"x: B T *F, a: ~ B T *F, state: B *F"`. `*F` stands for any
-    number of axes, `~` for broadcasting to the axes from the right, `|` between alternatives, `name?` for an operand that may
-    be None. `state` may always be None (zeros); with `cu_seqlens` its first axis counts sequences.
+    number of axes, `~` for broadcasting to the axes from the right, `|` between alternatives, `name?` for an operand
+    that may be None. `state` comes last and may always be None (zeros); with `cu_seqlens` its first axis counts
+    sequences.
     """
 
     def __init__(
@@ -114,9 +107,7 @@ class Op:
         self.backends: dict[str, Backend] = {"reference": Backend("reference", reference)}
         REGISTRY[self.name] = self
 
-    def backend(
-        self, name: str, *, package: str | None = None, **declared: Any
-    ) -> Callable[[Callable], Callable]:
+    def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
         """Add a backend that needs `package`; `declared` as in `Backend`."""
 
         if package is not None and importlib.util.find_spec(package) is not None:
@@ -170,9 +161,7 @@ class Op:
 
     def _bind(self, args: tuple, more: dict[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
         if len(args) > len(self.names):
-            raise TypeError(
-                f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}"
-            )
+            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}")
         operands: dict[str, Tensor | None] = dict(zip(self.names, args, strict=False))
         options = {}
         for key, value in more.items():
@@ -188,6 +177,7 @@ class Op:
         """Every shape against the declaration; gives the sizes of the axes."""
         sizes: dict[str, Any] = {}
         origin: dict[str, str] = {}
+        first: Tensor | None = None
         for operand in self.operands:
             value = operands[operand.name]
             if value is None:
@@ -204,7 +194,7 @@ class Op:
                 sizes, origin = kept, kept_origin
             else:
                 self._match(operand, value.shape, sizes, origin)
-            if operand is self.operands[0]:
+            if first is None:
                 first = value
                 if cu_seqlens is not None:
                     self._check_offsets(cu_seqlens, value)
@@ -215,14 +205,10 @@ class Op:
                 )
         return sizes
 
-    def _match(
-        self, operand: Operand, shape: torch.Size, sizes: dict[str, Any], origin: dict[str, str]
-    ) -> None:
+    def _match(self, operand: Operand, shape: torch.Size, sizes: dict[str, Any], origin: dict[str, str]) -> None:
         if operand.broadcast:
             full = _full(operand.choices[0], sizes)
-            if len(shape) <= len(full) and all(
-                a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)
-            ):
+            if len(shape) <= len(full) and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
                 return
             raise ShapeError(
                 f"{self.name}: {operand.name} has shape {tuple(shape)}, expected one that broadcasts to {operand} = "
@@ -244,11 +230,7 @@ class Op:
         raise ShapeError(f"{self.name}: {operand.name} has shape {tuple(shape)}, expected {operand}{because}")
 
     def _check_offsets(self, cu_seqlens: Tensor, first: Tensor) -> None:
-        if (
-            cu_seqlens.ndim != 1
-            or cu_seqlens.shape[0] < 1
-            or cu_seqlens.dtype not in (torch.int32, torch.int64)
-        ):
+        if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
             raise ShapeError(
                 f"{self.name}: cu_seqlens is {_short(cu_seqlens.dtype)} of shape {tuple(cu_seqlens.shape)}, expected "
                 "int32 or int64 of shape (N+1,)"
@@ -261,7 +243,7 @@ class Op:
             offsets(cu_seqlens, first.shape[1], self.name)
 
     def _kind(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
-        """The device; the dtype of the output: the first operand's, complex if any is; and the one all are promoted to."""
+        """The device; the dtype of the output, the first operand's or complex if any is; the one all are promoted to."""
         given = {name: value for name, value in operands.items() if value is not None}
         for name, value in given.items():
             if value.dtype not in self.dtypes:
@@ -273,22 +255,16 @@ class Op:
         first = given[self.names[0]]
         return first.device, common if common.is_complex else first.dtype, common
 
-    def _choose(
-        self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]
-    ) -> Backend:
+    def _choose(self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Backend:
         if backend == "auto":
             for name in self.preference():
                 if not self.backends[name].reasons(device, dtype, sizes, named=False):
                     return self.backends[name]
         if backend not in self.backends:
-            raise BackendError(
-                f"{self.name}: unknown backend {backend!r}{nearest(backend, ['auto', *self.backends])}"
-            )
+            raise BackendError(f"{self.name}: {unknown('backend', backend, ['auto', *self.backends])}")
         reasons = self.backends[backend].reasons(device, dtype, sizes, named=True)
         if reasons:
-            raise BackendError(
-                f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}"
-            )
+            raise BackendError(f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}")
         return self.backends[backend]
 
     def _zero_state(
@@ -307,7 +283,7 @@ class Op:
         assert first is not None
         bounds = offsets(cu_seqlens, first.shape[1], self.name)
         parts = []
-        for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for n, (start, end) in enumerate(itertools.pairwise(bounds)):
             alone = [
                 value[n : n + 1] if operand.name == "state" else _cut(operand, value, start, end, first.ndim)
                 for operand, value in zip(self.operands, values, strict=True)
@@ -333,17 +309,9 @@ def op(declaration: str, **declared: Any) -> Callable[[Callable], Op]:
 def offsets(cu_seqlens: Tensor, steps: int, name: str) -> tuple[int, ...]:
     """The offsets of packed sequences as numbers, checked: from 0 to `steps`, never falling."""
     bounds = tuple(cu_seqlens.tolist())
-    if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in zip(bounds, bounds[1:], strict=False)):
-        raise ShapeError(
-            f"{name}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}"
-        )
+    if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in itertools.pairwise(bounds)):
+        raise ShapeError(f"{name}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}")
     return bounds
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: what was meant, or else all there is."""
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 
 
 def opaque(

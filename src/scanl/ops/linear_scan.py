@@ -35,9 +35,7 @@ def _samples() -> Iterator[Sample]:
         {"x": draw(1, 9, 4), "a": decay(1, 9, 4), "state": draw(3, 4)},
         {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
     )
-    yield Sample(
-        {"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])}
-    )
+    yield Sample({"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])})
 
 
 def _errors() -> Iterator[tuple[Sample, str]]:
@@ -47,7 +45,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
     yield Sample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
     yield Sample({"x": x}), "a is missing, expected a tensor"
-    yield Sample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known are auto, reference"
+    yield Sample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known: auto, reference"
     yield Sample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
     yield Sample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
     yield (
@@ -120,28 +118,28 @@ def _parallel(
         x = torch.cat([x[:, :1] + a[:, :1] * state[:, None], x[:, 1:]], 1)
         h = _join(x, a)
         return (h.flip(1) if reverse else h), h[:, -1]
-    length = cu_seqlens.diff()
-    first, last = cu_seqlens[:-1], cu_seqlens[1:] - 1
-    if reverse:
-        first, last = last, first
-    some = (length > 0).view(-1, *(1,) * (x.ndim - 2))
-    entering = torch.where(some, a[0].expand(x.shape[1:])[first.clamp(0, x.shape[1] - 1)] * state, 0)
-    at = torch.where(length > 0, first, x.shape[1])
-    x = torch.cat([x[0], x[0, :1] * 0]).index_put((at,), entering, accumulate=True)[None, :-1]
-    starts = torch.zeros(x.shape[1] + 1, dtype=torch.bool, device=x.device).index_fill(0, at.long(), True)[
-        :-1
-    ]
-    a = a.masked_fill(starts.view(1, -1, *(1,) * (x.ndim - 2)), 0)
+    at = _starts(x.shape[1], reverse, cu_seqlens)
+    blank = x.new_zeros(1, 1, *x.shape[2:])
+    entering = torch.cat([a.expand(1, *x.shape[1:]), blank], 1)[0, at] * state
+    x = torch.cat([x, blank], 1).index_put((torch.zeros_like(at), at), entering, accumulate=True)[:, :-1]
+    inside = torch.ones(x.shape[1] + 1, dtype=torch.bool, device=x.device).index_fill(0, at, False)[:-1]
+    a = torch.where(inside.view(1, -1, *(1,) * (x.ndim - 2)), a, 0)
     h = _join(x.flip(1), a.flip(1)).flip(1) if reverse else _join(x, a)
-    return h, torch.where(some, h[0, last.clamp(0, x.shape[1] - 1)], state)
+    ends = _starts(x.shape[1], not reverse, cu_seqlens)
+    some = (ends < x.shape[1]).view(-1, *(1,) * (x.ndim - 2))
+    return h, torch.where(some, torch.cat([h, blank], 1)[0, ends], state)
 
 
 def _join(x: Tensor, a: Tensor) -> Tensor:
+    """Products of decays are kept in double: squaring log2(T) times would multiply their rounding errors by T."""
     steps = x.shape[1]
     if steps == 1:
         return x
     even, odd = slice(0, steps - 1, 2), slice(1, steps, 2)
-    pairs = _join(a[:, odd] * x[:, even] + x[:, odd], a[:, odd] * a[:, even])
+    wide = torch.promote_types(a.dtype, torch.float64)
+    products = a[:, odd].to(wide) * a[:, even].to(wide)
+    a = a.to(x.dtype)
+    pairs = _join(a[:, odd] * x[:, even] + x[:, odd], products)
     before = pairs[:, : (steps - 1) // 2]
     rest = torch.cat([x[:, :1], a[:, 2::2] * before + x[:, 2::2]], 1)
     whole = torch.stack([rest[:, : steps // 2], pairs], 2).flatten(1, 2)
@@ -155,22 +153,23 @@ def _before(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) 
         if reverse:
             return torch.cat([y, state[:, None]], 1)[:, 1:]
         return torch.cat([state[:, None], y], 1)[:, :steps]
-    starts, some = _starts(reverse, cu_seqlens)
-    return y.roll(-1 if reverse else 1, 1).index_put((torch.zeros_like(starts), starts), state[some])
+    at = _starts(y.shape[1], reverse, cu_seqlens)
+    shifted = torch.cat([y.roll(-1 if reverse else 1, 1), y.new_zeros(1, 1, *y.shape[2:])], 1)
+    return shifted.index_put((torch.zeros_like(at), at), state)[:, :-1]
 
 
-def _at_start(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:
+def _at_start(y: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:
     """The first step of every sequence; zero for an empty one."""
     if cu_seqlens is None:
         return (y[:, -1:] if reverse else y[:, :1]).sum(1)
-    starts, some = _starts(reverse, cu_seqlens)
-    return torch.zeros_like(state).index_put((some,), y[0, starts])
+    at = _starts(y.shape[1], reverse, cu_seqlens)
+    return torch.cat([y, y.new_zeros(1, 1, *y.shape[2:])], 1)[0, at]
 
 
-def _starts(reverse: bool, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the scan of each nonempty packed sequence begins, and which these are."""
-    some = (cu_seqlens.diff() > 0).nonzero()[:, 0]
-    return (cu_seqlens[1:] - 1 if reverse else cu_seqlens[:-1]).long()[some], some
+def _starts(steps: int, reverse: bool, cu_seqlens: Tensor) -> Tensor:
+    """The step at which the scan of each packed sequence begins; one past the last for an empty one."""
+    first = cu_seqlens[1:] - 1 if reverse else cu_seqlens[:-1]
+    return torch.where(cu_seqlens.diff() > 0, first, steps).long()
 
 
 def _register(backend: str) -> None:
@@ -194,12 +193,11 @@ def _register(backend: str) -> None:
         # δ is a scan the other way, so its cotangent λ is this scan again, over what reaches δ through dx and da.
         a, y, state, delta, cu_seqlens = ctx.saved_tensors
         before = _before(y, state, ctx.reverse, cu_seqlens)
-        options = {"reverse": ctx.reverse, "cu_seqlens": cu_seqlens}
-        lam, last = linear_scan(u + w * before, a, z, backend=backend, **options)
+        lam, last = forward(u + w * before, a, z, ctx.reverse, cu_seqlens)
         to_a = _before(lam, z, ctx.reverse, cu_seqlens).conj() * delta
         to_before = w.conj() * delta
         to_y = _before(to_before, torch.zeros_like(state), not ctx.reverse, cu_seqlens)
-        to_state = _at_start(to_before, state, ctx.reverse, cu_seqlens)
+        to_state = _at_start(to_before, ctx.reverse, cu_seqlens)
         return (
             lam,
             last,

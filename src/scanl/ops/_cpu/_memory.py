@@ -1,8 +1,8 @@
 """Memory for large results, used again.
 
-A fresh allocation of many megabytes is mapped, zeroed by the kernel page by page, and unmapped when freed; writing it
-for the first time was seen to take three to eight times as long as the scan that fills it. So blocks come back here when
-their tensor dies, and the next result of that size takes one.
+A fresh allocation of many megabytes is mapped, zeroed by the kernel page by page, and unmapped when freed; writing
+it for the first time was seen to take three to eight times as long as the scan that fills it. So blocks come back
+here when their tensor dies, and the next result of that size takes one.
 """
 
 import math

@@ -48,13 +48,13 @@ def _take(typingctx, pointer):
 @njit
 def array(address, size, dtype):
     """The flat array of `size` elements at an address."""
-    return carray(_pointer(address), (size,), dtype)
+    return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
 @njit
 def take(counter):
     """The next unit of work, from the address of the shared counter."""
-    return _take(_pointer(counter))
+    return _take(_pointer(counter))  # pyright: ignore[reportCallIssue]
 
 
 class Kernel:
@@ -77,7 +77,7 @@ class Kernel:
         return self._compiled[dtype]
 
     def run(self, dtype: torch.dtype, args: list[int], units: int, work: int) -> None:
-        """Do `units` units of work, `work` elements in all. The kernel sees the counter's address, `units`, then `args`."""
+        """Do `units` units, `work` elements in all. The kernel sees the counter's address, `units`, then `args`."""
         call, address = self._compiled.get(dtype) or self._compile(dtype)
         counter = ctypes.c_int64(0)
         packed = (ctypes.c_int64 * (len(args) + 2))(ctypes.addressof(counter), units, *args)
@@ -114,7 +114,7 @@ def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> 
 @functools.cache
 def _openmp():
     """GOMP_parallel(function, data, threads, flags) of the runtime that torch is linked with, or None."""
-    for library in (pathlib.Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+    for library in pathlib.Path(torch._C.__file__).parent.joinpath("lib").glob("libtorch_cpu.*"):
         try:
             parallel = ctypes.CDLL(str(library)).GOMP_parallel
         except (OSError, AttributeError):

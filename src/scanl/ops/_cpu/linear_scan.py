@@ -121,9 +121,7 @@ def _build_forward(dtype):
                 t = steps - 1 - i if reverse else i
                 k = item * ((begin + t) * width + channel)
                 j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                _forward_row(
-                    array(x + k, size, dtype), array(a + j, a_size, dtype), h, array(y + k, size, dtype)
-                )
+                _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), h, array(y + k, size, dtype))
 
     return forward
 
@@ -300,9 +298,7 @@ class _Layout(NamedTuple):
     """How (B, T, *F) operands lie in memory, and in which units they are worked through."""
 
     a_shape: tuple[int, ...]  # a, expanded over as few axes as the kernel needs
-    da_shape: tuple[
-        int, ...
-    ]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
+    da_shape: tuple[int, ...]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
     da_view: tuple[int, ...]  # the same in x's axes, once blocks are summed
     shared: bool  # one a for all inner channels
     head: tuple[int, ...]  # what every kernel is told first, for a forward and for a reverse scan
@@ -330,7 +326,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     if math.prod(a_features[:split]) > 1:
         a_features[:split] = features[:split]
     outer, inner = math.prod(features[:split]), math.prod(features[split:])
-    width, row = outer * inner, math.prod(a_features)
+    row = math.prod(a_features)
     a_outer = (1 if shared else inner) if math.prod(a_features[:split]) > 1 else 0
     a_time = row if a_shape[1] != 1 else 0
     a_batch = row * a_shape[1] if a_shape[0] > 1 else 0
@@ -382,9 +378,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     )
 
 
-def _operands(
-    x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None
-) -> tuple[torch.Tensor, _Layout]:
+def _operands(x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, _Layout]:
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, x.shape[1], "linear_scan")
     layout = _layout(tuple(x.shape), tuple(a.shape), bounds)
     return a.expand(layout.a_shape).contiguous(), layout

@@ -1,0 +1,49 @@
+# Every target sets up what it needs, on a machine where nothing has been installed but Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+.PHONY: demo test test-gpu lint format bench clean
+
+demo: $(VENV)/scanl
+	$(BIN)/scanl demo
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+test-gpu: $(VENV)/dev
+	$(BIN)/python -m pytest -q -m gpu
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/bench
+	$(BIN)/python benchmarks/run.py linear_scan
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/python:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/scanl: $(VENV)/python pyproject.toml constraints.txt
+	@echo "Installing scanl and what it needs into $(VENV) (torch is the largest) ..."
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/scanl
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/dev
+	$(PIP) -e '.[bench]'
+	@touch $@

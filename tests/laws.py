@@ -1,0 +1,153 @@
+"""The laws of ops, each stated once over any op and backend; test_ops.py runs them over everything registered."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.ops._op import Op, Sample
+
+
+def close(actual: Tensor, same: Tensor, exact: Tensor, what: str) -> None:
+    """The error against float64 is at most twice that of the same-dtype reference plus one rounding of the largest value."""
+    assert actual.shape == same.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(same.shape)}"
+    assert actual.dtype == same.dtype, f"{what}: {actual.dtype}, expected {same.dtype}"
+    if actual.numel() == 0:
+        return
+    wide = exact.dtype
+    error, own = (actual.to(wide) - exact).abs().max(), (same.to(wide) - exact).abs().max()
+    bound = 2 * (own + torch.finfo(actual.dtype).eps * exact.abs().max())
+    assert error <= bound, f"{what}: error {error:.3g}, at most {bound:.3g} allowed"
+
+
+def at(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The operands in a dtype; complex ones are turned by a phase that differs from element to element."""
+    operands = {}
+    for name, value in sample.operands.items():
+        if dtype.is_complex:
+            phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64).view(value.shape)
+            value = torch.polar(value.abs(), phase)
+        operands[name] = value.to(dtype)
+    return operands
+
+
+def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v.to(torch.complex128 if v.is_complex() else torch.float64) for k, v in operands.items()}
+
+
+def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any], backend: str) -> dict[str, Tensor]:
+    """Output, last state, and the gradient of every operand under fixed weights."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in operands.items()}
+    y, last = op(**leaves, **options, backend=backend)
+    weights = [torch.linspace(-1, 1, v.numel(), dtype=torch.float64).cos().view(v.shape).to(v.dtype) for v in (y, last)]
+    grads = torch.autograd.grad((y, last), list(leaves.values()), weights)
+    return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def truth(op: Op, sample: Sample, options: Mapping[str, Any], backend: str, dtype: torch.dtype) -> None:
+    """The backend equals the reference, in values and in every gradient."""
+    options = {**sample.options, **options}
+    operands = at(sample, dtype)
+    exact = evaluate(op, wide(operands), options, "reference")
+    same = evaluate(op, operands, options, "reference")
+    actual = evaluate(op, operands, options, backend)
+    for name in exact:
+        close(actual[name], same[name], exact[name], f"{op.name} {backend} {name}")
+
+
+def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
+    """The operands of the steps from start to end, without the state."""
+    first = operands[op.names[0]]
+    cut = {}
+    for operand in op.operands:
+        if operand.name in operands and operand.name != "state":
+            value = operands[operand.name]
+            axis = 1 - (first.ndim - value.ndim) if operand.broadcast else 1
+            varies = "T" in operand.choices[0] and axis >= 0 and value.shape[axis] == first.shape[1]
+            cut[operand.name] = value.narrow(axis, start, end - start) if varies else value
+    return cut
+
+
+def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequence[int], dtype: torch.dtype) -> None:
+    """A sequence fed in pieces, the state carried over, equals the whole (splitting, duality, chunked prefill)."""
+    operands = at(sample, dtype)
+    steps = operands[op.names[0]].shape[1]
+    assert sum(lengths) == steps
+    same, last = op(**operands, reverse=reverse, backend="reference")
+    exact, exact_last = op(**wide(operands), reverse=reverse, backend="reference")
+    bounds = list(itertools.pairwise([0, *itertools.accumulate(lengths)]))
+    state, parts = operands["state"], {}
+    for start, end in reversed(bounds) if reverse else bounds:
+        parts[start, end], state = op(**timed(op, operands, start, end), state=state, reverse=reverse, backend=backend)
+    whole = torch.cat([parts[bound] for bound in bounds], 1)
+    close(whole, same, exact, f"{op.name} {backend} in pieces {list(lengths)}")
+    close(state, last, exact_last, f"{op.name} {backend} last state")
+
+
+def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+    """Changing a step changes no output before it."""
+    operands = at(sample, torch.float64)
+    name = op.names[0]
+    y, _ = op(**operands, reverse=reverse, backend=backend)
+    for t in range(y.shape[1]):
+        changed = operands[name].clone()
+        changed[:, t] += 1
+        z, _ = op(**{**operands, name: changed}, reverse=reverse, backend=backend)
+        untouched = slice(t + 1, None) if reverse else slice(None, t)
+        torch.testing.assert_close(z[:, untouched], y[:, untouched], rtol=0, atol=0)
+        assert not torch.equal(z[:, t], y[:, t])
+
+
+def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+    """Packed sequences equal each alone, an empty one keeps its state."""
+    operands = at(sample, torch.float64)
+    bounds = sample.options["cu_seqlens"].tolist()
+    y, last = op(**operands, **sample.options, reverse=reverse, backend=backend)
+    for n, (start, end) in enumerate(itertools.pairwise(bounds)):
+        state = operands["state"][n : n + 1]
+        alone, end_state = op(**timed(op, operands, start, end), state=state, reverse=reverse, backend=backend)
+        close(y[:, start:end], alone, alone, f"{op.name} {backend} packed sequence {n}")
+        close(last[n : n + 1], end_state, end_state, f"{op.name} {backend} packed state {n}")
+
+
+def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
+    """A batch padded with neutral steps, left or right, equals each sequence alone, in outputs and in the state."""
+    operands = at(sample, torch.float64)
+    steps = operands[op.names[0]].shape[1]
+    batch = operands[op.names[0]].shape[0]
+    lengths = [max(1, steps - 2 * b - 1) for b in range(batch)]
+    for left in (False, True):
+        spans = [(steps - n, steps) if left else (0, n) for n in lengths]
+        padded = {"state": operands["state"]}
+        for name, neutral in op.neutral.items():
+            full = operands[name].expand(operands[op.names[0]].shape).clone()
+            for b, (start, end) in enumerate(spans):
+                full[b, :start] = full[b, end:] = neutral
+            padded[name] = full
+        y, last = op(**padded, reverse=reverse, backend=backend)
+        for b, (start, end) in enumerate(spans):
+            alone = {name: value[b : b + 1, start:end] for name, value in padded.items() if name != "state"}
+            z, state = op(**alone, state=padded["state"][b : b + 1], reverse=reverse, backend=backend)
+            close(y[b : b + 1, start:end], z, z, f"{op.name} {backend} padded row {b}")
+            close(last[b : b + 1], state, state, f"{op.name} {backend} padded state {b}")
+
+
+def beams(op: Op, sample: Sample, backend: str) -> None:
+    """A state can be reordered, repeated and selected over the batch half way."""
+    operands = at(sample, torch.float64)
+    steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
+    half = steps // 2
+    chosen = torch.tensor([batch - 1, 0, batch - 1])
+    _, state = op(**timed(op, operands, 0, half), state=operands["state"], backend=backend)
+    rows = {
+        name: value.expand(batch, -1, *value.shape[2:])[chosen]
+        if name == op.names[0] or (value.shape[:1] == (batch,) and value.ndim == operands[op.names[0]].ndim)
+        else value
+        for name, value in timed(op, operands, half, steps).items()
+    }
+    y, last = op(**rows, state=state[chosen], backend=backend)
+    z, end = op(**operands, backend=backend)
+    close(y, z[chosen][:, half:], z[chosen][:, half:], f"{op.name} {backend} beams")
+    close(last, end[chosen], end[chosen], f"{op.name} {backend} beam states")

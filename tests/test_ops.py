@@ -1,0 +1,496 @@
+"""Every law over every op, backend, dtype and direction that is registered. A new op is tested by being registered."""
+
+import doctest
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import laws
+import scanl.ops
+from scanl.errors import BackendError, ShapeError
+from scanl.ops._op import ORDER, REGISTRY, Op, Operand, Sample
+
+REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COMPLEX = (torch.complex64, torch.complex128)
+
+
+def _runs(op: Op, backend: str) -> bool:
+    """Triton without a GPU is the interpreter's: slow, so its laws are in test_triton.py."""
+    return backend != "triton" or torch.cuda.is_available()
+
+
+CASES = [
+    pytest.param(op, backend, id=f"{op.name}-{backend}")
+    for op in REGISTRY.values()
+    for backend in op.preference()
+    if _runs(op, backend)
+]
+COMPILED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
+each = pytest.mark.parametrize(("op", "backend"), CASES)
+directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+
+
+def _plain(op: Op) -> list[Sample]:
+    return [sample for sample in op.samples() if "cu_seqlens" not in sample.options]
+
+
+def _packed(op: Op) -> list[Sample]:
+    return [sample for sample in op.samples() if "cu_seqlens" in sample.options]
+
+
+@each
+@directions
+@pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_truth(op, backend, reverse, dtype):
+    if dtype not in op.dtypes:
+        pytest.skip(f"{op.name} does not take {dtype}")
+    for sample in op.samples():
+        laws.truth(op, sample, {"reverse": reverse}, backend, dtype)
+
+
+@each
+@directions
+def test_splitting_duality_and_chunked_prefill(op, backend, reverse):
+    for sample in _plain(op):
+        steps = sample.operands[op.names[0]].shape[1]
+        for cut in range(steps + 1):
+            laws.pieces(op, sample, reverse, backend, [cut, steps - cut], torch.float32)
+        laws.pieces(op, sample, reverse, backend, [1] * steps, torch.float32)
+        laws.pieces(op, sample, reverse, backend, [2, 1, 1, steps - 4], torch.float32)
+
+
+@each
+@directions
+def test_causality(op, backend, reverse):
+    for sample in _plain(op):
+        laws.causal(op, sample, reverse, backend)
+
+
+@each
+@directions
+def test_packing(op, backend, reverse):
+    assert _packed(op)
+    for sample in _packed(op):
+        laws.packing(op, sample, reverse, backend)
+
+
+@each
+@directions
+def test_padding(op, backend, reverse):
+    for sample in _plain(op):
+        laws.padding(op, sample, reverse, backend)
+
+
+@each
+def test_beams(op, backend):
+    for sample in _plain(op):
+        laws.beams(op, sample, backend)
+
+
+@each
+def test_constant_state(op, backend):
+    sample = _plain(op)[0]
+    operands = laws.at(sample, torch.float32)
+    steps = operands[op.names[0]].shape[1]
+    sizes = {
+        op(**laws.timed(op, operands, 0, t), state=operands["state"], backend=backend)[1].shape
+        for t in range(steps + 1)
+    }
+    assert sizes == {operands["state"].shape}
+
+
+@each
+@directions
+def test_every_order_of_derivative(op, backend, reverse):
+    for dtype in (torch.float64, torch.complex128):
+        for sample in op.samples():
+            leaves = [v.requires_grad_() for v in laws.at(sample, dtype).values()]
+
+            def run(*operands, sample=sample):
+                named = dict(zip(sample.operands, operands, strict=True))
+                return op(**named, **sample.options, reverse=reverse, backend=backend)
+
+            assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(("op", "backend"), COMPILED)
+@directions
+def test_opcheck(op, backend, reverse):
+    for sample in op.samples():
+        operands = laws.at(sample, torch.float32)
+        packed = sample.options.get("cu_seqlens")
+        arguments = [value.requires_grad_() for value in operands.values()]
+        torch.library.opcheck(getattr(torch.ops.scanl, f"{op.name}_{backend}").default, (*arguments, reverse, packed))
+        y, last = op(**operands, **sample.options, reverse=reverse, backend=backend)
+        x, *rest, state = (value.detach().requires_grad_() for value in operands.values())
+        backward = getattr(torch.ops.scanl, f"{op.name}_{backend}_backward").default
+        given_back = (torch.ones_like(x), torch.ones_like(last), *rest, y.detach(), state, reverse, packed)
+        torch.library.opcheck(backward, given_back)
+
+
+@each
+@directions
+def test_compiled_gives_the_same_numbers(op, backend, reverse):
+    for sample in op.samples():
+        if "cu_seqlens" in sample.options and not op.backends[backend].packed:
+            continue  # the definition, sequence by sequence, reads the offsets
+        torch.compiler.reset()
+        operands = laws.at(sample, torch.float32)
+
+        def run(*values, sample=sample):
+            named = dict(zip(sample.operands, values, strict=True))
+            return op(**named, **sample.options, reverse=reverse, backend=backend)
+
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        results = []
+        for function in (run, compiled):
+            leaves = [value.clone().requires_grad_() for value in operands.values()]
+            outputs = function(*leaves)
+            results.append((*outputs, *torch.autograd.grad([o.sum() for o in outputs], leaves)))
+        for eager, traced in zip(*results, strict=True):
+            torch.testing.assert_close(traced, eager)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # inductor's own use of it
+def test_inductor_gives_the_same_numbers():
+    x, a = torch.randn(2, 9, 4, requires_grad=True), torch.rand(2, 9, 4)
+    y, last = torch.compile(lambda x, a: scanl.ops.linear_scan(x * 2, a), fullgraph=True)(x, a)
+    (grad,) = torch.autograd.grad(y.sum() + last.sum(), x)
+    z, end = scanl.ops.linear_scan(x * 2, a)
+    torch.testing.assert_close((y, last, grad), (z, end, *torch.autograd.grad(z.sum() + end.sum(), x)))
+
+
+@each
+@directions
+def test_edges(op, backend, reverse):
+    for sample in _plain(op):
+        operands = laws.at(sample, torch.float32)
+        first = op.names[0]
+        empty = laws.timed(op, operands, 0, 0)
+        y, last = op(**empty, state=operands["state"], reverse=reverse, backend=backend)
+        assert y.shape == empty[first].shape
+        torch.testing.assert_close(last, operands["state"])
+        gone = {k: v[:0] if v.ndim and v.shape[0] == operands[first].shape[0] else v for k, v in operands.items()}
+        if gone[first].shape[0] == 0 and all(v.shape[0] == 0 for k, v in gone.items() if k == "state"):
+            assert op(**gone, reverse=reverse, backend=backend)[0].numel() == 0
+        expected = op(**operands, reverse=reverse, backend=backend)
+        strided = {k: _strided(v) for k, v in operands.items()}
+        torch.testing.assert_close(op(**strided, reverse=reverse, backend=backend), expected)
+        expanded = {k: v.expand(operands[first].shape) if k in op.neutral else v for k, v in operands.items()}
+        torch.testing.assert_close(op(**expanded, reverse=reverse, backend=backend), expected)
+        row = {k: v.mean(0, keepdim=True).expand_as(v) if k in (first, "state") else v for k, v in operands.items()}
+        solid = {k: v.contiguous() for k, v in row.items()}
+        torch.testing.assert_close(
+            op(**row, reverse=reverse, backend=backend), op(**solid, reverse=reverse, backend=backend)
+        )
+        zeros = op(**{k: v for k, v in operands.items() if k != "state"}, reverse=reverse, backend=backend)
+        nought = {**operands, "state": torch.zeros_like(operands["state"])}
+        torch.testing.assert_close(op(**nought, reverse=reverse, backend=backend), zeros)
+
+
+def _strided(value: torch.Tensor) -> torch.Tensor:
+    """The same values, two apart and time outermost in memory."""
+    if value.ndim < 2:
+        return value
+    wide = torch.zeros(value.shape[1], value.shape[0], *value.shape[2:], 2)
+    view = wide.transpose(0, 1)[..., 0]
+    view.copy_(value)
+    return view
+
+
+@each
+def test_half_precision_state_is_wide(op, backend):
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32)):
+        operands = laws.at(_plain(op)[0], dtype)
+        y, last = op(**operands, backend=backend)
+        assert (y.dtype, last.dtype) == (dtype, wide)
+
+
+@each
+def test_decay_of_zero_forgets_exactly(op, backend):
+    if "a" not in op.names:
+        pytest.skip("no multiplicative decay")
+    x, state = torch.randn(2, 600, 3), torch.full((2, 3), 1e30)
+    a = torch.full((2, 600, 3), -torch.inf).exp().requires_grad_()
+    y, _ = op(x, a, state, backend=backend)
+    torch.testing.assert_close(y, x, rtol=0, atol=0)
+    assert torch.isfinite(torch.autograd.grad(y.sum(), a)[0]).all()
+
+
+@each
+def test_a_million_steps_without_drift(op, backend):
+    """|a| = 0.9999 and random a in (0, 1), float32 against float64, values and gradients."""
+    if op.name != "linear_scan":
+        pytest.skip("has its own long run")
+    steps = 2**20
+    x = torch.randn(1, steps, 2)
+    a = torch.stack([torch.full((steps,), 0.9999), torch.rand(steps)], 1)[None]
+    with torch.no_grad():
+        y, last = op(x, a, backend=backend)
+        z, end = op(x.double(), a.double(), backend="parallel")
+    for channel in range(2):
+        error = (y[..., channel] - z[..., channel]).norm() / z[..., channel].norm()
+        assert error < 1e-5
+    torch.testing.assert_close(last.double(), end, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=list(REGISTRY))
+def test_error_inputs(op):
+    cases = list(op.errors())
+    assert cases
+    for sample, message in cases:
+        with pytest.raises((ShapeError, BackendError)) as caught:
+            op(**sample.operands, **sample.options)
+        assert str(caught.value).startswith(f"{op.name}: ")
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=list(REGISTRY))
+def test_every_wrong_axis_is_refused_by_name(op):
+    for sample in op.samples():
+        for name, value in sample.operands.items():
+            for axis in range(value.ndim):
+                if value.ndim < 2 or (name == op.names[0] and axis < 2):
+                    continue  # the first operand says what B and T are
+                wrong = torch.cat([value] * 5 + [value.narrow(axis, 0, 1)], axis)
+                arguments = {**sample.operands, name: wrong}
+                with pytest.raises(ShapeError, match=rf"{op.name}: \w+ has shape .*, expected "):
+                    op(**arguments, **sample.options)
+            if name != op.names[0]:
+                with pytest.raises(ShapeError, match=f"{op.name}: {name} has shape"):
+                    op(**{**sample.operands, name: torch.zeros(2, *value.shape)[None, None]}, **sample.options)
+
+
+@pytest.mark.parametrize("op", REGISTRY.values(), ids=list(REGISTRY))
+def test_named_backends_run_or_say_why_not(op):
+    operands = laws.at(_plain(op)[0], torch.float32)
+    meta = {k: v.to("meta") for k, v in operands.items()}
+    with pytest.raises(BackendError, match=f"{op.name}: backend 'cpu' cannot run these arguments: device meta"):
+        op(**meta, backend="cpu")
+    lines = op.explain(**meta).splitlines()
+    assert [line.split(":")[0] for line in lines] == [name for name in ORDER if name in op.backends]
+    assert "cpu: device meta (runs on cpu)" in lines
+    assert "parallel: can run" in lines
+    missing = replace(op.backends["cpu"], package="nothing")
+    assert missing.reasons(torch.device("cpu"), torch.float32, {}, named=True) == ["package nothing is not installed"]
+    with pytest.raises(TypeError, match="twice"):
+        op(operands["x"], x=operands["x"])
+    with pytest.raises(TypeError, match="positional"):
+        op(*[operands["x"]] * 9)
+
+
+def _hash(x, a):
+    y, last = scanl.ops.linear_scan(x, a)
+    return float(y.numpy().sum(dtype="f8")), float(last.numpy().sum(dtype="f8"))
+
+
+def _child(queue, x, a):
+    queue.put(_hash(x, a))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_company_of_forked_workers():
+    x, a = torch.randn(1, 2**15, 16), torch.rand(1, 2**15, 16)
+    expected = _hash(x, a)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_child, args=(queue, x, a)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        got = [queue.get(timeout=60) for _ in workers]
+        for worker in workers:
+            worker.join(60)
+        assert [worker.exitcode for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert got == [expected, expected]
+
+
+def test_company_of_threads():
+    x, a = torch.randn(4, 4096, 64), torch.rand(4, 4096, 64)
+    expected, got = _hash(x, a), []
+    threads = [threading.Thread(target=lambda: got.extend(_hash(x, a) for _ in range(5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [expected] * 20
+
+
+def test_results_live_in_memory_of_their_own():
+    """Large results use memory again only once nobody holds them."""
+    x, a = torch.randn(1, 2**14, 64), torch.rand(1, 2**14, 64)
+    kept = [scanl.ops.linear_scan(x * i, a)[0] for i in range(4)]
+    view = scanl.ops.linear_scan(x * 9, a)[0][:, 5:]
+    for _ in range(4):
+        scanl.ops.linear_scan(x, a)
+    for i, y in enumerate(kept):
+        torch.testing.assert_close(y, scanl.ops.linear_scan(x * i, a, backend="parallel")[0], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        view, scanl.ops.linear_scan(x * 9, a, backend="parallel")[0][:, 5:], rtol=1e-4, atol=1e-3
+    )
+
+
+@st.composite
+def _arguments(draw):
+    batch, steps = draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    features = draw(st.lists(st.integers(1, 5), max_size=3))
+    packed = draw(st.booleans())
+    shape = (1 if packed else batch, steps, *features)
+    a_shape = [draw(st.sampled_from([1, size])) for size in shape][draw(st.integers(0, len(shape))) :]
+    offsets = None
+    if packed:
+        offsets = torch.tensor([0, *sorted(draw(st.lists(st.integers(0, steps), max_size=4))), steps])
+    kind = draw(st.sampled_from([torch.float64, torch.complex128]))
+    transposed = draw(st.booleans())
+    return shape, tuple(a_shape), offsets, kind, transposed, draw(st.booleans()), draw(st.integers(0, 2**31))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(_arguments())
+def test_any_shape_stride_and_packing(arguments):
+    shape, a_shape, offsets, kind, transposed, reverse, seed = arguments
+    generator = torch.Generator().manual_seed(seed)
+    sequences = shape[0] if offsets is None else len(offsets) - 1
+    x = torch.randn(shape, dtype=kind, generator=generator)
+    if transposed:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    a = torch.randn(a_shape, dtype=kind, generator=generator) / 2
+    state = torch.randn((sequences, *shape[2:]), dtype=kind, generator=generator)
+    options = {"reverse": reverse, "cu_seqlens": offsets}
+    op, operands = scanl.ops.linear_scan, {"x": x, "a": a, "state": state}
+    expected = laws.evaluate(op, operands, options, "reference")
+    for backend in ("parallel", "cpu"):
+        for name, value in laws.evaluate(op, operands, options, backend).items():
+            torch.testing.assert_close(value, expected[name], msg=lambda m, n=name, b=backend: f"{b} {n}: {m}")
+
+
+def test_worked_examples():
+    for module in pkgutil.iter_modules(scanl.ops.__path__, "scanl.ops."):
+        if not module.ispkg:
+            loaded = importlib.import_module(module.name)
+            result = doctest.testmod(loaded, extraglobs={"torch": torch})
+            assert result.failed == 0, module.name
+    for op in REGISTRY.values():
+        assert ">>>" in op.__doc__, f"{op.name} has no worked example"
+
+
+def test_nothing_escapes():
+    """Every public name of scanl.ops is an op under the laws; every op states its equation and its source."""
+    public = {name for name in dir(scanl.ops) if isinstance(getattr(scanl.ops, name), Op)}
+    assert public == set(REGISTRY)
+    for op in REGISTRY.values():
+        assert op.equation
+        assert "arXiv" in op.source
+        assert op.id.startswith("P-")
+        assert {"reference", "parallel"} <= set(op.backends)
+        assert set(op.neutral) <= set(op.names)
+
+
+def test_declarations_of_other_shapes():
+    """The frame holds for ops with heads, alternatives and optional operands."""
+
+    def toy(q, k, v, g, state, *, reverse=False):
+        return v, state
+
+    op = Op(
+        toy, "q k: B T H K, v: B T H V, g?: H | B T H, state: B H K V".replace("q k: B T H K", "q: B T H K, k: B T H K"),
+        id="P-toy", equation="", source="", samples=lambda: iter(()), errors=lambda: iter(()), neutral={},
+        dtypes=(torch.float32,),
+    )  # fmt: skip
+    try:
+        q, v = torch.zeros(2, 8, 2, 4), torch.zeros(2, 8, 2, 3)
+        assert op(q, q, v)[1].shape == (2, 2, 4, 3)
+        assert op(q, q, v, torch.zeros(2))[0].shape == v.shape
+        with pytest.raises(ShapeError) as caught:
+            op(q, q, v[:, 1:])
+        assert str(caught.value) == (
+            "toy: v has shape (2, 7, 2, 3), expected (B, T, H, V) with B=2 from q, T=8 from q, H=2 from q"
+        )
+        with pytest.raises(ShapeError, match=r"toy: g has shape \(3,\), expected \(H,\) or \(B, T, H\)"):
+            op(q, q, v, torch.zeros(3))
+    finally:
+        del REGISTRY["toy"]
+
+
+def _broken(monkeypatch, change):
+    """linear_scan's cpu backend with its backward pass changed."""
+    op = scanl.ops.linear_scan
+    right = op.backends["cpu"].run
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, a, state, reverse, cu_seqlens):
+            ctx.save_for_backward(x, a, state)
+            ctx.options = {"reverse": reverse, "cu_seqlens": cu_seqlens}
+            return right(x, a, state, **ctx.options)
+
+        @staticmethod
+        def backward(ctx, dy, dlast):
+            leaves = [value.detach().requires_grad_() for value in ctx.saved_tensors]
+            with torch.enable_grad():
+                outputs = right(*change(*leaves), **ctx.options)
+            return (*torch.autograd.grad(outputs, leaves, (dy, dlast), materialize_grads=True), None, None)
+
+    def run(x, a, state, *, reverse=False, cu_seqlens=None):
+        return Wrong.apply(x, a, state, reverse, cu_seqlens)
+
+    monkeypatch.setitem(op.backends, "cpu", replace(op.backends["cpu"], run=run))
+    return op
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, a, state: (x, torch.ones_like(a) + 0 * a, state),
+        lambda x, a, state: (x, a, state.detach()),
+        lambda x, a, state: (x, a.detach(), state),
+        lambda x, a, state: (x.detach(), a, state),
+    ],
+    ids=["decay forgotten", "state's gradient lost", "decay's gradient lost", "input's gradient lost"],
+)
+def test_truth_kills_broken_backward_passes(monkeypatch, change):
+    op = _broken(monkeypatch, change)
+    with pytest.raises(AssertionError, match="error"):
+        laws.truth(op, next(op.samples()), {}, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("mutant", ["no state", "no reset", "looks ahead", "forgets the order"])
+def test_laws_kill_broken_forward_passes(monkeypatch, mutant):
+    op = scanl.ops.linear_scan
+    right = op.backends["parallel"].run
+
+    def run(x, a, state, *, reverse=False, cu_seqlens=None):
+        if mutant == "no state":
+            return right(x, a, torch.zeros_like(state), reverse=reverse, cu_seqlens=cu_seqlens)
+        if mutant == "no reset" and cu_seqlens is not None:
+            y, last = right(x, a, state[:1], reverse=reverse)
+            return y, last.expand_as(state)
+        if mutant == "looks ahead":
+            y, last = right(x, a, state, reverse=reverse, cu_seqlens=cu_seqlens)
+            return y + x.mean(1, keepdim=True), last
+        return right(x, a, state, reverse=reverse != (mutant == "forgets the order"), cu_seqlens=cu_seqlens)
+
+    monkeypatch.setitem(op.backends, "parallel", replace(op.backends["parallel"], run=run))
+    with pytest.raises(AssertionError):
+        laws.pieces(op, _plain(op)[0], False, "parallel", [3, 4], torch.float64)
+        laws.causal(op, _plain(op)[0], False, "parallel")
+        laws.packing(op, _packed(op)[0], False, "parallel")
+
+
+def test_an_operand_prints_as_it_is_declared():
+    assert str(Operand("g", (("H",), ("B", "T", "H")))) == "(H,) or (B, T, H)"
