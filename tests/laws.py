@@ -11,7 +11,7 @@ from scanl.ops._op import Op, Sample
 
 
 def close(actual: Tensor, same: Tensor, exact: Tensor, what: str) -> None:
-    """The error against float64 is at most twice that of the same-dtype reference plus one rounding of the largest value."""
+    """The error against float64 is at most twice that of the same-dtype reference plus one rounding of the largest."""
     assert actual.shape == same.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(same.shape)}"
     assert actual.dtype == same.dtype, f"{what}: {actual.dtype}, expected {same.dtype}"
     if actual.numel() == 0:
@@ -141,12 +141,10 @@ def beams(op: Op, sample: Sample, backend: str) -> None:
     half = steps // 2
     chosen = torch.tensor([batch - 1, 0, batch - 1])
     _, state = op(**timed(op, operands, 0, half), state=operands["state"], backend=backend)
-    rows = {
-        name: value.expand(batch, -1, *value.shape[2:])[chosen]
-        if name == op.names[0] or (value.shape[:1] == (batch,) and value.ndim == operands[op.names[0]].ndim)
-        else value
-        for name, value in timed(op, operands, half, steps).items()
-    }
+    rows = {}
+    for name, value in timed(op, operands, half, steps).items():
+        batched = value.ndim == operands[op.names[0]].ndim and value.shape[0] == batch
+        rows[name] = value[chosen] if batched else value
     y, last = op(**rows, state=state[chosen], backend=backend)
     z, end = op(**operands, backend=backend)
     close(y, z[chosen][:, half:], z[chosen][:, half:], f"{op.name} {backend} beams")

@@ -243,7 +243,7 @@ class Op:
             offsets(cu_seqlens, first.shape[1], self.name)
 
     def _kind(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
-        """The device; the dtype of the output, the first operand's or complex if any is; the one all are promoted to."""
+        """The device, the dtype of the output (the first operand's, complex if any is), and the one all promote to."""
         given = {name: value for name, value in operands.items() if value is not None}
         for name, value in given.items():
             if value.dtype not in self.dtypes:

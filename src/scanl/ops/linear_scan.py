@@ -107,7 +107,7 @@ def linear_scan(x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False) -
 def _parallel(
     x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Neighbours are joined by (a, x)∘(b, y) = (ab, bx + y), halving the length until it is one: O(T) work, O(log T) depth."""
+    """Neighbours join by (a, x)∘(b, y) = (ab, bx + y), which halves the length: O(T) work, O(log T) depth."""
     if x.shape[1] == 0:
         return x.clone(), state
     a = a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
