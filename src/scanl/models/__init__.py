@@ -1,0 +1,8 @@
+"""Models: layers stacked into what a user trains."""
+
+from scanl.models.block import Block as Block
+from scanl.models.block import GatedMLP as GatedMLP
+from scanl.models.classifier import SequenceClassifier as SequenceClassifier
+from scanl.models.generation import Generation as Generation
+from scanl.models.language_model import LanguageModel as LanguageModel
+from scanl.models.stack import Stack as Stack

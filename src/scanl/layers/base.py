@@ -1,0 +1,175 @@
+"""The layer protocol and the registry."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import check_offsets
+from scanl.layers.state import Device, DType, State, leaves, map_leaves
+
+
+class Layer(nn.Module):
+    """A state, a transition and a readout: (B, T, dim) in, (B, T, dim) and the state out.
+
+    A subclass gives `init_state` and `forward`. The class variables are what `scanl show` prints and the
+    tests read.
+    """
+
+    name: ClassVar[str] = ""  # set by `register`
+    id: ClassVar[str] = ""  # in the sheet of systems
+    equation: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    op: ClassVar[str | None] = None
+    sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
+    residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
+
+    dim: int
+    bidirectional: bool = False  # True: sees the future, so neither causal nor streamable
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        """The state before any input; device and dtype default to the parameters'.
+
+        Recurrent parts are float32 or wider, whatever the dtype.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x (B, T, dim) -> y (B, T, dim) and the state after the last step; state None is `init_state`.
+
+        cu_seqlens (N+1,): N sequences end to end over B == 1, each with its own row of the state.
+        """
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """`forward` at T = 1: x (B, dim) -> y (B, dim)."""
+        y, state = self(x[:, None], state)
+        return y[:, 0], state
+
+    def init_decay(self, value: float) -> None:
+        """Start with memory `value` per step, where the layer has one decay to set; MultiScale asks."""
+
+    @classmethod
+    def tie(cls, layers: Sequence["Layer"]) -> None:
+        """Share parameters over depth: a stack calls this with all its layers of this class, lowest first."""
+
+    def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
+        """Refuse wrong input before any work."""
+        who = self.name or type(self).__name__
+        if x.ndim != 3 or x.shape[2] != self.dim:
+            raise ShapeError(f"{who}: x has shape {tuple(x.shape)}, expected (B, T, {self.dim}) of the layer")
+        weight = _any_parameter(self)
+        if weight is None:
+            weight = x
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ShapeError(f"{who}: x is {x.dtype}, expected {weight.dtype} of the parameters")
+        if x.device != weight.device:
+            raise ShapeError(f"{who}: x is on {x.device}, expected {weight.device} of the parameters")
+        if cu_seqlens is not None:
+            check_offsets(who, cu_seqlens, x.shape[0], x.shape[1])
+        if state is None or torch.compiler.is_compiling():
+            return
+        batch, of = (x.shape[0], "x") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "cu_seqlens")
+        expected = self._state_shapes()
+        if expected is not None and not _fits(state, expected, batch):
+            found = {place: tuple(leaf.shape) for place, leaf in leaves(state)}
+            fitting = {place: tuple(leaf.shape) for place, leaf in leaves(self.init_state(batch, device="meta"))}
+            raise ShapeError(f"{who}: state has {found}, expected {fitting} because of the layer and {of}")
+
+    def _state_shapes(self) -> Any:
+        """The state's form with shapes, less the batch, for leaves; None where the layer cannot know."""
+        if "_shapes" not in self.__dict__:
+            like = self.init_state(1, device="meta")
+            self.__dict__["_shapes"] = map_leaves(lambda leaf: leaf.shape[1:], like)
+        return self.__dict__["_shapes"]
+
+    def _zeros(self, *shape: int, device: Device, dtype: DType, at_least: DType = None) -> Tensor:
+        """A part of the initial state, in `dtype` or `at_least`, whichever is wider."""
+        weight = _any_parameter(self)
+        if weight is not None:
+            device, dtype = device or weight.device, dtype or weight.dtype
+        dtype = dtype or torch.get_default_dtype()
+        dtype = dtype if at_least is None else torch.promote_types(dtype, at_least)
+        return torch.zeros(shape, device=device, dtype=dtype)
+
+
+def _any_parameter(module: nn.Module) -> Tensor | None:
+    """As `next(module.parameters())`, at a tenth of its cost: this runs for every token."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter
+    for child in module._modules.values():
+        if child is not None and (parameter := _any_parameter(child)) is not None:
+            return parameter
+    return None
+
+
+def _fits(state: State, shapes: Any, batch: int) -> bool:
+    if isinstance(state, Tensor):
+        return isinstance(shapes, torch.Size) and state.shape == (batch, *shapes)
+    if state is None or shapes is None or isinstance(shapes, torch.Size):
+        return state is shapes
+    return len(state) == len(shapes) and all(_fits(*pair, batch) for pair in zip(state, shapes, strict=True))
+
+
+def widen(x: Tensor) -> Tensor:
+    """In float32, or wider where it already is: what a recurrence is computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+L = TypeVar("L", bound=type[Layer])
+_registry: dict[str, type[Layer]] = {}
+
+
+def register(name: str) -> Callable[[L], L]:
+    """Give a layer class the name by which models, the command line and the tests find it."""
+
+    def add(cls: L) -> L:
+        if name in _registry:
+            raise ConfigError(f"layer {name!r} is registered twice: {_registry[name].__name__} and {cls.__name__}")
+        cls.name = name
+        _registry[name] = cls
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    """Every registered layer."""
+    return sorted(_registry)
+
+
+def nearest(kind: str, name: str, known: Sequence[str]) -> ConfigError:
+    """The error for an unknown name, with the nearest known one."""
+    close = difflib.get_close_matches(str(name), known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def get(name: str) -> type[Layer]:
+    """The class registered under a name."""
+    if name not in _registry:
+        raise nearest("layer", name, names())
+    return _registry[name]
+
+
+def build(name: str, dim: int, **options: Any) -> Layer:
+    """Make a registered layer: `build("lru", 256, r_min=0.9)`.
+
+    Unknown names and options raise ConfigError with the nearest known one.
+    """
+    cls = get(name)
+    check_options(name, cls, options)
+    return cls(dim, **options)
+
+
+def check_options(name: str, cls: type[Layer], options: Mapping[str, Any]) -> None:
+    """Refuse options that the constructor does not take."""
+    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
+    for option in options:
+        if option not in known:
+            raise nearest(f"option of {name}", option, known)

@@ -1,0 +1,97 @@
+r"""Hierarchically gated recurrent unit.
+
+.. math:: \lambda_t = \gamma + (1-\gamma)\,\sigma(W_\lambda x_t), \;
+          h_t = \lambda_t e^{i\theta} h_{t-1} + (1-\lambda_t) c_t, \;
+          y_t = W_o (\mathrm{LN}([\mathrm{Re}\,h_t; \mathrm{Im}\,h_t]) \odot \mathrm{SiLU}(W_g x_t))
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("hgrn")
+class HGRN(Layer):
+    """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
+
+    The bound rises with depth. In a stack of L such layers, layer l has γ^l = Σ_{j≤l} p_j - p_1 with p the
+    softmax of Γ (L, D) over depth, so γ^1 = 0, and a fresh stack has (l-1)/L. The lowest layer owns Γ as
+    `gamma`. Alone, a layer has γ = 0.
+    The gate multiplies after the norm and is SiLU, as in the released code; the paper norms the gated state.
+
+    Args:
+        dim: D, model width and complex channels.
+        bias: biases in the projections.
+
+    Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts side by
+    side; lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).
+    Initialisation: theta_k = 10000^(-2k/D), Γ = 0, the projections PyTorch's own.
+    State: (B, D) complex.
+    """
+
+    id = "S-hgru"
+    equation = (
+        "h_t = lambda_t e^{i theta} * h_{t-1} + (1 - lambda_t) * c_t,  lambda_t = gamma + (1 - gamma) sigmoid(W x_t)"
+    )
+    source = (
+        'Qin, Yang and Zhong, "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", '
+        "arXiv:2311.04823, sec. 3.2"
+    )
+    op = "linear_scan"
+    sample: ClassVar = {}
+    residual_out = "out_proj"
+
+    gamma: nn.Parameter  # of the lowest layer of a stack only
+
+    def __init__(self, dim: int, bias: bool = True) -> None:
+        super().__init__()
+        self.dim = dim
+        self.input_proj = nn.Linear(dim, 2 * dim, bias=bias)
+        self.lambda_proj = nn.Linear(dim, dim, bias=bias)
+        self.gate = nn.Linear(dim, 2 * dim, bias=bias)
+        self.out_proj = nn.Linear(2 * dim, dim, bias=bias)
+        self.norm = nn.LayerNorm(2 * dim)
+        self.theta = nn.Parameter((10000 ** (-2 / dim * torch.arange(dim))).reshape(1, 1, -1))
+        self._depth = 0
+        # In a tuple, so that the owner's parameters do not count as this layer's too.
+        self._owner: tuple[HGRN, ...] = ()
+
+    @classmethod
+    def tie(cls, layers: Sequence[Layer]) -> None:
+        if len(layers) < 2:
+            return
+        owner = layers[0]
+        assert isinstance(owner, HGRN)
+        owner.gamma = nn.Parameter(owner.theta.new_zeros(len(layers), owner.dim))
+        for depth, layer in enumerate(layers):
+            assert isinstance(layer, HGRN)
+            layer._depth, layer._owner = depth, (owner,)
+
+    def lower_bound(self) -> Tensor | float:
+        """γ (D) of this layer; 0 when it is the lowest, or alone."""
+        if not self._depth:
+            return 0.0
+        share = self._owner[0].gamma.softmax(0)
+        return share[1 : self._depth + 1].sum(0)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        bound = self.lower_bound()
+        keep = bound + (1 - bound) * widen(self.lambda_proj(x)).sigmoid()
+        c = widen(F.silu(self.input_proj(x))).unflatten(-1, (-1, 2))
+        u = torch.view_as_complex((1 - keep)[..., None] * c)
+        h, last = linear_scan(u, torch.polar(keep, widen(self.theta).expand_as(keep)), state, cu_seqlens=cu_seqlens)
+        feature = self.norm(torch.cat([h.real, h.imag], -1).to(x.dtype))
+        return self.out_proj(feature * F.silu(self.gate(x))), last

@@ -1,0 +1,128 @@
+r"""The common body of linear recurrent models: projections, short convolution, recurrence, norm and gate.
+
+.. math:: y = W_o (\mathrm{LN}(\mathrm{rec}(\mathrm{SiLU}(\mathrm{conv}(W_x u)))) \odot \mathrm{SiLU}(W_z u))
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register
+from scanl.layers.short_convolution import ShortConvolution
+from scanl.layers.state import Device, DType, State, cat, index
+from scanl.ops import linear_scan
+
+
+class LinearRNNState(NamedTuple):
+    """recurrent: what `recurrent_forward` carries.   conv: (B, W-1, hidden_dim) last inputs, or None."""
+
+    recurrent: Any
+    conv: Tensor | None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the recurrent part."""
+        return self.recurrent.shape
+
+
+@register("linear_rnn")
+class LinearRNN(Layer):
+    """Base of linear recurrent layers; by itself, a leaky sum with one learned decay per channel.
+
+    A new layer overrides `recurrent_forward(x, state) -> (y, state)` alone: x and y are (B, T, hidden_dim),
+    state None means the start. Training, streaming, packing and padding then follow.
+
+    Args:
+        dim: D, model width.
+        expand: hidden_dim = expand * dim channels in the recurrence.
+        bias: biases in the projections and the convolution.
+        use_short_conv: a short causal convolution before the recurrence.
+        conv_size: its window.
+
+    State: LinearRNNState; `state.shape` is the recurrent part's.
+    Initialisation: in_proj Xavier uniform, out_proj Kaiming uniform, biases 0, sigmoid(decay) = 0.9.
+    """
+
+    id = "S-linrnn-block"
+    equation = "s_t = sigmoid(decay) * s_{t-1} + SiLU(conv(W_x u))_t;  y_t = W_o (LN(s_t) * SiLU(W_z u_t))"
+    source = "Linear RNN base block: gate after norm, short convolution, diagonal recurrence"
+    op = "linear_scan"
+    sample: ClassVar = {"expand": 2}
+    residual_out = "out_proj"
+
+    def __init__(
+        self, dim: int, expand: int = 2, bias: bool = True, use_short_conv: bool = True, conv_size: int = 4
+    ) -> None:
+        super().__init__()
+        if dim < 1 or expand < 1:
+            raise ConfigError(f"linear_rnn: dim is {dim} and expand is {expand}, expected at least 1")
+        self.dim = dim
+        self.expand = expand
+        self.hidden_dim = dim * expand
+        self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
+        self.conv = ShortConvolution(self.hidden_dim, conv_size, bias) if use_short_conv else None
+        self.norm = nn.LayerNorm(self.hidden_dim)
+        self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
+        nn.init.xavier_uniform_(self.in_proj.weight)
+        nn.init.kaiming_uniform_(self.out_proj.weight)
+        if bias:
+            nn.init.zeros_(self.in_proj.bias)
+            nn.init.zeros_(self.out_proj.bias)
+            if self.conv is not None and self.conv.conv.bias is not None:
+                nn.init.zeros_(self.conv.conv.bias)
+        if not self._custom:
+            self.decay = nn.Parameter(torch.empty(self.hidden_dim))
+            self.init_decay(0.9)
+
+    @property
+    def _custom(self) -> bool:
+        return type(self).recurrent_forward is not LinearRNN.recurrent_forward
+
+    def init_decay(self, value: float) -> None:
+        if not self._custom:
+            nn.init.constant_(self.decay, math.log(value / (1 - value)))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
+        conv = None if self.conv is None else self.conv.init_state(batch_size, device=device, dtype=dtype)
+        if self._custom:  # only the subclass knows its form; None is its own start
+            return LinearRNNState(None, conv)
+        recurrent = self._zeros(batch_size, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
+        return LinearRNNState(recurrent, conv)
+
+    def _state_shapes(self) -> dict[str, torch.Size] | None:
+        return None if self._custom else super()._state_shapes()
+
+    def recurrent_forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """x (B, T, hidden_dim) -> y of the same shape and the state after the last step."""
+        return linear_scan(x, self.decay.sigmoid(), state)
+
+    def forward(
+        self, x: Tensor, state: LinearRNNState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, LinearRNNState]:
+        self._check(x, state, cu_seqlens)
+        recurrent, cache = (None, None) if state is None else state
+        h, z = self.in_proj(x).chunk(2, -1)
+        if self.conv is not None:
+            h, cache = self.conv(h, cache, cu_seqlens=cu_seqlens)
+        h = F.silu(h)
+        if cu_seqlens is None:
+            y, recurrent = self.recurrent_forward(h, recurrent)
+        elif self._custom:
+            y, recurrent = self._each_alone(h, recurrent, cu_seqlens)
+        else:
+            y, recurrent = linear_scan(h, self.decay.sigmoid(), recurrent, cu_seqlens=cu_seqlens)
+        y = self.norm(y.to(z.dtype)) * F.silu(z)  # a custom recurrence may well answer in float32
+        return self.out_proj(y), LinearRNNState(recurrent, cache)
+
+    def _each_alone(self, h: Tensor, recurrent: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:
+        """A custom recurrence knows nothing of packing: run it on each sequence by itself."""
+        ys, states = [], []
+        for i, part in enumerate(h.split(cu_seqlens.diff().tolist(), 1)):
+            y, state = self.recurrent_forward(part, index(recurrent, slice(i, i + 1)))
+            ys.append(y)
+            states.append(state)
+        return (torch.cat(ys, 1), cat(states)) if ys else (h, recurrent)

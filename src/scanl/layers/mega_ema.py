@@ -1,0 +1,68 @@
+r"""Multi-dimensional damped exponential moving average.
+
+.. math:: h_t = (1 - p\,\delta) \odot h_{t-1} + p\,\beta\, x_t, \quad
+          y_t = \mathrm{SiLU}\Big(\tfrac{1}{\sqrt N} \sum_{n} \gamma_n h_{t,n} + \omega x_t\Big), \quad
+          p = \sigma(\alpha), \; \delta = \sigma(\delta')
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("mega_ema")
+class MegaEMA(Layer):
+    """The moving average of MEGA: each channel expands into N leaky sums, which are weighed together.
+
+    Not the whole of MEGA: its gated attention is not here. As in the released code, the paper's sum is
+    divided by sqrt(N), and a residual ω x and a SiLU are part of it.
+
+    Args:
+        dim: D, channels.
+        ndim: N, averages for each channel.
+
+    Parameters as in the released code: alpha, delta, beta (D, N, 1); gamma (D, N); omega (D).
+    Initialisation: alpha, delta N(0, 0.2²); beta 1, -1, 1, ... plus N(0, 0.02²); gamma, omega N(0, 1).
+    State: (B, D, N).
+    """
+
+    id = "S-mega"
+    equation = "h_t = (1 - p delta) * h_{t-1} + p beta x_t,  y_t = SiLU(sum_n gamma_n h_{t,n} / sqrt(N) + omega x_t)"
+    source = 'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.1, and its code'
+    op = "linear_scan"
+    sample: ClassVar = {"ndim": 3}
+
+    def __init__(self, dim: int, ndim: int = 16) -> None:
+        super().__init__()
+        if ndim < 1:
+            raise ConfigError(f"mega_ema: ndim is {ndim}, expected at least 1")
+        self.dim = dim
+        self.ndim = ndim
+        self.alpha = nn.Parameter(0.2 * torch.randn(dim, ndim, 1))
+        self.delta = nn.Parameter(0.2 * torch.randn(dim, ndim, 1))
+        sign = 1.0 - 2.0 * (torch.arange(ndim) % 2)
+        self.beta = nn.Parameter(sign[:, None] + 0.02 * torch.randn(dim, ndim, 1))
+        self.gamma = nn.Parameter(torch.randn(dim, ndim))
+        self.omega = nn.Parameter(torch.randn(dim))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, self.ndim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        p = widen(self.alpha)[..., 0].sigmoid()
+        decay = 1 - p * widen(self.delta)[..., 0].sigmoid()
+        u = widen(x)[..., None] * (p * self.beta[..., 0])
+        h, last = linear_scan(u, decay, state, cu_seqlens=cu_seqlens)
+        average = (h * (self.gamma / math.sqrt(self.ndim))).sum(-1)
+        return F.silu(torch.addcmul(average, x, self.omega)).to(x.dtype), last

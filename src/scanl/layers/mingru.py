@@ -1,0 +1,62 @@
+r"""Minimal gated recurrent unit.
+
+.. math:: z_t = \sigma(W_z x_t), \; h_t = (1 - z_t) \odot h_{t-1} + z_t \odot g(W_h x_t), \quad
+          g(v) = v + \tfrac12 \text{ if } v \ge 0 \text{ else } \sigma(v)
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("mingru")
+class MinGRU(Layer):
+    """minGRU: a gated recurrence without dependence on its own state, so a scan evaluates it.
+
+    The authors' program scans logarithms, for which g is positive; the plain scan gives the same numbers.
+
+    Args:
+        dim: D, model width.
+        expand: the state has E = int(expand * dim) channels.
+        bias: biases in the projections.
+
+    Parameters as in the authors' program: to_hidden_and_gate (2E, D), hidden first; to_out (D, E).
+    Initialised by PyTorch's own rule, as there. State: (B, E), zeros at the start.
+    """
+
+    id = "S-mingru"
+    equation = (
+        "h_t = (1 - z_t) * h_{t-1} + z_t * g(W_h x_t),  z_t = sigmoid(W_z x_t),  "
+        "g(v) = v + 1/2 if v >= 0 else sigmoid(v)"
+    )
+    source = 'Feng et al., "Were RNNs All We Needed?", arXiv:2410.01201, sec. 3.1 and appendix B'
+    op = "linear_scan"
+    sample: ClassVar = {"expand": 1.5}
+    residual_out = "to_out"
+
+    def __init__(self, dim: int, expand: float = 1.0, bias: bool = True) -> None:
+        super().__init__()
+        self.dim = dim
+        self.state_dim = int(expand * dim)
+        if self.state_dim < 1:
+            raise ConfigError(f"mingru: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        self.to_hidden_and_gate = nn.Linear(dim, 2 * self.state_dim, bias=bias)
+        self.to_out = nn.Linear(self.state_dim, dim, bias=bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        hidden, gate = widen(self.to_hidden_and_gate(x)).chunk(2, -1)
+        candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
+        h, last = linear_scan(gate.sigmoid() * candidate, (-gate).sigmoid(), state, cu_seqlens=cu_seqlens)
+        return self.to_out(h.to(x.dtype)), last

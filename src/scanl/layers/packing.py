@@ -1,0 +1,64 @@
+"""Sequences of different lengths: laid end to end over one row (`cu_seqlens`), or padded with a mask."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import ShapeError
+
+if TYPE_CHECKING:
+    from scanl.layers.base import Layer
+    from scanl.layers.state import State
+
+
+def check_offsets(who: str, cu_seqlens: Tensor, batch: int, length: int) -> None:
+    """Refuse offsets that are not 0 = c_0 <= c_1 <= ... <= c_N = T over one row."""
+    if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.shape[0] < 1:
+        raise ShapeError(f"{who}: cu_seqlens is {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}, expected integers (N+1,)")
+    if batch != 1:
+        raise ShapeError(f"{who}: x has B={batch}, expected B=1 because of cu_seqlens")
+    # Reading the values would wait for a GPU, and would break a compiled graph.
+    if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
+        offsets = cu_seqlens.tolist()
+        if offsets[0] != 0 or offsets[-1] != length or any(a > b for a, b in pairwise(offsets)):
+            raise ShapeError(f"{who}: cu_seqlens is {offsets}, expected to rise from 0 to T={length} of x")
+
+
+def sequence_index(cu_seqlens: Tensor, length: int) -> Tensor:
+    """(T,): which sequence each step of the row belongs to. Empty sequences own no step."""
+    steps = torch.arange(length, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].to(torch.int64).contiguous(), steps, right=True)
+
+
+def reversed_steps(cu_seqlens: Tensor, length: int) -> Tensor:
+    """(T,): the row with each sequence turned round in its own place."""
+    owner = sequence_index(cu_seqlens, length)
+    return cu_seqlens[owner] + cu_seqlens[owner + 1] - 1 - torch.arange(length, device=cu_seqlens.device)
+
+
+def pack(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Lay the valid steps of (B, T, ...) end to end: (1, total, ...) and the offsets (B+1,)."""
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        raise ShapeError(f"mask is {mask.dtype} {tuple(mask.shape)}, expected torch.bool {tuple(x.shape[:2])} of x")
+    return x[mask][None], F.pad(mask.sum(1).cumsum(0), (1, 0))
+
+
+def unpack(y: Tensor, mask: Tensor) -> Tensor:
+    """The inverse of `pack`: (B, T, ...) with zeros at padding."""
+    padded_y = y.new_zeros(*mask.shape, *y.shape[2:])
+    padded_y[mask] = y[0]
+    return padded_y
+
+
+def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":
+    """Run a layer over a padded batch, left or right; each row gives what it gives alone.
+
+    x: (B, T, D).   mask: (B, T) bool, True at valid steps.   Returns y (B, T, D), zero at padding, and the
+    state of each row after its last valid step.
+    """
+    packed, cu_seqlens = pack(x, mask)
+    y, state = layer(packed, state, cu_seqlens=cu_seqlens)
+    return unpack(y, mask), state

@@ -1,0 +1,123 @@
+r"""Real-gated linear recurrent unit.
+
+.. math:: r_t = \sigma(W_a x_t), \; i_t = \sigma(W_x x_t), \; a_t = e^{-c\,r_t \mathrm{softplus}(\Lambda)}, \;
+          h_t = a_t h_{t-1} + \sqrt{1 - a_t^2}\,(i_t \odot x_t), \quad c = 8
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.packing import sequence_index
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+class BlockDiagonalLinear(nn.Module):
+    """y = x W + b with W of `num_blocks` square blocks: w (blocks, width, width), b (blocks, width)."""
+
+    def __init__(self, width: int, num_blocks: int) -> None:
+        super().__init__()
+        block = width // num_blocks
+        self.w = nn.Parameter(torch.empty(num_blocks, block, block))
+        self.b = nn.Parameter(torch.zeros(num_blocks, block))
+        nn.init.normal_(self.w, std=math.sqrt(1 / block))
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks, width, _ = self.w.shape
+        y = torch.baddbmm(self.b[:, None], x.reshape(-1, blocks, width).transpose(0, 1), self.w)
+        return y.transpose(0, 1).reshape(x.shape)
+
+
+class RGLRUState(NamedTuple):
+    """recurrent: (B, D), float32 or wider.   fresh: (B, 1), 1 before the first step and 0 after it."""
+
+    recurrent: Tensor
+    fresh: Tensor
+
+
+class _BoundedSqrt(torch.autograd.Function):
+    """sqrt whose derivative is at most 1000: at a = 1 the true one is infinite."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sqrt()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor) -> Tensor:
+        (grad,), (x,) = grad_outputs, ctx.saved_tensors
+        return grad / (4 * x).clamp(min=1e-6).sqrt()
+
+
+@register("rglru")
+class RGLRU(Layer):
+    """RG-LRU: a diagonal recurrence with input and recurrence gates, both block-diagonal.
+
+    The first step of a sequence enters with factor 1 in place of sqrt(1 - a²), as in the released code; the
+    state therefore knows whether its sequence has started. The derivative of the square root is clipped at
+    1000.
+
+    Args:
+        dim: D, channels.
+        num_heads: blocks of the two gates; must divide dim.
+
+    Parameters: a_param Λ (D); input_gate and a_gate: w (heads, D/heads, D/heads), b (heads, D/heads).
+    Initialisation: with rho² uniform in [0.9², 0.999²], softplus(Λ) = -ln rho; gates N(0, heads/D), biases 0.
+    """
+
+    id = "S-rglru"
+    equation = "h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t),  a_t = exp(-8 r_t softplus(Lambda))"
+    source = (
+        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '
+        'Models", '
+        "arXiv:2402.19427, eq. (1)-(4)"
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"num_heads": 2}
+
+    def __init__(self, dim: int, num_heads: int = 8) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ConfigError(f"rglru: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        self.dim = dim
+        self.a_param = nn.Parameter(torch.empty(dim))
+        self.input_gate = BlockDiagonalLinear(dim, num_heads)
+        self.a_gate = BlockDiagonalLinear(dim, num_heads)
+        with torch.no_grad():
+            rho = self.a_param.uniform_(0.9**2, 0.999**2).sqrt_()
+            rho.reciprocal_().sub_(1).log_()  # softplus(Λ) = -ln ρ  <=>  Λ = ln(1/ρ - 1)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RGLRUState:
+        return RGLRUState(
+            self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32),
+            self._zeros(batch_size, 1, device=device, dtype=dtype, at_least=torch.float32) + 1,
+        )
+
+    def forward(
+        self, x: Tensor, state: RGLRUState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, RGLRUState]:
+        self._check(x, state, cu_seqlens)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        recurrent, fresh = self.init_state(rows) if state is None else state
+        log_a = widen(self.a_gate(x).sigmoid()) * (-8 * F.softplus(widen(self.a_param)))
+        square = -torch.expm1(2 * log_a)
+        scale = _BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
+        if cu_seqlens is None:
+            if x.shape[1]:
+                first = scale[:, :1].clamp(min=fresh[:, None])
+                scale = first if x.shape[1] == 1 else torch.cat([first, scale[:, 1:]], 1)
+                fresh = torch.zeros_like(fresh)
+        else:
+            owner = sequence_index(cu_seqlens, x.shape[1])
+            first = cu_seqlens[owner] == torch.arange(x.shape[1], device=x.device)
+            scale = scale.clamp(min=fresh[owner] * first[:, None])
+            fresh = fresh * (cu_seqlens.diff() == 0)[:, None]
+        u = x * self.input_gate(x).sigmoid() * scale
+        y, recurrent = linear_scan(u, log_a.exp(), recurrent, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), RGLRUState(recurrent, fresh)

@@ -1,0 +1,117 @@
+"""What a layer carries between two calls: a tensor, or tuples and NamedTuples of tensors, batch first.
+
+`None` and `()` are empty leaves. Every function here gives back the form that it was given.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from scanl.errors import CheckpointError, ShapeError
+
+Device: TypeAlias = torch.device | str | None
+DType: TypeAlias = torch.dtype | None
+State: TypeAlias = Any  # Tensor | NamedTuple | tuple | list | None, nested
+
+
+def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
+    """Apply `f` to each tensor of the state (and of `others`, which have the same form)."""
+    if isinstance(state, Tensor):
+        return f(state, *others)
+    if state is None:
+        return None
+    parts = [map_leaves(f, *group) for group in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
+    """Each tensor with its place, as `state.recurrent` or `state.0.conv`."""
+    if isinstance(state, Tensor):
+        yield path, state
+    elif state is not None:
+        for name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+            yield from leaves(part, f"{path}.{name}")
+
+
+def detach(state: State) -> State:
+    """The same numbers, cut from the graph: truncated backpropagation through time."""
+    return map_leaves(Tensor.detach, state)
+
+
+def to(state: State, device: Device = None, dtype: DType = None) -> State:
+    """Move to a device, and cast: real leaves to `dtype`, complex ones to the complex type of that width."""
+
+    def move(leaf: Tensor) -> Tensor:
+        if dtype is None or not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf.to(device=device)
+        kind = torch.promote_types(dtype, torch.complex32) if leaf.is_complex() else dtype
+        return leaf.to(device=device, dtype=kind)
+
+    return map_leaves(move, state)
+
+
+def index(state: State, i: Tensor | Sequence[int] | slice) -> State:
+    """Select, repeat or reorder rows of the batch, as beam search does."""
+    if isinstance(i, slice):
+        return map_leaves(lambda leaf: leaf[i], state)
+    rows = torch.as_tensor(i)
+    if rows.ndim != 1:
+        raise ShapeError(f"index: i has shape {tuple(rows.shape)}, expected (n,) rows of the batch")
+    return map_leaves(lambda leaf: leaf[rows.to(leaf.device)], state)
+
+
+def repeat(state: State, n: int) -> State:
+    """Each row of the batch `n` times, neighbours together: (B, ...) becomes (B n, ...)."""
+    return map_leaves(lambda leaf: leaf.repeat_interleave(n, 0), state)
+
+
+def cat(states: Sequence[State]) -> State:
+    """Join states of one form along the batch."""
+    return map_leaves(lambda *group: torch.cat(group), *states)
+
+
+def save(state: State, path: str | PathLike[str]) -> None:
+    """Write the tensors to a safetensors file, each under its place in the state; complex ones as pairs."""
+    from safetensors.torch import save_file
+
+    # A copy of its own for each leaf: safetensors refuses tensors that share memory.
+    save_file({place: _as_stored(leaf.detach()).clone().contiguous() for place, leaf in leaves(state)}, path)
+
+
+def _as_stored(leaf: Tensor) -> Tensor:
+    return torch.view_as_real(leaf) if leaf.is_complex() else leaf
+
+
+def load(path: str | PathLike[str], like: State) -> State:
+    """Read what `save` wrote. `like` gives the form: `layer.init_state(B)`, or any state of that layer.
+
+    Places, dtypes and shapes other than the batch must agree, or CheckpointError.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"state: {path} cannot be read: {error}") from error
+    expected = dict(leaves(like))
+    if stored.keys() != expected.keys():
+        odd = sorted(stored.keys() ^ expected.keys())
+        raise CheckpointError(f"state: {path} holds {sorted(stored)}, expected {sorted(expected)}; differs in {odd}")
+    places = iter(expected)
+
+    def take(leaf: Tensor) -> Tensor:
+        place = next(places)
+        found, wanted = stored[place], _as_stored(leaf)
+        if found.dtype != wanted.dtype or found.shape[1:] != wanted.shape[1:]:
+            raise CheckpointError(
+                f"state: {place} in {path} is {found.dtype} {tuple(found.shape)}, "
+                f"expected {wanted.dtype} {('B', *wanted.shape[1:])} of this layer"
+            )
+        found = found.to(leaf.device)
+        return torch.view_as_complex(found) if leaf.is_complex() else found
+
+    return map_leaves(take, like)

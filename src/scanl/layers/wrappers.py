@@ -1,0 +1,139 @@
+"""Layers made of layers: both directions of time, and several time scales."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, build, register
+from scanl.layers.packing import reversed_steps
+from scanl.layers.state import Device, DType, State
+
+Inner: TypeAlias = str | Callable[[int], Layer]  # a registered name, or what makes a layer of a given width
+
+
+def _make(inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
+    if isinstance(inner, str):
+        return build(inner, dim, **(options or {}))
+    if options:
+        raise ConfigError("wrapper: layer_options are given with a layer factory, expected a registered name")
+    return inner(dim)
+
+
+def _tie_inner(layers: Sequence[Layer]) -> None:
+    for cls in dict.fromkeys(type(layer) for layer in layers):
+        cls.tie([layer for layer in layers if type(layer) is cls])
+
+
+@register("bidirectional")
+class Bidirectional(Layer):
+    """One layer forwards and one of its own backwards: fwd(x) + rev(bwd(rev(x))), or a projection.
+
+    Args:
+        dim: D, model width.
+        layer: registered name, or a function from dim to a layer.
+        combine: "sum"; or "concat", which maps [fwd; bwd] (2D) to D by `out_proj`.
+        layer_options: options of the named layer.
+
+    Packed sequences are each turned round in their own place. State: the forward layer's; a state carried in
+    reaches that direction only, so pieces of a sequence do not give the whole.
+    """
+
+    id = "S-bidir"
+    equation = "y = fwd(x) + reverse(bwd(reverse(x)))"
+    source = 'Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", IEEE Trans. Signal Processing, 1997'
+    sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}
+    bidirectional = True
+
+    def __init__(
+        self,
+        dim: int,
+        layer: Inner = "linear_rnn",
+        combine: str = "sum",
+        layer_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if combine not in ("sum", "concat"):
+            raise ConfigError(f"bidirectional: combine is {combine!r}, expected 'sum' or 'concat'")
+        self.dim = dim
+        self.forward_layer = _make(layer, dim, layer_options)
+        self.backward_layer = _make(layer, dim, layer_options)
+        self.out_proj = nn.Linear(2 * dim, dim) if combine == "concat" else None
+
+    @classmethod
+    def tie(cls, layers: Sequence[Layer]) -> None:
+        both = [layer for layer in layers if isinstance(layer, Bidirectional)]
+        _tie_inner([layer.forward_layer for layer in both])
+        _tie_inner([layer.backward_layer for layer in both])
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        return self.forward_layer.init_state(batch_size, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        self._check(x, state, cu_seqlens)
+        ahead, state = self.forward_layer(x, state, cu_seqlens=cu_seqlens)
+        if cu_seqlens is None:
+            back = self.backward_layer(x.flip(1))[0].flip(1)
+        else:
+            turned = reversed_steps(cu_seqlens, x.shape[1])
+            back = self.backward_layer(x[:, turned], cu_seqlens=cu_seqlens)[0][:, turned]
+        return (ahead + back if self.out_proj is None else self.out_proj(torch.cat([ahead, back], -1))), state
+
+
+@register("multi_scale")
+class MultiScale(Layer):
+    """The mean of `scales` parallel layers, whose decays start at linspace(0.1, 0.9, scales).
+
+    Args:
+        dim: D, model width.
+        layer: registered name, or a function from dim to a layer.
+        scales: how many.
+        layer_options: options of the named layer.
+
+    A layer without one decay to set (see `Layer.init_decay`) starts as it always does.
+    State: a tuple, one for each.
+    """
+
+    id = "S-multiscale"
+    equation = "y = (1/m) sum_r layer_r(x),  decay_r = linspace(0.1, 0.9, m)_r at the start"
+    source = "Linear RNN base block, multi-scale recurrence"
+    sample: ClassVar = {"layer": "linear_rnn", "scales": 2}
+
+    def __init__(
+        self,
+        dim: int,
+        layer: Inner = "linear_rnn",
+        scales: int = 4,
+        layer_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if scales < 1:
+            raise ConfigError(f"multi_scale: scales is {scales}, expected at least 1")
+        self.dim = dim
+        self.layers = nn.ModuleList(_make(layer, dim, layer_options) for _ in range(scales))
+        self.bidirectional = any(inner.bidirectional for inner in self._each())
+        for inner, decay in zip(self._each(), torch.linspace(0.1, 0.9, scales).tolist(), strict=True):
+            inner.init_decay(decay)
+
+    def _each(self) -> list[Layer]:
+        return cast(list[Layer], list(self.layers))
+
+    @classmethod
+    def tie(cls, layers: Sequence[Layer]) -> None:
+        each = [layer._each() for layer in layers if isinstance(layer, MultiScale)]
+        for scale in range(max(map(len, each), default=0)):
+            _tie_inner([inner[scale] for inner in each if scale < len(inner)])
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        return tuple(layer.init_state(batch_size, device=device, dtype=dtype) for layer in self._each())
+
+    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        self._check(x, state, cu_seqlens)
+        outputs, states = [], []
+        for layer, before in zip(self._each(), state or [None] * len(self.layers), strict=True):
+            y, after = layer(x, before, cu_seqlens=cu_seqlens)
+            outputs.append(y)
+            states.append(after)
+        return torch.stack(outputs).mean(0), tuple(states)

@@ -1,0 +1,127 @@
+"""One classifier for every layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import pack, sequence_index
+from scanl.layers.state import Device, DType
+from scanl.models.stack import Stack, StackState
+
+
+class ClassifierState(NamedTuple):
+    """stack: of the blocks.   pooled: (B, D) sum of outputs, or the last one.   steps: (B,) how many."""
+
+    stack: StackState
+    pooled: Tensor
+    steps: Tensor
+
+
+class SequenceClassifier(nn.Module):
+    """A stack of blocks pooled over time: one class for a sequence.
+
+    Args:
+        num_classes: C.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm: of the `Stack`; bidirectional
+            layers are welcome.
+        vocab_size: tokens (B, T) int64 in, through an embedding; or
+        input_dim: features (B, T, input_dim) in, through a linear map. One of the two.
+        pool: "mean" over the steps or the "last" of them.
+
+    logits: (B, C).   State: ClassifierState, so that a causal model may be read piece by piece; the logits
+    are those of everything read so far.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        depth: int,
+        layer: str | Sequence[str] = "hawk",
+        *,
+        vocab_size: int | None = None,
+        input_dim: int | None = None,
+        pool: str = "mean",
+        layer_options: Mapping[str, Any] | None = None,
+        channel_mixer: str = "gated_mlp",
+        channel_options: Mapping[str, Any] | None = None,
+        norm: str = "rmsnorm",
+    ) -> None:
+        super().__init__()
+        if (vocab_size is None) == (input_dim is None):
+            raise ConfigError(
+                f"classifier: vocab_size is {vocab_size} and input_dim is {input_dim}, expected one of them"
+            )
+        if pool not in ("mean", "last"):
+            raise ConfigError(f"classifier: pool is {pool!r}, expected 'mean' or 'last'")
+        self.pool = pool
+        self.vocab_size = vocab_size
+        self.input_dim = input_dim
+        self.input = nn.Embedding(vocab_size, dim) if vocab_size is not None else nn.Linear(input_dim or 0, dim)
+        if vocab_size is not None:
+            nn.init.normal_(self.input.weight, std=0.02)
+        self.stack = Stack(
+            dim,
+            depth,
+            layer,
+            layer_options=layer_options,
+            channel_mixer=channel_mixer,
+            channel_options=channel_options,
+            norm=norm,
+        )
+        self.head = nn.Linear(dim, num_classes)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ClassifierState:
+        weight = self.head.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        return ClassifierState(
+            self.stack.init_state(batch_size, device=device, dtype=dtype),
+            torch.zeros(batch_size, self.stack.dim, device=device, dtype=wide),
+            torch.zeros(batch_size, device=device, dtype=torch.int64),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: ClassifierState | None = None,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, ClassifierState]:
+        """Tokens (B, T) or features (B, T, input_dim) -> logits (B, C), (N, C) if packed, and the state."""
+        self._check(x)
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ShapeError("classifier: mask and cu_seqlens are both given, expected one of them")
+            x, cu_seqlens = pack(x, mask)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        before = self.init_state(rows) if state is None else state
+        y, stack = self.stack(self.input(x), before.stack, cu_seqlens=cu_seqlens)
+        pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)
+        feature = pooled / count.clamp(min=1)[:, None] if self.pool == "mean" else pooled
+        return self.head(feature.to(y.dtype)), ClassifierState(stack, pooled, count)
+
+    def _pool(self, y: Tensor, pooled: Tensor, count: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if cu_seqlens is None:
+            count = count + y.shape[1]
+            if self.pool == "mean":
+                return pooled + y.sum(1), count
+            return (y[:, -1] if y.shape[1] else pooled), count
+        lengths = cu_seqlens.diff()
+        if self.pool == "mean":
+            owner = sequence_index(cu_seqlens, y.shape[1])
+            return pooled.index_add(0, owner, y[0]), count + lengths
+        if y.shape[1]:
+            last = y[0, (cu_seqlens[1:] - 1).clamp(min=0)]
+            pooled = torch.where(lengths[:, None] > 0, last, pooled)
+        return pooled, count + lengths
+
+    def _check(self, x: Tensor) -> None:
+        if self.vocab_size is not None and (x.ndim != 2 or x.is_floating_point()):
+            raise ShapeError(f"classifier: x is {x.dtype} {tuple(x.shape)}, expected integers (B, T) of tokens")
+        if self.input_dim is not None and (x.ndim != 3 or x.shape[2] != self.input_dim):
+            raise ShapeError(f"classifier: x has shape {tuple(x.shape)}, expected (B, T, {self.input_dim})")

@@ -1,0 +1,137 @@
+"""One language model for every layer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import pack, unpack
+from scanl.layers.state import Device, DType
+from scanl.models.generation import Generation
+from scanl.models.stack import Stack, StackState
+
+
+class LanguageModel(nn.Module):
+    """Embedding, a stack of blocks, logits of the next token.
+
+    Args:
+        vocab_size: V; 256 for bytes.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm: of the `Stack`.
+        tie_embeddings: read out with the embedding's own matrix.
+
+    tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState a block, constant in size.
+    Initialisation: embedding and head N(0, 0.02²); the rest as the layers do, residual projections scaled by
+    depth.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        depth: int,
+        layer: str | Sequence[str] = "hawk",
+        *,
+        layer_options: Mapping[str, Any] | None = None,
+        channel_mixer: str = "gated_mlp",
+        channel_options: Mapping[str, Any] | None = None,
+        norm: str = "rmsnorm",
+        tie_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stack = Stack(
+            dim,
+            depth,
+            layer,
+            layer_options=layer_options,
+            channel_mixer=channel_mixer,
+            channel_options=channel_options,
+            norm=norm,
+        )
+        if self.stack.bidirectional:
+            raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=0.02)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> StackState:
+        return self.stack.init_state(batch_size, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: StackState | None = None,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, StackState]:
+        """tokens (B, T) -> logits (B, T, V) and the state.
+
+        mask: (B, T) bool, True at valid tokens, padding left or right; logits are zero at padding.
+        cu_seqlens: (N+1,) offsets of N sequences packed over B == 1.
+        """
+        hidden, state, mask = self._hidden(tokens, state, mask, cu_seqlens)
+        logits = self._read_out(hidden)
+        return (logits if mask is None else unpack(logits, mask)), state
+
+    def next_logits(
+        self, tokens: Tensor, state: StackState | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        """Read the tokens (B, T), T at least 1; logits (B, V) after the last valid one of each row."""
+        hidden, state, mask = self._hidden(tokens, state, mask, None)
+        last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
+        return self._read_out(last), state
+
+    def generate(
+        self,
+        prompt: Tensor,
+        state: StackState | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | torch.Generator | None = None,
+        mask: Tensor | None = None,
+        stop: Callable[[Tensor, int], bool] | None = None,
+    ) -> Generation:
+        """Continue the prompt (B, T), one token (B,) at a time, in constant memory.
+
+        state: what was read before the prompt.   max_new_tokens: None never ends.   temperature: 0 is greedy.
+        top_k, top_p: see `sampling.distribution`.   seed: an int, or a generator to draw from.
+        mask: (B, T) bool for a padded prompt.   stop(token, n): True ends it after this token, the n-th.
+        """
+        return Generation(
+            self,
+            prompt,
+            state,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            mask=mask,
+            stop=stop,
+        )
+
+    def _hidden(
+        self, tokens: Tensor, state: StackState | None, mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, StackState, Tensor | None]:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise ShapeError(
+                f"language model: tokens is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)"
+            )
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
+            tokens, cu_seqlens = pack(tokens, mask)
+        hidden, after = self.stack(self.embedding(tokens), state, cu_seqlens=cu_seqlens)
+        return hidden, after, mask
+
+    def _read_out(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)

@@ -1,0 +1,94 @@
+"""Blocks on top of each other, of one layer or of a repeating pattern of layers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, build, get, nearest
+from scanl.layers.state import Device, DType
+from scanl.models.block import Block, BlockState, make_norm
+
+StackState = tuple[BlockState, ...]
+
+
+class Stack(nn.Module):
+    """`depth` blocks and a last norm: (B, T, dim) in, (B, T, dim) and the state out.
+
+    Args:
+        dim: D, width of the residual stream.
+        depth: number of blocks.
+        layer: a registered name, or names that repeat over depth: ("hawk", "hawk", "lru").
+        layer_options: constructor options of the layer; with several layers, a mapping from name to options.
+        channel_mixer: "gated_mlp" or "none".   channel_options: its options.
+        norm: "rmsnorm" or "layernorm".
+
+    Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
+    depth, so that the stream's variance does not grow with depth. State: one BlockState a block.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        layer: str | Sequence[str] = "hawk",
+        *,
+        layer_options: Mapping[str, Any] | None = None,
+        channel_mixer: str = "gated_mlp",
+        channel_options: Mapping[str, Any] | None = None,
+        norm: str = "rmsnorm",
+    ) -> None:
+        super().__init__()
+        pattern = [layer] if isinstance(layer, str) else list(layer)
+        if depth < 1 or not pattern:
+            raise ConfigError(f"stack: depth is {depth} with layers {pattern}, expected at least one of each")
+        options = _options_by_name(pattern, layer_options or {}, single=isinstance(layer, str))
+        mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
+        for cls in dict.fromkeys(type(mixer) for mixer in mixers):
+            cls.tie([mixer for mixer in mixers if type(mixer) is cls])
+        self.dim = dim
+        self.blocks = nn.ModuleList(Block(m, channel_mixer, dict(channel_options or {}), norm) for m in mixers)
+        self.norm = make_norm(norm, dim)
+        self._scale_residual_writers()
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether any layer sees the future."""
+        return any(block.mixer.bidirectional for block in self._each())
+
+    def _each(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> StackState:
+        return tuple(block.init_state(batch_size, device=device, dtype=dtype) for block in self._each())
+
+    def _scale_residual_writers(self) -> None:
+        writes = sum(1 if block.channel is None else 2 for block in self._each())
+        for layer in self.modules():
+            if isinstance(layer, Layer) and layer.residual_out is not None:
+                projection = cast(nn.Linear, layer.get_submodule(layer.residual_out))
+                with torch.no_grad():
+                    projection.weight.div_(math.sqrt(writes))
+
+    def forward(
+        self, x: Tensor, state: StackState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        states = []
+        for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
+            x, after = block(x, before, cu_seqlens=cu_seqlens)
+            states.append(after)
+        return self.norm(x), tuple(states)
+
+
+def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:
+    for name in pattern:
+        get(name)
+    if single:
+        return {pattern[0]: dict(options)}
+    for name in options:
+        if name not in pattern:
+            raise nearest("layer in layer_options", name, pattern)
+    return {name: dict(options.get(name, {})) for name in pattern}
