@@ -45,13 +45,13 @@ def _take(typingctx, pointer):
     return types.int64(types.voidptr), codegen
 
 
-@njit
+@njit(forceinline=True)
 def array(address, size, dtype):
     """The flat array of `size` elements at an address."""
     return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
-@njit
+@njit(forceinline=True)
 def take(counter):
     """The next unit of work, from the address of the shared counter."""
     return _take(_pointer(counter))  # pyright: ignore[reportCallIssue]

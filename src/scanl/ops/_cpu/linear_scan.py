@@ -25,7 +25,7 @@ LONG = 4096  # steps from which cutting time pays
 FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
 
 
-@njit
+@njit(forceinline=True)
 def _forward_row(x, a, h, y):
     if a.size == h.size:
         for i in range(h.size):
@@ -36,7 +36,7 @@ def _forward_row(x, a, h, y):
             h[i] = y[i] = x[i] + decay * h[i]
 
 
-@njit
+@njit(forceinline=True)
 def _backward_row(dy, a, before, c, dx, da):
     """da per channel, as wide as the row."""
     for i in range(c.size - 1, -1, -1):
@@ -46,7 +46,7 @@ def _backward_row(dy, a, before, c, dx, da):
         c[i] = np.conj(a[i]) * d
 
 
-@njit
+@njit(forceinline=True)
 def _backward_row_summed(dy, a, before, c, dx, total):
     """As above, da added to a sum over time."""
     for i in range(c.size - 1, -1, -1):
@@ -56,7 +56,7 @@ def _backward_row_summed(dy, a, before, c, dx, total):
         c[i] = np.conj(a[i]) * d
 
 
-@njit
+@njit(forceinline=True)
 def _backward_row_shared(dy, a, before, c, dx):
     """As above for one a that all channels share; gives its da."""
     decay = np.conj(a[0])
@@ -69,7 +69,7 @@ def _backward_row_shared(dy, a, before, c, dx):
     return total
 
 
-@njit
+@njit(forceinline=True)
 def _forward_repair_row(p, a, y):
     """Whether anything is left to add to the rows after."""
     alive = False
@@ -80,7 +80,7 @@ def _forward_repair_row(p, a, y):
     return alive
 
 
-@njit
+@njit(forceinline=True)
 def _backward_repair_row(p, a, before, dx, da):
     alive = False
     for i in range(p.size):

@@ -1,0 +1,459 @@
+"""The linear scan on a GPU: a program goes along time over a block of channels, one tile (steps, channels) after another.
+
+Inside a tile the steps are joined by an associative scan, so that all of its loads are in flight at once. Forwards that
+reads x, a and writes y, three streams; backwards, which is the scan run the other way, it reads dy, a, y and writes dx,
+da, five. When channels are few and steps many, sequences are cut into ranges of rows of their own: a first pass gives the
+(product, end) of each range, a scan over these gives what enters each, and then all run side by side; x and a (dy and a)
+are read twice for it.
+
+Legend: features are `outer` groups of `inner` channels, within which `a` is given per channel or shared, so that a
+broadcast `a` is read where it lies. p_ is a pointer, i_ an index, b_ a block. Complex numbers are pairs of reals;
+a real one is written twice, as (re, re), and the second is never used.
+"""
+
+import functools
+import math
+import os
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# bytes of one operand in a tile: two operands of three tiles in flight stay well within shared memory. Triton's
+# interpreter joins element by element, and most of a tile would be masked in what it is given.
+TILE = 128 if os.environ.get("TRITON_INTERPRET") == "1" else 8192
+WIDEST, NARROW = 128, 16  # channels of a block: coalesced at least by sectors of 32 bytes
+PROGRAMS = 512  # to fill a GPU; half of it is enough not to narrow the blocks, a quarter not to cut in time
+SHORTEST = 8  # tiles of a piece
+WARPS, STAGES = 4, 3
+
+
+@triton.jit
+def _join(a, x, b, y):
+    return a * b, b * x + y
+
+
+@triton.jit
+def _join_complex(ar, ai, xr, xi, br, bi, yr, yi):
+    return ar * br - ai * bi, ar * bi + ai * br, br * xr - bi * xi + yr, br * xi + bi * xr + yi
+
+
+@triton.jit
+def _scan(ar, ai, xr, xi, hr, hi, COMPLEX: tl.constexpr):
+    """Down a tile, h having gone before: the products of a, and the states."""
+    if COMPLEX:
+        ar, ai, xr, xi = tl.associative_scan((ar, ai, xr, xi), 0, _join_complex)
+        return ar, ai, ar * hr - ai * hi + xr, ar * hi + ai * hr + xi
+    else:
+        ar, xr = tl.associative_scan((ar, xr), 0, _join)
+        h = ar * hr + xr
+        return ar, ar, h, h
+
+
+@triton.jit
+def _times(ar, ai, br, bi, COMPLEX: tl.constexpr):
+    if COMPLEX:
+        return ar * br - ai * bi, ar * bi + ai * br
+    else:
+        return ar * br, ar * br
+
+
+@triton.jit
+def _load(p, offsets, mask, dtype: tl.constexpr, COMPLEX: tl.constexpr):
+    if COMPLEX:
+        pair = tl.expand_dims(offsets, 2) * 2 + tl.arange(0, 2)[None, None, :]
+        b = tl.load(p + pair, mask=tl.broadcast_to(tl.expand_dims(mask, 2), pair.shape), other=0.0)
+        re, im = tl.split(b.to(dtype))
+        return re, im
+    else:
+        b = tl.load(p + offsets, mask=mask, other=0.0).to(dtype)
+        return b, b
+
+
+@triton.jit
+def _store(p, offsets, re, im, mask, COMPLEX: tl.constexpr):
+    if COMPLEX:
+        pair = tl.expand_dims(offsets, 2) * 2 + tl.arange(0, 2)[None, None, :]
+        tl.store(p + pair, tl.join(re, im), mask=tl.broadcast_to(tl.expand_dims(mask, 2), pair.shape))
+    else:
+        tl.store(p + offsets, re, mask=mask)
+
+
+@triton.jit
+def _last(re, im, i_row, STEPS: tl.constexpr, COMPLEX: tl.constexpr):
+    """The last row of a tile."""
+    last = tl.sum(tl.where(i_row == STEPS - 1, re, 0.0), 0, keep_dims=True)
+    if COMPLEX:
+        return last, tl.sum(tl.where(i_row == STEPS - 1, im, 0.0), 0, keep_dims=True)
+    else:
+        return last, last
+
+
+@triton.jit
+def _over_channels(re, im, OWN: tl.constexpr, COMPLEX: tl.constexpr):
+    """The gradient of an a that channels share is their sum."""
+    if OWN:
+        return re, im
+    elif COMPLEX:
+        return tl.sum(re, 1, keep_dims=True), tl.sum(im, 1, keep_dims=True)
+    else:
+        total = tl.sum(re, 1, keep_dims=True)
+        return total, total
+
+
+@triton.jit
+def _range(n, p_table, length, a_batch, TABLE: tl.constexpr):
+    """Range n: first row, steps, the row where its a begins, and in the carries the row before it and the one after."""
+    if TABLE:
+        p = p_table + 5 * n
+        begin, steps = tl.load(p), tl.load(p + 1)
+        return begin, steps.to(tl.int32), tl.load(p + 2), tl.load(p + 3), tl.load(p + 4)
+    else:
+        return n * length, length.to(tl.int32), n * a_batch, n, n
+
+
+@triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks"])
+def _forward(
+    p_x,
+    p_a,
+    p_carry,
+    p_y,
+    p_last,
+    p_table,
+    length,
+    a_batch,
+    a_row,
+    a_outer,
+    outer,
+    inner,
+    blocks,
+    REVERSE: tl.constexpr,
+    TABLE: tl.constexpr,
+    A_TIME: tl.constexpr,
+    A_INNER: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    SUMMARY: tl.constexpr,
+    ADJOINT: tl.constexpr,
+    STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """y and the last state of each range; as a summary, from a state of zero, the last state and in y's place the product.
+
+    The adjoint, of which only the summary is wanted, is the scan of conj(a) dy with conj(a).
+    """
+    i_unit = tl.program_id(0)
+    i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
+    begin, steps, a_begin, before, after = _range(i_range, p_table, length, a_batch, TABLE)
+    width = outer * inner
+    dtype: tl.constexpr = p_carry.dtype.element_ty
+    pair: tl.constexpr = 2 if COMPLEX else 1
+    sign: tl.constexpr = -1 if REVERSE else 1
+    first = begin + steps - 1 if REVERSE else begin
+    a_first = a_begin + steps - 1 if REVERSE and A_TIME else a_begin
+
+    i_row = tl.arange(0, STEPS)[:, None]
+    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    there = i_inner < inner
+    i_channel = i_outer * inner + i_inner
+    zero = tl.zeros((1, 1), tl.int32)
+    i_a = i_inner if A_INNER else zero
+    p_a += i_outer.to(tl.int64) * a_outer * pair
+    if not A_TIME:
+        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, dtype, COMPLEX)
+
+    if SUMMARY:
+        b_h_re = tl.zeros((1, CHANNELS), dtype)
+        b_h_im = b_h_re
+        b_p_re = b_h_re + 1
+        b_p_im = b_h_re
+    else:
+        p_h = p_carry + (after if REVERSE else before) * width * pair
+        b_h_re, b_h_im = _load(p_h, i_channel, there, dtype, COMPLEX)
+    for i in tl.range(0, steps, STEPS, num_stages=STAGES):
+        live = i + i_row < steps
+        mask = live & there
+        i_x = sign * i_row * width + i_channel
+        p_at = (first + sign * i) * width * pair
+        b_x_re, b_x_im = _load(p_x + p_at, i_x, mask, dtype, COMPLEX)
+        if A_TIME:
+            p_decay = p_a + (a_first + sign * i) * a_row * pair
+            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, live & (i_a < inner), dtype, COMPLEX)
+        else:
+            b_a_re, b_a_im = b_constant_re, b_constant_im
+        b_a_re = tl.where(mask, b_a_re, 1.0)  # what is not there leaves the state as it is
+        b_a_im = tl.where(mask, b_a_im, 0.0)
+        if ADJOINT:
+            b_a_im = -b_a_im
+            b_x_re, b_x_im = _times(b_a_re, b_a_im, b_x_re, b_x_im, COMPLEX)
+        b_a_re, b_a_im, b_y_re, b_y_im = _scan(b_a_re, b_a_im, b_x_re, b_x_im, b_h_re, b_h_im, COMPLEX)
+        b_h_re, b_h_im = _last(b_y_re, b_y_im, i_row, STEPS, COMPLEX)
+        if SUMMARY:
+            b_a_re, b_a_im = _last(b_a_re, b_a_im, i_row, STEPS, COMPLEX)
+            b_p_re, b_p_im = _times(b_p_re, b_p_im, b_a_re, b_a_im, COMPLEX)
+        else:
+            _store(p_y + p_at, i_x, b_y_re, b_y_im, mask, COMPLEX)
+    p_out = i_range * width * pair
+    _store(p_last + p_out, i_channel, b_h_re, b_h_im, there, COMPLEX)
+    if SUMMARY:
+        _store(p_y + p_out, i_channel, b_p_re, b_p_im, there, COMPLEX)
+
+
+@triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks", "sequences"])
+def _backward(
+    p_dy,
+    p_a,
+    p_y,
+    p_carry,
+    p_state,
+    p_dx,
+    p_da,
+    p_dstate,
+    p_table,
+    length,
+    a_batch,
+    a_row,
+    a_outer,
+    outer,
+    inner,
+    blocks,
+    sequences,
+    REVERSE: tl.constexpr,
+    TABLE: tl.constexpr,
+    A_TIME: tl.constexpr,
+    A_INNER: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """With d the gradient of a state: d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
+    i_unit = tl.program_id(0)
+    i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
+    begin, steps, a_begin, before, after = _range(i_range, p_table, length, a_batch, TABLE)
+    width = outer * inner
+    dtype: tl.constexpr = p_carry.dtype.element_ty
+    pair: tl.constexpr = 2 if COMPLEX else 1
+    sign: tl.constexpr = 1 if REVERSE else -1
+    first = begin if REVERSE else begin + steps - 1
+    a_first = a_begin + steps - 1 if A_TIME and not REVERSE else a_begin
+    start = after if REVERSE else before  # the carry before the scan's own first step, which comes last here
+
+    i_row = tl.arange(0, STEPS)[:, None]
+    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    there = i_inner < inner
+    i_channel = i_outer * inner + i_inner
+    zero = tl.zeros((1, 1), tl.int32)
+    i_a = i_inner if A_INNER else zero
+    p_a += i_outer.to(tl.int64) * a_outer * pair
+    if not A_TIME:
+        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, dtype, COMPLEX)
+    i_da = i_channel if A_INNER else i_outer * blocks + i_block + zero
+    da_there = there if A_INNER else i_a == 0
+    da_width = width if A_INNER else outer * blocks
+
+    within, some = start + zero >= sequences, steps + zero > 0  # blocks: the interpreter cannot mask by scalars
+    b_state_re, b_state_im = _load(p_state + start * width * pair, i_channel, there & ~within, dtype, COMPLEX)
+    b_c_re, b_c_im = _load(p_carry + (before if REVERSE else after) * width * pair, i_channel, there, dtype, COMPLEX)
+    b_sum_re = tl.zeros((1, CHANNELS), dtype)
+    b_sum_im = b_sum_re
+    for i in tl.range(0, steps, STEPS, num_stages=STAGES):
+        step = i + i_row
+        live = step < steps
+        mask = live & there
+        i_x = sign * i_row * width + i_channel
+        p_at = (first + sign * i) * width * pair
+        b_dy_re, b_dy_im = _load(p_dy + p_at, i_x, mask, dtype, COMPLEX)
+        to_come = mask & (within | (step + 1 < steps))
+        b_h_re, b_h_im = _load(p_y + p_at + sign * width * pair, i_x, to_come, dtype, COMPLEX)
+        b_h_re = tl.where(to_come, b_h_re, b_state_re)
+        b_h_im = tl.where(to_come, b_h_im, b_state_im)
+        decayed = live & (step > 0)  # what enters a range has been
+        if A_TIME:
+            p_decay = p_a + (a_first + sign * (i - 1)) * a_row * pair
+            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, decayed & (i_a < inner), dtype, COMPLEX)
+        else:
+            b_a_re, b_a_im = b_constant_re, b_constant_im
+        b_a_re = tl.where(decayed & there, b_a_re, 1.0)
+        b_a_im = -tl.where(decayed & there, b_a_im, 0.0)
+        b_a_re, b_a_im, b_d_re, b_d_im = _scan(b_a_re, b_a_im, b_dy_re, b_dy_im, b_c_re, b_c_im, COMPLEX)
+        b_c_re, b_c_im = _last(b_d_re, b_d_im, i_row, STEPS, COMPLEX)
+        _store(p_dx + p_at, i_x, b_d_re, b_d_im, mask, COMPLEX)
+        b_da_re, b_da_im = _times(b_d_re, b_d_im, b_h_re, -b_h_im, COMPLEX)
+        b_da_re = tl.where(mask, b_da_re, 0.0)
+        b_da_im = tl.where(mask, b_da_im, 0.0)
+        if A_TIME:
+            b_da_re, b_da_im = _over_channels(b_da_re, b_da_im, A_INNER, COMPLEX)
+            p_to = p_da + (first + sign * i) * da_width * pair
+            _store(p_to, sign * i_row * da_width + i_da, b_da_re, b_da_im, live & da_there, COMPLEX)
+        else:
+            b_sum_re += tl.sum(b_da_re, 0, keep_dims=True)
+            b_sum_im = b_sum_im + tl.sum(b_da_im, 0, keep_dims=True) if COMPLEX else b_sum_re
+    if not A_TIME:
+        b_sum_re, b_sum_im = _over_channels(b_sum_re, b_sum_im, A_INNER, COMPLEX)
+        _store(p_da + i_range * da_width * pair, i_da, b_sum_re, b_sum_im, da_there, COMPLEX)
+    if A_TIME:
+        p_decay = p_a + (a_first + sign * (steps - 1)) * a_row * pair
+        b_a_re, b_a_im = _load(p_decay, i_a, (i_a < inner) & some, dtype, COMPLEX)
+    else:
+        b_a_re, b_a_im = b_constant_re, b_constant_im
+    b_d_re, b_d_im = _times(b_a_re, -b_a_im, b_c_re, b_c_im, COMPLEX)
+    b_d_re = tl.where(some, b_d_re, b_c_re)
+    b_d_im = tl.where(some, b_d_im, b_c_im)
+    _store(p_dstate + i_range * width * pair, i_channel, b_d_re, b_d_im, there, COMPLEX)
+
+
+class _Layout(NamedTuple):
+    """How the features of x and a lie in memory."""
+
+    a_features: tuple[int, ...]  # a's, expanded over as few as the kernels need
+    split: int  # features from this one on are the inner ones
+    outer: int
+    inner: int
+    shared: bool  # one a for all inner channels
+    a_row: int  # its values in a step
+    a_outer: int  # and from group to group
+
+
+@functools.lru_cache(512)
+def _layout(features: tuple[int, ...], a_features: tuple[int, ...]) -> _Layout:
+    wide = [i for i, size in enumerate(features) if size != 1]
+    shared = bool(wide) and a_features[wide[-1]] == 1
+    split = max((i + 1 for i in wide if (a_features[i] == 1) != shared), default=0)
+    grouped = math.prod(a_features[:split]) > 1
+    if grouped:
+        a_features = features[:split] + a_features[split:]
+    inner = math.prod(features[split:])
+    a_outer = (1 if shared else inner) if grouped else 0
+    return _Layout(a_features, split, math.prod(features[:split]), inner, shared, math.prod(a_features), a_outer)
+
+
+class _Ranges(NamedTuple):
+    """The rows of (B T) that each program goes along: whole sequences, or pieces of them."""
+
+    count: int
+    sequences: int
+    table: Tensor | None = None  # as `_range` reads it; None for whole sequences of one length
+    cut: Tensor | None = None  # the offsets of each sequence's pieces among all
+
+
+def _ranges(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, size: int) -> _Ranges:
+    """Pieces of `size` steps, or whole sequences if that is 0, without waiting for the device."""
+    batch, length = x.shape[:2]
+    if cu_seqlens is not None:
+        offsets = cu_seqlens.long()
+        n = len(cu_seqlens) - 1
+        count = length // size + n if size else n  # at most: those too many stay empty
+    elif size:
+        offsets = torch.arange(batch + 1, device=x.device) * length
+        n, count = batch, batch * -(-length // size)
+    else:
+        return _Ranges(batch, batch)
+    begin, end = offsets[:-1], offsets[1:]
+    pieces = (end - begin + size - 1) // size if size else torch.ones_like(begin)
+    cut = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
+    i = torch.arange(count, device=x.device)
+    owner = torch.searchsorted(cut[1:], i, right=True).clamp(max=n - 1)
+    first = begin[owner] + (i - cut[owner]) * size
+    last = torch.minimum(first + size, end[owner]) if size else end[owner]
+    a_first = first if a_time else torch.zeros_like(first)
+    if cu_seqlens is None:
+        a_first = owner * a_batch + (first - begin[owner] if a_time else 0)
+    before = torch.where(i == cut[owner], owner, n + i - 1)
+    after = torch.where(i == cut[owner + 1] - 1, owner, n + i + 1).clamp(max=n + count - 1)
+    table = torch.stack([first, (last - first).clamp(min=0), a_first, before, after], 1)
+    return _Ranges(count, n, table, cut if size else None)
+
+
+class _Plan:
+    """What to launch for operands of these sizes."""
+
+    def __init__(self, x: Tensor, a: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, whole: bool = False):
+        batch, length, *features = x.shape
+        a_shape = (1,) * (x.ndim - a.ndim) + a.shape
+        self.layout = _layout(tuple(features), a_shape[2:])
+        self.a = a.expand(*a_shape[:2], *self.layout.a_features).contiguous()
+        self.a_time = a_shape[1] != 1
+        a_batch = a_shape[1] if a_shape[0] > 1 else 0
+        outer, inner = self.layout.outer, self.layout.inner
+        channels = min(WIDEST, triton.next_power_of_2(inner))
+        while channels > NARROW and len(state) * outer * triton.cdiv(inner, channels) < PROGRAMS // 2:
+            channels //= 2
+        self.blocks = triton.cdiv(inner, channels)
+        steps = max(TILE // (channels * state.itemsize), 4)
+        while steps * outer * inner >= 2**30:  # offsets inside a tile are 32 bits wide
+            steps //= 2
+        size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
+        size = 0 if whole or 4 * size > length else size
+        self.ranges = _ranges(x, self.a_time, a_batch, cu_seqlens, size)
+        self.numbers = (length, a_batch, self.layout.a_row, self.layout.a_outer, outer, inner, self.blocks)
+        self.flags = {
+            "TABLE": self.ranges.table is not None,
+            "A_TIME": self.a_time,
+            "A_INNER": not self.layout.shared,
+            "COMPLEX": x.is_complex(),
+            "STEPS": steps,
+            "CHANNELS": channels,
+            "STAGES": STAGES,
+            "num_warps": WARPS,
+            "enable_fp_fusion": True,
+        }
+
+    def launch(self, kernel: Any, *operands: Any, **flags: bool) -> None:
+        pointers = [torch.view_as_real(p) if isinstance(p, Tensor) and p.is_complex() else p for p in operands]
+        with torch.cuda.device_of(self.a):
+            grid = (self.ranges.count * self.layout.outer * self.blocks,)
+            kernel[grid](*pointers, **flags, **self.flags)
+
+    def forward(self, x: Tensor, carry: Tensor, y: Tensor, last: Tensor, **flags: bool) -> None:
+        self.launch(_forward, x, self.a, carry, y, last, self.ranges.table, *self.numbers, **flags)
+
+    def enter(self, x: Tensor, carry: Tensor, *, reverse: bool, adjoint: bool = False) -> tuple[Tensor, Tensor]:
+        """The carries of the sequences and after them what leaves each piece; then what leaves each sequence."""
+        products, ends = carry.new_empty(2, self.ranges.count, *carry.shape[1:])
+        self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
+        ends, products, left = ends[None], products[None], torch.empty_like(carry)
+        over = _Plan(ends, products, carry, self.ranges.cut, whole=True)
+        over.forward(ends, carry, ends, left, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
+        return torch.cat([carry, ends[0]]), left
+
+
+def forward(x, a, state, reverse, cu_seqlens):
+    x, state = x.contiguous(), state.contiguous()
+    y = torch.empty_like(x)
+    if state.numel() == 0:
+        return y, state.clone()
+    plan = _Plan(x, a, state, cu_seqlens)
+    last = state.new_empty(plan.ranges.count, *state.shape[1:])
+    if plan.ranges.cut is None:
+        plan.forward(x, state, y, last, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
+        return y, last
+    carry, left = plan.enter(x, state, reverse=reverse)
+    plan.forward(x, carry, y, last, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
+    return y, left
+
+
+def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
+    dy, dlast, y, state = dy.contiguous(), dlast.contiguous(), y.contiguous(), state.contiguous()
+    dx = torch.empty_like(dy)
+    if state.numel() == 0:
+        return dx, torch.zeros_like(a), dlast.clone()
+    plan = _Plan(dy, a, state, cu_seqlens)
+    (batch, length, *features), layout, count = dy.shape, plan.layout, plan.ranges.count
+    rows = length if plan.a_time else count // batch
+    da_shape = (batch, rows, layout.outer, plan.blocks if layout.shared else layout.inner)
+    da = torch.empty(da_shape, dtype=dy.dtype if math.prod(da_shape) == a.numel() else state.dtype, device=dy.device)
+    carry, dstate = dlast, state.new_empty(count, *state.shape[1:])
+    left = dstate
+    if plan.ranges.cut is not None:
+        carry, left = plan.enter(dy, dlast, reverse=not reverse, adjoint=True)
+    pointers = (dy, plan.a, y, carry, state, dx, da, dstate, plan.ranges.table)
+    plan.launch(_backward, *pointers, *plan.numbers, plan.ranges.sequences, REVERSE=reverse)
+    if layout.shared:
+        da = da.sum(-1)
+    own = [1 if layout.shared else size for size in features[layout.split :]]
+    da = da.view(batch, rows, *features[: layout.split], *own)
+    da = da.sum_to_size((1,) * (da.ndim - a.ndim) + a.shape).view(a.shape)
+    return dx, da.to(a.dtype), left
