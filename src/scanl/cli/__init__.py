@@ -1,0 +1,53 @@
+"""The `scanl` command: `main` finds the subcommand and turns every error about input into one line."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from scanl.errors import ScanlError
+from scanl.layers.base import nearest
+
+COMMANDS = {  # name: where it is, what it does
+    "train": ("train:run", "train a language model on bytes"),
+    "generate": ("generate:run", "continue a prompt, byte by byte"),
+    "eval": ("evaluate:run", "bits per byte of a run on its held-out text"),
+    "list": ("layers:list_layers", "the layers"),
+    "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
+    "demo": ("demo:run", "train for two minutes, then generate past 100,000 bytes"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(_usage())
+            return 0
+        if args[0] == "--version":
+            from scanl import __version__
+
+            print(f"scanl {__version__}")
+            return 0
+        if args[0] not in COMMANDS:
+            raise nearest("command", args[0], list(COMMANDS))
+        module, function = COMMANDS[args[0]][0].split(":")
+        code = getattr(importlib.import_module(f"scanl.cli.{module}"), function)(args[1:])
+        sys.stdout.flush()
+        return code
+    except ScanlError as error:
+        print(f"scanl: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("scanl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left; without this, Python complains again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: scanl COMMAND ...", "", *lines, "", "`scanl COMMAND --help` lists its options."])

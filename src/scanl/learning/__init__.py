@@ -1,0 +1,9 @@
+"""How parameters learn: backpropagation through time.
+
+`bptt`, `train` and `callbacks` import lightning; nothing here imports them before a run starts.
+"""
+
+from scanl.learning.config import TrainConfig as TrainConfig
+from scanl.learning.config import build_model as build_model
+from scanl.learning.evaluation import bits_per_byte as bits_per_byte
+from scanl.learning.run import RunFolder as RunFolder

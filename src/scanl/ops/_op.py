@@ -105,6 +105,7 @@ class Op:
         self.neutral = neutral  # the operands of a step that leaves the state as it is
         self.dtypes = dtypes
         self.backends: dict[str, Backend] = {"reference": Backend("reference", reference)}
+        self._plans: dict[tuple, tuple] = {}
         REGISTRY[self.name] = self
 
     def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
@@ -128,13 +129,26 @@ class Op:
         **more: Any,
     ) -> tuple[Tensor, Any]:
         operands, options = self._bind(args, more)
-        sizes = self._check(operands, cu_seqlens)
-        device, dtype, common = self._kind(operands)
-        chosen = self._choose(backend, device, common, sizes)
-        compute = chosen.compute_dtype(common)
+        if torch.compiler.is_compiling():
+            plan = self._plan(operands, cu_seqlens, backend)
+        else:
+            kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
+            key = (backend, None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype), *kinds)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(operands, cu_seqlens, backend)
+                if len(self._plans) > 4096:
+                    self._plans.clear()
+                self._plans[key] = plan
+            if cu_seqlens is not None:
+                first = operands[self.names[0]]
+                assert first is not None
+                offsets(cu_seqlens, first.shape[1], self.name)
+        name, dtype, compute, device, state_shape = plan
+        chosen = self.backends[name]
         state = operands.pop("state")
         if state is None:
-            state = self._zero_state(sizes, device, _WIDER.get(compute, compute), cu_seqlens)
+            state = torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device)
         values = [value if value is None else value.to(compute) for value in operands.values()]
         values.append(state.to(_WIDER.get(compute, compute)))
         if cu_seqlens is None:
@@ -144,6 +158,20 @@ class Op:
         else:
             y, state = self._run_each(chosen, values, cu_seqlens, reverse=reverse, **options)
         return y.to(dtype), state
+
+    def _plan(
+        self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, backend: str
+    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, tuple[int, ...]]:
+        """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
+
+        The backend's name, the dtypes of the output and of the computation, the device, the shape of the state.
+        """
+        sizes = self._check(operands, cu_seqlens)
+        device, dtype, common = self._kind(operands)
+        chosen = self._choose(backend, device, common, sizes)
+        batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shape = (batch, *_full(self.operands[-1].choices[0][1:], sizes))
+        return chosen.name, dtype, chosen.compute_dtype(common), device, shape
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
@@ -239,8 +267,6 @@ class Op:
             raise ShapeError(
                 f"{self.name}: {self.names[0]} has a batch of {first.shape[0]}, expected 1 because of cu_seqlens"
             )
-        if not torch.compiler.is_compiling():
-            offsets(cu_seqlens, first.shape[1], self.name)
 
     def _kind(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
         """The device, the dtype of the output (the first operand's, complex if any is), and the one all promote to."""
@@ -266,14 +292,6 @@ class Op:
         if reasons:
             raise BackendError(f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}")
         return self.backends[backend]
-
-    def _zero_state(
-        self, sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype, cu_seqlens: Tensor | None
-    ) -> Tensor:
-        shape = _full(self.operands[-1].choices[0], sizes)
-        if cu_seqlens is not None:
-            shape = (cu_seqlens.shape[0] - 1, *shape[1:])
-        return torch.zeros(shape, device=device, dtype=dtype)
 
     def _run_each(
         self, chosen: Backend, values: list[Tensor | None], cu_seqlens: Tensor, **options: Any
