@@ -1,6 +1,5 @@
 """The layer protocol and the registry."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -8,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError, ShapeError, unknown
 from scanl.layers.packing import check_offsets
 from scanl.layers.state import Device, DType, State, leaves, map_leaves
 
@@ -145,9 +144,7 @@ def names() -> list[str]:
 
 def nearest(kind: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for an unknown name, with the nearest known one."""
-    close = difflib.get_close_matches(str(name), known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return ConfigError(f"unknown {kind} {name!r}; {hint}")
+    return ConfigError(unknown(kind, name, known))
 
 
 def get(name: str) -> type[Layer]:

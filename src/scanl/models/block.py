@@ -42,6 +42,8 @@ class GatedMLP(Layer):
 
 
 CHANNEL_MIXERS: dict[str, type[Layer] | None] = {"gated_mlp": GatedMLP, "none": None}
+
+
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
 
 

@@ -1,10 +1,10 @@
-"""The linear scan on a GPU: a program goes along time over a block of channels, one tile (steps, channels) after another.
+"""The linear scan on a GPU: a program goes along time over a block of channels, one tile (steps, channels) at a time.
 
-Inside a tile the steps are joined by an associative scan, so that all of its loads are in flight at once. Forwards that
-reads x, a and writes y, three streams; backwards, which is the scan run the other way, it reads dy, a, y and writes dx,
-da, five. When channels are few and steps many, sequences are cut into ranges of rows of their own: a first pass gives the
-(product, end) of each range, a scan over these gives what enters each, and then all run side by side; x and a (dy and a)
-are read twice for it.
+Inside a tile the steps are joined by an associative scan, so that all of its loads are in flight at once, and those of
+the next tiles too. The forward pass reads x, a and writes y, three streams; the backward pass is the scan run the other
+way, reads dy, a, y and writes dx, da, five. When channels are few and steps many, sequences are cut into pieces: a
+first pass gives the (product, end) of each, a scan over these what enters each, and then all run side by side; x and a
+(dy and a) are read twice for it.
 
 Legend: features are `outer` groups of `inner` channels, within which `a` is given per channel or shared, so that a
 broadcast `a` is read where it lies. p_ is a pointer, i_ an index, b_ a block. Complex numbers are pairs of reals;
@@ -140,7 +140,7 @@ def _forward(
     CHANNELS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """y and the last state of each range; as a summary, from a state of zero, the last state and in y's place the product.
+    """y and the last state of each range; as a summary the last state from one of zero, and in y's place the product.
 
     The adjoint, of which only the summary is wanted, is the scan of conj(a) dy with conj(a).
     """
@@ -229,7 +229,7 @@ def _backward(
     CHANNELS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """With d the gradient of a state: d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
+    """A state's gradient is d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
     begin, steps, a_begin, before, after = _range(i_range, p_table, length, a_batch, TABLE)

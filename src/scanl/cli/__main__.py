@@ -1,0 +1,5 @@
+import sys
+
+from scanl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,134 @@
+"""`scanl demo`: train for two minutes, compare with compressors, generate, and go on past 100,000 bytes of context."""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.cli.evaluate import compared
+from scanl.cli.generate import stream, write
+from scanl.cli.parser import Parser
+from scanl.cli.train import prepare, start
+from scanl.learning import RunFolder, TrainConfig, bits_per_byte
+from scanl.learning.metrics import read_metrics
+from scanl.learning.picture import draw_loss, save_figure
+from scanl.learning.run import free_name
+from scanl.models import LanguageModel
+from scanl.tasks.text import Bytes
+
+MARKS = (1_000, 10_000, 100_000)
+PROMPT = b"def "
+
+
+@dataclass
+class At:
+    """A generation that has read `context` bytes: tokens/s of each window, and the resident memory in MiB."""
+
+    context: int
+    speeds: list[float]
+    memory: float
+
+    @property
+    def speed(self) -> float:
+        return statistics.median(self.speeds)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The whole demonstration; leaves a run folder with demo.png."""
+    parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
+    parser.add_argument("--minutes", type=float, default=2.0, help="of training")
+    parser.add_argument("--out", type=str | None, default=None, help="run folder; none: runs/demo-N")
+    parser.add_argument("--data", type=str, nargs="*", default=[], metavar="PATH", help="other text than that")
+    parser.add_argument("--dim", type=int, default=256, help="model width")
+    parser.add_argument("--marks", type=list[int], default=list(MARKS), help="context lengths to measure at")
+    args = parser.parse(argv)
+    out = args.out or str(free_name("demo"))
+    config = TrainConfig(data=args.data, minutes=args.minutes, out=out, dim=args.dim)
+    folder, config, corpus, model = prepare(config)
+    if not start(folder, config, corpus, model):
+        return 130
+    model.eval()
+    print(f"\n{compared(bits_per_byte(model, corpus.held_out), corpus.held_out)}\n", flush=True)
+    torch.set_num_threads(1)  # one byte at a time is too little work to share
+    write(PROMPT)
+    stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.seed))
+    write(b"\n\n")
+    measured = measure(model, corpus.held_out, args.marks)
+    print("generating one byte at a time:")
+    for at in measured:
+        print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
+    first, last = measured[0], measured[-1]
+    print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
+    picture = draw(folder, read_metrics(folder), measured)
+    print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
+    return 0
+
+
+def measure(model: LanguageModel, text: Bytes, marks: Sequence[int], window: int = 100, rounds: int = 30) -> list[At]:
+    """Read `text` up to each mark in chunks and generate from there.
+
+    The windows of all marks take turns, so that another program's use of the machine weighs on all alike. The memory
+    is taken at each mark in the order of reading, after a first window.
+    """
+    with torch.inference_mode():
+        generations, results = [], []
+        state, read = None, 0
+        for mark in marks:
+            while read < mark - 1:
+                places = range(read, min(read + 256, mark - 1))
+                state = model(torch.from_numpy(text.take(places, mode="wrap").astype("int64"))[None], state)[1]
+                read = places.stop
+            pending = torch.tensor([[int(text[read % len(text)])]])
+            generations.append(model.generate(pending, state=state, seed=0))
+            _speed(generations[-1], window)
+            results.append(At(mark, [], resident_memory()))
+        for _ in range(rounds):
+            for generation, result in zip(generations, results, strict=True):
+                result.speeds.append(_speed(generation, window))
+    return results
+
+
+def _speed(generation: Iterator[Tensor], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        next(generation)
+    return count / (time.perf_counter() - began)
+
+
+def resident_memory() -> float:
+    """Of this process, in MiB; where the system does not tell the present value, the largest one so far."""
+    import resource
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def draw(folder: RunFolder, rows: Sequence[Mapping[str, Any]], measured: Sequence[At]) -> Path:
+    """The loss curve beside speed against context: demo.png."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    draw_loss(left, rows)
+    left.set_title("training")
+    contexts = [at.context for at in measured]
+    quarters = [statistics.quantiles(at.speeds, n=4) for at in measured]
+    right.fill_between(contexts, [q[0] for q in quarters], [q[2] for q in quarters], alpha=0.2, color="#08519c", lw=0)
+    right.plot(contexts, [at.speed for at in measured], "o-", color="#08519c", label="median, and half of all windows")
+    for at in measured:
+        right.annotate(f"{at.memory:,.0f} MiB", (at.context, at.speed), (0, 9), textcoords="offset points", ha="center")
+    right.set(xscale="log", xlabel="bytes of context", ylabel="bytes generated per second", title="generation")
+    right.set_ylim(0, 1.3 * max(q[2] for q in quarters))
+    right.grid(alpha=0.3)
+    right.legend(frameon=False, loc="lower left")
+    return save_figure(figure, folder.path / "demo.png")

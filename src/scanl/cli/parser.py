@@ -1,0 +1,54 @@
+"""Option parsing whose mistakes are ConfigErrors of one line."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jsonargparse
+
+from scanl.errors import ConfigError
+from scanl.layers.base import nearest
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Keeps the lines of the text below the options."""
+
+
+class Parser(jsonargparse.ArgumentParser):
+    """jsonargparse that raises ConfigError, naming the nearest option, where it would print its usage."""
+
+    def __init__(self, command: str, description: str, **kwargs: Any) -> None:
+        super().__init__(
+            prog=f"scanl {command}", description=description, exit_on_error=False, formatter_class=_Help, **kwargs
+        )
+        self.command = command
+
+    def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
+        """The options, or ConfigError. `--batch_size` is taken for `--batch-size`."""
+        known = [option for action in self._actions for option in action.option_strings]
+        argv = [_dashed(argument, known) for argument in argv]
+        for argument in argv:
+            name = re.split(r"[=.+]", argument, maxsplit=1)[0]
+            if argument.startswith("--") and len(argument) > 2 and name not in known:
+                raise nearest(f"option of {self.command}", name, [k for k in known if k.startswith("--")])
+        try:
+            return self.parse_args(argv)
+        except jsonargparse.ArgumentError as error:
+            raise ConfigError(f"{self.command}: {_shortened(str(error))}; see scanl {self.command} --help") from error
+
+
+def _shortened(text: str) -> str:
+    """jsonargparse's report of a value of the wrong type in our grammar; anything else in one line."""
+    text = " ".join(text.split())
+    wrong = re.match(r'Parser key "(\w+)":.*(?:Got|Given) value: (.*)$', text)
+    if wrong is None:
+        return text
+    kinds = [kind.replace("NoneType", "none") for kind in re.findall(r"Expected a <class '(\w+)'>", text)]
+    return f"{wrong[1]} is {wrong[2]}, expected {' or '.join(kinds)}"
+
+
+def _dashed(argument: str, known: Sequence[str]) -> str:
+    stem = re.split(r"[=.+]", argument, maxsplit=1)[0]
+    dashed = stem.replace("_", "-")
+    return dashed + argument[len(stem) :] if stem.startswith("--") and dashed in known else argument

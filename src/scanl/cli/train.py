@@ -1,0 +1,134 @@
+"""`scanl train`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from scanl.cli.evaluate import compared
+from scanl.cli.layers import options_of
+from scanl.cli.parser import Parser
+from scanl.errors import ConfigError
+from scanl.layers import get, names
+from scanl.learning import RunFolder, TrainConfig, bits_per_byte
+from scanl.learning.budget import fix_steps
+from scanl.learning.config import check_resumable, seeded_model
+from scanl.models import LanguageModel
+from scanl.tasks import Corpus, read_corpus
+
+RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
+MOST_HELD_OUT = 2**20  # bytes measured at the end; `scanl eval` reads all
+
+
+def run(argv: Sequence[str]) -> int:
+    """Train, or go on with `--resume RUN`; exit code 130 when a signal ended it."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return _join()
+    config, resumed = parse(argv)
+    folder, config, corpus, model = prepare(config, resumed)
+    if not start(folder, config, corpus, model):
+        return 130
+    held_out = corpus.held_out[:MOST_HELD_OUT]
+    print(compared(bits_per_byte(model, held_out), held_out))
+    return 0
+
+
+def prepare(
+    config: TrainConfig, resumed: RunFolder | None = None
+) -> tuple[RunFolder, TrainConfig, Corpus, LanguageModel]:
+    """Everything that can be refused, options, text and model, before anything is written; then the run folder."""
+    from scanl.learning.train import make_trainer
+
+    config.check()
+    if resumed is None and config.out is not None:
+        RunFolder(config.out).refuse_if_used()
+    model = seeded_model(config)
+    corpus = read_corpus(config.data, config.held_out)
+    corpus.check(config.sequence_length)
+    make_trainer(config)
+    if resumed is not None:
+        resumed.remove_leftovers()
+        return resumed, config, corpus, model
+    config.data = [str(Path(path).resolve()) for path in config.data]
+    config = fix_steps(config, model, corpus)
+    return RunFolder.create(config), config, corpus, model
+
+
+def start(folder: RunFolder, config: TrainConfig, corpus: Corpus, model: LanguageModel) -> bool:
+    """Train in the folder; False when a signal ended it, after saying how to go on."""
+    from scanl.learning.train import train
+
+    print(f"run folder {folder.path}: {_describe(config, model, corpus)}", file=sys.stderr, flush=True)
+    os.environ[RUN] = str(folder.path.resolve())
+    outcome = train(config, model, corpus, folder)
+    if outcome.interrupted:
+        print(
+            f"scanl: interrupted after step {outcome.step} of {config.steps}; saved. Go on with:\n"
+            f"  scanl train --resume {folder.path}",
+            file=sys.stderr,
+        )
+    return not outcome.interrupted
+
+
+def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
+    """The configuration, and the folder of a run to go on with."""
+    args = _parser(TrainConfig()).parse(argv)
+    if args.resume is None:
+        return _config(args), None
+    folder = RunFolder.open(args.resume)
+    config = folder.config()
+    wanted = _config(_parser(config).parse(argv))
+    check_resumable(config, wanted)
+    return wanted, folder
+
+
+def _join() -> int:
+    """What a further process of a distributed run does. Always 0: lightning kills the first one otherwise."""
+    from scanl.learning.train import train
+
+    if RUN not in os.environ:
+        raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")
+    folder = RunFolder.open(os.environ[RUN])
+    config = folder.config()
+    train(config, seeded_model(config), read_corpus(config.data, config.held_out), folder)
+    return 0
+
+
+def _describe(config: TrainConfig, model: LanguageModel, corpus: Corpus) -> str:
+    parameters = sum(p.numel() for p in model.parameters())
+    return (
+        f"{config.layer}, {parameters:,} parameters, {config.steps:,} steps of {config.batch_size * config.devices} x "
+        f"{config.sequence_length} bytes; {len(corpus.train):,} bytes to train on, {len(corpus.held_out):,} held out"
+    )
+
+
+def _parser(defaults: TrainConfig) -> Parser:
+    parser = Parser("train", "Train a byte-level language model.", epilog=_layer_help())
+    parser.add_argument("--config", action="config", help="YAML file of these options")
+    parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    for f in fields(TrainConfig):
+        kind, text = get_args(hints[f.name])
+        how: dict[str, Any] = {"type": kind}
+        if kind is bool:
+            how = {"action": "store_true"}
+        elif kind == list[str]:
+            how = {"type": str, "nargs": "*", "metavar": "PATH"}
+        parser.add_argument(f"--{f.name.replace('_', '-')}", default=getattr(defaults, f.name), help=text, **how)
+    return parser
+
+
+def _config(args: Any) -> TrainConfig:
+    values = args.as_dict() if hasattr(args, "as_dict") else vars(args)
+    return TrainConfig(**{f.name: values[f.name] for f in fields(TrainConfig)})
+
+
+def _layer_help() -> str:
+    lines = ["layers and their options (--layer-options.NAME VALUE):"]
+    for name in names():
+        if not get(name).bidirectional:
+            options = "  ".join(f"{option}={default}" for option, default in options_of(name).items())
+            lines.append(f"  {name}: {options}")
+    return "\n".join(lines)

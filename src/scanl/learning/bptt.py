@@ -1,0 +1,169 @@
+"""Backpropagation through time as a Lightning module: the loss, the optimiser, the data order, what is saved."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import CheckpointError, ScanlError
+from scanl.layers.state import State, detach, leaves, map_leaves
+from scanl.learning.config import TrainConfig
+from scanl.learning.optimizer import make_optimizer, rate
+from scanl.models import LanguageModel
+from scanl.tasks.text import Corpus, Streams, Windows
+
+
+class DivergenceError(ScanlError, ArithmeticError):
+    """Training met a number that is not finite."""
+
+
+class BPTT(pl.LightningModule):
+    """Next-byte cross entropy over windows, or over streams whose state is carried, cut from the graph (truncated).
+
+    Resuming is exact because everything but the parameters, the optimiser and the carried state is a pure function of
+    (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
+
+    Between the forward and the backward pass the processes agree on three wishes that any one of them may have: to
+    stop, to save, and to give up because its loss is not finite. The callbacks read them from `agreed`.
+    """
+
+    def __init__(self, model: LanguageModel, config: TrainConfig, corpus: Corpus) -> None:
+        super().__init__()
+        assert config.steps is not None
+        self.model = model
+        self.config = config
+        self.corpus = corpus
+        self.steps: int = config.steps
+        order = Streams if config.carry_state else Windows
+        self.order = order(corpus.train, config.sequence_length, config.seed)
+        self.carried: State = None
+        self.restored: dict[str, Tensor] | None = None
+        self.wishes = {"stop": False, "save": False}
+        self.agreed = {"stop": False, "save": False}
+        self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
+
+    def train_dataloader(self) -> "Batches":
+        return Batches(self)
+
+    def on_train_start(self) -> None:
+        if self.restored is None:
+            return
+        size = self.config.batch_size
+        mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
+        self.carried = map_leaves(lambda like: next(mine).to(like), self.model.init_state(size, device=self.device))
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        torch.manual_seed(((self.config.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        logits, state = self.model(batch[:, :-1], self.carried)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        value = loss.item()
+        finite = math.isfinite(value)
+        stop, save, failed, total = self._sum(self.wishes["stop"], self.wishes["save"], not finite, value)
+        self.agreed = {"stop": stop > 0, "save": save > 0}
+        if failed:
+            self._give_up(f"loss is {total}", "of another process" if finite else self._first_not_finite(batch))
+        self.loss_sum += total / self.trainer.world_size
+        self.loss_count += 1
+        if self.config.carry_state:
+            self.carried = detach(state)
+        return loss
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not norm.isfinite():
+            bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
+            self._give_up(f"the gradient's norm is {norm.item()}", next(bad, "none alone, but all together"))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = make_optimizer(self.model, self.config)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, self.config))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
+        checkpoint["scanl"] = {
+            "model": self.config.model_fields(),
+            "corpus": self.corpus.digest(),
+            "rows": self.config.batch_size * self.trainer.world_size,
+            "loss_sum": self.loss_sum,
+            "loss_count": self.loss_count,
+            "carried": carried,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        stored = checkpoint["scanl"]
+        if stored["corpus"] != self.corpus.digest():
+            raise CheckpointError("train: the text has changed since the checkpoint; put back the text to resume")
+        rows = self.config.batch_size * self.trainer.world_size
+        if stored["rows"] != rows:
+            raise CheckpointError(
+                f"train: {rows} sequences a step, expected {stored['rows']} because of the checkpoint"
+            )
+        self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
+        self.restored = stored["carried"] or None
+
+    def _sum(self, *numbers: float) -> list[float]:
+        """Each number summed over the processes."""
+        if self.trainer.world_size == 1:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(sums)
+        return sums.tolist()
+
+    def _gather(self, leaf: Tensor) -> Tensor:
+        """The rows of all processes. As raw bytes: gloo knows neither bool nor complex numbers."""
+        if self.trainer.world_size == 1:
+            return leaf
+        mine = leaf.contiguous().flatten().view(torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(self.trainer.world_size)]
+        torch.distributed.all_gather(parts, mine)
+        return torch.cat([part.view(leaf.dtype).view(leaf.shape) for part in parts])
+
+    @torch.no_grad()
+    def _first_not_finite(self, batch: Tensor) -> str:
+        """Run the forward pass again, watching; the first module to end with a number that is not finite."""
+        found: list[str] = []
+
+        def watch(name: str, module: nn.Module) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                if not found and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
+                    found.append(f"{name} ({type(module).__name__})")
+
+            return module.register_forward_hook(hook)
+
+        hooks = [watch(name, module) for name, module in self.model.named_modules() if name]
+        self.model(batch[:, :-1], self.carried)
+        for hook in hooks:
+            hook.remove()
+        return found[0] if found else "the cross entropy itself"
+
+    def _give_up(self, what: str, where: str) -> None:
+        raise DivergenceError(
+            f"train: {what} at step {self.global_step + 1}; first not finite: {where}. "
+            "The last checkpoint is from before; try a smaller --lr or a longer --warmup"
+        )
+
+
+class Batches:
+    """Endless batches from the step where training stands; asked for only after a checkpoint has been restored."""
+
+    def __init__(self, learner: BPTT) -> None:
+        self.learner = learner
+
+    def __iter__(self) -> Iterator[Tensor]:
+        learner, step = self.learner, self.learner.global_step
+        while True:
+            batch = learner.order.batch(
+                step, learner.config.batch_size, learner.global_rank, learner.trainer.world_size
+            )
+            yield torch.from_numpy(batch)
+            step += 1

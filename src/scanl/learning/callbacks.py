@@ -1,0 +1,138 @@
+"""What happens around the steps: signals, checkpoints, metrics, progress."""
+
+import math
+import signal
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO
+
+from scanl.learning.bptt import BPTT, DivergenceError
+from scanl.learning.checkpoint import read_checkpoint
+from scanl.learning.evaluation import bits_per_byte
+from scanl.learning.metrics import COLUMNS, Progress, as_csv, read_metrics
+from scanl.learning.optimizer import rate
+from scanl.learning.run import RunFolder, written_whole
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Checkpoints written whole or not at all, and read without unpickling objects."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        with written_whole(path) as temporary:
+            torch.save(checkpoint, temporary)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_checkpoint(path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        path.unlink()
+
+
+class Keeper(pl.Callback):
+    """Saves in intervals and at the end; on SIGINT or SIGTERM saves after the step and stops (`interrupted`)."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.interrupted = False
+        self._handlers: dict[int, Any] = {}
+        self._saved = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+
+        def ask_to_stop(number: int, _frame: Any) -> None:
+            if pl_module.wishes["stop"]:  # the second time: at once, without saving
+                raise KeyboardInterrupt
+            pl_module.wishes["stop"] = True
+
+        # Lightning has installed its own handlers by now; they would leave without saving.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, ask_to_stop)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        due = time.monotonic() - self._saved >= pl_module.config.save_seconds
+        pl_module.wishes["save"] = trainer.is_global_zero and due
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.steps
+        if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.steps:
+            for name, parameter in pl_module.model.named_parameters():
+                if not parameter.isfinite().all():
+                    raise DivergenceError(
+                        f"train: {name} is not finite after step {trainer.global_step}; "
+                        "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
+                    )
+            trainer.save_checkpoint(self.folder.checkpoint)
+            self._saved = time.monotonic()
+        trainer.should_stop = self.interrupted
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+class Recorder(pl.Callback):
+    """metrics.csv, the held-out measurements, and the progress bar; on the first process alone."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.rows: list[dict[str, Any]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+        if not trainer.is_global_zero:
+            return
+        # Steps after the checkpoint are done again, and so are their rows.
+        rows = read_metrics(self.folder) if trainer.global_step else []
+        self.rows = [row for row in rows if int(row["step"]) <= trainer.global_step]
+        self._write()
+        self._bar = Progress(pl_module.steps, trainer.global_step)
+        self._since, self._last = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        step, config = trainer.global_step, pl_module.config
+        last = step >= pl_module.steps
+        evaluate = last or step % (config.eval_every or max(1, pl_module.steps // 10)) == 0
+        if not (evaluate or step % config.log_every == 0):
+            return
+        loss = pl_module.loss_sum / pl_module.loss_count
+        pl_module.loss_sum, pl_module.loss_count = 0.0, 0
+        if not trainer.is_global_zero:
+            return
+        tokens = (step - self._last) * config.batch_size * trainer.world_size * config.sequence_length
+        speed = tokens / (time.monotonic() - self._since)
+        row = dict.fromkeys(COLUMNS, "") | {
+            "step": step,
+            "loss": loss,
+            "bits_per_byte": loss / math.log(2),
+            "tokens_per_second": round(speed),
+            "lr": config.lr * rate(config, step - 1),
+        }
+        if evaluate:
+            held_out = pl_module.corpus.held_out[: config.eval_bytes]
+            row["held_out_bits_per_byte"] = bits_per_byte(pl_module.model, held_out)
+        self.rows.append(row)
+        with self.folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(as_csv([row]))
+        self._bar.show(row)
+        self._since, self._last = time.monotonic(), step
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.rows:
+            self._bar.close()
+
+    def _write(self) -> None:
+        self.folder.write_text(self.folder.metrics, ",".join(COLUMNS) + "\n" + as_csv(self.rows))

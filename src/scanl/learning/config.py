@@ -1,0 +1,138 @@
+"""Everything that decides a training run, in one flat dataclass; the command line is made from it."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import yaml
+
+from scanl.errors import CheckpointError, ConfigError, ScanlError
+from scanl.models import LanguageModel
+
+
+@dataclass
+class TrainConfig:
+    """The options of `scanl train`; `config.yaml` of a run holds one."""
+
+    data: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
+        default_factory=list
+    )
+    out: Annotated[str | None, "run folder; none: runs/LAYER-N"] = None
+    layer: Annotated[str, "a registered layer, or a repeating pattern: hawk,hawk,lru"] = "hawk"
+    layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
+        default_factory=dict
+    )
+    dim: Annotated[int, "model width"] = 256
+    depth: Annotated[int, "number of blocks"] = 4
+    channel_mixer: Annotated[str, "what mixes channels between the layers"] = "gated_mlp"
+    channel_options: Annotated[dict[str, Any], "its options"] = field(default_factory=dict)
+    norm: Annotated[str, "normalisation before every mixer"] = "rmsnorm"
+    tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
+    sequence_length: Annotated[int, "bytes in a training sequence"] = 256
+    batch_size: Annotated[int, "sequences in a step of one process"] = 8
+    carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, cut from the graph"] = False
+    held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
+    steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
+    minutes: Annotated[float | None, "instead of steps: measure the speed first, then fix the steps"] = None
+    lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
+    warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
+    weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1
+    clip: Annotated[float, "largest norm of the gradient"] = 1.0
+    seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
+    eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
+    eval_bytes: Annotated[int, "held-out bytes in each of these measurements"] = 16384
+    log_every: Annotated[int, "steps between two rows of metrics.csv"] = 10
+    save_seconds: Annotated[float, "seconds between two checkpoints"] = 30.0
+    accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
+    devices: Annotated[int, "number of processes or devices"] = 1
+    strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
+    precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ..."] = "32-true"
+
+    def check(self) -> None:
+        """ConfigError for a number out of range, or for both steps and minutes."""
+        for name in ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 1")
+        for name in ("lr", "clip", "steps", "minutes", "eval_every"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"train: {name} is {value}, expected above 0")
+        for name in ("warmup", "weight_decay", "save_seconds", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 0")
+        if self.steps is not None and self.minutes is not None:
+            raise ConfigError("train: steps and minutes are both given, expected one of them")
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"train: held_out is {self.held_out}, expected between 0 and 1")
+
+    def model_fields(self) -> dict[str, Any]:
+        """What the model is built from."""
+        return {name: getattr(self, name) for name in MODEL_FIELDS}
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> "TrainConfig":
+        """Read a run's config.yaml, or CheckpointError."""
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
+        known = [f.name for f in fields(cls)]
+        if not isinstance(values, dict) or not set(values) <= set(known):
+            odd = sorted(set(values) - set(known)) if isinstance(values, dict) else values
+            raise CheckpointError(f"run: {path} is no configuration of a training run: {odd} is not known")
+        return cls(**values)
+
+
+MODEL_FIELDS = (
+    "layer",
+    "layer_options",
+    "dim",
+    "depth",
+    "channel_mixer",
+    "channel_options",
+    "norm",
+    "tie_embeddings",
+)
+
+
+def layer_names(layer: str) -> list[str]:
+    """The names in `hawk,lru`."""
+    return [name.strip() for name in layer.split(",")]
+
+
+def build_model(config: TrainConfig) -> LanguageModel:
+    """The byte-level language model of a configuration. ConfigError for options that do not fit."""
+    pattern = layer_names(config.layer)
+    options: dict[str, Any] = {
+        **config.model_fields(),
+        "layer": pattern if len(pattern) > 1 else pattern[0],
+    }
+    try:
+        return LanguageModel(256, **options)
+    except ScanlError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        # A layer's constructor met a value of a kind that it does not take: "width": "wide".
+        given = {**config.layer_options, **config.channel_options}
+        raise ConfigError(f"train: options {given} do not fit {config.layer}: {error}") from error
+
+
+def seeded_model(config: TrainConfig) -> LanguageModel:
+    """The model of a configuration with the initial weights of its seed."""
+    torch.manual_seed(config.seed)
+    return build_model(config)
+
+
+def check_resumable(config: TrainConfig, wanted: TrainConfig) -> None:
+    """ConfigError when `wanted` would change what a run that has started computes."""
+    free = {"devices", "batch_size", "strategy", "accelerator", "save_seconds", "out"}
+    pairs = {f.name: (getattr(config, f.name), getattr(wanted, f.name)) for f in fields(TrainConfig)}
+    pairs = {name: pair for name, pair in pairs.items() if name not in free}
+    pairs["batch_size * devices"] = (config.batch_size * config.devices, wanted.batch_size * wanted.devices)
+    for name, (old, new) in pairs.items():
+        if old != new:
+            raise ConfigError(f"train: {name} is {new}, expected {old} because of the run to resume")

@@ -1,0 +1,103 @@
+"""One training run from a configuration to a folder."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from scanl.errors import CheckpointError, ConfigError
+from scanl.learning.bptt import BPTT
+from scanl.learning.callbacks import AtomicCheckpointIO, Keeper, Recorder
+from scanl.learning.checkpoint import read_checkpoint
+from scanl.learning.config import TrainConfig
+from scanl.learning.metrics import read_metrics
+from scanl.learning.picture import save_loss_curve
+from scanl.learning.run import RunFolder, check_tensors
+from scanl.models import LanguageModel
+from scanl.tasks.text import Corpus
+
+SAMPLE_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """model: as it is now.   step: where it stands.   interrupted: a signal ended it."""
+
+    model: LanguageModel
+    step: int
+    interrupted: bool
+
+
+def train(config: TrainConfig, model: LanguageModel, corpus: Corpus, folder: RunFolder) -> Outcome:
+    """Train to `config.steps`, from the folder's checkpoint when there is one, and leave the results in the folder."""
+    checkpoint = _checkpoint(folder, config, model)
+    learner = BPTT(model, config, corpus)
+    keeper = Keeper(folder)
+    trainer = make_trainer(config, [Recorder(folder), keeper])
+    with warnings.catch_warnings():
+        # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+        try:
+            trainer.fit(learner, ckpt_path=folder.checkpoint if checkpoint else None)
+        except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
+            raise KeyboardInterrupt from error
+    outcome = Outcome(model.cpu(), trainer.global_step, keeper.interrupted)
+    if trainer.is_global_zero:
+        folder.save_model(model, config)
+        if rows := read_metrics(folder):
+            save_loss_curve(folder, rows, f"{config.layer}, dim {config.dim}, depth {config.depth}")
+        if not keeper.interrupted:
+            folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.seed))
+    return outcome
+
+
+def make_trainer(config: TrainConfig, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+    """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
+    try:
+        return pl.Trainer(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy=config.strategy,
+            precision=config.precision,  # pyright: ignore[reportArgumentType]
+            max_steps=config.steps or -1,
+            max_epochs=-1,
+            callbacks=list(callbacks),
+            plugins=[AtomicCheckpointIO()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+    except (ValueError, RuntimeError, MisconfigurationException) as error:
+        raise ConfigError(f"train: {str(error).splitlines()[0]}") from error
+
+
+def sample(model: LanguageModel, count: int, seed: int) -> bytes:
+    """A text from its beginning: after the byte that separates files."""
+    model.eval()
+    tokens = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=count, temperature=0.8, seed=seed)
+    return bytes(int(token) for token in tokens)
+
+
+def _checkpoint(folder: RunFolder, config: TrainConfig, model: LanguageModel) -> bool:
+    """Whether there is one; CheckpointError when it is not of this model."""
+    if not folder.checkpoint.exists():
+        return False
+    stored = read_checkpoint(folder.checkpoint)
+    shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
+    check_tensors(folder.checkpoint, shapes, model, config)
+    if stored["scanl"]["model"] != config.model_fields():
+        odd = next(n for n, v in config.model_fields().items() if stored["scanl"]["model"][n] != v)
+        raise CheckpointError(
+            f"run: {folder.checkpoint} has {odd} {stored['scanl']['model'][odd]!r}, "
+            f"expected {config.model_fields()[odd]!r} because of config.yaml; put back what belongs together"
+        )
+    return True

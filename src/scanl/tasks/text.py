@@ -1,0 +1,188 @@
+"""Text as bytes: corpora from files and folders, and the order in which training reads them."""
+
+import hashlib
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.errors import DataError
+
+Bytes = NDArray[np.uint8]
+SEPARATOR = b"\0"  # between two files, and before the first one
+FILES_FOR_SPLIT = 20  # with fewer files, a split by file would be too uneven
+
+# Left out of the standard library: tests, which some systems do not ship, and folders that are generated tables
+# (code pages, help topics), which are near copies of each other.
+NOT_SOURCE = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes to train on and bytes held out, each one array (N,) uint8, files joined by a zero byte."""
+
+    train: Bytes
+    held_out: Bytes
+
+    def digest(self) -> str:
+        """A fingerprint of the training bytes: two runs that read the same text have the same one."""
+        return hashlib.sha256(self.train.data).hexdigest()
+
+    def check(self, length: int) -> None:
+        """DataError unless a sequence and its target fit into both parts."""
+        if len(self.train) <= length:
+            raise DataError(
+                f"corpus: {len(self.train)} bytes to train on, expected more than {length} because of the sequence "
+                "length; give more text or a smaller --sequence-length"
+            )
+        if len(self.held_out) < 2:
+            raise DataError(
+                f"corpus: {len(self.held_out)} bytes held out, expected at least 2; "
+                "give more text or a larger --held-out"
+            )
+
+
+def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Corpus:
+    """Read files and folders (their text files, at any depth); without paths, the standard library's source.
+
+    The split is by file: a file is held out when the SHA-256 of its relative path, modulo 1000, is below
+    1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead.
+    DataError for what is missing, unreadable or empty.
+    """
+    if not 0 < held_out < 1:
+        raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
+    files = _files(paths) if paths else standard_library()
+    texts = {name: _read(path) for name, path in files.items()}
+    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
+    texts = {name: text for name, text in texts.items() if text}
+    aside = {name for name in texts if _fraction(name) < held_out}
+    if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
+        train = [text for name, text in texts.items() if name not in aside]
+        return Corpus(_join(train), _join([texts[name] for name in texts if name in aside]))
+    whole = _join(list(texts.values()))
+    cut = len(whole) - round(len(whole) * held_out)
+    return Corpus(whole[:cut], whole[cut:])
+
+
+def standard_library() -> dict[str, Path]:
+    """The source of the running Python's standard library: relative path -> file, in sorted order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    return {name: names[name] for name in sorted(names) if not NOT_SOURCE.intersection(name.split("/"))}
+
+
+def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = _text_files(path)
+            if not found:
+                raise DataError(
+                    f"corpus: folder {path} has no text: no file that is neither empty, hidden nor binary; "
+                    "name a folder with text files"
+                )
+            files.update({f"{path.name}/{name}": file for name, file in found.items()})
+        elif not path.exists():
+            raise DataError(f"corpus: {path} does not exist; name a file or a folder")
+        elif not _read(path):
+            raise DataError(f"corpus: {path} is empty; name a file with text in it")
+        else:
+            files[path.as_posix() if path.name in files else path.name] = path
+    return files
+
+
+def _text_files(folder: Path) -> dict[str, Path]:
+    """The files below a folder that hold text: not hidden, not empty, no zero byte at the start (git's rule)."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+            start = _read(path, 8000)
+            if start and SEPARATOR not in start:
+                found[name] = path
+    return {name: found[name] for name in sorted(found)}
+
+
+def _read(path: Path, size: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise DataError(
+            f"corpus: {path} cannot be read: {error.strerror}; mend its permissions or leave it out"
+        ) from error
+
+
+def _fraction(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 1000 / 1000
+
+
+def _join(texts: list[bytes]) -> Bytes:
+    return np.frombuffer(SEPARATOR.join(texts), dtype=np.uint8)
+
+
+class Order(Protocol):
+    """Which bytes a step reads: a pure function of the step, so that resuming replays nothing."""
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """The sequences of one process: (size, length + 1), the last byte being the last target.
+
+        Process `rank` of `world` reads rows rank*size to (rank+1)*size of what one process with batches of
+        world*size reads.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Independent sequences: every epoch cuts the corpus, as a ring, at a random offset and shuffles the pieces."""
+
+    data: Bytes
+    length: int
+    seed: int
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """See `Order.batch`."""
+        per_epoch = len(self.data) // self.length
+        epochs, places = np.divmod((step * world + rank) * size + np.arange(size), per_epoch)
+        starts = np.empty(size, np.int64)
+        for epoch in np.unique(epochs):
+            offset, order = _epoch(self.seed, int(epoch), len(self.data), per_epoch)
+            here = epochs == epoch
+            starts[here] = offset + order[places[here]] * self.length
+        return _cut(self.data, starts, self.length)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """One contiguous stream for each row of the batch, chunk after chunk, for a state that is carried over.
+
+    The streams start at equal distances in the corpus, which is read as a ring.
+    """
+
+    data: Bytes
+    length: int
+    seed: int
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """See `Order.batch`."""
+        offset, _ = _epoch(self.seed, 0, len(self.data), 1)
+        rows = rank * size + np.arange(size)
+        starts = offset + rows * len(self.data) // (size * world) + step * self.length
+        return _cut(self.data, starts, self.length)
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, total: int, pieces: int) -> tuple[int, NDArray[np.int64]]:
+    random = np.random.default_rng((seed, epoch))
+    return int(random.integers(total)), random.permutation(pieces)
+
+
+def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    places = starts[:, None] + np.arange(length + 1)
+    return data.take(places, mode="wrap").astype(np.int64)

@@ -1,0 +1,490 @@
+"""The laws of DESIGN over every registered layer, its wrappers, and layers as a user writes them."""
+
+import multiprocessing
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from scanl import layers
+from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.layers import Bidirectional, LinearRNN, MultiScale, ShortConvolution, padded
+from scanl.layers import state as states
+from scanl.layers.linear_rnn import LinearRNNState
+
+DIM = 12
+
+
+class WeightedDecay(LinearRNN):
+    """A user's recurrence: a matrix on the input and a decay per channel, step by step."""
+
+    def __init__(self, dim, expand=2):
+        super().__init__(dim, expand)
+        self.W_state = nn.Linear(self.hidden_dim, self.hidden_dim, bias=False)
+        self.decay = nn.Parameter(torch.randn(self.hidden_dim))
+
+    def recurrent_forward(self, x, state):
+        if state is None:
+            state = torch.zeros(x.shape[0], x.shape[2], device=x.device, dtype=x.dtype)
+        outputs = []
+        for t in range(x.shape[1]):
+            state = torch.sigmoid(self.decay) * state + self.W_state(x[:, t])
+            outputs.append(state)
+        return torch.stack(outputs, 1) if outputs else x, state
+
+
+class MatrixDecay(LinearRNN):
+    """A user's recurrence with a matrix for a state."""
+
+    def __init__(self, dim, expand=2, num_heads=4):
+        super().__init__(dim, expand)
+        self.num_heads, self.head_dim = num_heads, self.hidden_dim // num_heads
+        self.decay = nn.Parameter(torch.randn(num_heads, self.head_dim))
+        self.k_proj = nn.Linear(self.hidden_dim, self.hidden_dim, bias=False)
+        self.v_proj = nn.Linear(self.hidden_dim, self.hidden_dim, bias=False)
+
+    def recurrent_forward(self, x, state):
+        heads = (x.shape[0], x.shape[1], self.num_heads, self.head_dim)
+        if state is None:
+            state = x.new_zeros(x.shape[0], self.num_heads, self.head_dim, self.head_dim)
+        k, v = self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        outputs = []
+        for t in range(x.shape[1]):
+            state = state * torch.sigmoid(self.decay)[None, :, :, None] + k[:, t, :, :, None] * v[:, t, :, None]
+            outputs.append((state @ v[:, t, :, :, None])[..., 0])
+        return torch.stack(outputs, 1).reshape(x.shape) if outputs else x, state
+
+
+CASES = {name: (lambda name=name: layers.build(name, DIM, **layers.get(name).sample)) for name in layers.names()}
+REGISTERED = list(CASES)
+CASES |= {
+    "short_convolution": lambda: ShortConvolution(DIM),
+    "short_convolution_1": lambda: ShortConvolution(DIM, kernel_size=1, bias=False),
+    "short_convolution_centred": lambda: ShortConvolution(DIM, kernel_size=3, causal=False),
+    "linear_rnn_without_conv": lambda: LinearRNN(DIM, bias=False, use_short_conv=False),
+    "user_vector": lambda: WeightedDecay(DIM, 1),
+    "user_matrix": lambda: MatrixDecay(DIM, 1),
+    "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
+    "multi_scale_hawk": lambda: MultiScale(DIM, "hawk", 2, {"num_heads": 2, "width": 8}),
+}
+STREAMING = [name for name, make in CASES.items() if not make().bidirectional]
+
+
+def make(name, dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    layer = CASES[name]().to(dtype)
+    with torch.no_grad():  # every parameter away from its special values: zero biases, unit norms
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def inputs(*shape, dtype=torch.float64, seed=1):
+    return torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_same(actual, expected, **tolerance):
+    """Two states of one form, or two tensors."""
+    assert [place for place, _ in states.leaves(actual)] == [place for place, _ in states.leaves(expected)]
+    for (_, a), (_, b) in zip(states.leaves(actual), states.leaves(expected), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def some_state(layer, rows):
+    """A state in the middle of a sequence."""
+    return states.detach(layer(inputs(rows, 5, dtype=next(layer.parameters()).dtype, seed=9))[1])
+
+
+@pytest.fixture(params=CASES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=STREAMING)
+def streaming(request):
+    return request.param
+
+
+def test_tokens_equal_the_whole(streaming):
+    layer, x = make(streaming), inputs(2, 9)
+    whole, last = layer(x)
+    state, ys = layer.init_state(2), []
+    for t in range(x.shape[1]):
+        y, state = layer.step(x[:, t], state)
+        ys.append(y)
+    torch.testing.assert_close(torch.stack(ys, 1), whole)
+    assert_same(state, last)
+
+
+def test_any_cut_equals_the_whole(streaming):
+    layer, x, before = make(streaming), inputs(2, 7), None
+    for before in (None, some_state(layer, 2)):
+        whole, last = layer(x, before)
+        for cut in range(8):
+            left, state = layer(x[:, :cut], before)
+            right, state = layer(x[:, cut:], state)
+            torch.testing.assert_close(torch.cat([left, right], 1), whole)
+            assert_same(state, last)
+
+
+def test_prefill_in_pieces_then_tokens(streaming):
+    layer, x = make(streaming), inputs(2, 14)
+    whole, last = layer(x)
+    state, ys = None, []
+    for start, end in pairwise([0, 3, 4, 5, 5, 7, 12, 13, 14]):
+        y, state = layer(x[:, start:end], state)
+        ys.append(y)
+    torch.testing.assert_close(torch.cat(ys, 1), whole)
+    assert_same(state, last)
+
+
+def test_the_future_changes_nothing_before_it(name):
+    layer, x = make(name), inputs(2, 6)
+    y, _ = layer(x)
+    for t in range(6):
+        other = x.clone()
+        other[:, t] += 1
+        changed = (layer(other)[0] != y).flatten(2).any(2).all(0)
+        assert changed[t]
+        assert changed[:t].any().item() == (layer.bidirectional and t > 0)
+
+
+def test_a_row_of_the_batch_equals_itself_alone(name):
+    layer, x = make(name), inputs(3, 5)
+    y, state = layer(x)
+    for i in range(3):
+        alone, last = layer(x[i : i + 1])
+        torch.testing.assert_close(y[i : i + 1], alone)
+        assert_same(states.index(state, slice(i, i + 1)), last)
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_packed_sequences_equal_each_alone(name, carried):
+    layer, cuts = make(name), [0, 4, 4, 5, 7, 13]
+    x, before = inputs(1, 13), some_state(layer, 5) if carried else None
+    y, last = layer(x, before, cu_seqlens=torch.tensor(cuts))
+    for n, (start, end) in enumerate(pairwise(cuts)):
+        row = slice(n, n + 1)
+        alone, state = layer(x[:, start:end], states.index(before, row))
+        torch.testing.assert_close(y[:, start:end], alone)
+        assert_same(states.index(last, row), state)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_equal_each_alone(name, side):
+    layer, lengths, x = make(name), [3, 6, 1], inputs(3, 6)
+    steps = torch.arange(6)
+    starts = [6 - n if side == "left" else 0 for n in lengths]
+    mask = torch.stack([(steps >= s) & (steps < s + n) for s, n in zip(starts, lengths, strict=True)])
+    before = some_state(layer, 3)
+    y, last = padded(layer, x.masked_fill(~mask[..., None], torch.nan), mask, before)
+    assert not y[~mask].any()
+    for i in range(3):
+        alone, state = layer(x[i : i + 1, mask[i]], states.index(before, slice(i, i + 1)))
+        torch.testing.assert_close(y[i, mask[i]], alone[0])
+        assert_same(states.index(last, slice(i, i + 1)), state)
+
+
+def test_the_state_does_not_grow(name):
+    layer = make(name)
+    _, short = layer(inputs(2, 1))
+    _, long = layer(inputs(2, 70))
+    assert_same(states.map_leaves(torch.zeros_like, long), states.map_leaves(torch.zeros_like, short))
+    form = {place: (leaf.shape, leaf.dtype) for place, leaf in states.leaves(short)}
+    fresh = {place: (leaf.shape, leaf.dtype) for place, leaf in states.leaves(layer.init_state(2))}
+    assert fresh.items() <= form.items()
+    assert fresh.keys() == form.keys() or name.startswith("user")
+
+
+def test_no_state_is_the_initial_state(name):
+    layer, x = make(name), inputs(2, 4)
+    for T in (0, 4):
+        y, last = layer(x[:, :T])
+        z, also = layer(x[:, :T], layer.init_state(2))
+        torch.testing.assert_close(y, z, rtol=0, atol=0)
+        assert_same(also, last, rtol=0, atol=0)
+
+
+def test_no_steps_change_nothing(name):
+    layer = make(name)
+    before = some_state(layer, 2)
+    y, last = layer(inputs(2, 0), before)
+    assert y.shape == (2, 0, DIM)
+    assert_same(last, before, rtol=0, atol=0)
+
+
+def test_no_rows(name):
+    layer = make(name)
+    y, last = layer(inputs(0, 3), layer.init_state(0))
+    assert y.shape == (0, 3, DIM)
+    assert all(leaf.shape[0] == 0 for _, leaf in states.leaves(last))
+
+
+def test_strided_and_expanded_input(name):
+    layer = make(name)
+    y, _ = layer(inputs(2, 5))
+    strided = inputs(2, 5).transpose(0, 1).contiguous().transpose(0, 1)
+    torch.testing.assert_close(layer(strided)[0], y)
+    expanded = inputs(1, 1).expand(2, 5, DIM)
+    torch.testing.assert_close(layer(expanded)[0], layer(expanded.contiguous())[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precision(streaming, dtype):
+    """Token by token is at most twice as far from float64 as the whole at once, and nothing is NaN."""
+    layer = make(streaming, dtype)
+    x = inputs(3, 33, dtype=dtype)
+    whole, last = layer(x)
+    state, ys = layer.init_state(3), []
+    for t in range(33):
+        y, state = layer.step(x[:, t], state)
+        ys.append(y)
+    exact, _ = make_like(layer, streaming)(x.double())
+    assert whole.dtype == dtype
+    tokens = torch.stack(ys, 1)
+    own = (whole.double() - exact).abs().max()
+    bound = 2 * (own + torch.finfo(dtype).eps * exact.abs().max())
+    assert own.isfinite()
+    assert (tokens.double() - exact).abs().max() <= bound
+    for place, leaf in states.leaves(last):
+        if not place.endswith("conv") and streaming in REGISTERED:
+            assert leaf.dtype in (torch.float32, torch.complex64), place
+
+
+def make_like(layer, name):
+    """The same layer in float64, its parameters rounded as the layer's are."""
+    copy = CASES[name]().double()
+    copy.load_state_dict(layer.state_dict())
+    return copy
+
+
+def test_saved_and_loaded_continues_exactly(name, tmp_path):
+    layer, x = make(name, torch.float32), inputs(2, 8, dtype=torch.float32)
+    _, state = layer(x[:, :5])
+    expected, last = layer(x[:, 5:], state)
+    save_file(layer.state_dict(), tmp_path / "weights.safetensors")
+    states.save(state, tmp_path / "state.safetensors")
+    other = make(name, torch.float32, seed=5)
+    like = other(x[:1, :1])[1] if name.startswith("user") else other.init_state(1)
+    read = states.load(tmp_path / "state.safetensors", like)
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    y, also = other(x[:, 5:], read)
+    assert torch.equal(y, expected)
+    assert_same(also, last, rtol=0, atol=0)
+
+
+def test_beam_search_can_reorder_repeat_and_join(name):
+    layer, x = make(name), inputs(3, 4)
+    before = some_state(layer, 3)
+    y, last = layer(x, before)
+    order = [2, 0, 0, 1]
+    for rows in (order, torch.tensor(order)):
+        z, also = layer(x[order], states.index(before, rows))
+        torch.testing.assert_close(z, y[order])
+        assert_same(also, states.index(last, rows))
+    z, _ = layer(x.repeat_interleave(2, 0), states.repeat(before, 2))
+    torch.testing.assert_close(z, y.repeat_interleave(2, 0))
+    parts = [states.index(before, slice(0, 1)), states.index(before, slice(1, 3))]
+    assert_same(states.cat(parts), before, rtol=0, atol=0)
+
+
+def test_gradients_are_the_derivatives_and_reach_every_parameter(name):
+    layer, x = make(name), inputs(2, 4).requires_grad_()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def run(x, *values):
+        y, state = torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+        carried = [leaf for _, leaf in states.leaves(state) if leaf.requires_grad]
+        return y, *(torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in carried)
+
+    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
+    layer(x)[0].square().sum().backward()
+    for parameter_name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.any(), parameter_name
+
+
+def test_the_derivative_of_a_gradient_is_right(name):
+    layer, x = make(name), inputs(1, 3).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (x,), fast_mode=True)
+
+
+def test_gradients_cross_a_carried_state(streaming):
+    layer, x = make(streaming), inputs(2, 6).requires_grad_()
+    (whole,) = torch.autograd.grad(layer(x)[0].square().sum(), x)
+    left, state = layer(x[:, :3])
+    right, _ = layer(x[:, 3:], state)
+    (parts,) = torch.autograd.grad(torch.cat([left, right], 1).square().sum(), x)
+    torch.testing.assert_close(parts, whole)
+    right, _ = layer(x[:, 3:], states.detach(state))
+    (cut,) = torch.autograd.grad(right.square().sum(), x)
+    assert not cut[:, :3].any()
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch does so
+def test_compiles_to_one_graph(name):
+    torch.compiler.reset()
+    layer, x = make(name), inputs(2, 6)
+    before = some_state(layer, 2)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for arguments in ((x,), (x, before)):
+        y, last = layer(*arguments)
+        z, also = compiled(*arguments)
+        torch.testing.assert_close(z, y)
+        assert_same(also, last)
+
+
+def _numbers(name):
+    layer = make(name, torch.float32)
+    return layer(inputs(4, 65, dtype=torch.float32))[0].detach()
+
+
+def test_several_threads_give_the_same_numbers():
+    expected = {name: _numbers(name) for name in REGISTERED}
+    layer_of = {name: make(name, torch.float32) for name in REGISTERED}
+    found: list[tuple[str, Tensor]] = []
+
+    def work():
+        for name in REGISTERED:
+            found.append((name, layer_of[name](inputs(4, 65, dtype=torch.float32))[0].detach()))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 * len(REGISTERED)
+    for name, y in found:
+        assert torch.equal(y, expected[name]), name
+
+
+def _send_numbers(pipe):
+    pipe.send({name: _numbers(name).numpy() for name in REGISTERED})
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this platform does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_worker_gives_the_same_numbers():
+    expected = {name: _numbers(name) for name in REGISTERED}  # before the fork: the parent's threads exist
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=_send_numbers, args=(theirs,))
+    worker.start()
+    assert ours.poll(60), f"the worker is silent, exit code {worker.exitcode}"
+    found = ours.recv()
+    worker.join()
+    for name in REGISTERED:
+        assert torch.equal(torch.from_numpy(found[name]), expected[name]), name
+
+
+WRONG = [
+    (lambda layer: layer(inputs(2)), r"x has shape \(2, 12\), expected \(B, T, 12\)"),
+    (lambda layer: layer(inputs(2, 3)[..., :5]), r"x has shape \(2, 3, 5\), expected \(B, T, 12\)"),
+    (lambda layer: layer(inputs(2, 3).float()), r"x is torch.float32, expected torch.float64 of the parameters"),
+    (lambda layer: layer(inputs(2, 3).to("meta")), r"x is on meta, expected cpu of the parameters"),
+    (lambda layer: layer(inputs(2, 3), cu_seqlens=torch.tensor([0, 3])), r"x has B=2, expected B=1"),
+    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 2])), r"expected to rise from 0 to T=3"),
+    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 3, 2, 3])), r"expected to rise from 0 to T=3"),
+    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0.0, 3.0])), r"cu_seqlens is torch.float32 \(2,\)"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_wrong_input_is_refused(name, case):
+    call, message = WRONG[case]
+    with pytest.raises(ShapeError, match=rf"\w+: .*{message}"):
+        call(make(name))
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_wrong_state_is_refused(name):
+    layer, x = make(name), inputs(3, 2)
+    with pytest.raises(ShapeError, match=rf"{name}: state has .*, expected .* because of the layer and x"):
+        layer(x, layer.init_state(2))
+    with pytest.raises(ShapeError, match=rf"{name}: state has .* because of the layer and cu_seqlens"):
+        layer(inputs(1, 2), layer.init_state(2), cu_seqlens=torch.tensor([0, 2]))
+    with pytest.raises(ShapeError, match=rf"{name}: state has .*, expected"):
+        layer(x, (torch.zeros(3, 1, 2, 3, 4, dtype=torch.float64),))
+
+
+def test_unknown_names_get_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown layer 'lur'; did you mean 'lru'\?"):
+        layers.build("lur", 8)
+    with pytest.raises(ConfigError, match=r"unknown option of lru 'rmin'; did you mean 'r_min'\?"):
+        layers.build("lru", 8, rmin=0.5)
+    with pytest.raises(ConfigError, match=r"unknown layer 'zzz'; known: .*hawk.*lru"):
+        layers.get("zzz")
+    with pytest.raises(ConfigError, match=r"layer 'lru' is registered twice"):
+        layers.register("lru")(WeightedDecay)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: layers.build("lru", 8, r_min=0.9, r_max=0.5), "lru: r_min is 0.9 and r_max is 0.5, expected 0 <="),
+        (lambda: layers.build("rglru", 8, num_heads=3), "rglru: num_heads is 3, expected a divisor of dim=8"),
+        (lambda: layers.build("mega_ema", 8, ndim=0), "mega_ema: ndim is 0, expected at least 1"),
+        (lambda: layers.build("mingru", 8, expand=0.1), "mingru: expand is 0.1, expected at least 1/8"),
+        (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: dim is 8 and expand is 0, expected at least 1"),
+        (lambda: layers.build("hawk", 8, num_heads=0), "hawk: dim is 8 and num_heads is 0, expected at least 1"),
+        (lambda: ShortConvolution(8, 0), "short_convolution: kernel_size is 0, expected at least 1"),
+        (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: combine is 'mean', expected 'sum'"),
+        (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
+        (lambda: MultiScale(8, LinearRNN, 2, {"expand": 1}), "layer_options are given with a layer factory"),
+    ],
+)
+def test_wrong_options_are_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_layer_declares_what_it_is(name):
+    cls = layers.get(name)
+    assert cls.equation
+    assert cls.source
+    assert cls.id.startswith("S-")
+    assert cls.name == name
+    assert cls.op in (None, "linear_scan")
+    assert cls.__doc__
+    if cls.residual_out is not None:
+        assert isinstance(CASES[name]().get_submodule(cls.residual_out), nn.Linear)
+
+
+def test_every_public_layer_is_registered():
+    public = {value for value in vars(layers).values() if isinstance(value, type) and issubclass(value, layers.Layer)}
+    reached = {layers.get(name) for name in layers.names()}
+    assert public - reached == {layers.Layer, ShortConvolution}  # the protocol, and a part of other layers
+
+
+def test_states_are_moved_cast_and_read_back(tmp_path):
+    layer = layers.build("lru", 4)
+    state = LinearRNNState(layer.init_state(2) + 1j, torch.arange(6.0).reshape(2, 3))
+    assert state.shape == (2, 4)
+    assert [leaf.dtype for _, leaf in states.leaves(states.to(state, dtype=torch.float64))] == [
+        torch.complex128,
+        torch.float64,
+    ]
+    assert states.to(torch.tensor([1]), dtype=torch.float64).dtype == torch.int64
+    assert all(leaf.device.type == "meta" for _, leaf in states.leaves(states.to(state, "meta")))
+    with pytest.raises(ShapeError, match=r"index: i has shape \(\), expected \(n,\)"):
+        states.index(state, torch.tensor(1))
+    path = tmp_path / "s.safetensors"
+    states.save(state, path)
+    assert_same(states.load(path, states.index(state, [0])), state, rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match=r"holds .*, expected \['state'\]"):
+        states.load(path, torch.zeros(1))
+    with pytest.raises(CheckpointError, match=r"state.conv in .* is torch.float32 \(2, 3\), expected .*\('B', 5\)"):
+        states.load(path, LinearRNNState(state.recurrent, torch.zeros(2, 5)))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        states.load(path, state)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        states.load(tmp_path / "absent", state)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(ShapeError, match=r"mask is torch.bool \(2, 3\), expected torch.bool \(2, 4\) of x"):
+        padded(make("lru"), inputs(2, 4), torch.ones(2, 3, dtype=torch.bool))

@@ -1,0 +1,385 @@
+"""Language models and classifiers over every layer; sampling against distributions worked out by hand."""
+
+import gc
+import itertools
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from scanl import layers
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import state as states
+from scanl.models import LanguageModel, SequenceClassifier, Stack
+from scanl.models.sampling import distribution, sample
+
+VOCAB, DIM = 11, 12
+CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
+PATTERN = ("hawk", "hgrn", "lru")
+PATTERN_OPTIONS = {"hawk": {"num_heads": 2, "width": 8}, "lru": {"state_dim": 5}}
+
+
+def language_model(layer="hawk", seed=0, **options):
+    torch.manual_seed(seed)
+    if isinstance(layer, str):
+        options.setdefault("layer_options", dict(layers.get(layer).sample))
+    depth = options.pop("depth", 3)
+    return LanguageModel(VOCAB, DIM, depth, layer, **options).double()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hybrid(**options):
+    return language_model(PATTERN, depth=5, layer_options=PATTERN_OPTIONS, **options)
+
+
+def assert_same_state(actual, expected, **tolerance):
+    for (place, a), (also, b) in zip(states.leaves(actual), states.leaves(expected), strict=True):
+        assert place == also
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_pieces_and_tokens_equal_the_whole(name):
+    model, x = language_model(name), tokens(2, 9)
+    whole, last = model(x)
+    assert whole.shape == (2, 9, VOCAB)
+    state, logits = model.init_state(2), []
+    for start, end in itertools.pairwise([0, 4, 4, 5, 6, 9]):
+        y, state = model(x[:, start:end], state)
+        logits.append(y)
+    torch.testing.assert_close(torch.cat(logits, 1), whole)
+    assert_same_state(state, last)
+
+
+@pytest.mark.parametrize("options", [{}, {"channel_mixer": "none"}, {"tie_embeddings": True}, {"norm": "layernorm"}])
+def test_hybrid_stack_equals_itself_token_by_token(options):
+    model, x = hybrid(**options), tokens(2, 6)
+    assert [type(block.mixer).name for block in model.stack.blocks] == ["hawk", "hgrn", "lru", "hawk", "hgrn"]
+    whole, _ = model(x)
+    state, logits = None, []
+    for t in range(6):
+        y, state = model(x[:, t : t + 1], state)
+        logits.append(y)
+    torch.testing.assert_close(torch.cat(logits, 1), whole)
+
+
+def ragged(side):
+    """Three rows of 3, 6 and 1 tokens in six places, and their mask."""
+    steps, lengths = torch.arange(6), torch.tensor([3, 6, 1])[:, None]
+    return tokens(3, 6), (steps >= 6 - lengths) if side == "left" else (steps < lengths)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_equal_each_alone(side):
+    model, (x, mask) = hybrid(), ragged(side)
+    logits, last = model(x, mask=mask)
+    assert not logits[~mask].any()
+    for i in range(3):
+        alone, state = model(x[i : i + 1, mask[i]])
+        torch.testing.assert_close(logits[i, mask[i]], alone[0])
+        assert_same_state(states.index(last, [i]), state)
+
+
+def test_packed_sequences_equal_each_alone():
+    model, x = hybrid(), tokens(1, 9)
+    logits, last = model(x, cu_seqlens=torch.tensor([0, 4, 4, 9]))
+    for n, (start, end) in enumerate([(0, 4), (4, 4), (4, 9)]):
+        alone, state = model(x[:, start:end])
+        torch.testing.assert_close(logits[:, start:end], alone)
+        assert_same_state(states.index(last, [n]), state)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_saved_and_loaded_continues_exactly(tie, tmp_path):
+    model, x = hybrid(tie_embeddings=tie), tokens(2, 8)
+    _, state = model(x[:, :5])
+    expected, _ = model(x[:, 5:], state)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")  # refuses tensors that share memory
+    states.save(state, tmp_path / "state.safetensors")
+    other = hybrid(tie_embeddings=tie, seed=7)
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    read = states.load(tmp_path / "state.safetensors", other.init_state(1))
+    assert torch.equal(other(x[:, 5:], read)[0], expected)
+
+
+def test_a_copy_of_a_tied_stack_shares_its_own_gamma():
+    import copy
+
+    model = language_model("hgrn")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.stack.blocks[0].mixer.gamma[1] += 5
+    x = tokens(1, 4)
+    assert not torch.equal(twin(x)[0], model(x)[0])
+    assert sum("gamma" in name for name, _ in model.named_parameters()) == 1
+
+
+def test_a_block_adds_to_its_input():
+    block, x = hybrid().stack.blocks[0], torch.randn(2, 3, DIM, dtype=torch.float64)
+    after = x + block.mixer(block.mixer_norm(x))[0]
+    after = after + block.channel(block.channel_norm(after))[0]
+    torch.testing.assert_close(block(x)[0], after)
+    up, gate = block.channel.up.weight, block.channel.gate.weight
+    expected = (F.silu(x @ gate.T) * (x @ up.T)) @ block.channel.down.weight.T
+    torch.testing.assert_close(block.channel(x)[0], expected)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_mixed_precision_trains_and_streams(name):
+    model, x = language_model(name).float(), tokens(2, 6)
+    exact, _ = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, _ = model(x)
+        state = None
+        for t in range(6):
+            y, state = model(x[:, t : t + 1], state)
+        packed, _ = model(x.view(1, 12), cu_seqlens=torch.tensor([0, 6, 12]))
+    logits.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    bound = 2 * torch.finfo(torch.bfloat16).eps * exact.abs().max() * len(model.stack.blocks)
+    for other in (logits, torch.cat([logits[:, :5], y], 1), packed.view_as(logits)):
+        assert (other - exact).abs().max() <= bound
+
+
+def test_initialisation():
+    torch.manual_seed(0)
+    model = LanguageModel(256, 96, 2, "hawk", channel_options={"expand": 3})
+    for weight in (model.embedding.weight, model.head.weight):
+        assert abs(weight.std() - 0.02) < 5 * 0.02 / math.sqrt(2 * weight.numel())
+    for block in model.stack.blocks:
+        for projection in (block.mixer.linear_out, block.channel.down):
+            std = projection.in_features**-0.5 / math.sqrt(2 * 2)  # two writes a block, two blocks
+            assert abs(projection.weight.std() - std) < 5 * std / math.sqrt(2 * projection.weight.numel())
+        assert block.channel.up.weight.shape == (288, 96)
+    assert LanguageModel(256, 96, 2, "hawk", tie_embeddings=True).head is None
+
+
+def test_it_learns():
+    torch.manual_seed(0)
+    model = LanguageModel(VOCAB, 16, 2, "hawk", layer_options={"num_heads": 2})
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    x = (torch.arange(24) % 5)[None] + torch.arange(4)[:, None]
+    for _ in range(40):
+        logits, _ = model(x[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.3
+    generated = torch.stack(list(model.generate(x[:, :10], max_new_tokens=10, temperature=0)), 1)
+    assert torch.equal(generated, x[:, 10:20])
+
+
+def test_greedy_generation_is_the_likeliest_token_of_the_whole():
+    model, x = hybrid(), tokens(2, 4)
+    generated = torch.stack(list(model.generate(x, max_new_tokens=6, temperature=0)), 1)
+    for _ in range(6):
+        x = torch.cat([x, model(x)[0][:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(generated, x[:, 4:])
+    assert generated.dtype == torch.int64
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_prompts_generate_as_each_alone(side):
+    model, (x, mask) = hybrid(), ragged(side)
+    together = torch.stack(list(model.generate(x, mask=mask, max_new_tokens=5, temperature=0)), 1)
+    for i in range(3):
+        alone = torch.stack(list(model.generate(x[i : i + 1, mask[i]], max_new_tokens=5, temperature=0)), 1)
+        assert torch.equal(together[i], alone[0])
+
+
+def test_a_conversation_is_put_down_and_picked_up():
+    model, x = hybrid(), tokens(2, 4)
+    options = {"temperature": 0.8, "top_k": 5, "top_p": 0.9}
+    whole = list(itertools.islice(model.generate(x, seed=3, **options), 12))
+    first = model.generate(x, seed=3, **options)
+    assert torch.equal(first.pending, x)
+    parts = list(itertools.islice(first, 5))
+    assert torch.equal(first.pending, parts[-1][:, None])
+    state = first.state
+    parts += itertools.islice(model.generate(first.pending, state, seed=first.generator, **options), 7)
+    assert torch.equal(torch.stack(parts), torch.stack(whole))
+    # The state has read everything but the pending token, and is fit for training.
+    expected = model(torch.cat([x, torch.stack(parts[:4], 1)], 1))[1]
+    assert_same_state(state, expected)
+    model(first.pending, state)[0].sum().backward()
+    assert next(model.parameters()).grad is not None
+
+
+def test_a_seed_decides():
+    model, x = hybrid(), tokens(3, 2)
+    runs = [torch.stack(list(model.generate(x, seed=seed, max_new_tokens=20))) for seed in (1, 1, 2)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_a_callback_stops_it():
+    model, calls = hybrid(), []
+
+    def stop(token, n):
+        calls.append((token.shape, n))
+        return n == 3
+
+    assert len(list(model.generate(tokens(2, 2), stop=stop, max_new_tokens=9))) == 3
+    assert calls == [((2,), n) for n in (1, 2, 3)]
+    assert list(model.generate(tokens(2, 2), max_new_tokens=0)) == []
+
+
+def test_nothing_grows():
+    model = hybrid()
+    generation = model.generate(tokens(1, 3), seed=0)
+
+    def living():
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    sizes = set()
+    for _ in range(3):
+        for _ in range(50):
+            next(generation)
+        sizes.add((living(), sum(leaf.untyped_storage().nbytes() for _, leaf in states.leaves(generation._state))))
+    assert len(sizes) == 1
+
+
+def test_distribution_by_hand():
+    logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+    torch.testing.assert_close(distribution(logits), torch.tensor([0.5, 0.25, 0.125, 0.125]))
+    # temperature 1/2 squares: 1/4, 1/16, 1/64, 1/64 of a sum 22/64
+    torch.testing.assert_close(distribution(logits, 0.5), torch.tensor([16, 4, 1, 1]) / 22)
+    torch.testing.assert_close(distribution(logits, top_k=2), torch.tensor([2, 1, 0, 0]) / 3)
+    torch.testing.assert_close(distribution(logits, top_k=1), torch.tensor([1.0, 0, 0, 0]))
+    torch.testing.assert_close(distribution(logits, top_k=9), logits.exp())
+    # 0.5 does not reach 0.6, 0.5 + 0.25 does
+    torch.testing.assert_close(distribution(logits, top_p=0.6), torch.tensor([2, 1, 0, 0]) / 3)
+    torch.testing.assert_close(distribution(logits, top_p=0.5), torch.tensor([1.0, 0, 0, 0]))
+    torch.testing.assert_close(distribution(logits, top_p=1e-6), torch.tensor([1.0, 0, 0, 0]))
+    torch.testing.assert_close(distribution(logits, top_p=1.0), logits.exp())
+    # the nucleus is of what the temperature and the k leave: 2/3, 1/3
+    torch.testing.assert_close(distribution(logits, top_k=2, top_p=0.6), torch.tensor([1.0, 0, 0, 0]))
+    # rows by themselves, whatever their order
+    rows = torch.stack([logits, logits.flip(0)])
+    torch.testing.assert_close(distribution(rows, top_p=0.6), torch.tensor([[2, 1, 0, 0], [0, 0, 1, 2]]) / 3)
+
+
+def test_samples_follow_the_distribution():
+    logits = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(20_000, 4)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.bincount(sample(logits, generator=generator), minlength=4) / 20_000
+    expected = logits[0].exp()
+    assert ((drawn - expected).abs() <= 5 * (expected * (1 - expected) / 20_000).sqrt()).all()
+    assert torch.equal(sample(logits, 0), torch.zeros(20_000, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+@pytest.mark.parametrize("layer", ["hawk", "lru"])
+def test_classifier_reads_pieces_as_the_whole(pool, layer):
+    options = {"layer_options": dict(layers.get(layer).sample)}
+    model = SequenceClassifier(3, DIM, 2, layer, input_dim=4, pool=pool, **options).double()
+    x = torch.randn(2, 7, 4, dtype=torch.float64)
+    whole, last = model(x)
+    assert whole.shape == (2, 3)
+    state = model.init_state(2)
+    for start, end in itertools.pairwise([0, 0, 2, 3, 7, 7]):
+        logits, state = model(x[:, start:end], state)
+    torch.testing.assert_close(logits, whole)
+    assert_same_state(state, last)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pool", ["mean", "last"])
+@pytest.mark.parametrize("layer", ["hawk", "bidirectional"])
+def test_classifier_of_padded_rows(side, pool, layer):
+    options = {"layer_options": dict(layers.get(layer).sample)}
+    model = SequenceClassifier(3, DIM, 2, layer, vocab_size=VOCAB, pool=pool, **options).double()
+    x, mask = ragged(side)
+    logits, _ = model(x, mask=mask)
+    for i in range(3):
+        torch.testing.assert_close(logits[i], model(x[i : i + 1, mask[i]])[0][0])
+    packed, state = model(x[mask][None], cu_seqlens=torch.tensor([0, 3, 9, 10]))
+    torch.testing.assert_close(packed, logits)
+    if layer != "bidirectional":  # a sequence without new steps keeps its logits
+        again, _ = model(x[:1, :2], state, cu_seqlens=torch.tensor([0, 0, 2, 2]))
+        torch.testing.assert_close(again[[0, 2]], logits[[0, 2]])
+        assert not torch.equal(again[1], logits[1])
+
+
+def test_classifier_pools_the_stack_s_output():
+    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=DIM).double()
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    y, _ = model.stack(model.input(x))
+    torch.testing.assert_close(model(x)[0], model.head(y.mean(1)))
+    model.pool = "last"
+    torch.testing.assert_close(model(x)[0], model.head(y[:, -1]))
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch does so
+def test_compiles_to_one_graph():
+    torch.compiler.reset()
+    model, x = hybrid(), tokens(2, 6)
+    expected, state = model(x)
+    logits, also = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(logits, expected)
+    assert_same_state(also, state)
+
+
+WRONG = [
+    (lambda: language_model()(tokens(3)), ShapeError, r"tokens is torch.int64 \(3,\), expected integers \(B, T\)"),
+    (lambda: language_model()(torch.zeros(1, 2)), ShapeError, r"tokens is torch.float32 \(1, 2\)"),
+    (
+        lambda: language_model()(tokens(1, 2), mask=torch.ones(1, 2).bool(), cu_seqlens=torch.tensor([0, 2])),
+        ShapeError,
+        "mask and cu_seqlens are both given",
+    ),
+    (lambda: language_model()(tokens(1, 2), mask=torch.ones(2, 2).bool()), ShapeError, r"expected torch.bool \(1, 2\)"),
+    (lambda: language_model().generate(tokens(1, 0)), ShapeError, r"prompt has shape \(1, 0\), expected \(B, T\)"),
+    (
+        lambda: language_model().generate(tokens(2, 2), mask=torch.tensor([[True, True], [False, False]])),
+        ShapeError,
+        "mask has a row without a token",
+    ),
+    (lambda: language_model().generate(tokens(1, 1), temperature=-1.0), ConfigError, "temperature is -1.0, expected"),
+    (lambda: language_model().generate(tokens(1, 1), top_k=0), ConfigError, "top_k is 0, expected at least 1"),
+    (lambda: language_model().generate(tokens(1, 1), top_p=0.0), ConfigError, r"top_p is 0.0, expected in \(0, 1\]"),
+    (lambda: language_model("bidirectional"), ConfigError, "'bidirectional' is bidirectional, expected causal"),
+    (lambda: LanguageModel(5, 8, 1, "hwak"), ConfigError, r"unknown layer 'hwak'; did you mean 'hawk'\?"),
+    (lambda: Stack(8, 0), ConfigError, r"depth is 0 with layers \['hawk'\], expected at least one of each"),
+    (lambda: Stack(8, 1, ()), ConfigError, r"depth is 1 with layers \[\]"),
+    (
+        lambda: Stack(8, 1, "lru", layer_options={"rmax": 1}),
+        ConfigError,
+        r"option of lru 'rmax'; did you mean 'r_max'\?",
+    ),
+    (
+        lambda: Stack(8, 2, ("lru", "hgrn"), layer_options={"hgrm": {}}),
+        ConfigError,
+        r"unknown layer in layer_options 'hgrm'; did you mean 'hgrn'\?",
+    ),
+    (lambda: Stack(8, 1, channel_mixer="gated"), ConfigError, r"channel mixer 'gated'; did you mean 'gated_mlp'\?"),
+    (lambda: Stack(8, 1, channel_options={"expnd": 2}), ConfigError, r"option of gated_mlp 'expnd'; did you mean"),
+    (lambda: Stack(8, 1, channel_options={"expand": 0}), ConfigError, "gated_mlp: expand is 0, expected at least 1/8"),
+    (lambda: Stack(8, 1, norm="rms"), ConfigError, r"unknown norm 'rms'; did you mean 'rmsnorm'\?"),
+    (lambda: SequenceClassifier(2, 8, 1), ConfigError, "vocab_size is None and input_dim is None, expected one"),
+    (lambda: SequenceClassifier(2, 8, 1, input_dim=2, pool="max"), ConfigError, "pool is 'max', expected 'mean'"),
+    (
+        lambda: SequenceClassifier(2, 8, 1, "lru", input_dim=2)(torch.zeros(1, 3)),
+        ShapeError,
+        r"x has shape \(1, 3\), expected \(B, T, 2\)",
+    ),
+    (
+        lambda: SequenceClassifier(2, 8, 1, "lru", vocab_size=2)(torch.zeros(1, 3)),
+        ShapeError,
+        r"x is torch.float32 \(1, 3\), expected integers",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_wrong_use_is_refused(case):
+    call, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,355 @@
+"""Training: the same numbers however a run was cut, killed or shared; refusals; what is left behind."""
+
+import csv
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from scanl.cli import main
+from scanl.errors import CheckpointError, ConfigError
+from scanl.learning import RunFolder, TrainConfig, bits_per_byte
+from scanl.learning.checkpoint import read_checkpoint
+from scanl.learning.config import build_model, seeded_model
+from scanl.learning.optimizer import make_optimizer, rate
+from scanl.learning.run import written_whole
+from scanl.tasks import Streams, read_corpus
+
+STEPS = 24
+TINY = "--accelerator cpu --dim 16 --depth 2 --sequence-length 16 --eval-bytes 64 --log-every 1".split()  # noqa: SIM905
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Sums over several threads may differ in the last bit."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(np.random.default_rng(0).integers(97, 105, 3000).astype(np.uint8).tobytes())
+    return path
+
+
+def options(text: Path, out: Path, steps: int = STEPS) -> list[str]:
+    return [*TINY, "--data", str(text), "--out", str(out), "--steps", str(steps)]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    with (folder / "metrics.csv").open() as file:
+        return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    expected, found = (load_file(path / "model.safetensors") for path in (one, other))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module", params=[[], ["--carry-state"]], ids=["windows", "carry_state"])
+def whole(request, text, tmp_path_factory) -> tuple[Path, list[str]]:
+    """An uninterrupted run, and what distinguishes it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert main(["train", *options(text, folder), "--batch-size", "4", *request.param]) == 0
+    torch.set_num_threads(before)
+    return folder, request.param
+
+
+def test_a_run_leaves_its_folder(whole):
+    folder, _ = whole
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.yaml", "metrics.csv", "loss.png", "model.safetensors", "sample.txt", "checkpoint.ckpt"}
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert len((folder / "sample.txt").read_bytes()) == 600
+    assert list(losses(folder)) == list(range(1, STEPS + 1))
+    trained = losses(folder)
+    assert trained[STEPS] < trained[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, monkeypatch, capfd, number):
+    from scanl.learning.bptt import BPTT
+
+    alone, extra = whole
+    folder, step = tmp_path / "run", BPTT.training_step
+
+    def interrupted_step(self, batch, batch_idx):
+        if self.global_step == 9:
+            os.kill(os.getpid(), number)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BPTT, "training_step", interrupted_step)
+        assert main(["train", *options(text, folder), "--batch-size", "4", *extra]) == 130
+    assert f"interrupted after step 10 of {STEPS}; saved" in capfd.readouterr().err
+    assert list(losses(folder)) == list(range(1, 11))
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_weights(alone, folder)
+    assert losses(folder) == losses(alone)
+    assert main(["train", "--resume", str(folder)]) == 0  # a run that has ended stays as it is
+    assert_same_weights(alone, folder)
+
+
+def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
+    folder, alone, steps = tmp_path / "run", tmp_path / "alone", 300
+    command = [sys.executable, "-m", "scanl.cli", "train", *options(text, folder, steps), "--save-seconds", "0.05"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.1)
+        process.kill()
+    assert not (folder / "model.safetensors").exists()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert main(["train", *options(text, alone, steps)]) == 0
+    assert_same_weights(alone, folder)
+    assert not list(folder.glob(".*"))
+
+
+def test_two_processes_learn_as_one_with_the_doubled_batch(whole, text, tmp_path):
+    alone, extra = whole
+    folder = tmp_path / "run"
+    shared = ["--strategy", "ddp", "--devices", "2", "--batch-size", "2", "--save-seconds", "0", *extra]
+    command = [sys.executable, "-m", "scanl.cli", "train", *options(text, folder), *shared]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected, found = losses(alone), losses(folder)
+    assert expected.keys() == found.keys()
+    # A batch summed in two halves: rounding of the first step, grown by the steps that follow.
+    bound = 64 * torch.finfo(torch.float32).eps
+    for step, loss in expected.items():
+        assert abs(found[step] - loss) <= bound * loss * step
+    # One process can take over from two: the rows of both are in the checkpoint.
+    stored, reference = (read_checkpoint(path / "checkpoint.ckpt")["scanl"]["carried"] for path in (folder, alone))
+    assert {name: leaf.shape for name, leaf in stored.items()} == {n: leaf.shape for n, leaf in reference.items()}
+    for name, leaf in stored.items():
+        torch.testing.assert_close(leaf, reference[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
+    """With a learning rate of nothing, the losses are those of the untrained model reading each stream on."""
+    folder = tmp_path / "run"
+    assert main(["train", *options(text, folder, 5), "--batch-size", "3", "--lr", "1e-30", "--carry-state"]) == 0
+    config = RunFolder.open(folder).config()
+    model, state = seeded_model(config), None
+    streams = Streams(read_corpus(config.data).train, 16, config.seed)
+    for step, loss in losses(folder).items():
+        batch = torch.from_numpy(streams.batch(step - 1, 3))
+        with torch.no_grad():
+            logits, state = model(batch[:, :-1], state)
+        expected = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        assert loss == pytest.approx(expected.item(), rel=4 * torch.finfo(torch.float32).eps)
+
+
+def test_not_finite_stops_and_names_the_layer(text, tmp_path):
+    from scanl.learning.bptt import DivergenceError
+    from scanl.learning.train import train
+
+    config = TrainConfig(
+        data=[str(text)], out=str(tmp_path / "run"), dim=16, depth=2, sequence_length=16, steps=9, save_seconds=0,
+        eval_bytes=64, accelerator="cpu",
+    )  # fmt: skip
+    model, corpus = seeded_model(config), read_corpus(config.data)
+    folder = RunFolder.create(config)
+    calls = []
+
+    def poison(module, inputs, output):
+        calls.append(1)
+        return (output[0] * (math.nan if model.training and len(calls) > 5 else 1), output[1])
+
+    model.stack.blocks[1].mixer.register_forward_hook(poison)
+    with pytest.raises(
+        DivergenceError, match=r"loss is nan at step \d+; first not finite: stack.blocks.1.mixer \(Hawk\)"
+    ):
+        train(config, model, corpus, folder)
+    kept = read_checkpoint(folder.checkpoint)
+    assert kept["global_step"] >= 1
+    assert all(value.isfinite().all() for value in kept["state_dict"].values())
+
+
+def test_a_wild_learning_rate_is_one_line(text, tmp_path, capfd):
+    assert main(["train", *options(text, tmp_path / "run"), "--lr", "1e30", "--warmup", "0"]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("scanl: train: ")
+    assert "at step" in error or "after step" in error
+    assert "smaller --lr" in error
+
+
+def test_damaged_and_foreign_files_are_refused(whole, tmp_path, capfd):
+    folder = tmp_path / "run"
+
+    def fresh(change) -> str:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole[0], folder)
+        change()
+        assert main(["train", "--resume", str(folder)]) == 2 or main(["eval", str(folder)]) == 2
+        return capfd.readouterr().err
+
+    def halve(name):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+
+    def other_config(old, new):
+        path = folder / "config.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    assert "checkpoint.ckpt is damaged or cut short; put back a whole copy" in fresh(lambda: halve("checkpoint.ckpt"))
+    assert "is of another model than lru of dim 16" in fresh(lambda: other_config("layer: hawk", "layer: lru"))
+    assert "is of another model than hawk of dim 24" in fresh(lambda: other_config("dim: 16", "dim: 24"))
+    assert "the text has changed since" in fresh(lambda: other_config("held_out: 0.05", "held_out: 0.06"))
+    assert "cannot be read" in fresh(lambda: (folder / "config.yaml").write_text("a: ["))
+    assert "no configuration of a training run" in fresh(lambda: (folder / "config.yaml").write_text("a: 1"))
+    assert "is not a run folder: it has no config.yaml" in fresh(lambda: (folder / "config.yaml").unlink())
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="was not written by `scanl train`"):
+        read_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.ckpt")
+
+
+def test_weights_cut_in_half_are_refused(whole, tmp_path):
+    folder = RunFolder(shutil.copytree(whole[0], tmp_path / "run"))
+    folder.weights.write_bytes(folder.weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged .*; copy it again, or train again"):
+        folder.load_model()
+    folder.weights.unlink()
+    assert torch.equal(folder.load_model().embedding.weight, RunFolder(whole[0]).load_model().embedding.weight)
+    folder.checkpoint.unlink()
+    with pytest.raises(CheckpointError, match=r"has no weights yet; train it: scanl train --resume"):
+        folder.load_model()
+
+
+def test_a_checkpoint_holds_no_objects(whole):
+    """Loading with weights_only refuses anything but tensors and plain values; an object would be seen here."""
+    assert torch.load(whole[0] / "checkpoint.ckpt", weights_only=True)["global_step"] == STEPS
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail():
+        with written_whole(path) as temporary:
+            temporary.write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old"
+    with written_whole(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_resuming_refuses_what_would_change_the_run(whole, capfd):
+    folder, _ = whole
+    for option, message in {
+        "--dim 32": "dim is 32, expected 16 because of the run to resume",
+        "--lr 1": "lr is 1.0, expected 0.003 because",
+        "--batch-size 8": "batch_size * devices is 8, expected 4 because",
+        "--minutes 3": "minutes is 3.0, expected None because",
+    }.items():
+        assert main(["train", "--resume", str(folder), *option.split()]) == 2
+        assert message in capfd.readouterr().err
+
+
+def test_a_used_folder_is_refused_and_untouched(whole, text, capfd):
+    folder, _ = whole
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main(["train", *options(text, folder)]) == 2
+    assert f"exists and is not empty; choose another --out, or go on with it: scanl train --resume {folder}" in (
+        capfd.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_config_round_trip(tmp_path):
+    config = TrainConfig(layer="hawk,lru", layer_options={"lru": {"r_min": 0.5}}, data=["ä"], carry_state=True, dim=16)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    assert TrainConfig.from_yaml(tmp_path / "config.yaml") == config
+    mixers = [type(block.mixer).__name__ for block in build_model(replace(config, depth=3)).stack.blocks]
+    assert mixers == ["Hawk", "LRU", "Hawk"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depth": 0}, "depth is 0, expected at least 1"),
+        ({"lr": 0.0}, "lr is 0.0, expected above 0"),
+        ({"minutes": -1.0}, "minutes is -1.0, expected above 0"),
+        ({"warmup": -1}, "warmup is -1, expected at least 0"),
+        ({"steps": 3, "minutes": 1.0}, "steps and minutes are both given, expected one of them"),
+        ({"held_out": 1.5}, "held_out is 1.5, expected between 0 and 1"),
+    ],
+)
+def test_numbers_out_of_range(change, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**change).check()
+
+
+def test_rate_warms_up_and_falls_to_zero():
+    config = TrainConfig(steps=200, warmup=10)
+    assert rate(config, 0) == pytest.approx(1 / 11)
+    assert max(range(200), key=lambda step: rate(config, step)) == 10
+    assert rate(config, 10) == 1
+    assert rate(config, 105) == pytest.approx(0.5)
+    assert rate(config, 200) == 0
+    assert rate(TrainConfig(steps=1), 0) == 1
+
+
+def test_only_linear_maps_decay():
+    model = build_model(TrainConfig(layer="mega_ema", dim=16, depth=1, norm="layernorm"))
+    decayed, rest = make_optimizer(model, TrainConfig()).param_groups
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert sorted(names) == sorted(id(p) for group in (decayed, rest) for p in group["params"])
+    kept = {names[id(p)].rpartition("blocks.0.")[2] for p in rest["params"]}
+    assert {"embedding.weight", "mixer.alpha", "mixer.gamma", "mixer_norm.weight", "mixer_norm.bias"} <= kept
+    assert "channel.down.weight" not in kept
+    assert "head.weight" not in kept
+
+
+@pytest.mark.parametrize("length", [1, 5, 100])
+def test_bits_per_byte_is_the_mean_over_every_byte(length):
+    model = build_model(TrainConfig(dim=16, depth=1))
+    data = np.random.default_rng(0).integers(0, 256, length).astype(np.uint8)
+    tokens = torch.tensor([[0, *data.tolist()]])
+    with torch.no_grad():
+        logits = model(tokens[:, :-1])[0]
+    expected = F.cross_entropy(logits[0].double(), tokens[0, 1:]).item() / math.log(2)
+    assert bits_per_byte(model, data, chunk=256) == pytest.approx(expected, rel=1e-6)
+
+
+def test_bits_per_byte_in_parts_reads_each_part_with_its_state():
+    model = build_model(TrainConfig(dim=16, depth=1))
+    data = np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8)
+    padded = torch.tensor([0, *data.tolist()])
+    nats = 0.0
+    with torch.no_grad():
+        for begin in (0, 17, 34):  # three parts of 17, 17 and 16
+            part = padded[begin : begin + 18]
+            nats += F.cross_entropy(model(part[None, :-1])[0][0].double(), part[1:], reduction="sum").item()
+    found = bits_per_byte(model, data, streams=3, chunk=4)
+    assert found == pytest.approx(nats / math.log(2) / 50, rel=1e-6)
+    assert model.training
