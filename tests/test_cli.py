@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from scanl.cli import COMMANDS, main
-from scanl.cli.demo import measure, resident_memory
+from scanl.cli import COMMANDS, demo, main
 from scanl.cli.layers import options_of
 from scanl.layers import names
 from scanl.learning.config import TrainConfig, build_model
@@ -194,17 +193,9 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     assert weights[0] == weights[1]
 
 
-def test_minutes_become_steps(tmp_path, text):
-    options = [*TINY[:-2], "--minutes", "0.01", "--data", str(text), "--out", str(tmp_path / "run")]
-    assert main(["train", *options]) == 0
-    config = TrainConfig.from_yaml(tmp_path / "run" / "config.yaml")
-    assert config.minutes is None
-    assert config.steps is not None
-    assert config.steps >= 1
-
-
 def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "ROUNDS", 2)
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
     shown = capfd.readouterr().out
     for expected in ("this model", "gzip -9", "xz", "def ", "100 bytes of context", "600 bytes of context", "resident"):
@@ -212,12 +203,14 @@ def test_demo(tmp_path, text, monkeypatch, capfd):
     assert (tmp_path / "runs" / "demo-1" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measuring_reads_each_mark_in_chunks():
+def test_measuring_reads_each_mark_in_chunks(monkeypatch):
+    monkeypatch.setattr(demo, "WINDOW", 2)
+    monkeypatch.setattr(demo, "ROUNDS", 3)
     model = build_model(TrainConfig(dim=8, depth=1)).eval()
-    measured = measure(model, np.arange(90, dtype=np.uint8), [50, 700], window=2, rounds=3)
+    measured = demo.measure(model, np.arange(90, dtype=np.uint8), [50, 700])
     assert [at.context for at in measured] == [50, 700]
     assert all(len(at.speeds) == 3 and at.speed > 0 for at in measured)
-    assert 10 < resident_memory() < 1e6
+    assert 10 < demo.resident_memory() < 1e6
 
 
 @pytest.mark.parametrize("code", ["import scanl", "import scanl.layers, scanl.models, scanl.cli, scanl.learning"])

@@ -15,6 +15,7 @@ from scanl.cli.evaluate import compared
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
+from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
 from scanl.learning.metrics import read_metrics
 from scanl.learning.picture import draw_loss, save_figure
@@ -24,6 +25,7 @@ from scanl.tasks.text import Bytes
 
 MARKS = (1_000, 10_000, 100_000)
 PROMPT = b"def "
+WINDOW, ROUNDS = 100, 30  # bytes in a measured window, windows at each mark
 
 
 @dataclass
@@ -60,7 +62,8 @@ def run(argv: Sequence[str]) -> int:
     stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.seed))
     write(b"\n\n")
     measured = measure(model, corpus.held_out, args.marks)
-    print("generating one byte at a time:")
+    state = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(model.init_state(1)))
+    print(f"generating one byte at a time, carrying a state of {state / 1024:.0f} KiB:")
     for at in measured:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
@@ -70,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(model: LanguageModel, text: Bytes, marks: Sequence[int], window: int = 100, rounds: int = 30) -> list[At]:
+def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[At]:
     """Read `text` up to each mark in chunks and generate from there.
 
     The windows of all marks take turns, so that another program's use of the machine weighs on all alike. The memory
@@ -86,11 +89,11 @@ def measure(model: LanguageModel, text: Bytes, marks: Sequence[int], window: int
                 read = places.stop
             pending = torch.tensor([[int(text[read % len(text)])]])
             generations.append(model.generate(pending, state=state, seed=0))
-            _speed(generations[-1], window)
+            _speed(generations[-1], WINDOW)
             results.append(At(mark, [], resident_memory()))
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for generation, result in zip(generations, results, strict=True):
-                result.speeds.append(_speed(generation, window))
+                result.speeds.append(_speed(generation, WINDOW))
     return results
 
 
@@ -129,6 +132,7 @@ def draw(folder: RunFolder, rows: Sequence[Mapping[str, Any]], measured: Sequenc
         right.annotate(f"{at.memory:,.0f} MiB", (at.context, at.speed), (0, 9), textcoords="offset points", ha="center")
     right.set(xscale="log", xlabel="bytes of context", ylabel="bytes generated per second", title="generation")
     right.set_ylim(0, 1.3 * max(q[2] for q in quarters))
+    right.margins(x=0.15)
     right.grid(alpha=0.3)
     right.legend(frameon=False, loc="lower left")
     return save_figure(figure, folder.path / "demo.png")

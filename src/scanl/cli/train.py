@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -13,7 +14,6 @@ from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.budget import fix_steps
 from scanl.learning.config import check_resumable, seeded_model
 from scanl.models import LanguageModel
 from scanl.tasks import Corpus, read_corpus
@@ -42,6 +42,8 @@ def prepare(
     from scanl.learning.train import make_trainer
 
     config.check()
+    if config.steps is None and config.minutes is None:
+        config.steps = 1000
     if resumed is None and config.out is not None:
         RunFolder(config.out).refuse_if_used()
     model = seeded_model(config)
@@ -50,9 +52,9 @@ def prepare(
     make_trainer(config)
     if resumed is not None:
         resumed.remove_leftovers()
+        resumed.write_text(resumed.config_file, config.to_yaml())  # another number of devices, say
         return resumed, config, corpus, model
     config.data = [str(Path(path).resolve()) for path in config.data]
-    config = fix_steps(config, model, corpus)
     return RunFolder.create(config), config, corpus, model
 
 
@@ -65,8 +67,7 @@ def start(folder: RunFolder, config: TrainConfig, corpus: Corpus, model: Languag
     outcome = train(config, model, corpus, folder)
     if outcome.interrupted:
         print(
-            f"scanl: interrupted after step {outcome.step} of {config.steps}; saved. Go on with:\n"
-            f"  scanl train --resume {folder.path}",
+            f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {folder.path}",
             file=sys.stderr,
         )
     return not outcome.interrupted
@@ -85,21 +86,27 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
 
 
 def _join() -> int:
-    """What a further process of a distributed run does. Always 0: lightning kills the first one otherwise."""
+    """What a further process of a distributed run does.
+
+    Its exit code is 0 for what all processes agree on, which the first one reports: lightning kills that one otherwise.
+    """
+    from scanl.learning.bptt import DivergenceError
     from scanl.learning.train import train
 
     if RUN not in os.environ:
         raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")
     folder = RunFolder.open(os.environ[RUN])
     config = folder.config()
-    train(config, seeded_model(config), read_corpus(config.data, config.held_out), folder)
+    with suppress(DivergenceError):
+        train(config, seeded_model(config), read_corpus(config.data, config.held_out), folder)
     return 0
 
 
 def _describe(config: TrainConfig, model: LanguageModel, corpus: Corpus) -> str:
     parameters = sum(p.numel() for p in model.parameters())
+    length = f"{config.steps:,} steps" if config.steps is not None else f"{config.minutes:g} minutes"
     return (
-        f"{config.layer}, {parameters:,} parameters, {config.steps:,} steps of {config.batch_size * config.devices} x "
+        f"{config.layer}, {parameters:,} parameters, {length} of {config.batch_size * config.devices} x "
         f"{config.sequence_length} bytes; {len(corpus.train):,} bytes to train on, {len(corpus.held_out):,} held out"
     )
 

@@ -56,20 +56,23 @@ class Layer(nn.Module):
     def tie(cls, layers: Sequence["Layer"]) -> None:
         """Share parameters over depth: a stack calls this with all its layers of this class, lowest first."""
 
+    def _who(self) -> str:
+        """The name for messages: a user's subclass of a registered layer goes by its own."""
+        return vars(type(self)).get("name") or type(self).__name__
+
     def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
         """Refuse wrong input before any work."""
-        who = self.name or type(self).__name__
         if x.ndim != 3 or x.shape[2] != self.dim:
-            raise ShapeError(f"{who}: x has shape {tuple(x.shape)}, expected (B, T, {self.dim}) of the layer")
+            raise ShapeError(f"{self._who()}: x has shape {tuple(x.shape)}, expected (B, T, {self.dim}) of the layer")
         weight = _any_parameter(self)
         if weight is None:
             weight = x
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ShapeError(f"{who}: x is {x.dtype}, expected {weight.dtype} of the parameters")
+            raise ShapeError(f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters")
         if x.device != weight.device:
-            raise ShapeError(f"{who}: x is on {x.device}, expected {weight.device} of the parameters")
+            raise ShapeError(f"{self._who()}: x is on {x.device}, expected {weight.device} of the parameters")
         if cu_seqlens is not None:
-            check_offsets(who, cu_seqlens, x.shape[0], x.shape[1])
+            check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
         if state is None or torch.compiler.is_compiling():
             return
         batch, of = (x.shape[0], "x") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "cu_seqlens")
@@ -77,7 +80,7 @@ class Layer(nn.Module):
         if expected is not None and not _fits(state, expected, batch):
             found = {place: tuple(leaf.shape) for place, leaf in leaves(state)}
             fitting = {place: tuple(leaf.shape) for place, leaf in leaves(self.init_state(batch, device="meta"))}
-            raise ShapeError(f"{who}: state has {found}, expected {fitting} because of the layer and {of}")
+            raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
 
     def _state_shapes(self) -> Any:
         """The state's form with shapes, less the batch, for leaves; None where the layer cannot know."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer, register
 from scanl.layers.short_convolution import ShortConvolution
 from scanl.layers.state import Device, DType, State, cat, index
@@ -104,6 +104,9 @@ class LinearRNN(Layer):
         self, x: Tensor, state: LinearRNNState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LinearRNNState]:
         self._check(x, state, cu_seqlens)
+        if state is not None and not isinstance(state, LinearRNNState):
+            given = type(state).__name__
+            raise ShapeError(f"{self._who()}: state is a {given}, expected the LinearRNNState that this layer gave")
         recurrent, cache = (None, None) if state is None else state
         h, z = self.in_proj(x).chunk(2, -1)
         if self.conv is not None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from scanl.errors import CheckpointError, ScanlError
 from scanl.layers.state import State, detach, leaves, map_leaves
 from scanl.learning.config import TrainConfig
-from scanl.learning.optimizer import make_optimizer, rate
+from scanl.learning.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
 from scanl.tasks.text import Corpus, Streams, Windows
 
@@ -28,22 +28,22 @@ class BPTT(pl.LightningModule):
     Resuming is exact because everything but the parameters, the optimiser and the carried state is a pure function of
     (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
 
-    Between the forward and the backward pass the processes agree on three wishes that any one of them may have: to
-    stop, to save, and to give up because its loss is not finite. The callbacks read them from `agreed`.
+    Between the forward and the backward pass the processes agree on what any one of them may wish: to stop, to save,
+    to have another number of steps, and to give up because its loss is not finite. The callbacks read `agreed`.
     """
 
     def __init__(self, model: LanguageModel, config: TrainConfig, corpus: Corpus) -> None:
         super().__init__()
-        assert config.steps is not None
         self.model = model
         self.config = config
         self.corpus = corpus
-        self.steps: int = config.steps
+        self.plan = UNKNOWN if config.steps is None else Plan(config.steps)
+        self.seconds = 0.0  # spent on the run so far
         order = Streams if config.carry_state else Windows
         self.order = order(corpus.train, config.sequence_length, config.seed)
         self.carried: State = None
         self.restored: dict[str, Tensor] | None = None
-        self.wishes = {"stop": False, "save": False}
+        self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
         self.agreed = {"stop": False, "save": False}
         self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
 
@@ -65,10 +65,12 @@ class BPTT(pl.LightningModule):
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         value = loss.item()
         finite = math.isfinite(value)
-        stop, save, failed, total = self._sum(self.wishes["stop"], self.wishes["save"], not finite, value)
+        stop, save, steps, failed, total = self._sum(*self.wishes.values(), not finite, value)
         self.agreed = {"stop": stop > 0, "save": save > 0}
         if failed:
             self._give_up(f"loss is {total}", "of another process" if finite else self._first_not_finite(batch))
+        if steps:
+            self.plan = self.plan.revised(self.global_step, int(steps))
         self.loss_sum += total / self.trainer.world_size
         self.loss_count += 1
         if self.config.carry_state:
@@ -85,8 +87,12 @@ class BPTT(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = make_optimizer(self.model, self.config)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, self.config))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step as a fraction of the peak."""
+        return rate(self.plan, self.config.warmup, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
@@ -94,6 +100,8 @@ class BPTT(pl.LightningModule):
             "model": self.config.model_fields(),
             "corpus": self.corpus.digest(),
             "rows": self.config.batch_size * self.trainer.world_size,
+            "plan": asdict(self.plan),
+            "seconds": self.seconds,
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "carried": carried,
@@ -108,6 +116,7 @@ class BPTT(pl.LightningModule):
             raise CheckpointError(
                 f"train: {rows} sequences a step, expected {stored['rows']} because of the checkpoint"
             )
+        self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
 

@@ -13,7 +13,6 @@ from scanl.learning.bptt import BPTT, DivergenceError
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.evaluation import bits_per_byte
 from scanl.learning.metrics import COLUMNS, Progress, as_csv, read_metrics
-from scanl.learning.optimizer import rate
 from scanl.learning.run import RunFolder, written_whole
 
 
@@ -63,8 +62,8 @@ class Keeper(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, BPTT)
-        self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.steps
-        if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.steps:
+        self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.plan.steps
+        if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.plan.steps:
             for name, parameter in pl_module.model.named_parameters():
                 if not parameter.isfinite().all():
                     raise DivergenceError(
@@ -79,6 +78,37 @@ class Keeper(pl.Callback):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+class Clock(pl.Callback):
+    """Turns a budget of minutes into a number of steps, and revises it while less than nine tenths are done."""
+
+    FIRST = 8  # steps before it begins; the very first one compiles
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+        self._began = time.monotonic() - pl_module.seconds
+        self._times: list[float] = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        now = time.monotonic()
+        self._times.append(now)
+        pl_module.seconds = now - self._began
+        pl_module.wishes["steps"] = 0
+        minutes, done = pl_module.config.minutes, pl_module.plan.progress(trainer.global_step)
+        if minutes is not None and trainer.is_global_zero and len(self._times) > self.FIRST and done < 0.9:
+            a_step = (now - self._times[2]) / (len(self._times) - 3)
+            left = max(1, round((60 * minutes - pl_module.seconds) / a_step))
+            pl_module.wishes["steps"] = trainer.global_step + left
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
 
 
 class Recorder(pl.Callback):
@@ -96,7 +126,7 @@ class Recorder(pl.Callback):
         rows = read_metrics(self.folder) if trainer.global_step else []
         self.rows = [row for row in rows if int(row["step"]) <= trainer.global_step]
         self._write()
-        self._bar = Progress(pl_module.steps, trainer.global_step)
+        self._bar = Progress(trainer.global_step)
         self._since, self._last = time.monotonic(), trainer.global_step
 
     def on_train_batch_end(
@@ -104,8 +134,12 @@ class Recorder(pl.Callback):
     ) -> None:
         assert isinstance(pl_module, BPTT)
         step, config = trainer.global_step, pl_module.config
-        last = step >= pl_module.steps
-        evaluate = last or step % (config.eval_every or max(1, pl_module.steps // 10)) == 0
+        last = step >= pl_module.plan.steps
+        if config.eval_every is None:  # ten times in the run
+            before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
+            evaluate = last or now > before
+        else:
+            evaluate = last or step % config.eval_every == 0
         if not (evaluate or step % config.log_every == 0):
             return
         loss = pl_module.loss_sum / pl_module.loss_count
@@ -119,7 +153,7 @@ class Recorder(pl.Callback):
             "loss": loss,
             "bits_per_byte": loss / math.log(2),
             "tokens_per_second": round(speed),
-            "lr": config.lr * rate(config, step - 1),
+            "lr": config.lr * pl_module.rate(step - 1),
         }
         if evaluate:
             held_out = pl_module.corpus.held_out[: config.eval_bytes]
@@ -127,7 +161,7 @@ class Recorder(pl.Callback):
         self.rows.append(row)
         with self.folder.metrics.open("a", encoding="utf-8") as file:
             file.write(as_csv([row]))
-        self._bar.show(row)
+        self._bar.show(row, pl_module.plan.steps)
         self._since, self._last = time.monotonic(), step
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

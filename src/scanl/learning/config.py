@@ -34,7 +34,7 @@ class TrainConfig:
     carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, cut from the graph"] = False
     held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
     steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
-    minutes: Annotated[float | None, "instead of steps: measure the speed first, then fix the steps"] = None
+    minutes: Annotated[float | None, "instead of steps: as many as fit, revised on the way"] = None
     lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
     warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
     weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from scanl.learning.optimizer import UNKNOWN
 from scanl.learning.run import RunFolder
 
 COLUMNS = ("step", "loss", "bits_per_byte", "tokens_per_second", "lr", "held_out_bits_per_byte")
@@ -33,15 +34,15 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
 class Progress:
     """A bar on a terminal; elsewhere a line every ten seconds."""
 
-    def __init__(self, steps: int, done: int) -> None:
-        self.steps = steps
+    def __init__(self, done: int) -> None:
         self._held_out = ""
         self._printed = -math.inf
         self._bar = None
         if sys.stderr.isatty():
-            self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(initial=done, unit="step", dynamic_ncols=True)
 
-    def show(self, row: Mapping[str, Any]) -> None:
+    def show(self, row: Mapping[str, Any], steps: int) -> None:
+        """A row of the metrics, and how many steps there will be as far as is known."""
         if row["held_out_bits_per_byte"] != "":
             self._held_out = f"  held out {row['held_out_bits_per_byte']:.3f}"
         text = (
@@ -49,10 +50,11 @@ class Progress:
             f"{row['tokens_per_second']:,} tokens/s"
         )
         if self._bar is not None:
+            self._bar.total = steps if steps < UNKNOWN.steps else None
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(row["step"] - self._bar.n)
-        elif time.monotonic() - self._printed >= 10 or row["step"] >= self.steps:
-            print(f"step {row['step']}/{self.steps}  {text}", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._printed >= 10 or row["step"] >= steps:
+            print(f"step {row['step']}/{steps if steps < UNKNOWN.steps else '?'}  {text}", file=sys.stderr, flush=True)
             self._printed = time.monotonic()
 
     def close(self) -> None:

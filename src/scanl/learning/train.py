@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning.bptt import BPTT
-from scanl.learning.callbacks import AtomicCheckpointIO, Keeper, Recorder
+from scanl.learning.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.config import TrainConfig
 from scanl.learning.metrics import read_metrics
@@ -34,15 +34,15 @@ class Outcome:
 
 def train(config: TrainConfig, model: LanguageModel, corpus: Corpus, folder: RunFolder) -> Outcome:
     """Train to `config.steps`, from the folder's checkpoint when there is one, and leave the results in the folder."""
-    checkpoint = _checkpoint(folder, config, model)
+    steps = _planned(folder, config, model)
     learner = BPTT(model, config, corpus)
     keeper = Keeper(folder)
-    trainer = make_trainer(config, [Recorder(folder), keeper])
+    trainer = make_trainer(config, steps or learner.plan.steps, [Clock(), Recorder(folder), keeper])
     with warnings.catch_warnings():
         # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
         try:
-            trainer.fit(learner, ckpt_path=folder.checkpoint if checkpoint else None)
+            trainer.fit(learner, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
             raise KeyboardInterrupt from error
     outcome = Outcome(model.cpu(), trainer.global_step, keeper.interrupted)
@@ -55,7 +55,7 @@ def train(config: TrainConfig, model: LanguageModel, corpus: Corpus, folder: Run
     return outcome
 
 
-def make_trainer(config: TrainConfig, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
+def make_trainer(config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
     """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
@@ -65,7 +65,7 @@ def make_trainer(config: TrainConfig, callbacks: Sequence[pl.Callback] = ()) -> 
             devices=config.devices,
             strategy=config.strategy,
             precision=config.precision,  # pyright: ignore[reportArgumentType]
-            max_steps=config.steps or -1,
+            max_steps=steps,
             max_epochs=-1,
             callbacks=list(callbacks),
             plugins=[AtomicCheckpointIO()],
@@ -87,17 +87,17 @@ def sample(model: LanguageModel, count: int, seed: int) -> bytes:
     return bytes(int(token) for token in tokens)
 
 
-def _checkpoint(folder: RunFolder, config: TrainConfig, model: LanguageModel) -> bool:
-    """Whether there is one; CheckpointError when it is not of this model."""
+def _planned(folder: RunFolder, config: TrainConfig, model: LanguageModel) -> int | None:
+    """The number of steps in the checkpoint, None without one; CheckpointError when it is not of this model."""
     if not folder.checkpoint.exists():
-        return False
+        return None
     stored = read_checkpoint(folder.checkpoint)
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
     check_tensors(folder.checkpoint, shapes, model, config)
-    if stored["scanl"]["model"] != config.model_fields():
-        odd = next(n for n, v in config.model_fields().items() if stored["scanl"]["model"][n] != v)
-        raise CheckpointError(
-            f"run: {folder.checkpoint} has {odd} {stored['scanl']['model'][odd]!r}, "
-            f"expected {config.model_fields()[odd]!r} because of config.yaml; put back what belongs together"
-        )
-    return True
+    for name, expected in config.model_fields().items():
+        if stored["scanl"]["model"][name] != expected:
+            raise CheckpointError(
+                f"run: {folder.checkpoint} has {name} {stored['scanl']['model'][name]!r}, expected {expected!r} "
+                "because of config.yaml; put back what belongs together"
+            )
+    return stored["scanl"]["plan"]["steps"]

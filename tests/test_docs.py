@@ -1,0 +1,93 @@
+"""What the documents say is tried: their examples run, their tables name what is registered."""
+
+import importlib.util
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanl import layers
+from scanl.layers.base import _registry
+
+ROOT = Path(__file__).parents[1]
+
+
+def _blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_readme_examples_run(capsys):
+    """In order, in one namespace, as a reader would type them."""
+    namespace: dict = {}
+    for block in _blocks("README.md"):
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert namespace["logits"].shape == (1, 35, 256)
+    assert "cpu: can run" in capsys.readouterr().out
+
+
+def test_readme_order():
+    """What it is, the two commands, a picture, ten lines of Python, the table of models."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    places = [text.index(mark) for mark in ("# scanl", "make demo", "make test", "![", "```python", "| layer |")]
+    assert places == sorted(places)
+    first_block = _blocks("README.md")[0].strip().splitlines()
+    assert len([line for line in first_block if line]) <= 10
+
+
+def test_readme_table_names_every_layer():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(rows) == layers.names()
+    for name in rows:
+        for identifier in re.findall(r"arXiv:(\d{4}\.\d{5})", layers.get(name).source):
+            assert identifier in text, f"{name}: the table lacks {identifier}"
+
+
+def test_readme_links_lead_somewhere():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_model_of_contributing_is_a_model(tmp_path):
+    """Its file, as printed, registers a layer that streams exactly."""
+    (block,) = _blocks("CONTRIBUTING.md")
+    path = tmp_path / "moving_average.py"
+    path.write_text(block, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("moving_average", path)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        layer = layers.build("moving_average", 6).double()
+        x = torch.randn(2, 7, 6, dtype=torch.float64)
+        whole, last = layer(x)
+        for cut in range(8):
+            first, state = layer(x[:, :cut])
+            second, state = layer(x[:, cut:], state)
+            torch.testing.assert_close(torch.cat([first, second], 1), whole)
+            torch.testing.assert_close(state, last)
+    finally:
+        _registry.pop("moving_average", None)
+
+
+@pytest.mark.parametrize("package", ["lightning", "matplotlib", "transformers", "numba", "triton", "jsonargparse"])
+def test_import_is_light(package, loaded_by_import):
+    assert package not in loaded_by_import
+
+
+@pytest.fixture(scope="module")
+def loaded_by_import() -> set[str]:
+    code = "import scanl, sys; print(*sorted(name.split('.')[0] for name in sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_changes_are_written_down():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
+    for before, after in itertools.pairwise(re.findall(r"## \[(\d[^\]]*)\]", text)):
+        assert before > after
