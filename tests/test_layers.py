@@ -385,8 +385,11 @@ WRONG = [
     (lambda layer: layer(inputs(2, 3).float()), r"x is torch.float32, expected torch.float64 of the parameters"),
     (lambda layer: layer(inputs(2, 3).to("meta")), r"x is on meta, expected cpu of the parameters"),
     (lambda layer: layer(inputs(2, 3), cu_seqlens=torch.tensor([0, 3])), r"x has B=2, expected B=1"),
-    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 2])), r"expected to rise from 0 to T=3"),
-    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 3, 2, 3])), r"expected to rise from 0 to T=3"),
+    (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 2])), r"expected offsets that rise from 0 to T=3"),
+    (
+        lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0, 3, 2, 3])),
+        r"expected offsets that rise from 0 to T=3",
+    ),
     (lambda layer: layer(inputs(1, 3), cu_seqlens=torch.tensor([0.0, 3.0])), r"cu_seqlens is torch.float32 \(2,\)"),
 ]
 

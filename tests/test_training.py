@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from scanl.cli import main
 from scanl.errors import CheckpointError, ConfigError
+from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
 from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.config import build_model, seeded_model
+from scanl.learning.config import build_model, fitting_precision, seeded_model
 from scanl.learning.metrics import read_metrics
 from scanl.learning.optimizer import UNKNOWN, Plan, make_optimizer, rate
-from scanl.learning.run import written_whole
 from scanl.tasks import Streams, read_corpus
 
 STEPS = 24
@@ -386,3 +386,10 @@ def test_bits_per_byte_in_parts_reads_each_part_with_its_state():
     found = bits_per_byte(model, data, streams=3, chunk=4)
     assert found == pytest.approx(nats / math.log(2) / 50, rel=1e-6)
     assert model.training
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_precision_that_fits_the_processor(monkeypatch, fast):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert fitting_precision("cpu") == ("bf16-mixed" if fast else "32-true")

@@ -14,7 +14,7 @@ from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.config import check_resumable, seeded_model
+from scanl.learning.config import check_resumable, fitting_precision, seeded_model
 from scanl.models import LanguageModel
 from scanl.tasks import Corpus, read_corpus
 
@@ -44,6 +44,8 @@ def prepare(
     config.check()
     if config.steps is None and config.minutes is None:
         config.steps = 1000
+    if config.precision == "auto":
+        config.precision = fitting_precision(config.accelerator)
     if resumed is None and config.out is not None:
         RunFolder(config.out).refuse_if_used()
     model = seeded_model(config)

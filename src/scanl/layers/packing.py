@@ -1,6 +1,5 @@
 """Sequences of different lengths: laid end to end over one row (`cu_seqlens`), or padded with a mask."""
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
+from scanl.ops._op import offsets
 
 if TYPE_CHECKING:
     from scanl.layers.base import Layer
@@ -22,9 +22,7 @@ def check_offsets(who: str, cu_seqlens: Tensor, batch: int, length: int) -> None
         raise ShapeError(f"{who}: x has B={batch}, expected B=1 because of cu_seqlens")
     # Reading the values would wait for a GPU, and would break a compiled graph.
     if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
-        offsets = cu_seqlens.tolist()
-        if offsets[0] != 0 or offsets[-1] != length or any(a > b for a, b in pairwise(offsets)):
-            raise ShapeError(f"{who}: cu_seqlens is {offsets}, expected to rise from 0 to T={length} of x")
+        offsets(cu_seqlens, length, who)
 
 
 def sequence_index(cu_seqlens: Tensor, length: int) -> Tensor:

@@ -5,12 +5,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from scanl.errors import CheckpointError, ShapeError
+from scanl.files import written_whole
 
 Device: TypeAlias = torch.device | str | None
 DType: TypeAlias = torch.dtype | None
@@ -78,7 +80,9 @@ def save(state: State, path: str | PathLike[str]) -> None:
     from safetensors.torch import save_file
 
     # A copy of its own for each leaf: safetensors refuses tensors that share memory.
-    save_file({place: _as_stored(leaf.detach()).clone().contiguous() for place, leaf in leaves(state)}, path)
+    tensors = {place: _as_stored(leaf.detach()).clone().contiguous() for place, leaf in leaves(state)}
+    with written_whole(Path(path)) as temporary:
+        save_file(tensors, temporary)
 
 
 def _as_stored(leaf: Tensor) -> Tensor:

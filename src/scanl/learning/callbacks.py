@@ -9,11 +9,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
+from scanl.files import written_whole
 from scanl.learning.bptt import BPTT, DivergenceError
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.evaluation import bits_per_byte
 from scanl.learning.metrics import COLUMNS, Progress, as_csv, read_metrics
-from scanl.learning.run import RunFolder, written_whole
+from scanl.learning.run import RunFolder
 
 
 class AtomicCheckpointIO(CheckpointIO):

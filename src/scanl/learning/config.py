@@ -47,7 +47,7 @@ class TrainConfig:
     accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
     devices: Annotated[int, "number of processes or devices"] = 1
     strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
-    precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ..."] = "32-true"
+    precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
     def check(self) -> None:
         """ConfigError for a number out of range, or for both steps and minutes."""
@@ -97,6 +97,15 @@ MODEL_FIELDS = (
     "norm",
     "tie_embeddings",
 )
+
+
+def fitting_precision(accelerator: str) -> str:
+    """bfloat16 matrix products where the processor or the GPU has instructions for them, else float32."""
+    if accelerator != "cpu" and torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if fast else "32-true"
 
 
 def layer_names(layer: str) -> list[str]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scanl.learning.run import RunFolder, written_whole
+from scanl.files import written_whole
+from scanl.learning.run import RunFolder
 
 
 def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

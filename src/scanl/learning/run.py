@@ -4,32 +4,16 @@ Every file is written beside its place and moved there, so that it is whole or n
 """
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from scanl.errors import CheckpointError, ConfigError
+from scanl.files import written_whole
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.config import TrainConfig, build_model, layer_names
 from scanl.models import LanguageModel
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder; when the block ends well, it is flushed to disk and renamed to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 class RunFolder:
