@@ -22,15 +22,24 @@ def close(actual: Tensor, same: Tensor, exact: Tensor, what: str) -> None:
     assert error <= bound, f"{what}: error {error:.3g}, at most {bound:.3g} allowed"
 
 
-def at(sample: Sample, dtype: torch.dtype) -> dict[str, Tensor]:
+def place(backend: str) -> str:
+    """The device on which a backend is tried."""
+    return "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
+
+
+def at(sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
     """The operands in a dtype; complex ones are turned by a phase that differs from element to element."""
     operands = {}
     for name, value in sample.operands.items():
         if dtype.is_complex:
             phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64).view(value.shape)
             value = torch.polar(value.abs(), phase)
-        operands[name] = value.to(dtype)
+        operands[name] = value.to(place(backend), dtype)
     return operands
+
+
+def options(sample: Sample, backend: str) -> dict[str, Any]:
+    return {k: v.to(place(backend)) if isinstance(v, Tensor) else v for k, v in sample.options.items()}
 
 
 def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,13 +55,13 @@ def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any],
     return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def truth(op: Op, sample: Sample, options: Mapping[str, Any], backend: str, dtype: torch.dtype) -> None:
+def truth(op: Op, sample: Sample, more: Mapping[str, Any], backend: str, dtype: torch.dtype) -> None:
     """The backend equals the reference, in values and in every gradient."""
-    options = {**sample.options, **options}
-    operands = at(sample, dtype)
-    exact = evaluate(op, wide(operands), options, "reference")
-    same = evaluate(op, operands, options, "reference")
-    actual = evaluate(op, operands, options, backend)
+    more = {**options(sample, backend), **more}
+    operands = at(sample, dtype, backend)
+    exact = evaluate(op, wide(operands), more, "reference")
+    same = evaluate(op, operands, more, "reference")
+    actual = evaluate(op, operands, more, backend)
     for name in exact:
         close(actual[name], same[name], exact[name], f"{op.name} {backend} {name}")
 
@@ -72,7 +81,7 @@ def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[
 
 def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequence[int], dtype: torch.dtype) -> None:
     """A sequence fed in pieces, the state carried over, equals the whole (splitting, duality, chunked prefill)."""
-    operands = at(sample, dtype)
+    operands = at(sample, dtype, backend)
     steps = operands[op.names[0]].shape[1]
     assert sum(lengths) == steps
     same, last = op(**operands, reverse=reverse, backend="reference")
@@ -88,7 +97,7 @@ def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequenc
 
 def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     """Changing a step changes no output before it."""
-    operands = at(sample, torch.float64)
+    operands = at(sample, torch.float64, backend)
     name = op.names[0]
     y, _ = op(**operands, reverse=reverse, backend=backend)
     for t in range(y.shape[1]):
@@ -102,9 +111,9 @@ def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
 
 def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     """Packed sequences equal each alone, an empty one keeps its state."""
-    operands = at(sample, torch.float64)
+    operands = at(sample, torch.float64, backend)
     bounds = sample.options["cu_seqlens"].tolist()
-    y, last = op(**operands, **sample.options, reverse=reverse, backend=backend)
+    y, last = op(**operands, **options(sample, backend), reverse=reverse, backend=backend)
     for n, (start, end) in enumerate(itertools.pairwise(bounds)):
         state = operands["state"][n : n + 1]
         alone, end_state = op(**timed(op, operands, start, end), state=state, reverse=reverse, backend=backend)
@@ -114,7 +123,7 @@ def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
 
 def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     """A batch padded with neutral steps, left or right, equals each sequence alone, in outputs and in the state."""
-    operands = at(sample, torch.float64)
+    operands = at(sample, torch.float64, backend)
     steps = operands[op.names[0]].shape[1]
     batch = operands[op.names[0]].shape[0]
     lengths = [max(1, steps - 2 * b - 1) for b in range(batch)]
@@ -136,10 +145,10 @@ def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
 
 def beams(op: Op, sample: Sample, backend: str) -> None:
     """A state can be reordered, repeated and selected over the batch half way."""
-    operands = at(sample, torch.float64)
+    operands = at(sample, torch.float64, backend)
     steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
     half = steps // 2
-    chosen = torch.tensor([batch - 1, 0, batch - 1])
+    chosen = torch.tensor([batch - 1, 0, batch - 1], device=place(backend))
     _, state = op(**timed(op, operands, 0, half), state=operands["state"], backend=backend)
     rows = {}
     for name, value in timed(op, operands, half, steps).items():
