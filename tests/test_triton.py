@@ -17,7 +17,6 @@ triton = pytest.importorskip("triton")
 from scanl.ops._triton import linear_scan as kernels  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SAMPLES = list(linear_scan.samples())
 
 
 @pytest.fixture(autouse=True)
