@@ -308,8 +308,10 @@ class Op:
                 if value is not None
             ]
             parts.append(chosen.run(*alone, **options))
+        state = values[-1]
+        assert state is not None
         if not parts:
-            return torch.zeros_like(first), values[-1]
+            return torch.zeros_like(first), state
         return torch.cat([y for y, _ in parts], 1), torch.cat([state for _, state in parts])
 
     def __repr__(self) -> str:

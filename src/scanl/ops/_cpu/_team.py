@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
 CORES = os.cpu_count() or 1
@@ -71,7 +71,7 @@ class Kernel:
     def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
         signature = types.void(types.CPointer(types.int64))
         function = self._build(torch.empty(0, dtype=dtype).numpy().dtype)
-        compiled = cfunc(signature, nopython=True, cache=True, fastmath={"contract", "nsz"})(function)
+        compiled = cfunc(signature, cache=True, fastmath={"contract", "nsz"})(function)  # pyright: ignore[reportCallIssue]
         self._kept.append(compiled)  # it owns the machine code
         self._compiled[dtype] = compiled.ctypes, compiled.address
         return self._compiled[dtype]
