@@ -73,7 +73,9 @@ class Kernel:
         function = self._build(torch.empty(0, dtype=dtype).numpy().dtype)
         compiled = cfunc(signature, cache=True, fastmath={"contract", "nsz"})(function)  # pyright: ignore[reportCallIssue]
         self._kept.append(compiled)  # it owns the machine code
-        self._compiled[dtype] = compiled.ctypes, compiled.address
+        address = compiled.address
+        assert address is not None
+        self._compiled[dtype] = compiled.ctypes, address
         return self._compiled[dtype]
 
     def run(self, dtype: torch.dtype, args: list[int], units: int, work: int) -> None:
