@@ -327,6 +327,24 @@ def test_company_of_threads():
     assert got == [expected] * 20
 
 
+@directions
+@pytest.mark.parametrize("a_shape", [(1, 29, 3), (3,), (29, 1), ()], ids=str)
+def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, a_shape):
+    """One long sequence is cut in time on a CPU; here into three pieces of ten steps, values and every gradient."""
+    kernels = importlib.import_module("scanl.ops._cpu.linear_scan")
+    monkeypatch.setattr(kernels, "LONG", 8)
+    monkeypatch.setattr(kernels, "CORES", 3)
+    kernels._layout.cache_clear()
+    operands = {"x": torch.randn(1, 29, 3), "a": torch.rand(a_shape), "state": torch.randn(1, 3)}
+    sample = Sample({name: value.double() for name, value in operands.items()})
+    try:
+        assert kernels._layout((1, 29, 3), a_shape, None).cut
+        for dtype in (torch.float64, torch.complex128):
+            laws.truth(scanl.ops.linear_scan, sample, {"reverse": reverse}, "cpu", dtype)
+    finally:
+        kernels._layout.cache_clear()
+
+
 def test_results_live_in_memory_of_their_own():
     """Large results use memory again only once nobody holds them."""
     x, a = torch.randn(1, 2**14, 64), torch.rand(1, 2**14, 64)

@@ -61,11 +61,3 @@ def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     lease = np.frombuffer(block, np.uint8, size).view(_Lease)
     lease.block = block
     return torch.from_numpy(lease).view(dtype).view(shape)
-
-
-def release() -> None:
-    """Give all idle memory back to the system."""
-    global _idle_bytes
-    with _lock:
-        _idle.clear()
-        _idle_bytes = 0
