@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._op import Op, Sample
+from scanl.ops._op import Op, Operand, Sample
 
 
 def close(actual: Tensor, same: Tensor, exact: Tensor, what: str) -> None:
@@ -73,9 +73,8 @@ def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[
     for operand in op.operands:
         if operand.name in operands and operand.name != "state":
             value = operands[operand.name]
-            axis = 1 - (first.ndim - value.ndim) if operand.broadcast else 1
-            varies = "T" in operand.choices[0] and axis >= 0 and value.shape[axis] == first.shape[1]
-            cut[operand.name] = value.narrow(axis, start, end - start) if varies else value
+            axis = operand.time_axis(value, first.ndim)
+            cut[operand.name] = value if axis is None else value.narrow(axis, start, end - start)
     return cut
 
 
@@ -84,12 +83,14 @@ def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequenc
     operands = at(sample, dtype, backend)
     steps = operands[op.names[0]].shape[1]
     assert sum(lengths) == steps
-    same, last = op(**operands, reverse=reverse, backend="reference")
-    exact, exact_last = op(**wide(operands), reverse=reverse, backend="reference")
+    more = {**sample.options, "reverse": reverse}
+    same, last = op(**operands, **more, backend="reference")
+    exact, exact_last = op(**wide(operands), **more, backend="reference")
     bounds = list(itertools.pairwise([0, *itertools.accumulate(lengths)]))
     state, parts = operands["state"], {}
     for start, end in reversed(bounds) if reverse else bounds:
-        parts[start, end], state = op(**timed(op, operands, start, end), state=state, reverse=reverse, backend=backend)
+        cut = timed(op, operands, start, end)
+        parts[start, end], state = op(**cut, **more, state=state, backend=backend)
     whole = torch.cat([parts[bound] for bound in bounds], 1)
     close(whole, same, exact, f"{op.name} {backend} in pieces {list(lengths)}")
     close(state, last, exact_last, f"{op.name} {backend} last state")
@@ -99,11 +100,12 @@ def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     """Changing a step changes no output before it."""
     operands = at(sample, torch.float64, backend)
     name = op.names[0]
-    y, _ = op(**operands, reverse=reverse, backend=backend)
+    more = {**sample.options, "reverse": reverse, "backend": backend}
+    y, _ = op(**operands, **more)
     for t in range(y.shape[1]):
         changed = operands[name].clone()
         changed[:, t] += 1
-        z, _ = op(**{**operands, name: changed}, reverse=reverse, backend=backend)
+        z, _ = op(**{**operands, name: changed}, **more)
         untouched = slice(t + 1, None) if reverse else slice(None, t)
         torch.testing.assert_close(z[:, untouched], y[:, untouched], rtol=0, atol=0)
         assert not torch.equal(z[:, t], y[:, t])
@@ -116,9 +118,33 @@ def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     y, last = op(**operands, **options(sample, backend), reverse=reverse, backend=backend)
     for n, (start, end) in enumerate(itertools.pairwise(bounds)):
         state = operands["state"][n : n + 1]
-        alone, end_state = op(**timed(op, operands, start, end), state=state, reverse=reverse, backend=backend)
+        more = {k: v for k, v in sample.options.items() if k != "cu_seqlens"}
+        alone, end_state = op(**timed(op, operands, start, end), **more, state=state, reverse=reverse, backend=backend)
         close(y[:, start:end], alone, alone, f"{op.name} {backend} packed sequence {n}")
         close(last[n : n + 1], end_state, end_state, f"{op.name} {backend} packed state {n}")
+
+
+def declared(op: Op, name: str) -> Operand:
+    return op.operands[op.names.index(name)]
+
+
+def batched(op: Op, operands: Mapping[str, Tensor], name: str) -> bool:
+    """Whether a row of the batch has an entry of its own."""
+    operand, value, first = declared(op, name), operands[name], operands[op.names[0]]
+    if operand.broadcast:
+        return value.ndim == first.ndim and value.shape[0] == first.shape[0]
+    fits = [axes for axes in operand.choices if len(axes) == value.ndim or any(axis[0] == "*" for axis in axes)]
+    return "B" in fits[0]
+
+
+def per_step(op: Op, operands: Mapping[str, Tensor], name: str) -> Tensor:
+    """An operand that may be constant over time, written out for every step."""
+    value, operand, first = operands[name], declared(op, name), operands[op.names[0]]
+    if operand.broadcast:
+        return value.expand(first.shape)
+    if operand.time_axis(value, first.ndim) is not None:
+        return value
+    return value.expand(*first.shape[:2], *value.shape)
 
 
 def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
@@ -129,16 +155,17 @@ def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     lengths = [max(1, steps - 2 * b - 1) for b in range(batch)]
     for left in (False, True):
         spans = [(steps - n, steps) if left else (0, n) for n in lengths]
-        padded = {"state": operands["state"]}
+        padded = dict(operands)
         for name, neutral in op.neutral.items():
-            full = operands[name].expand(operands[op.names[0]].shape).clone()
-            for b, (start, end) in enumerate(spans):
-                full[b, :start] = full[b, end:] = neutral
-            padded[name] = full
-        y, last = op(**padded, reverse=reverse, backend=backend)
+            if name in operands:
+                padded[name] = full = per_step(op, operands, name).clone()
+                for b, (start, end) in enumerate(spans):
+                    full[b, :start] = full[b, end:] = neutral
+        y, last = op(**padded, **sample.options, reverse=reverse, backend=backend)
         for b, (start, end) in enumerate(spans):
-            alone = {name: value[b : b + 1, start:end] for name, value in padded.items() if name != "state"}
-            z, state = op(**alone, state=padded["state"][b : b + 1], reverse=reverse, backend=backend)
+            alone = {k: v[b : b + 1] if batched(op, padded, k) else v for k, v in padded.items()}
+            alone = {**timed(op, alone, start, end), "state": alone["state"]}
+            z, state = op(**alone, **sample.options, reverse=reverse, backend=backend)
             close(y[b : b + 1, start:end], z, z, f"{op.name} {backend} padded row {b}")
             close(last[b : b + 1], state, state, f"{op.name} {backend} padded state {b}")
 
@@ -149,12 +176,11 @@ def beams(op: Op, sample: Sample, backend: str) -> None:
     steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
     half = steps // 2
     chosen = torch.tensor([batch - 1, 0, batch - 1], device=place(backend))
-    _, state = op(**timed(op, operands, 0, half), state=operands["state"], backend=backend)
+    _, state = op(**timed(op, operands, 0, half), **sample.options, state=operands["state"], backend=backend)
     rows = {}
     for name, value in timed(op, operands, half, steps).items():
-        batched = value.ndim == operands[op.names[0]].ndim and value.shape[0] == batch
-        rows[name] = value[chosen] if batched else value
-    y, last = op(**rows, state=state[chosen], backend=backend)
-    z, end = op(**operands, backend=backend)
+        rows[name] = value[chosen] if batched(op, operands, name) else value
+    y, last = op(**rows, **sample.options, state=state[chosen], backend=backend)
+    z, end = op(**operands, **sample.options, backend=backend)
     close(y, z[chosen][:, half:], z[chosen][:, half:], f"{op.name} {backend} beams")
     close(last, end[chosen], end[chosen], f"{op.name} {backend} beam states")

@@ -96,7 +96,7 @@ def test_constant_state(op, backend):
     operands = laws.at(sample, torch.float32, backend)
     steps = operands[op.names[0]].shape[1]
     sizes = {
-        op(**laws.timed(op, operands, 0, t), state=operands["state"], backend=backend)[1].shape
+        op(**laws.timed(op, operands, 0, t), **sample.options, state=operands["state"], backend=backend)[1].shape
         for t in range(steps + 1)
     }
     assert sizes == {operands["state"].shape}
@@ -122,21 +122,25 @@ def test_every_order_of_derivative(op, backend, reverse):
 def test_opcheck(op, backend, reverse):
     for sample in op.samples():
         operands = laws.at(sample, torch.float32, backend)
-        packed = laws.options(sample, backend).get("cu_seqlens")
-        arguments = [value.requires_grad_() for value in operands.values()]
-        torch.library.opcheck(getattr(torch.ops.scanl, f"{op.name}_{backend}").default, (*arguments, reverse, packed))
-        y, last = op(**operands, **laws.options(sample, backend), reverse=reverse, backend=backend)
-        x, *rest, state = (value.detach().requires_grad_() for value in operands.values())
+        options = {name: option.default for name, option in op.options.items()} | laws.options(sample, backend)
+        rest = (reverse, options.pop("cu_seqlens", None), *options.values())
+        arguments = [operands[name].requires_grad_() if name in operands else None for name in op.names]
+        operator = getattr(torch.ops.scanl, f"{op.name}_{backend}").default
+        torch.library.opcheck(operator, (*arguments, *rest))
         backward = getattr(torch.ops.scanl, f"{op.name}_{backend}_backward").default
-        given_back = (torch.ones_like(x), torch.ones_like(last), *rest, y.detach(), state, reverse, packed)
-        torch.library.opcheck(backward, given_back)
+        y, last = operator(*arguments, *rest)
+        values = dict(zip(op.names, arguments, strict=True)) | {"y": y, "dy": torch.ones_like(y), "dlast": last}
+        saved = [values[argument.name] for argument in backward._schema.arguments[: -len(rest)]]
+        torch.library.opcheck(
+            backward, (*[None if v is None else v.detach().clone().requires_grad_() for v in saved], *rest)
+        )
 
 
 @each
 @directions
 def test_compiled_gives_the_same_numbers(op, backend, reverse):
     for sample in op.samples():
-        if "cu_seqlens" in sample.options and not op.backends[backend].packed:
+        if "cu_seqlens" in sample.options and not op.backends[backend].whole:
             continue  # the definition, sequence by sequence, reads the offsets
         torch.compiler.reset()
         operands = laws.at(sample, torch.float32, backend)
@@ -169,27 +173,22 @@ def test_inductor_gives_the_same_numbers():
 def test_edges(op, backend, reverse):
     for sample in _plain(op):
         operands = laws.at(sample, torch.float32, backend)
-        first = op.names[0]
-        empty = laws.timed(op, operands, 0, 0)
-        y, last = op(**empty, state=operands["state"], reverse=reverse, backend=backend)
-        assert y.shape == empty[first].shape
+        first, more = op.names[0], {**sample.options, "reverse": reverse, "backend": backend}
+        y, last = op(**laws.timed(op, operands, 0, 0), state=operands["state"], **more)
+        assert y.numel() == 0
+        assert y.shape[1] == 0
         torch.testing.assert_close(last, operands["state"])
-        gone = {k: v[:0] if v.ndim and v.shape[0] == operands[first].shape[0] else v for k, v in operands.items()}
-        if gone[first].shape[0] == 0 and all(v.shape[0] == 0 for k, v in gone.items() if k == "state"):
-            assert op(**gone, reverse=reverse, backend=backend)[0].numel() == 0
-        expected = op(**operands, reverse=reverse, backend=backend)
-        strided = {k: _strided(v) for k, v in operands.items()}
-        torch.testing.assert_close(op(**strided, reverse=reverse, backend=backend), expected)
-        expanded = {k: v.expand(operands[first].shape) if k in op.neutral else v for k, v in operands.items()}
-        torch.testing.assert_close(op(**expanded, reverse=reverse, backend=backend), expected)
+        gone = {k: v[:0] if laws.batched(op, operands, k) else v for k, v in operands.items()}
+        assert op(**gone, **more)[0].numel() == 0
+        expected = op(**operands, **more)
+        torch.testing.assert_close(op(**{k: _strided(v) for k, v in operands.items()}, **more), expected)
+        expanded = {k: laws.per_step(op, operands, k) if k in op.neutral else v for k, v in operands.items()}
+        torch.testing.assert_close(op(**expanded, **more), expected)
         row = {k: v.mean(0, keepdim=True).expand_as(v) if k in (first, "state") else v for k, v in operands.items()}
-        solid = {k: v.contiguous() for k, v in row.items()}
-        torch.testing.assert_close(
-            op(**row, reverse=reverse, backend=backend), op(**solid, reverse=reverse, backend=backend)
-        )
-        zeros = op(**{k: v for k, v in operands.items() if k != "state"}, reverse=reverse, backend=backend)
-        nought = {**operands, "state": torch.zeros_like(operands["state"])}
-        torch.testing.assert_close(op(**nought, reverse=reverse, backend=backend), zeros)
+        torch.testing.assert_close(op(**row, **more), op(**{k: v.contiguous() for k, v in row.items()}, **more))
+        zeros = op(**{k: v for k, v in operands.items() if k != "state"}, **more)
+        nought = {**operands, "state": op.initial(torch.zeros_like(operands["state"]))}
+        torch.testing.assert_close(op(**nought, **more), zeros)
 
 
 def _strided(value: torch.Tensor) -> torch.Tensor:
@@ -418,11 +417,11 @@ def test_nothing_escapes():
 def test_declarations_of_other_shapes():
     """The frame holds for ops with heads, alternatives and optional operands."""
 
-    def toy(q, k, v, g, state, *, reverse=False):
+    def toy(q, k, v, g, state):
         return v, state
 
     op = Op(
-        toy, "q: B T H K, k: B T H K, v: B T H V, g?: H | B T H, state: B H K V",
+        toy, "q: B T H K, k: B T H K, v: B T H V, g?: H | B T H, state: B H K V -> B T H V",
         id="P-toy", equation="", source="", samples=lambda: iter(()), errors=lambda: iter(()), neutral={},
         dtypes=(torch.float32,),
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """What an op is: one declaration, from which come the checks, the zero state, the choice of backend and the tests.
 
 The decorated function is the reference: a plain loop over time, in any floating dtype. Other backends are added to it
-with `backend`; those that are compiled kernels are made known to torch with `opaque`.
+with `backend`; those that are compiled kernels with `compiled` of _compiled.py.
 """
 
 import functools
-import importlib
 import importlib.util
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +36,14 @@ class Operand:
     def __str__(self) -> str:
         return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
 
+    def time_axis(self, value: Tensor, ndim: int) -> int | None:
+        """Which axis of `value` is time, if any; `ndim` axes has the first operand, which it may broadcast to."""
+        if self.broadcast:
+            axis = 1 - (ndim - value.ndim)
+            return axis if axis >= 0 and value.shape[axis] != 1 else None
+        axes = next((axes for axes in self.choices if len(axes) == value.ndim), self.choices[0])
+        return 1 if "T" in axes else None
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -53,9 +61,9 @@ class Backend:
     run: Callable[..., tuple[Tensor, Any]]
     devices: tuple[str, ...] | None = None  # None: any
     dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower ones are widened first
-    packed: bool = False  # takes cu_seqlens itself
+    whole: bool = False  # takes reverse and cu_seqlens itself; else it sees forward time and one sequence a row
     package: str | None = None  # what it needs and is not installed
-    needs: Callable[..., Sequence[str]] = lambda **sizes: ()
+    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes and options
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
         """Why it cannot run these arguments: nothing, when it can."""
@@ -77,10 +85,11 @@ class Backend:
 class Op:
     """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
 
-    Its declaration names the operands and their axes: `"x: B T *F, a: ~ B T *F, state: B *F"`. `*F` stands for any
-    number of axes, `~` for broadcasting to the axes from the right, `|` between alternatives, `name?` for an operand
-    that may be None. `state` comes last and may always be None (zeros); with `cu_seqlens` its first axis counts
-    sequences.
+    Its declaration names the operands and their axes, and those of the output:
+    `"x: B T *F, a: ~ B T *F, state: B *F -> B T *F"`. `*F` stands for any number of axes, `~` for broadcasting to the
+    axes from the right, `|` between alternatives, `name?` for an operand that may be None. `state` comes last and may
+    always be None (zeros, or `initial` of them); with `cu_seqlens` its first axis counts sequences. The options are the
+    reference's keywords.
     """
 
     def __init__(
@@ -95,10 +104,23 @@ class Op:
         errors: Callable[[], Iterator[tuple[Sample, str]]],
         neutral: Mapping[str, float],
         dtypes: tuple[torch.dtype, ...],
+        divides: Mapping[str, str] | None = None,
+        initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
+        keep_real: bool = False,
     ):
         functools.update_wrapper(self, reference)
         self.name: str = reference.__name__
+        declaration, output = declaration.split("->")
         self.operands = tuple(_parse(line) for line in declaration.split(","))
+        self.output = tuple(output.split())
+        self.options = {
+            name: parameter
+            for name, parameter in inspect.signature(reference).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        self.divides = divides or {}  # axes whose size divides another's: heads that others share
+        self.initial = initial
+        self.keep_real = keep_real  # real operands stay real beside complex ones
         self.names = tuple(operand.name for operand in self.operands)
         self.id, self.equation, self.source = id, equation, source
         self.samples, self.errors = samples, errors
@@ -130,13 +152,14 @@ class Op:
     ) -> tuple[Tensor, Any]:
         operands, options = self._bind(args, more)
         if torch.compiler.is_compiling():
-            plan = self._plan(operands, cu_seqlens, backend)
+            plan = self._plan(operands, options, cu_seqlens, backend)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
-            key = (backend, None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype), *kinds)
+            packing = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
+            key = (backend, packing, *options.values(), *kinds)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(operands, cu_seqlens, backend)
+                plan = self._plan(operands, options, cu_seqlens, backend)
                 if len(self._plans) > 4096:
                     self._plans.clear()
                 self._plans[key] = plan
@@ -144,39 +167,86 @@ class Op:
                 first = operands[self.names[0]]
                 assert first is not None
                 offsets(cu_seqlens, first.shape[1], self.name)
-        name, dtype, compute, device, state_shape = plan
-        chosen = self.backends[name]
+        name, dtype, compute, device, state_shape, y_shape = plan
         state = operands.pop("state")
         if state is None:
-            state = torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device)
-        values = [value if value is None else value.to(compute) for value in operands.values()]
-        values.append(state.to(_WIDER.get(compute, compute)))
-        if cu_seqlens is None:
-            y, state = chosen.run(*values, reverse=reverse, **options)
-        elif chosen.packed:
-            y, state = chosen.run(*values, reverse=reverse, cu_seqlens=cu_seqlens, **options)
-        else:
-            y, state = self._run_each(chosen, values, cu_seqlens, reverse=reverse, **options)
+            state = self.initial(torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device))
+        values = [value if value is None else value.to(self._cast(value, compute)) for value in operands.values()]
+        values.append(state.to(self._cast(state, _WIDER.get(compute, compute))))
+        y, state = self.evaluate(name, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return y.to(dtype), state
 
+    def evaluate(
+        self,
+        name: str,
+        values: Sequence[Tensor | None],
+        y_shape: Sequence[int],
+        *,
+        reverse: bool,
+        cu_seqlens: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """A backend over operands that are checked and cast; time is turned and packing undone for one that is plain."""
+        chosen = self.backends[name]
+        if chosen.whole:
+            return chosen.run(*values, reverse=reverse, cu_seqlens=cu_seqlens, **options)
+        first = values[0]
+        assert first is not None
+        if cu_seqlens is None:
+            if not reverse:
+                return chosen.run(*values, **options)
+            turned = []
+            for operand, value in zip(self.operands, values, strict=True):
+                axis = None if value is None or operand.name == "state" else operand.time_axis(value, first.ndim)
+                turned.append(value if value is None or axis is None else value.flip(axis))
+            y, state = chosen.run(*turned, **options)
+            return y.flip(1), state
+        parts = []
+        for n, (start, end) in enumerate(itertools.pairwise(offsets(cu_seqlens, first.shape[1], self.name))):
+            alone = []
+            for operand, value in zip(self.operands, values, strict=True):
+                if value is not None and operand.name == "state":
+                    value = value[n : n + 1]
+                elif value is not None and (axis := operand.time_axis(value, first.ndim)) is not None:
+                    value = value.narrow(axis, start, end - start)
+                alone.append(value)
+            shape = (y_shape[0], end - start, *y_shape[2:])
+            parts.append(self.evaluate(name, alone, shape, reverse=reverse, cu_seqlens=None, **options))
+        if not parts:
+            state = values[-1]
+            assert state is not None
+            return first.new_zeros(y_shape), state.clone()
+        return torch.cat([y for y, _ in parts], 1), torch.cat([state for _, state in parts])
+
+    def _cast(self, value: Tensor, compute: torch.dtype) -> torch.dtype:
+        """The dtype of the computation, or its real kin for a real operand that stays real."""
+        return compute.to_real() if self.keep_real and not value.is_complex() else compute
+
     def _plan(
-        self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, backend: str
-    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, tuple[int, ...]]:
+        self,
+        operands: Mapping[str, Tensor | None],
+        options: Mapping[str, Any],
+        cu_seqlens: Tensor | None,
+        backend: str,
+    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, tuple[int, ...], tuple[int, ...]]:
         """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
 
-        The backend's name, the dtypes of the output and of the computation, the device, the shape of the state.
+        The backend's name, the dtypes of the output and of the computation, the device, the shapes of state and output.
         """
-        sizes = self._check(operands, cu_seqlens)
+        sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self._kind(operands)
-        chosen = self._choose(backend, device, common, sizes)
+        chosen = self._choose(backend, device, common, {**sizes, **options})
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         shape = (batch, *_full(self.operands[-1].choices[0][1:], sizes))
-        return chosen.name, dtype, chosen.compute_dtype(common), device, shape
+        return chosen.name, dtype, chosen.compute_dtype(common), device, shape, self.output_shape(sizes)
+
+    def output_shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        return _full(self.output, sizes)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
-        operands, _ = self._bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
-        sizes = self._check(operands, cu_seqlens)
+        operands, options = self._bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        sizes = {**self.sizes(operands, cu_seqlens), **options}
         device, _, dtype = self._kind(operands)
         lines = []
         for name in self.preference():
@@ -191,17 +261,19 @@ class Op:
         if len(args) > len(self.names):
             raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}")
         operands: dict[str, Tensor | None] = dict(zip(self.names, args, strict=False))
-        options = {}
+        options = {name: option.default for name, option in self.options.items()}
         for key, value in more.items():
-            if key not in self.names:
+            if key in options:
                 options[key] = value
+            elif key not in self.names:
+                raise TypeError(f"{self.name}: {unknown('argument', key, [*self.names, *options])}")
             elif key in operands:
                 raise TypeError(f"{self.name}: {key} is given twice")
             else:
                 operands[key] = value
         return {name: operands.get(name) for name in self.names}, options
 
-    def _check(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
+    def sizes(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
         """Every shape against the declaration; gives the sizes of the axes."""
         sizes: dict[str, Any] = {}
         origin: dict[str, str] = {}
@@ -230,6 +302,12 @@ class Op:
                 raise ShapeError(
                     f"{self.name}: {operand.name} is on {value.device}, expected {first.device} because of "
                     f"{self.names[0]}"
+                )
+        for axis, other in self.divides.items():
+            if sizes[other] % max(1, sizes[axis]) or (sizes[axis] == 0) != (sizes[other] == 0):
+                raise ShapeError(
+                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of {other}={sizes[other]} "
+                    f"from {origin[other]}"
                 )
         return sizes
 
@@ -279,7 +357,7 @@ class Op:
         given.pop("state", None)
         common = functools.reduce(torch.promote_types, (value.dtype for value in given.values()))
         first = given[self.names[0]]
-        return first.device, common if common.is_complex else first.dtype, common
+        return first.device, common if common.is_complex and not self.keep_real else first.dtype, common
 
     def _choose(self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Backend:
         if backend == "auto":
@@ -292,27 +370,6 @@ class Op:
         if reasons:
             raise BackendError(f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}")
         return self.backends[backend]
-
-    def _run_each(
-        self, chosen: Backend, values: list[Tensor | None], cu_seqlens: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Packed sequences by definition: each alone."""
-        first = values[0]
-        assert first is not None
-        bounds = offsets(cu_seqlens, first.shape[1], self.name)
-        parts = []
-        for n, (start, end) in enumerate(itertools.pairwise(bounds)):
-            alone = [
-                value[n : n + 1] if operand.name == "state" else _cut(operand, value, start, end, first.ndim)
-                for operand, value in zip(self.operands, values, strict=True)
-                if value is not None
-            ]
-            parts.append(chosen.run(*alone, **options))
-        state = values[-1]
-        assert state is not None
-        if not parts:
-            return torch.zeros_like(first), state
-        return torch.cat([y for y, _ in parts], 1), torch.cat([state for _, state in parts])
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.preference())}>"
@@ -332,32 +389,6 @@ def offsets(cu_seqlens: Tensor, steps: int, name: str) -> tuple[int, ...]:
     if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in itertools.pairwise(bounds)):
         raise ShapeError(f"{name}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}")
     return bounds
-
-
-def opaque(
-    name: str,
-    schema: str,
-    fake: Callable,
-    *,
-    module: str,
-    function: str,
-    context: Callable,
-    backward: Callable,
-) -> Callable:
-    """Make `function` of `module`, imported when first run, the torch.library operator `scanl::name`."""
-
-    @functools.cache
-    def implementation() -> Callable:
-        return getattr(importlib.import_module(module), function)
-
-    _LIBRARY.define(name + schema)
-    _LIBRARY.impl(name, lambda *args: implementation()(*args), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
-    return getattr(torch.ops.scanl, name).default
-
-
-_LIBRARY = torch.library.Library("scanl", "DEF")
 
 
 def _parse(line: str) -> Operand:
@@ -390,15 +421,6 @@ def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any])
             return None
         found[axis] = size
     return found
-
-
-def _cut(operand: Operand, value: Tensor, start: int, end: int, ndim: int) -> Tensor:
-    """The steps from start to end of an operand that has a time axis, wherever broadcasting puts it."""
-    axis = 1 - (ndim - value.ndim) if operand.broadcast else 1
-    timed = any("T" in axes and len(axes) > 1 for axes in operand.choices)
-    if not timed or axis < 0 or (operand.broadcast and value.shape[axis] == 1):
-        return value
-    return value.narrow(axis, start, end - start)
 
 
 def _short(dtype: torch.dtype) -> str:

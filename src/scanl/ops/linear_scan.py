@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scanl.ops._op import COMPLEX, FLOATING, Sample, op, opaque
+from scanl.ops._compiled import compiled
+from scanl.ops._op import COMPLEX, FLOATING, Sample, op
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -63,7 +64,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @op(
-    "x: B T *F, a: ~ B T *F, state: B *F",
+    "x: B T *F, a: ~ B T *F, state: B *F -> B T *F",
     id="P-linrec",
     equation="h_t = a_t ⊙ h_{t-1} + x_t",
     source="Martin and Cundy 2018, arXiv:1709.04057, eq. (5)",
@@ -72,7 +73,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={"x": 0.0, "a": 1.0},
     dtypes=HALF + FLOATING + COMPLEX,
 )
-def linear_scan(x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+def linear_scan(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Scan h_t = a_t h_{t-1} + x_t over time, elementwise.
 
     x: what enters, (B, T, *F), real or complex.   a: decay, any shape that broadcasts to x's: per step (B, T, *F),
@@ -94,16 +95,15 @@ def linear_scan(x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False) -
     >>> linear_scan(x, torch.tensor(0.5), cu_seqlens=torch.tensor([0, 1, 3]))[0].tolist()  # 1 | 2; .5·2+3 = 4
     [[1.0, 2.0, 4.0]]
     """
-    steps = range(x.shape[1])
     a = a.expand(x.shape)
     h, hs = state, []
-    for t in reversed(steps) if reverse else steps:
+    for t in range(x.shape[1]):
         h = a[:, t] * h + x[:, t]
         hs.append(h)
-    return torch.stack(hs[::-1] if reverse else hs, 1) if hs else x.clone(), h
+    return torch.stack(hs, 1) if hs else x.clone(), h
 
 
-@linear_scan.backend("parallel", packed=True)
+@linear_scan.backend("parallel", whole=True)
 def _parallel(
     x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -172,78 +172,22 @@ def _starts(steps: int, reverse: bool, cu_seqlens: Tensor) -> Tensor:
     return torch.where(cu_seqlens.diff() > 0, first, steps).long()
 
 
-def _register(backend: str) -> None:
-    """The kernels of a compiled backend as torch operators: forward, backward, and the derivative of the backward."""
-    module = f"scanl.ops._{backend}.linear_scan"
+def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
+    """The derivative of the backward pass, at the cost of another scan.
 
-    def forward_context(ctx, inputs, output):
-        _, a, state, ctx.reverse, cu_seqlens = inputs
-        ctx.save_for_backward(a, output[0], state, cu_seqlens)
-
-    def forward_backward(ctx, dy, dlast):
-        a, y, state, cu_seqlens = ctx.saved_tensors
-        dx, da, dstate = backward(dy, dlast, a, y, state, ctx.reverse, cu_seqlens)
-        return dx, da, dstate, None, None
-
-    def backward_context(ctx, inputs, output):
-        _, _, a, y, state, ctx.reverse, cu_seqlens = inputs
-        ctx.save_for_backward(a, y, state, output[0], cu_seqlens)
-
-    def backward_backward(ctx, u, w, z):
-        # δ is a scan the other way, so its cotangent λ is this scan again, over what reaches δ through dx and da.
-        a, y, state, delta, cu_seqlens = ctx.saved_tensors
-        before = _before(y, state, ctx.reverse, cu_seqlens)
-        lam, last = forward(u + w * before, a, z, ctx.reverse, cu_seqlens)
-        to_a = _before(lam, z, ctx.reverse, cu_seqlens).conj() * delta
-        to_before = w.conj() * delta
-        to_y = _before(to_before, torch.zeros_like(state), not ctx.reverse, cu_seqlens)
-        to_state = _at_start(to_before, ctx.reverse, cu_seqlens)
-        return (
-            lam,
-            last,
-            to_a.sum_to_size((1,) * (to_a.ndim - a.ndim) + a.shape).view(a.shape),
-            to_y,
-            to_state,
-            None,
-            None,
-        )
-
-    forward = opaque(
-        f"linear_scan_{backend}",
-        "(Tensor x, Tensor a, Tensor state, bool reverse, Tensor? cu_seqlens) -> (Tensor, Tensor)",
-        lambda x, a, state, reverse, cu_seqlens: (
-            torch.empty_like(x, memory_format=torch.contiguous_format),
-            torch.empty_like(state),
-        ),
-        module=module,
-        function="forward",
-        context=forward_context,
-        backward=forward_backward,
-    )
-    backward = opaque(
-        f"linear_scan_{backend}_backward",
-        "(Tensor dy, Tensor dlast, Tensor a, Tensor y, Tensor state, bool reverse, Tensor? cu_seqlens)"
-        " -> (Tensor, Tensor, Tensor)",
-        lambda dy, dlast, a, y, state, reverse, cu_seqlens: (
-            torch.empty_like(y),
-            a.new_empty(a.shape),
-            torch.empty_like(state),
-        ),
-        module=module,
-        function="backward",
-        context=backward_context,
-        backward=backward_backward,
-    )
-
-    def run(x, a, state, *, reverse=False, cu_seqlens=None):
-        return forward(x, a, state, reverse, cu_seqlens)
-
-    declared = {
-        "cpu": {"devices": ("cpu",), "package": "numba"},
-        "triton": {"devices": ("cuda",), "package": "triton", "dtypes": HALF + FLOATING + COMPLEX},
-    }
-    linear_scan.backend(backend, packed=True, **declared[backend])(run)
+    δ is a scan the other way, so its cotangent λ is this scan again, over what reaches δ through dx and da.
+    """
+    _, _, a, y, state = inputs
+    delta, (u, w, z) = results[0], cotangents
+    before = _before(y, state, reverse, cu_seqlens)
+    lam, last = forward(u + w * before, a, z, reverse, cu_seqlens)
+    to_a = _before(lam, z, reverse, cu_seqlens).conj() * delta
+    to_before = w.conj() * delta
+    to_y = _before(to_before, torch.zeros_like(state), not reverse, cu_seqlens)
+    to_a = to_a.sum_to_size((1,) * (to_a.ndim - a.ndim) + a.shape).view(a.shape)
+    return lam, last, to_a, to_y, _at_start(to_before, reverse, cu_seqlens)
 
 
-_register("cpu")
-_register("triton")
+_saved = {"saves": ("a", "y", "state"), "second": _second}
+compiled(linear_scan, "cpu", devices=("cpu",), package="numba", **_saved)
+compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING + COMPLEX, **_saved)

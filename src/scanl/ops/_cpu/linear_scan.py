@@ -415,7 +415,7 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     if layout.shared:
         da = da.sum(-1)
     da = da.view(layout.da_view)
-    return dx, da.sum_to_size((1,) * (da.ndim - len(shape)) + shape).view(shape), carry
+    return [dx, da.sum_to_size((1,) * (da.ndim - len(shape)) + shape).view(shape), carry]
 
 
 def _of_pieces(carry: torch.Tensor, pieces: int, *, last: bool) -> torch.Tensor:

@@ -439,7 +439,7 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     dy, dlast, y, state = dy.contiguous(), dlast.contiguous(), y.contiguous(), state.contiguous()
     dx = torch.empty_like(dy)
     if state.numel() == 0:
-        return dx, torch.zeros_like(a), dlast.clone()
+        return [dx, torch.zeros_like(a), dlast.clone()]
     plan = _Plan(dy, a, state, cu_seqlens)
     (batch, length, *features), layout, count = dy.shape, plan.layout, plan.ranges.count
     rows = length if plan.a_time else count // batch
@@ -456,4 +456,4 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     own = [1 if layout.shared else size for size in features[layout.split :]]
     da = da.view(batch, rows, *features[: layout.split], *own)
     da = da.sum_to_size((1,) * (da.ndim - a.ndim) + a.shape).view(a.shape)
-    return dx, da.to(a.dtype), left
+    return [dx, da.to(a.dtype), left]

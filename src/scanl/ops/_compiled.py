@@ -1,0 +1,141 @@
+"""How compiled kernels become operators of torch: `scanl::NAME_BACKEND` and `scanl::NAME_BACKEND_backward`.
+
+One boundary a call: torch sees a schema, shapes for tracing, and a backward pass. The kernels are two functions of the
+module scanl.ops._BACKEND.NAME, which is imported when first run:
+
+    forward(*operands, reverse, cu_seqlens, *options) -> y, last
+    backward(dy, dlast, *saved, reverse, cu_seqlens, *options) -> the gradient of every operand that is not None
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.ops._op import Op
+
+_LIBRARY = torch.library.Library("scanl", "DEF")
+_KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
+
+
+def compiled(
+    op: Op, backend: str, *, saves: Sequence[str] | None = None, second: Callable | None = None, **declared: Any
+) -> None:
+    """Add the kernels of `backend` to `op`; `declared` as in `Op.backend`.
+
+    saves: the operands (and "y", the output) that the backward pass is given, all operands unless said otherwise; one
+    that is not saved has the shape of y.   second(forward, saved, cotangents, reverse, cu_seqlens): the derivative of
+    the backward pass by dy, dlast and what is saved; by default that of the plain form, which needs all operands.
+    """
+    name = f"{op.name}_{backend}"
+    saves = tuple(saves or op.names)
+    optional = {operand.name for operand in op.operands if operand.optional}
+    plain = "parallel" if "parallel" in op.backends else "reference"
+    options = "".join(f", {_KINDS[option.annotation]} {key}" for key, option in op.options.items())
+    common = f"bool reverse, Tensor? cu_seqlens{options}"
+    count, kept = len(op.names), len(saves)
+
+    def shapes(operands: Sequence[Tensor | None], cu_seqlens: Tensor | None) -> tuple[int, ...]:
+        return op.output_shape(op.sizes(dict(zip(op.names, operands, strict=True)), cu_seqlens))
+
+    def fake_forward(*args):
+        first, state = args[0], args[count - 1]
+        return first.new_empty(shapes(args[:count], args[count + 1])), state.new_empty(state.shape)
+
+    def fake_backward(dy, dlast, *args):
+        given = dict(zip(saves, args[:kept], strict=True))
+        operands = [given.get(key, dy) for key in op.names]
+        return [value.new_empty(value.shape) for value in operands if value is not None]
+
+    def forward_context(ctx, inputs, output):
+        values = dict(zip(op.names, inputs[:count], strict=True)) | {"y": output[0]}
+        ctx.save_for_backward(*[values[key] for key in saves], inputs[count + 1])
+        ctx.reverse, ctx.options = inputs[count], inputs[count + 2 :]
+        ctx.present = [value is not None for value in inputs[:count]]
+
+    def forward_backward(ctx, dy, dlast):
+        *saved, cu_seqlens = ctx.saved_tensors
+        grads = iter(backward(dy, dlast, *saved, ctx.reverse, cu_seqlens, *ctx.options))
+        return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(op.options)
+
+    def backward_context(ctx, inputs, output):
+        tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
+        ctx.results = len(output)
+        ctx.save_for_backward(*tensors, *output, cu_seqlens)
+
+    def backward_backward(ctx, cotangents):
+        *tensors, cu_seqlens = ctx.saved_tensors
+        inputs, results = tensors[: kept + 2], tensors[kept + 2 :]
+        cotangents = [torch.zeros_like(r) if c is None else c for c, r in zip(cotangents, results, strict=True)]
+        if second is not None:
+            found = second(forward, inputs, results, cotangents, ctx.reverse, cu_seqlens)
+        else:
+            found = through_plain(inputs, cotangents, ctx.reverse, cu_seqlens, ctx.options)
+        return *found, None, None, *[None] * len(op.options)
+
+    def through_plain(inputs, cotangents, reverse, cu_seqlens, values):
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [None if v is None else v.view_as(v) if v.requires_grad else v.requires_grad_() for v in inputs]
+            (dy, dlast), operands = inputs[:2], inputs[2:]
+            outputs = op.evaluate(
+                plain,
+                operands,
+                shapes(operands, cu_seqlens),
+                reverse=reverse,
+                cu_seqlens=cu_seqlens,
+                **dict(zip(op.options, values, strict=True)),
+            )
+            present = [value for value in operands if value is not None]
+            grads = torch.autograd.grad(
+                outputs, present, (dy, dlast), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            live = [(grad, by) for grad, by in zip(grads, cotangents, strict=True) if grad.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    [grad for grad, _ in live],
+                    [dy, dlast, *present],
+                    [by for _, by in live],
+                    create_graph=again,
+                    allow_unused=True,
+                )
+            )
+        return [None if value is None else next(found) for value in inputs]
+
+    def kinds(names: Sequence[str]) -> str:
+        return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)
+
+    forward = _opaque(
+        name, f"({kinds(op.names)}, {common}) -> (Tensor, Tensor)", fake_forward, forward_context, forward_backward,
+        _kernel(backend, op.name, "forward"),
+    )  # fmt: skip
+    backward = _opaque(
+        f"{name}_backward", f"({kinds(('dy', 'dlast', *saves))}, {common}) -> Tensor[]", fake_backward,
+        backward_context, backward_backward, _kernel(backend, op.name, "backward"),
+    )  # fmt: skip
+
+    def run(*operands, reverse=False, cu_seqlens=None, **given):
+        return forward(*operands, reverse, cu_seqlens, *[given[key] for key in op.options])
+
+    op.backend(backend, whole=True, **declared)(run)
+
+
+def _kernel(backend: str, module: str, function: str) -> Callable:
+    @functools.cache
+    def implementation() -> Callable:
+        return getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function)
+
+    return lambda *args: implementation()(*args)
+
+
+def _opaque(
+    name: str, schema: str, fake: Callable, context: Callable, backward: Callable, implementation: Callable
+) -> Callable:
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
+    return getattr(torch.ops.scanl, name).default
