@@ -19,6 +19,7 @@ from torch import Tensor
 from scanl.errors import BackendError, ShapeError, unknown
 
 ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
+HALF = (torch.bfloat16, torch.float16)
 FLOATING = (torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
@@ -105,8 +106,9 @@ class Op:
         neutral: Mapping[str, float],
         dtypes: tuple[torch.dtype, ...],
         divides: Mapping[str, str] | None = None,
+        derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None = None,
         initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
-        keep_real: bool = False,
+        real: Sequence[str] = (),
     ):
         functools.update_wrapper(self, reference)
         self.name: str = reference.__name__
@@ -119,8 +121,9 @@ class Op:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
         self.divides = divides or {}  # axes whose size divides another's: heads that others share
+        self.derived = derived or {}  # axes of the state whose size follows from those of the operands
         self.initial = initial
-        self.keep_real = keep_real  # real operands stay real beside complex ones
+        self.real = tuple(real)  # operands that stay real beside complex ones
         self.names = tuple(operand.name for operand in self.operands)
         self.id, self.equation, self.source = id, equation, source
         self.samples, self.errors = samples, errors
@@ -151,7 +154,9 @@ class Op:
         **more: Any,
     ) -> tuple[Tensor, Any]:
         operands, options = self._bind(args, more)
-        if torch.compiler.is_compiling():
+        first = operands[self.names[0]]
+        symbolic = isinstance(first, Tensor) and any(type(size) is not int for size in first.shape)
+        if symbolic or torch.compiler.is_compiling():
             plan = self._plan(operands, options, cu_seqlens, backend)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
@@ -164,16 +169,18 @@ class Op:
                     self._plans.clear()
                 self._plans[key] = plan
             if cu_seqlens is not None:
-                first = operands[self.names[0]]
                 assert first is not None
                 offsets(cu_seqlens, first.shape[1], self.name)
-        name, dtype, compute, device, state_shape, y_shape = plan
+        chosen, dtype, compute, device, state_shape, y_shape = plan
         state = operands.pop("state")
         if state is None:
             state = self.initial(torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device))
-        values = [value if value is None else value.to(self._cast(value, compute)) for value in operands.values()]
-        values.append(state.to(self._cast(state, _WIDER.get(compute, compute))))
-        y, state = self.evaluate(name, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
+        values = [
+            value if value is None else value.to(compute.to_real() if name in self.real else compute)
+            for name, value in operands.items()
+        ]
+        values.append(state.to(_WIDER.get(compute, compute)))
+        y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return y.to(dtype), state
 
     def evaluate(
@@ -186,7 +193,7 @@ class Op:
         cu_seqlens: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
-        """A backend over operands that are checked and cast; time is turned and packing undone for one that is plain."""
+        """A backend over operands that are checked and cast; for a plain one time is turned and packing undone here."""
         chosen = self.backends[name]
         if chosen.whole:
             return chosen.run(*values, reverse=reverse, cu_seqlens=cu_seqlens, **options)
@@ -217,10 +224,6 @@ class Op:
             assert state is not None
             return first.new_zeros(y_shape), state.clone()
         return torch.cat([y for y, _ in parts], 1), torch.cat([state for _, state in parts])
-
-    def _cast(self, value: Tensor, compute: torch.dtype) -> torch.dtype:
-        """The dtype of the computation, or its real kin for a real operand that stays real."""
-        return compute.to_real() if self.keep_real and not value.is_complex() else compute
 
     def _plan(
         self,
@@ -266,7 +269,8 @@ class Op:
             if key in options:
                 options[key] = value
             elif key not in self.names:
-                raise TypeError(f"{self.name}: {unknown('argument', key, [*self.names, *options])}")
+                known = [*self.names, *options, "reverse", "cu_seqlens", "backend"]
+                raise TypeError(f"{self.name}: {unknown('argument', key, known)}")
             elif key in operands:
                 raise TypeError(f"{self.name}: {key} is given twice")
             else:
@@ -280,6 +284,9 @@ class Op:
         first: Tensor | None = None
         for operand in self.operands:
             value = operands[operand.name]
+            if operand.name == "state":
+                sizes.update({axis: derive(sizes) for axis, derive in self.derived.items()})
+                origin.update(dict.fromkeys(self.derived, "the others"))
             if value is None:
                 if operand.optional or operand.name == "state":
                     continue
@@ -304,10 +311,12 @@ class Op:
                     f"{self.names[0]}"
                 )
         for axis, other in self.divides.items():
+            if axis not in sizes:
+                continue
             if sizes[other] % max(1, sizes[axis]) or (sizes[axis] == 0) != (sizes[other] == 0):
                 raise ShapeError(
-                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of {other}={sizes[other]} "
-                    f"from {origin[other]}"
+                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of {other}={sizes[other]} from "
+                    f"{origin[other]}"
                 )
         return sizes
 
@@ -354,10 +363,12 @@ class Op:
                 raise ShapeError(
                     f"{self.name}: {name} is {_short(value.dtype)}, expected {', '.join(map(_short, self.dtypes))}"
                 )
+            if name in self.real and value.is_complex():
+                raise ShapeError(f"{self.name}: {name} is {_short(value.dtype)}, expected real numbers")
         given.pop("state", None)
         common = functools.reduce(torch.promote_types, (value.dtype for value in given.values()))
         first = given[self.names[0]]
-        return first.device, common if common.is_complex and not self.keep_real else first.dtype, common
+        return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
 
     def _choose(self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Backend:
         if backend == "auto":

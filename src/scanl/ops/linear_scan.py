@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import COMPLEX, FLOATING, Sample, op
-
-HALF = (torch.bfloat16, torch.float16)
+from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
 
 
 def _samples() -> Iterator[Sample]:

@@ -32,12 +32,14 @@ WARPS, STAGES = 4, 3
 
 @triton.jit
 def _join(a, x, b, y):
-    return a * b, b * x + y
+    """Products of decays are kept in double: squaring doubles their relative error each time, T-fold in the end."""
+    return a * b, b.to(x.dtype) * x + y
 
 
 @triton.jit
 def _join_complex(ar, ai, xr, xi, br, bi, yr, yi):
-    return ar * br - ai * bi, ar * bi + ai * br, br * xr - bi * xi + yr, br * xi + bi * xr + yi
+    cr, ci = br.to(xr.dtype), bi.to(xr.dtype)
+    return ar * br - ai * bi, ar * bi + ai * br, cr * xr - ci * xi + yr, cr * xi + ci * xr + yi
 
 
 @triton.jit
@@ -45,10 +47,11 @@ def _scan(ar, ai, xr, xi, hr, hi, COMPLEX: tl.constexpr):
     """Down a tile, h having gone before: the products of a, and the states."""
     if COMPLEX:
         ar, ai, xr, xi = tl.associative_scan((ar, ai, xr, xi), 0, _join_complex)
-        return ar, ai, ar * hr - ai * hi + xr, ar * hi + ai * hr + xi
+        br, bi = ar.to(xr.dtype), ai.to(xr.dtype)
+        return ar, ai, br * hr - bi * hi + xr, br * hi + bi * hr + xi
     else:
         ar, xr = tl.associative_scan((ar, xr), 0, _join)
-        h = ar * hr + xr
+        h = ar.to(xr.dtype) * hr + xr
         return ar, ar, h, h
 
 
@@ -162,13 +165,13 @@ def _forward(
     i_a = i_inner if A_INNER else zero
     p_a += i_outer.to(tl.int64) * a_outer * pair
     if not A_TIME:
-        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, dtype, COMPLEX)
+        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, tl.float64, COMPLEX)
 
     if SUMMARY:
         b_h_re = tl.zeros((1, CHANNELS), dtype)
         b_h_im = b_h_re
-        b_p_re = b_h_re + 1
-        b_p_im = b_h_re
+        b_p_im = tl.zeros((1, CHANNELS), tl.float64)
+        b_p_re = b_p_im + 1
     else:
         p_h = p_carry + (after if REVERSE else before) * width * pair
         b_h_re, b_h_im = _load(p_h, i_channel, there, dtype, COMPLEX)
@@ -180,14 +183,14 @@ def _forward(
         b_x_re, b_x_im = _load(p_x + p_at, i_x, mask, dtype, COMPLEX)
         if A_TIME:
             p_decay = p_a + (a_first + sign * i) * a_row * pair
-            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, live & (i_a < inner), dtype, COMPLEX)
+            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, live & (i_a < inner), tl.float64, COMPLEX)
         else:
             b_a_re, b_a_im = b_constant_re, b_constant_im
         b_a_re = tl.where(mask, b_a_re, 1.0)  # what is not there leaves the state as it is
         b_a_im = tl.where(mask, b_a_im, 0.0)
         if ADJOINT:
             b_a_im = -b_a_im
-            b_x_re, b_x_im = _times(b_a_re, b_a_im, b_x_re, b_x_im, COMPLEX)
+            b_x_re, b_x_im = _times(b_a_re.to(dtype), b_a_im.to(dtype), b_x_re, b_x_im, COMPLEX)
         b_a_re, b_a_im, b_y_re, b_y_im = _scan(b_a_re, b_a_im, b_x_re, b_x_im, b_h_re, b_h_im, COMPLEX)
         b_h_re, b_h_im = _last(b_y_re, b_y_im, i_row, STEPS, COMPLEX)
         if SUMMARY:
@@ -249,7 +252,7 @@ def _backward(
     i_a = i_inner if A_INNER else zero
     p_a += i_outer.to(tl.int64) * a_outer * pair
     if not A_TIME:
-        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, dtype, COMPLEX)
+        b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, tl.float64, COMPLEX)
     i_da = i_channel if A_INNER else i_outer * blocks + i_block + zero
     da_there = there if A_INNER else i_a == 0
     da_width = width if A_INNER else outer * blocks
@@ -273,7 +276,7 @@ def _backward(
         decayed = live & (step > 0)  # what enters a range has been
         if A_TIME:
             p_decay = p_a + (a_first + sign * (i - 1)) * a_row * pair
-            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, decayed & (i_a < inner), dtype, COMPLEX)
+            b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, decayed & (i_a < inner), tl.float64, COMPLEX)
         else:
             b_a_re, b_a_im = b_constant_re, b_constant_im
         b_a_re = tl.where(decayed & there, b_a_re, 1.0)
@@ -298,7 +301,7 @@ def _backward(
         p_decay = p_a + (a_first + sign * (steps - 1)) * a_row * pair
         b_a_re, b_a_im = _load(p_decay, i_a, (i_a < inner) & some, dtype, COMPLEX)
     else:
-        b_a_re, b_a_im = b_constant_re, b_constant_im
+        b_a_re, b_a_im = b_constant_re.to(dtype), b_constant_im.to(dtype)
     b_d_re, b_d_im = _times(b_a_re, -b_a_im, b_c_re, b_c_im, COMPLEX)
     b_d_re = tl.where(some, b_d_re, b_c_re)
     b_d_im = tl.where(some, b_d_im, b_c_im)
@@ -412,7 +415,8 @@ class _Plan:
 
     def enter(self, x: Tensor, carry: Tensor, *, reverse: bool, adjoint: bool = False) -> tuple[Tensor, Tensor]:
         """The carries of the sequences and after them what leaves each piece; then what leaves each sequence."""
-        products, ends = carry.new_empty(2, self.ranges.count, *carry.shape[1:])
+        ends = carry.new_empty(self.ranges.count, *carry.shape[1:])
+        products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
         ends, products, left = ends[None], products[None], torch.empty_like(carry)
         over = _Plan(ends, products, carry, self.ranges.cut, whole=True)

@@ -1,0 +1,145 @@
+r"""Delta rule: a matrix memory that corrects what it holds at a key.
+
+.. math:: S_t = (I - \beta_t k_t k_t^\top)\, \mathrm{Diag}(e^{g_t})\, S_{t-1} + \beta_t k_t v_t^\top,
+          \quad o_t = S_t^\top (c\, q_t)
+
+Source: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, eq. (24); with one
+decay a head, Yang et al., "Gated Delta Networks", arXiv:2412.06464, eq. (10); with one a key channel, Kimi Team, "Kimi
+Linear", arXiv:2510.26692, eq. (1). It is `dplr_scan` with a = -β k, b = e^g ⊙ k and β v for v.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops.dplr_scan import chunked, scale_of
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def rate(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01)
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        k = torch.nn.functional.normalize(k, dim=-1)
+        v, state = draw(batch, steps, heads, value), draw(batch, heads, key, value)
+        return {"q": q, "k": k, "v": v, "beta": rate(batch, steps, heads), "state": state}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 4, 2), "g": rate(2).log()}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": rate(2, 18, 4).log()})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": rate(2, 18, 2, 3).log()})
+    short = some(5, 1, 2, 4, 2)
+    yield Sample({**short, "k": 2 * short["k"], "g": rate(2, 5, 2).log()}, {"normalize_keys": True})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": rate(1, 9, 2).log(), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    beta = torch.zeros(2, 4, 4)
+    yield (
+        Sample({"q": q, "k": q, "v": v, "beta": beta[..., :2]}),
+        "beta has shape (2, 4, 2), expected (B, T, H) with B=2 from q, T=4 from q, H=4 from v",
+    )
+    few = {"v": v[:, :, :3], "beta": beta[..., :3]}
+    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v}), "beta is missing, expected a tensor (B, T, H)"
+
+
+@op(
+    "q: B T G K, k: B T G K, v: B T H V, beta: B T H, g?: H | B T H | B T H K, state: B H K V -> B T H V",
+    id="P-delta",
+    equation="S_t = (I - β_t k_t k_tᵀ) Diag(e^{g_t}) S_{t-1} + β_t k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
+    source="Schlag et al. 2021, arXiv:2102.11174, eq. (24); Yang et al. 2024, arXiv:2412.06464, eq. (10)",
+    samples=_samples,
+    errors=_errors,
+    neutral={"beta": 0.0, "g": 0.0},
+    dtypes=HALF + FLOATING,
+    divides={"G": "H"},
+)
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None = None,
+    normalize_keys: bool = False,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """Write v at k, correcting what the decayed state already holds there.
+
+    q, k: read and write keys, (B, T, G, K), where G divides H: a head of them serves H/G heads; k of unit length, or
+    made so by `normalize_keys`: k / sqrt(‖k‖² + eps).   v: values, (B, T, H, V).   beta: write strength, (B, T, H), in
+    [0, 1], to 2 for reflections.   g: log decay, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).
+    state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for
+    every op (see `linear_scan`).
+
+    Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
+
+    >>> one, half = torch.ones(1, 2, 1, 1), torch.full((1, 2, 1), 0.5)
+    >>> v = torch.tensor([2.0, 4.0]).view(1, 2, 1, 1)
+    >>> delta_rule(one, one, v, half)[0].flatten().tolist()  # 0 + .5·(2 - 0) = 1; 1 + .5·(4 - 1) = 2.5
+    [1.0, 2.5]
+    """
+    q, k = q * scale_of(q, scale), unit(k, eps) if normalize_keys else k
+    each = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    S, os = state, []
+    for t in range(q.shape[1]):
+        if rows is not None:
+            S = rows[:, t].exp().unsqueeze(-1) * S
+        missing = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+        S = S + k[:, t].unsqueeze(-1) * (beta[:, t].unsqueeze(-1) * missing).unsqueeze(-2)
+        os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(os, 1) if os else v.clone(), S
+
+
+def unit(k: Tensor, eps: float) -> Tensor:
+    return k * (k.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
+@delta_rule.backend("parallel", dtypes=FLOATING)
+def _parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None,
+    normalize_keys: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """As the scan with diagonal-plus-low-rank transitions, in its chunked form."""
+    if normalize_keys:
+        k = unit(k, eps)
+    keys = k.repeat_interleave(v.shape[2] // k.shape[2], 2) if k.shape[2] else k
+    reads = keys
+    if g is not None:
+        reads = keys * (g.exp() if g.ndim == 4 else g.exp().unsqueeze(-1))
+    beta = beta.unsqueeze(-1)
+    return chunked(q, k, beta * v, -beta * keys, reads, g, state, scale=scale)
+
+
+compiled(
+    delta_rule,
+    "cpu",
+    devices=("cpu",),
+    package="numba",
+    dtypes=FLOATING,
+    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)

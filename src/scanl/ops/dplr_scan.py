@@ -1,0 +1,165 @@
+r"""Matrix memory whose transition is diagonal plus low rank.
+
+.. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top)\, S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
+
+Source: Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17), where S is transposed and our (a, b) are its (b, a) in
+the order of writing and reading. The chunked form solves a unit triangular system, as Yang et al., "Parallelizing Linear
+Transformers with the Delta Rule over Sequence Length", arXiv:2406.06484, section 3.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.ops._chunks import between, chunks, joined, leading, trailing
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        a, b = draw(batch, steps, heads, key) / key, draw(batch, steps, heads, key)
+        v = draw(batch, steps, heads, value)
+        return {"q": q, "k": k, "v": v, "a": a, "b": b, "state": draw(batch, heads, key, value)}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 4, 2), "g": decay(2)}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": decay(2, 18, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    a = torch.zeros(2, 4, 4, 3)
+    yield Sample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
+    yield Sample({"q": q, "k": q, "v": v[:, :, :3], "a": a, "b": a}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"
+
+
+@op(
+    "q: B T G K, k: B T G K, v: B T H V, a: B T H K, b: B T H K, g?: H | B T H | B T H K, state: B H K V -> B T H V",
+    id="P-delta",
+    equation="S_t = (Diag(e^{g_t}) + a_t b_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
+    source="Peng et al. 2025, arXiv:2503.14456, eq. (17)",
+    samples=_samples,
+    errors=_errors,
+    neutral={"k": 0.0, "a": 0.0, "g": 0.0},
+    dtypes=HALF + FLOATING,
+    divides={"G": "H"},
+)
+def dplr_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Read with b, write what was read at a, decay, and write v at k.
+
+    q, k: queries and keys, (B, T, G, K), where G divides H: a head of them serves H/G heads.   v: values, (B, T, H, V).
+    a, b: where the low-rank part writes, and where it reads, before the decay, (B, T, H, K).   g: log decay of the
+    rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).   state: S_0, (B, H, K, V); zeros when None.
+    scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
+
+    Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
+
+    >>> one = torch.ones(1, 2, 1, 1)
+    >>> v = torch.tensor([2.0, 3.0]).view(1, 2, 1, 1)
+    >>> dplr_scan(one, one, v, -one, 0.5 * one)[0].flatten().tolist()  # 2; (1 - .5)·2 + 3 = 4
+    [2.0, 4.0]
+    """
+    q = q * scale_of(q, scale)
+    each = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    S, os = state, []
+    for t in range(q.shape[1]):
+        read = torch.einsum("bhk,bhkv->bhv", b[:, t], S)
+        if rows is not None:
+            S = rows[:, t].exp().unsqueeze(-1) * S
+        S = S + a[:, t].unsqueeze(-1) * read.unsqueeze(-2) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(os, 1) if os else v.clone(), S
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
+
+
+@dplr_scan.backend("parallel", dtypes=FLOATING)
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    g: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Chunks: what the steps of one read, y_t = S_{t-1}ᵀ b_t, solves (I - L) y = b S_0 + M v, L strictly lower.
+
+    A triangular solve, never an inverse. Decays are exponentials of sums of logs, none of them positive (`_chunks`).
+    """
+    batch, steps, shared, _ = q.shape
+    heads = v.shape[2]
+    if q.numel() == 0 or v.numel() == 0:
+        return torch.zeros_like(v), state.clone()
+    if g is None or g.ndim == 1:
+        g = (v.new_zeros(heads) if g is None else g).expand(batch, steps, heads)
+    if g.ndim == 3:
+        g = g.unsqueeze(-1)
+    size = 64 if g.shape[-1] == 1 else 16  # the decays of channels are held for pairs of steps
+    # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
+    q, k, v, a, b, g = (chunks(x, size, shared) for x in (q * scale_of(q, scale), k, v, a, b, g))
+
+    def scores(left: Tensor, right: Tensor, before: bool) -> Tensor:
+        decay = between(g, before).exp()
+        if g.shape[-1] == 1:
+            return (left @ right.mT * decay[..., 0]).tril(-1 if before else 0)
+        return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay).tril(-1 if before else 0)
+
+    ba, bk, qa, qk = scores(b, a, True), scores(b, k, True), scores(q, a, False), scores(q, k, False)
+    eye = torch.eye(ba.shape[-1], dtype=ba.dtype, device=ba.device)
+    from_start = b * leading(g, True).exp()
+    solved = torch.linalg.solve_triangular(
+        eye - ba, torch.cat([bk @ v, from_start.expand(*ba.shape[:-1], -1)], -1), upper=False, unitriangular=True
+    )
+    inside, through = solved.split([v.shape[-1], b.shape[-1]], -1)
+    reads = q * leading(g, False).exp()
+    to_end, whole = trailing(g).exp(), g.sum(-2).exp().unsqueeze(-1)
+    a, k = a * to_end, k * to_end
+    S, os = state.unflatten(1, (shared, -1)), []
+    for c in range(v.shape[3]):
+        y = inside[:, :, :, c] + through[:, :, :, c] @ S
+        os.append(reads[:, :, :, c] @ S + qa[:, :, :, c] @ y + qk[:, :, :, c] @ v[:, :, :, c])
+        S = whole[:, :, :, c] * S + a[:, :, :, c].mT @ y + k[:, :, :, c].mT @ v[:, :, :, c]
+    return joined(torch.stack(os, 3), steps), S.flatten(1, 2)
+
+
+compiled(
+    dplr_scan,
+    "cpu",
+    devices=("cpu",),
+    package="numba",
+    dtypes=FLOATING,
+    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)

@@ -1,0 +1,227 @@
+r"""Linear attention: an additive matrix memory with multiplicative decay.
+
+.. math:: S_t = \mathrm{Diag}(e^{g_t})\, S_{t-1}\, \mathrm{Diag}(e^{g^v_t}) + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
+
+and with a bonus u, reading before writing, :math:`o_t = (S_{t-1} + (u \odot k_t) v_t^\top)^\top (c\, q_t)`.
+
+Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20), without its denominator; decay
+per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao, "Fine-Tuning
+Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243; bonus: Peng et al., arXiv:2404.05892, eq. (19).
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ShapeError
+from scanl.ops._chunks import between, chunks, joined, leading, trailing
+from scanl.ops._compiled import compiled
+from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
+from scanl.ops.linear_scan import linear_scan
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        return {"q": q, "k": k, "v": draw(batch, steps, heads, value), "state": draw(batch, heads, key, value)}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 3, 2), "g": decay(2)}, {"scale": 1.0})
+    yield Sample({**some(7, 2, 4, 3, 2), "g": decay(2, 7, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
+    yield Sample({**some(6, 1, 2, 3, 2), "g": decay(2, 6, 2, 3), "u": draw(2, 3)})
+    yield Sample({**some(5, 1, 2, 3, 2), "g": decay(2, 5, 2, 3), "gv": decay(2, 5, 2, 2)})
+    yield Sample({**some(5, 2, 2, 2, 3), "gv": decay(2, 5, 2, 3), "u": draw(2, 2)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    yield Sample({"q": q, "k": q, "v": v[:, :3]}), "v has shape (2, 3, 4, 5), expected (B, T, H, V) with B=2 from q"
+    yield Sample({"q": q, "k": q, "v": v[:, :, :3]}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v, "g": torch.zeros(2)}), "g has shape (2,), expected (H,) or (B, T, H)"
+    yield Sample({"q": q, "k": q, "v": v, "u": torch.zeros(4, 5)}), "u has shape (4, 5), expected (H, K)"
+    yield Sample({"q": q, "k": q}), "v is missing, expected a tensor (B, T, H, V)"
+
+
+@op(
+    "q: B T G K, k: B T G K, v: B T H V, g?: H | B T H | B T H K, gv?: B T H V, u?: H K, state: B H K V -> B T H V",
+    id="P-kvmem",
+    equation="S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
+    source="Katharopoulos et al. 2020, arXiv:2006.16236, eq. (18) to (20); Yang et al. 2023, arXiv:2312.06635, eq. (3)",
+    samples=_samples,
+    errors=_errors,
+    neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
+    dtypes=HALF + FLOATING + COMPLEX,
+    divides={"G": "H"},
+)
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    u: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Write v at k into a matrix that decays, and read it with q.
+
+    q, k: queries and keys, (B, T, G, K), where G divides H: a head of them serves H/G heads of values, without copies.
+    v: values, (B, T, H, V).   g: log decay of the rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or
+    (B, T, H, K).   gv: log decay of the columns, None or (B, T, H, V).   u: bonus, (H, K): the present step is read
+    with weight u, before it is written.   state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).
+    reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
+
+    Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
+
+    >>> q = k = torch.ones(1, 2, 1, 1)
+    >>> v = torch.tensor([2.0, 3.0]).view(1, 2, 1, 1)
+    >>> half = torch.full((1, 2, 1), 0.5).log()
+    >>> o, S = linear_attention(q, k, v, half)  # 2; .5·2 + 3 = 4
+    >>> [round(x, 5) for x in o.flatten().tolist()], round(S.item(), 5)
+    ([2.0, 4.0], 4.0)
+    >>> o, S = linear_attention(q, k, v, half, u=torch.tensor([[3.0]]))  # 0 + 3·2 = 6; 2 + 3·3 = 11, not yet decayed
+    >>> [round(x, 5) for x in o.flatten().tolist()], round(S.item(), 5)
+    ([6.0, 11.0], 4.0)
+    """
+    q = q * _scale(q, scale)
+    each = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    S, os = state, []
+    for t in range(q.shape[1]):
+        before, write = S, k[:, t, :, :, None] * v[:, t, :, None, :]
+        if rows is not None:
+            S = rows[:, t].exp().unsqueeze(-1) * S
+        if gv is not None:
+            S = S * gv[:, t].exp().unsqueeze(-2)
+        S = S + write
+        read = S if u is None else before + u.unsqueeze(-1) * write
+        os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], read))
+    return torch.stack(os, 1) if os else v.clone(), S
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
+
+
+@linear_attention.backend("parallel")
+def _parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    u: Tensor | None,
+    state: Tensor,
+    *,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Chunks: inside one, scores masked by decays; between them, a linear scan over their matrices.
+
+    Source: arXiv:2312.06635, section 4.
+
+    Decays enter as exponentials of sums of logs, never as quotients or differences of sums: no sum is positive, so
+    nothing overflows, and -inf stays exact.
+    """
+    batch, steps, shared, width = q.shape
+    heads = v.shape[2]
+    if q.numel() == 0 or v.numel() == 0:
+        return torch.zeros_like(v), state.clone()
+    size = 64 if gv is None and (g is None or g.ndim < 4) else 16  # the decays of channels are held for pairs of steps
+    if g is not None and g.ndim == 1:
+        g = g.expand(batch, steps, heads)
+    if g is not None and g.ndim == 3:
+        g = g.unsqueeze(-1)
+    # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
+    q, k = (chunks(value, size, shared) for value in (q * _scale(q, scale), k))
+    v, g, gv = (None if value is None else chunks(value, size, shared) for value in (v, g, gv))
+    assert v is not None
+    reads, writes, inside = q, k, q @ k.mT
+    if g is not None:
+        reads, writes, pairs = q * leading(g, u is not None).exp(), k * trailing(g).exp(), between(g, u is not None)
+        one = g.shape[-1] == 1
+        inside = inside * pairs[..., 0].exp() if one else torch.einsum("...ik,...jk,...ijk->...ij", q, k, pairs.exp())
+    inside = inside.tril(0 if u is None else -1)
+    if gv is None:
+        o, written = inside @ v, v
+    else:
+        o = torch.einsum("...ij,...jv,...ijv->...iv", inside, v, between(gv, u is not None).exp())
+        written = v * trailing(gv).exp()
+    if u is not None:
+        bonus = u.view(shared, -1, 1, 1, width)
+        o = o + (q * bonus * k).sum(-1, keepdim=True) * v
+    rows = 0 if g is None else g.sum(-2).unsqueeze(-1)
+    columns = 0 if gv is None else gv.sum(-2).unsqueeze(-2)
+    decay = (state.new_zeros(()) + rows + columns).exp()
+    decay = decay.movedim(3, 1).flatten(2, 3) if decay.ndim else decay
+    delta = (writes.mT @ written).movedim(3, 1).flatten(2, 3)
+    S, last = linear_scan(delta, decay, state, backend="parallel")
+    S = torch.cat([state.unsqueeze(1), S[:, :-1]], 1).unflatten(2, (shared, -1)).movedim(1, 3)
+    carried = reads @ S
+    o = o + (carried if gv is None else carried * leading(gv, u is not None).exp())
+    return joined(o, steps), last
+
+
+compiled(linear_attention, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
+
+
+def normalized_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    **more,
+) -> tuple[Tensor, Tensor]:
+    r"""A weighted mean of values, :math:`o_t = S_t^\top q_t / \max(z_t^\top q_t, ε)`, z_t = e^{g_t} z_{t-1} + k_t.
+
+    For feature maps that are not negative (arXiv:2006.16236, eq. (18)). The denominator is one more column of S,
+    written by a one beside v, so it costs no second pass; the state is (B, H, K, V+1).   eps: the least denominator;
+    the paper has none.   more: as for `linear_attention`, but gv.
+
+    >>> one = torch.ones(1, 2, 1, 1)
+    >>> normalized_linear_attention(one, one, torch.tensor([2.0, 3.0]).view(1, 2, 1, 1))[0].flatten().tolist()
+    [2.0, 2.5]
+    """
+    if more.get("gv") is not None:
+        raise ShapeError("normalized_linear_attention: gv is given, expected None: the denominator has no column of it")
+    ones = torch.nn.functional.pad(v, (0, 1), value=1.0)
+    o, state = linear_attention(q, k, ones, g, state=state, **{"scale": 1.0, **more})
+    return o[..., :-1] / o[..., -1:].clamp(min=eps), state
+
+
+def noncausal_linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Every step reads all steps, o_t = S_Tᵀ (scale q_t): two matrix products, no scan (arXiv:1812.01243).
+
+    Shapes and the state as in `linear_attention`, without decay. Raises ShapeError as it does.
+
+    >>> one = torch.ones(1, 2, 1, 1)
+    >>> noncausal_linear_attention(one, one, torch.tensor([2.0, 3.0]).view(1, 2, 1, 1))[0].flatten().tolist()  # 2 + 3
+    [5.0, 5.0]
+    """
+    sizes = linear_attention.sizes({"q": q, "k": k, "v": v, "g": None, "gv": None, "u": None, "state": state}, None)
+    wide = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
+    shared = (q * _scale(q, scale)).to(wide).movedim(1, 2).unsqueeze(2)
+    values = v.to(wide).unflatten(2, (sizes["G"], -1)).permute(0, 2, 3, 1, 4)
+    S = k.to(wide).movedim(1, 2).unsqueeze(2).mT @ values
+    if state is not None:
+        S = S + state.to(wide).unflatten(1, (sizes["G"], -1))
+    return (shared @ S).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), S.flatten(1, 2)
