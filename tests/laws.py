@@ -50,7 +50,7 @@ def place(backend: str) -> str:
 
 
 def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
-    """The operands in a dtype; complex ones have a phase that differs from element to element, log decays their size."""
+    """The operands in a dtype; complex ones have phases that differ by element, log decays keep their size."""
     operands = {}
     for name, value in sample.operands.items():
         if dtype.is_complex and name not in op.real:

@@ -315,8 +315,8 @@ class Op:
                 continue
             if sizes[other] % max(1, sizes[axis]) or (sizes[axis] == 0) != (sizes[other] == 0):
                 raise ShapeError(
-                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of {other}={sizes[other]} from "
-                    f"{origin[other]}"
+                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of "
+                    f"{other}={sizes[other]} from {origin[other]}"
                 )
         return sizes
 

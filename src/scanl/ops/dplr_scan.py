@@ -2,9 +2,9 @@ r"""Matrix memory whose transition is diagonal plus low rank.
 
 .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top)\, S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
 
-Source: Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17), where S is transposed and our (a, b) are its (b, a) in
-the order of writing and reading. The chunked form solves a unit triangular system, as Yang et al., "Parallelizing Linear
-Transformers with the Delta Rule over Sequence Length", arXiv:2406.06484, section 3.
+Source: Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17), where S is transposed. The chunked form solves a unit
+triangular system, as Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+arXiv:2406.06484, section 3.
 """
 
 import math
@@ -75,8 +75,8 @@ def dplr_scan(
 
     q, k: queries and keys, (B, T, G, K), where G divides H: a head of them serves H/G heads.   v: values, (B, T, H, V).
     a, b: where the low-rank part writes, and where it reads, before the decay, (B, T, H, K).   g: log decay of the
-    rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).   state: S_0, (B, H, K, V); zeros when None.
-    scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
+    rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).   state: S_0, (B, H, K, V); zeros when
+    None.   scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
     Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
 

@@ -1,12 +1,14 @@
 r"""Linear attention: an additive matrix memory with multiplicative decay.
 
-.. math:: S_t = \mathrm{Diag}(e^{g_t})\, S_{t-1}\, \mathrm{Diag}(e^{g^v_t}) + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
+.. math:: S_t = \mathrm{Diag}(e^{g_t})\, S_{t-1}\, \mathrm{Diag}(e^{g^v_t}) + k_t v_t^\top,
+          \quad o_t = S_t^\top (c\, q_t)
 
 and with a bonus u, reading before writing, :math:`o_t = (S_{t-1} + (u \odot k_t) v_t^\top)^\top (c\, q_t)`.
 
-Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20), without its denominator; decay
-per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao, "Fine-Tuning
-Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243; bonus: Peng et al., arXiv:2404.05892, eq. (19).
+Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20), without its denominator;
+decay per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao,
+"Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243; bonus: Peng et al., "Eagle and
+Finch", arXiv:2404.05892, eq. (19).
 """
 
 import math

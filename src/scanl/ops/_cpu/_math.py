@@ -48,7 +48,7 @@ def _exp32(x):
     )
     y = float32(0) if x < _LEAST else y
     y = float32(math.inf) if x > _MOST else y
-    return x if x != x else y  # noqa: PLR0124 (NaN)
+    return x if x != x else y  # NaN
 
 
 def exp(x):  # pyright: ignore[reportRedeclaration]

@@ -1,7 +1,8 @@
 """The scan with diagonal-plus-low-rank transitions as the recurrence itself, and the delta rule as a case of it.
 
 With P = S_{t-1}, d = e^g and y = Pᵀ b, a step is S = d P + a yᵀ + k vᵀ. What is read of P, y and Pᵀ (d q), is summed
-while the step before is written, so each step takes one pass over a block of columns of S, in the first-level cache. The delta rule has a = -β k, b = d k and β v for v. Backwards, dS being the gradient of S_t:
+while the step before is written, so each step takes one pass over a block of columns of S, in the first-level cache.
+The delta rule has a = -β k, b = d k and β v for v. Backwards, dS being the gradient of S_t:
 
     dS += q doᵀ,  dv = dSᵀ k,  dy = dSᵀ a,  dk = dS v,  da = dS y,  db = P dy,  dg = d rowsum(dS ⊙ P),  dq = S do,
     dS <- d dS + b dyᵀ.

@@ -1,0 +1,138 @@
+r"""Scan by any associative operator.
+
+.. math:: y_t = e_1 \circ e_2 \circ \dots \circ e_t
+
+Source: Ladner and Fischer, "Parallel Prefix Computation", J. ACM 27 (1980); Blelloch, "Prefix Sums and Their
+Applications", CMU-CS-90-190 (1990). Neighbours are joined, which leaves a scan of half the length; its results are
+every second one of ours, and one more join gives those between: O(T) work in O(log T) calls of the operator.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from scanl.errors import ShapeError
+
+
+def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: int = 1, *, reverse: bool = False) -> Any:
+    """Combine every element with all before it: y_t = combine(y_{t-1}, e_t), in O(log T) calls on long slices.
+
+    combine: takes two equal structures of tensors, slices of the elements along `axis`, the part that comes first on
+    the left, and returns such a structure of the same shapes and dtypes. It must be associative; it need not commute.
+    It works on many positions at once, so it treats each index of `axis` by itself; all other axes are its own
+    (matrices may be multiplied).
+    elements: a tensor, or a tuple, NamedTuple, list or dict of them, of any shapes and dtypes that agree in the size of
+    `axis`.   axis: the axis to scan, of each tensor by itself if negative.
+    reverse: from the last element to the first, y_t = combine(y_{t+1}, e_t).
+
+    Returns y in the structure of `elements`. Every order of derivative is autograd's. Raises ShapeError when sizes
+    disagree, when there is no tensor, or when combine returns something else than it was given.
+
+    >>> associative_scan(torch.add, torch.tensor([[1, 2, 3, 4]])).tolist()  # 1; 1+2; 1+2+3; 1+2+3+4
+    [[1, 3, 6, 10]]
+
+    A dense state space model, h_t = A_t h_{t-1} + x_t: the pairs (A, x) are affine maps, composed.
+
+    >>> def compose(first, second):
+    ...     (a, x), (b, y) = first, second
+    ...     return b @ a, (b @ x[..., None])[..., 0] + y
+    >>> a = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).expand(1, 3, 2, 2)
+    >>> x = torch.tensor([[[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]])
+    >>> associative_scan(compose, (a, x))[1].tolist()  # (1, 1); (1+1, 2) = (2, 2); (2+2+1, 4) = (5, 4)
+    [[[1.0, 1.0], [2.0, 2.0], [5.0, 4.0]]]
+    """
+    leaves, structure = pytree.tree_flatten(elements)
+    axes = _axes(elements, leaves, axis)
+    if leaves[0].shape[axes[0]] < 2:
+        return pytree.tree_unflatten([leaf.clone() for leaf in leaves], structure)
+
+    def join(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        result = combine(pytree.tree_unflatten(left, structure), pytree.tree_unflatten(right, structure))
+        try:
+            joined = structure.flatten_up_to(result)  # a dict's order is not its structure
+        except ValueError:
+            joined = []
+        if len(joined) == len(left) and all(map(_alike, joined, left)):
+            return joined
+        raise ShapeError(
+            f"associative_scan: combine returns {_outline(result)}, expected what it was given, "
+            f"{_outline(pytree.tree_unflatten(left, structure))}"
+        )
+
+    if reverse:
+        leaves = [leaf.flip(i) for leaf, i in zip(leaves, axes, strict=True)]
+    scanned = _scan(join, leaves, axes)
+    if reverse:
+        scanned = [leaf.flip(i) for leaf, i in zip(scanned, axes, strict=True)]
+    return pytree.tree_unflatten(scanned, structure)
+
+
+def _scan(
+    join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], leaves: list[Tensor], axes: list[int]
+) -> list[Tensor]:
+    steps = leaves[0].shape[axes[0]]
+    if steps == 1:
+        return leaves
+
+    def every_second(tensors: list[Tensor], start: int, stop: int) -> list[Tensor]:
+        return [tensor[(slice(None),) * i + (slice(start, stop, 2),)] for tensor, i in zip(tensors, axes, strict=True)]
+
+    pairs = _scan(join, join(every_second(leaves, 0, steps - 1), every_second(leaves, 1, steps)), axes)
+    between = (steps - 1) // 2
+    rest = [leaf.narrow(i, 0, 1) for leaf, i in zip(leaves, axes, strict=True)]
+    if between:
+        before = [pair.narrow(i, 0, between) for pair, i in zip(pairs, axes, strict=True)]
+        after = join(before, every_second(leaves, 2, steps))
+        rest = [torch.cat(both, i) for both, i in zip(zip(rest, after, strict=True), axes, strict=True)]
+    return [_interleave(even, odd, i) for even, odd, i in zip(rest, pairs, axes, strict=True)]
+
+
+def _alike(got: Any, given: Tensor) -> bool:
+    return isinstance(got, Tensor) and got.shape == given.shape and got.dtype == given.dtype
+
+
+def _interleave(even: Tensor, odd: Tensor, axis: int) -> Tensor:
+    both = odd.shape[axis]
+    whole = torch.stack([even.narrow(axis, 0, both), odd], axis + 1).flatten(axis, axis + 1)
+    return torch.cat([whole, even.narrow(axis, both, 1)], axis) if even.shape[axis] > both else whole
+
+
+def _axes(elements: Any, leaves: list[Any], axis: int) -> list[int]:
+    """The axis to scan of each tensor, counted from the left, all of one size."""
+    if not leaves:
+        raise ShapeError("associative_scan: elements holds no tensors, expected at least one")
+    axes: list[int] = []
+    for number, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise ShapeError(
+                f"associative_scan: {_name(elements, number)} is a {type(leaf).__name__}, expected a tensor"
+            )
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ShapeError(
+                f"associative_scan: {_name(elements, number)} has shape {tuple(leaf.shape)}, expected an axis {axis}"
+            )
+        axes.append(axis % leaf.ndim)
+        size, expected = leaf.shape[axes[-1]], leaves[0].shape[axes[0]]
+        if size != expected:
+            raise ShapeError(
+                f"associative_scan: {_name(elements, number)} has shape {tuple(leaf.shape)}, expected {expected} on "
+                f"axis {axis} because of {_name(elements, 0)}"
+            )
+    return axes
+
+
+def _name(elements: Any, number: int) -> str:
+    path, _ = pytree.tree_flatten_with_path(elements)[0][number]
+    return "elements" + pytree.keystr(path)
+
+
+def _outline(structure: Any) -> str:
+    """The structure with each tensor as its dtype and shape."""
+
+    def outline(leaf: Any) -> str:
+        return f"{leaf.dtype}{tuple(leaf.shape)}".removeprefix("torch.") if isinstance(leaf, Tensor) else repr(leaf)
+
+    return str(pytree.tree_map(outline, structure)).replace("'", "")

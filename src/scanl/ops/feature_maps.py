@@ -1,0 +1,245 @@
+r"""Feature maps of linear attention: φ turns softmax's kernel, or another, into an inner product.
+
+.. math:: o_t = \frac{\sum_{j \le t} \kappa(q_t, k_j)\, v_j}{\sum_{j \le t} \kappa(q_t, k_j)},
+    \quad \kappa(q, k) = \phi(q)^\top \phi(k)
+
+Each takes (..., K) to (..., K'), one vector at a time: nothing is subtracted, divided or drawn across time, so that a
+stream and a whole sequence have the same features. Each states its κ; "exact" maps equal it, random ones equal it in
+the mean over projections. Scale q and k beforehand: softmax's κ = exp(q·k/√K) is exp(q·k) of both times K^(-1/4).
+Half precision is computed in float32 and given back in the dtype that came. Integers raise ShapeError.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError
+
+
+def identity(x: Tensor) -> Tensor:
+    """κ(q, k) = q·k. K' = K. Schlag et al., arXiv:2102.11174, unnormalised linear attention."""
+    _compute("identity", x)
+    return x
+
+
+def relu(x: Tensor) -> Tensor:
+    """κ(q, k) = relu(q)·relu(k). K' = K. Kasai et al., T2R, arXiv:2103.13076, without their learned matrix."""
+    return _compute("relu", x).relu().to(x.dtype)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """κ(q, k) = Σ_i relu(q_i)² relu(k_i)². K' = K. The activation of So et al., "Primer", arXiv:2109.08668.
+
+    >>> squared_relu(torch.tensor([-1.0, 3.0])).tolist()
+    [0.0, 9.0]
+    """
+    return _compute("squared_relu", x).relu().square().to(x.dtype)
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1, i.e. x + 1 above 0 and e^x below; κ(q, k) = φ(q)·φ(k) > 0. K' = K.
+
+    Katharopoulos et al., arXiv:2006.16236, eq. (7). Differs: e^x itself below 0, since (e^x - 1) + 1 rounds to 0 from
+    x = -17 on in float32, and a denominator made of such features would vanish.
+
+    >>> elu_plus_one(torch.tensor([0.0, 2.0])).tolist()
+    [1.0, 3.0]
+    """
+    wide = _compute("elu_plus_one", x)
+    return (wide.clamp(max=0).exp() + wide.relu()).to(x.dtype)
+
+
+def dpfp(x: Tensor, nu: int = 1) -> Tensor:
+    """Deterministic parameter-free projection: products of neighbours among r = relu([x, -x]). K' = 2 K ν.
+
+    φ_{s,i}(x) = r_i r_{i-s} for shifts s = 1..ν, indices modulo 2K, so that
+    κ(q, k) = Σ_s Σ_i r_i(q) r_{i-s}(q) r_i(k) r_{i-s}(k).
+    nu: ν, from 1 to 2K - 1, else ConfigError.
+    Schlag, Irie and Schmidhuber, arXiv:2102.11174, on DPFP; the division by Σ φ of their layer is left to the layer.
+
+    >>> dpfp(torch.tensor([2.0, 3.0])).tolist()  # r = 2 3 0 0, shifted 0 2 3 0
+    [0.0, 6.0, 0.0, 0.0]
+    """
+    wide = _compute("dpfp", x)
+    if not isinstance(nu, int) or not 1 <= nu < 2 * x.shape[-1]:
+        raise ConfigError(f"dpfp: nu is {nu!r}, expected an integer from 1 to 2K-1={2 * x.shape[-1] - 1}")
+    r = torch.cat([wide.relu(), (-wide).relu()], -1)
+    return torch.cat([r * r.roll(shift, -1) for shift in range(1, nu + 1)], -1).to(x.dtype)
+
+
+def taylor(x: Tensor) -> Tensor:
+    """κ(q, k) = 1 + q·k + (q·k)²/2, exactly: e^{q·k} to second order, and at least 1/2. K' = 1 + K + K(K+1)/2.
+
+    Features 1; x_i; x_i²/√2 and x_i x_j for i < j. Arora et al., "Based", arXiv:2402.18668. Differs: they
+    keep x_i x_j and x_j x_i, twice the features for the same κ.
+
+    >>> [round(v, 4) for v in taylor(torch.tensor([2.0, 3.0])).tolist()]
+    [1.0, 2.0, 3.0, 2.8284, 6.0, 6.364]
+    """
+    wide = _compute("taylor", x)
+    return torch.cat([torch.ones_like(wide[..., :1]), wide, _squares(wide) / math.sqrt(2)], -1).to(x.dtype)
+
+
+def polynomial(x: Tensor) -> Tensor:
+    """κ(q, k) = (1 + q·k)², exactly. K' = 1 + K + K(K+1)/2. Features 1; √2 x_i; x_i² and √2 x_i x_j for i < j.
+
+    The map of Tsai et al., arXiv:1908.11775, and of Katharopoulos et al., arXiv:2006.16236, section 3.2.1, at degree 2.
+
+    >>> [round(v, 4) for v in polynomial(torch.tensor([2.0])).tolist()]  # (1 + 4)² = 1 + 8 + 16
+    [1.0, 2.8284, 4.0]
+    """
+    wide = _compute("polynomial", x)
+    return torch.cat([torch.ones_like(wide[..., :1]), math.sqrt(2) * wide, _squares(wide)], -1).to(x.dtype)
+
+
+def cosine_reweighting(x: Tensor, positions: Tensor, horizon: int | float) -> Tensor:
+    """cosFormer: κ(q_i, k_j) = relu(q_i)·relu(k_j) cos(π(i - j)/(2M)), exactly. K' = 2K.
+
+    φ(x_t) = relu(x_t) (cos(πt/2M), sin(πt/2M)). x: (B, T, ..., K), or (T, K).   positions: t of every step, (T,) or
+    (B, T), integers or not; only differences count, so that a stream goes on counting where it stopped.
+    horizon: M > 0, fixed beforehand: κ >= 0 as long as |i - j| <= M. Angles are computed in double.
+    Qin et al., arXiv:2202.08791, section 3.
+
+    >>> [round(v, 4) for v in cosine_reweighting(torch.tensor([[2.0]]), torch.tensor([1]), 3)[0].tolist()]  # π/6
+    [1.7321, 1.0]
+    """
+    wide = _compute("cosine_reweighting", x)
+    time = min(1, x.ndim - 2)
+    if x.ndim < 2:
+        raise ShapeError(f"cosine_reweighting: x has shape {tuple(x.shape)}, expected (B, T, ..., K) or (T, K)")
+    if not isinstance(positions, Tensor) or positions.shape not in (x.shape[time : time + 1], x.shape[: time + 1]):
+        found = (
+            f"shape {tuple(positions.shape)}" if isinstance(positions, Tensor) else f"type {type(positions).__name__}"
+        )
+        expected = " or ".join(str(tuple(x.shape[start : time + 1])) for start in range(time, -1, -1))
+        raise ShapeError(f"cosine_reweighting: positions has {found}, expected {expected} because of x")
+    if not horizon > 0:
+        raise ConfigError(f"cosine_reweighting: horizon is {horizon!r}, expected a number > 0")
+    angle = positions.to(x.device, torch.float64) * (math.pi / 2 / horizon)
+    angle = angle.view(*angle.shape, *(1,) * (x.ndim - 1 - time))
+    r = wide.relu()
+    return torch.cat([r * angle.cos().to(r.dtype), r * angle.sin().to(r.dtype)], -1).to(x.dtype)
+
+
+def positive_random_features(x: Tensor, projection: Tensor) -> Tensor:
+    """FAVOR+: φ(x) = exp(Wx - ‖x‖²/2)/√m; the mean of φ(q)·φ(k) over W is exp(q·k), and all are positive. K' = m.
+
+    projection: W, (m, K), rows from N(0, I): `random_projection`. Choromanski et al., arXiv:2009.14794, lemma 1.
+    Differs: no maximum is subtracted and no ε added. For keys the maximum runs over time, so that early features would
+    depend on later keys, and a stream couldn't be the whole sequence; it isn't needed for range, since
+    w·x - ‖x‖²/2 <= ‖w‖²/2, about K/2: float32 and bfloat16 hold it to K = 128, float16 to K = 16, roughly. Far beyond
+    ‖x‖ = 13 all features of x may be 0 in float32. A query's features may be divided by any factor of its own (as their
+    maximum, over m alone), which normalised attention cancels.
+
+    >>> phi = positive_random_features(torch.tensor([2.0]), torch.tensor([[1.0], [-1.0]]))
+    >>> [round(v, 4) for v in phi.tolist()]  # e^(2-2)/√2, e^(-2-2)/√2
+    [0.7071, 0.013]
+    """
+    wide, w = _project("positive_random_features", x, projection)
+    return ((wide @ w.mT - _half_square(wide)).exp() / math.sqrt(w.shape[0])).to(x.dtype)
+
+
+def trigonometric_random_features(x: Tensor, projection: Tensor) -> Tensor:
+    """φ(x) = e^{‖x‖²/2}/√m (sin Wx, cos Wx); the mean of φ(q)·φ(k) over W is exp(q·k). K' = 2m.
+
+    Signed, so that a small denominator may come out negative; and e^{‖x‖²/2} grows without bound: keep ‖x‖ small.
+    projection: W, (m, K), rows from N(0, I). Choromanski et al., arXiv:2009.14794, section 2.3.
+
+    >>> phi = trigonometric_random_features(torch.tensor([1.0]), torch.tensor([[0.5]]))
+    >>> [round(v, 4) for v in phi.tolist()]  # e^.5 = 1.6487, times sin .5 and cos .5
+    [0.7904, 1.4469]
+    """
+    wide, w = _project("trigonometric_random_features", x, projection)
+    return (_half_square(wide).exp() * _fourier(wide, w)).to(x.dtype)
+
+
+def fourier_features(x: Tensor, projection: Tensor) -> Tensor:
+    """φ(x) = (sin Wx, cos Wx)/√m; the mean of φ(q)·φ(k) over W is exp(-‖q - k‖²/2), and φ(x)·φ(x) = 1. K' = 2m.
+
+    On vectors of unit length this is exp(q·k)/e. W with its columns times σ gives the kernel of σ ⊙ x.
+    Peng et al., "Random Feature Attention", arXiv:2103.02143, theorem 1, after Rahimi and Recht (2007).
+
+    >>> [round(v, 4) for v in fourier_features(torch.tensor([1.0]), torch.tensor([[0.5]])).tolist()]  # sin .5, cos .5
+    [0.4794, 0.8776]
+    """
+    wide, w = _project("fourier_features", x, projection)
+    return _fourier(wide, w).to(x.dtype)
+
+
+def random_projection(
+    features: int,
+    dim: int,
+    *,
+    generator: torch.Generator | None = None,
+    orthogonal: bool = True,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """W for the random maps: (features, dim), every row distributed as N(0, I).
+
+    orthogonal: rows at right angles in blocks of `dim`, with lengths drawn apart as those of Gaussian vectors: the mean
+    of the maps stays, their variance falls. Choromanski et al., arXiv:2009.14794, section 2.4. Rows independent if not.
+    generator: what is drawn from, on its own device; the global one of the CPU if None. The same numbers come in every
+    dtype, to rounding.
+
+    >>> W = random_projection(3, 3, generator=torch.Generator().manual_seed(0))
+    >>> bool((W[0] @ W[1]).abs() < 1e-5)
+    True
+    """
+    if features < 1 or dim < 1:
+        raise ConfigError(f"random_projection: features={features} and dim={dim}, expected at least 1 each")
+    drawn = {"generator": generator, "dtype": torch.float64, "device": generator.device if generator else "cpu"}
+    w = torch.randn(features, dim, **drawn)
+    if orthogonal:
+        lengths = w.norm(dim=1, keepdim=True)
+        q, r = torch.linalg.qr(torch.randn(-(-features // dim), dim, dim, **drawn))
+        # With the signs of R's diagonal Q is uniform over the rotations and reflections, and so is each of its rows.
+        q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
+        w = q.flatten(0, 1)[:features] * lengths
+    return w.to(device or "cpu", dtype or torch.get_default_dtype())
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    function.__name__: function for function in (identity, relu, squared_relu, elu_plus_one, dpfp, taylor, polynomial)
+}  # those that need nothing but x
+
+
+def _squares(x: Tensor) -> Tensor:
+    """x_i² and √2 x_i x_j, i < j, row by row: features of (q·k)²."""
+    i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
+    return x[..., i] * x[..., j] * torch.where(i == j, 1, 2).to(x.dtype).sqrt()
+
+
+def _fourier(x: Tensor, w: Tensor) -> Tensor:
+    angle = x @ w.mT
+    return torch.cat([angle.sin(), angle.cos()], -1) / math.sqrt(w.shape[0])
+
+
+def _half_square(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True) / 2
+
+
+def _compute(who: str, x: Tensor) -> Tensor:
+    """x in float32 or wider."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ShapeError(f"{who}: x is {kind}, expected a tensor of a real floating dtype")
+    if x.ndim == 0:
+        raise ShapeError(f"{who}: x has shape (), expected (..., K)")
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _project(who: str, x: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+    """x and W in one dtype."""
+    wide = _compute(who, x)
+    if not isinstance(projection, Tensor) or not projection.is_floating_point():
+        kind = str(getattr(projection, "dtype", type(projection).__name__)).removeprefix("torch.")
+        raise ShapeError(f"{who}: projection is {kind}, expected a tensor of a real floating dtype")
+    if projection.ndim != 2 or projection.shape[1] != x.shape[-1] or projection.shape[0] == 0:
+        found = f"shape {tuple(projection.shape)}"
+        raise ShapeError(f"{who}: projection has {found}, expected (m, K) with K={x.shape[-1]} from x and m > 0")
+    if projection.device != x.device:
+        raise ShapeError(f"{who}: projection is on {projection.device}, expected {x.device} because of x")
+    return wide, projection.to(wide.dtype)

@@ -1,0 +1,271 @@
+r"""Equilibrium of a map, with the gradient of the equilibrium itself.
+
+.. math:: s^* = f(s^*, x), \qquad
+   \frac{\partial L}{\partial \theta} = \Big(\frac{\partial f}{\partial \theta}\Big)^{\!\top} z, \qquad
+   z = J^\top z + \frac{\partial L}{\partial s^*}, \qquad J = \frac{\partial f}{\partial s}(s^*, x)
+
+Source of the gradient: Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, theorem 1; it goes back to
+the recurrent backpropagation of Almeida and of Pineda (1987). Anderson's method: Walker and Ni, "Anderson Acceleration
+for Fixed-Point Iterations", SIAM J. Numer. Anal. 49 (2011), in the form with differences. Broyden's: C. G. Broyden,
+Math. Comp. 19 (1965), with the inverse updated by the Sherman-Morrison formula. Differs: each row of the batch has
+mixing weights of its own, and rests once it has converged, so that its result does not depend on its company.
+
+No library's solver fits: scipy's take one numpy vector, jaxopt's and optimistix's are for JAX, and the only release of
+torchdeq dates from 2023.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError, unknown
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """How an iteration ended: evaluations of the map, the residual then, and what it had to reach."""
+
+    iterations: int
+    residual: float
+    tolerance: float
+
+
+class ConvergenceError(ArithmeticError):
+    """An iteration diverged, or did not reach its tolerance in the evaluations it was given."""
+
+
+class FixedPoint(NamedTuple):
+    state: Tensor
+    convergence: Convergence
+
+
+def fixed_point(
+    f: Callable[[Tensor, Any], Tensor],
+    x: Any,
+    state: Tensor | None = None,
+    *,
+    method: str = "anderson",
+    tolerance: float | None = None,
+    max_iterations: int = 100,
+    history: int = 20,
+    damping: float = 1.0,
+) -> FixedPoint:
+    """Find s with s = f(s, x), and let gradients pass through s without passing through the iterations.
+
+    f: a map of states, (B, *F) -> (B, *F); it may close over modules and tensors.
+    x: handed to f as it is; a tensor, unless `state` is given.
+    state: the first guess, (B, *F), batch first; zeros like x when None. It gets no gradient: s does not depend on it.
+    method: "anderson"; "broyden"; "iteration" (s <- f(s, x), which needs f to contract).
+    tolerance: of the worst row's ‖f(s, x) - s‖ / ‖f(s, x)‖; eps^(5/6) of the state's dtype when None (9e-14 in
+    float64, 1.7e-6 in float32).   max_iterations: evaluations of f, and then again of its transposed Jacobian.
+    history: past steps that Anderson's method keeps, and after which Broyden's starts afresh; each costs two states
+    of memory while solving, none afterwards.   damping: the share of f(s, x) - s that a step
+    takes, in (0, 1]; below 1 it tames a map that overshoots.
+
+    Returns FixedPoint(state, convergence). Raises ConvergenceError when the tolerance was not reached, in the backward
+    pass too, where the system of the gradient is solved by the same method to the same tolerance; ShapeError when f
+    returns another shape, dtype or device than the state's; ConfigError for an option out of range.
+
+    The gradient reaches x and all that f closes over, and costs the memory of two evaluations of f, however many there
+    were. Second derivatives are exact too; a third raises NotImplementedError. f must be a function: no dropout inside.
+
+    >>> x = torch.tensor([[3.0]], dtype=torch.float64, requires_grad=True)
+    >>> s, convergence = fixed_point(lambda s, x: s / 2 + x, x)  # s = s/2 + 3 = 6
+    >>> round(s.item(), 9), convergence.residual <= convergence.tolerance
+    (6.0, True)
+    >>> s.sum().backward()
+    >>> round(x.grad.item(), 9)  # s = 2x
+    2.0
+    """
+    if method not in _METHODS:
+        raise ConfigError(f"fixed_point: {unknown('method', method, _METHODS)}")
+    for name, value in (("max_iterations", max_iterations), ("history", history)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"fixed_point: {name} is {value!r}, expected an integer of at least 1")
+    if not 0 < damping <= 1:
+        raise ConfigError(f"fixed_point: damping is {damping!r}, expected a number above 0, at most 1")
+    if tolerance is not None and not tolerance > 0:
+        raise ConfigError(f"fixed_point: tolerance is {tolerance!r}, expected a number above 0, or None")
+    if state is None:
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"fixed_point: x is a {type(x).__name__}, expected a tensor because state is None")
+        state = torch.zeros_like(x)
+    if not isinstance(state, Tensor):
+        raise ShapeError(f"fixed_point: state is a {type(state).__name__}, expected a tensor (B, *F)")
+    if state.ndim < 1 or not (state.is_floating_point() or state.is_complex()):
+        raise ShapeError(f"fixed_point: state is {_kind(state)}, expected real or complex numbers of shape (B, *F)")
+    reach = torch.finfo(state.dtype).eps ** (5 / 6) if tolerance is None else tolerance
+    solver = _Solver(method, reach, max_iterations, history, damping)
+    return _equilibrium(lambda s: f(s, x), state.detach(), solver, orders=2)
+
+
+@dataclass(frozen=True)
+class _Solver:
+    method: str
+    tolerance: float
+    max_iterations: int
+    history: int
+    damping: float
+
+    def __call__(self, f: Callable[[Tensor], Tensor], s: Tensor, what: str) -> FixedPoint:
+        if s.numel() == 0:
+            return FixedPoint(s, Convergence(0, 0.0, self.tolerance))
+        step = _METHODS[self.method](self.history, self.damping)
+        iteration, worst = 0, math.inf
+        for iteration in range(1, self.max_iterations + 1):
+            value = _rows(f(s))
+            rows = _rows(s)
+            size = torch.linalg.vector_norm(value, dim=1, dtype=torch.float64)
+            # A state of zero has no relative residual: below this size, 1e-14 in float32, it counts as absolute.
+            floor = torch.finfo(value.dtype).eps ** 2 * math.sqrt(value.shape[1])
+            residual = torch.linalg.vector_norm(value - rows, dim=1, dtype=torch.float64) / size.clamp_min(floor)
+            worst = residual.max().item()
+            if worst <= self.tolerance:
+                return FixedPoint(s, Convergence(iteration, worst, self.tolerance))
+            if not math.isfinite(worst):
+                break
+            rows = torch.where((residual > self.tolerance)[:, None], step(rows, value - rows), rows)
+            s = (torch.view_as_complex(rows.view(*s.shape, 2)) if s.is_complex() else rows.view(s.shape)).to(s.dtype)
+        if math.isfinite(worst):
+            ended = f"did not converge in {iteration} iterations (max_iterations)"
+        else:
+            ended = f"diverged after {iteration} iterations"
+        raise ConvergenceError(
+            f"fixed_point: {what} {ended} of method {self.method!r}: relative residual {worst:.3g}, tolerance "
+            f"{self.tolerance:.3g}. Make f contract (smaller weights, a norm inside), start from a nearer state, lower "
+            "damping, or raise max_iterations or tolerance"
+        )
+
+
+def _rows(s: Tensor) -> Tensor:
+    """(B, N) real numbers, in float32 or wider."""
+    s = torch.view_as_real(s.resolve_conj()) if s.is_complex() else s
+    return s.reshape(s.shape[0], -1).to(torch.promote_types(s.dtype, torch.float32))
+
+
+def _iteration(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda s, r: s + damping * r
+
+
+def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The step from the combination of the last points whose residual, were f linear, would be the least."""
+    moves: list[Tensor] = []
+    changes: list[Tensor] = []
+    before: tuple[Tensor, Tensor] | None = None
+
+    def step(s: Tensor, r: Tensor) -> Tensor:
+        nonlocal before
+        if before is not None:
+            # A residual ten times the last shows that the past misleads: such a row forgets it (zeros get no weight).
+            # Less is usual where f does not contract: it multiplies what the combination left.
+            misled = (r.norm(dim=1) > 10 * before[1].norm(dim=1))[:, None]
+            if misled.any():
+                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in kept] for kept in (moves, changes))
+            moves.append(torch.where(misled, 0, s - before[0]))
+            changes.append(torch.where(misled, 0, r - before[1]))
+            del moves[:-history], changes[:-history]
+        before = s, r
+        if not moves:
+            return s + damping * r
+        ds, dr = torch.stack(moves, 1), torch.stack(changes, 1)  # (B, steps kept, N)
+        # Columns of length one, in double: the squares of their angles outlive the rounding of the normal equations.
+        size = torch.linalg.vector_norm(dr, dim=2, keepdim=True, dtype=torch.float64)
+        size = torch.where(size > 0, size, 1)
+        unit = dr / size
+        gram = unit @ unit.mT + 1e-12 * torch.eye(unit.shape[1], dtype=unit.dtype, device=unit.device)
+        weights = torch.linalg.solve(gram, unit @ r.to(unit.dtype)[:, :, None]) / size
+        return s + damping * r - (weights.to(s.dtype) * (ds + damping * dr)).sum(1)
+
+    return step
+
+
+def _broyden(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """s - H r, with H the inverse Jacobian of f(s) - s as -damping plus one outer product of u and v for each step."""
+    us: list[Tensor] = []
+    vs: list[Tensor] = []
+    before: tuple[Tensor, Tensor] | None = None
+
+    def times(left: list[Tensor], right: list[Tensor], y: Tensor) -> Tensor:
+        return sum(((v * y).sum(1, keepdim=True) * u for u, v in zip(left, right, strict=True)), -damping * y)
+
+    def step(s: Tensor, r: Tensor) -> Tensor:
+        nonlocal before
+        if before is not None:
+            ds, dr = s - before[0], r - before[1]
+            if len(us) == history:
+                us.clear()
+                vs.clear()
+            moved, v = times(us, vs, dr), times(vs, us, ds)
+            slope = (ds * moved).sum(1, keepdim=True)
+            us.append(torch.where(slope != 0, (ds - moved) / slope, 0))
+            vs.append(v)
+        before = s, r
+        return s - times(us, vs, r)
+
+    return step
+
+
+_METHODS = {"anderson": _anderson, "broyden": _broyden, "iteration": _iteration}
+
+
+def _equilibrium(f: Callable[[Tensor], Tensor], guess: Tensor, solver: _Solver, orders: int) -> FixedPoint:
+    """Solve without a graph, then attach to the point as many derivatives as `orders`."""
+    value = f(guess)
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"fixed_point: f returns a {type(value).__name__}, expected a tensor like the state")
+    if _kind(value) != _kind(guess):
+        raise ShapeError(f"fixed_point: f returns {_kind(value)}, expected {_kind(guess)} because of the state")
+    differentiable = value.requires_grad
+    del value
+    with torch.no_grad():
+        s, convergence = solver(f, guess, "the state" if orders == 2 else "the gradient")
+    if differentiable:
+        s = s.detach().requires_grad_()
+        # Each pass makes one more derivative right: it is taken at a point that knows what itself depends on.
+        for _ in range(orders):
+            s = _Implicit.apply(f(s.clone()), s, solver, orders)
+    return FixedPoint(s, convergence)
+
+
+class _Implicit(torch.autograd.Function):
+    """Gives `point`, with the derivatives of a point that equals y = f(point): whatever the point's own are.
+
+    That is a step of Newton's method, point + (I - J)^-1 (y - point), whose value is the point. The gradient g goes to
+    y as z = (I - J)^-T g and to the point as g - z = -Jᵀ z, which cancels what comes to it through y, to the bit where
+    the Jacobian is evaluated the same way twice. So a first derivative solves nothing below the last of several passes,
+    and what does arrive at a point belongs to the second.
+    """
+
+    @staticmethod
+    def forward(ctx, y: Tensor, point: Tensor, solver: _Solver, orders: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(y, point)
+        ctx.set_materialize_grads(False)
+        ctx.solver, ctx.orders = solver, orders
+        return point.clone()
+
+    @staticmethod
+    def backward(ctx, g: Tensor | None):  # type: ignore[override]
+        if g is None:
+            return None, None, None, None
+        if not g.any():
+            return g, None, None, None
+        again = torch.is_grad_enabled()
+        if again and ctx.orders == 1:
+            raise NotImplementedError("fixed_point: derivatives above the second are not implemented")
+        y, point = ctx.saved_tensors
+
+        def transposed(z: Tensor) -> Tensor:
+            create = torch.is_grad_enabled()
+            options = {"retain_graph": True, "create_graph": create, "materialize_grads": True}
+            return torch.autograd.grad(y, point, z, **options)[0]
+
+        z = _equilibrium(lambda z: transposed(z) + g, g.detach(), ctx.solver, orders=1).state
+        return z, None if point.is_leaf else -transposed(z), None, None
+
+
+def _kind(s: Tensor) -> str:
+    return f"{str(s.dtype).removeprefix('torch.')} of shape {tuple(s.shape)} on {s.device}"

@@ -1,0 +1,321 @@
+r"""Softmax attention over a bounded memory of the past and the current segment: a sliding window that streams.
+
+.. math:: y_t = \sum_{j=t-W+1}^{t} \frac{e^{\,c\, q_t^\top k_j}}{\sum_{i=t-W+1}^{t} e^{\,c\, q_t^\top k_i}}\, v_j,
+   \qquad j \ge 0
+
+Source: Beltagy, Peters and Cohan, "Longformer", arXiv:2004.05150, section 3.1, for the sliding window and its blocks;
+Dai et al., "Transformer-XL", arXiv:1901.02860, section 3.2, for the memory carried between segments; De et al.,
+"Griffin", arXiv:2402.19427, section 2.3, for the use beside a recurrence; Ainslie et al., "GQA", arXiv:2305.13245, for
+shared heads. Differs: every query sees W tokens, itself included, wherever the segments are cut, so that any cut gives
+the same numbers (in Transformer-XL every token of a segment sees the whole memory), and gradients flow through the
+memory unless the caller detaches it.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.ops._op import offsets
+
+_BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
+
+
+class SegmentMemory(NamedTuple):
+    """The last W tokens of every row, in a ring: the token at position p is in slot p mod W."""
+
+    keys: Tensor  # (B, W, Hk, K)
+    values: Tensor  # (B, W, Hk, V)
+    position: Tensor  # (B,), int64: tokens read so far, which is the position of the next
+
+
+def init_memory(
+    batch_size: int,
+    window: int,
+    heads: int,
+    key_size: int,
+    value_size: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SegmentMemory:
+    """A memory that has read nothing; `heads` are those of the keys."""
+    return SegmentMemory(
+        torch.zeros(batch_size, window, heads, key_size, device=device, dtype=dtype),
+        torch.zeros(batch_size, window, heads, value_size, device=device, dtype=dtype),
+        torch.zeros(batch_size, device=device, dtype=torch.int64),
+    )
+
+
+def segment_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory | None = None,
+    *,
+    window: int,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    overwrite: bool = False,
+) -> tuple[Tensor, SegmentMemory]:
+    """Attend from each token to itself and the window - 1 before it, in this segment and in the memory of earlier ones.
+
+    q: (B, T, H, K).   k: (B, T, Hk, K), v: (B, T, Hk, V), Hk dividing H: query head h reads key head h // (H / Hk);
+    shared heads are not copied.   memory: of the tokens before; None when there are none.
+    window: tokens that a query sees, itself included.   scale: of the scores; 1/sqrt(K) when None.
+    mask: (B, T) bool, False where padded, anywhere; such a token is not read, and its output is zero.
+    cu_seqlens: offsets (N+1,) of N sequences packed in B == 1, each with its own row of `memory`.
+    overwrite: a single step (T = 1) writes its one slot into the tensors of the memory given, which is then spent,
+    where otherwise it writes into a copy; only where no gradient is recorded.
+
+    Returns y, (B, T, H, V), and the memory, whose size does not depend on T: keys and values in their own dtype.
+    Positions are the caller's to encode: a row's tokens stand at memory.position (0 when None), +1, +2, ..., the padded
+    not counted. Raises ShapeError for a wrong shape, dtype or device, ConfigError for options that do not fit.
+
+    O(T W) time and memory: by blocks of about W queries through torch's scaled_dot_product_attention, half precision in
+    float32 on a CPU. Its fused kernels have no second derivative and raise; under
+    torch.nn.attention.sdpa_kernel(SDPBackend.MATH) there are all.
+
+    >>> q = torch.zeros(1, 4, 1, 1)  # scores of zero: the mean of what is seen
+    >>> v = torch.tensor([2.0, 4.0, 6.0, 8.0]).view(1, 4, 1, 1)
+    >>> y, memory = segment_attention(q, q, v, window=2)
+    >>> y.flatten().tolist()  # 2; (2+4)/2; (4+6)/2; (6+8)/2
+    [2.0, 3.0, 5.0, 7.0]
+    >>> y, memory = segment_attention(q[:, :1], q[:, :1], v[:, :1], memory, window=2)  # (8+2)/2
+    >>> y.item(), memory.position.tolist(), memory.values.flatten().tolist()  # position 4 in slot 0, 3 in slot 1
+    (5.0, [5], [2.0, 8.0])
+    """
+    _check(q, k, v, memory, window, mask, cu_seqlens, overwrite)
+    batch, steps = q.shape[:2]
+    if cu_seqlens is not None and memory is not None:
+        return _each_alone(q, k, v, memory, window, scale, cu_seqlens)
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    before = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.long()
+        start = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=steps)
+        y = _attend(q, k, v, None, window, scale, start)
+        return y, _read(before, k, v, cu_seqlens[:-1], cu_seqlens.diff(), window)
+    if mask is not None:
+        # What is padded may be anything, NaN too, which a weight of zero would not silence.
+        q, k, v = (torch.where(mask[:, :, None, None], x, 0) for x in (q, k, v))
+    if steps == 1:
+        y, after = _step(q, k, v, before, window, scale, mask, overwrite)
+    elif mask is None:
+        y = _attend(q, k, v, memory, window, scale)
+        first = steps * torch.arange(batch, device=q.device)
+        after = _read(before, k, v, first, torch.full_like(first, steps), window)
+    else:
+        # Padding moved to the right, no query that counts sees it.
+        order = mask.int().argsort(dim=1, descending=True, stable=True)[:, :, None, None]
+        q, k, v = (x.take_along_dim(order, 1) for x in (q, k, v))
+        y = _attend(q, k, v, memory, window, scale).take_along_dim(order.argsort(1), 1)
+        after = _read(before, k, v, steps * torch.arange(batch, device=q.device), mask.sum(1), window)
+    return (y if mask is None else torch.where(mask[:, :, None, None], y, 0)), after
+
+
+def _held(position: Tensor, window: int) -> Tensor:
+    """(B, W): the position of the token in each slot; negative where there is none yet."""
+    last = position[:, None] - 1
+    return last - (last - torch.arange(window, device=position.device)) % window
+
+
+def _read(memory: SegmentMemory, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, window: int) -> SegmentMemory:
+    """The memory after reading, for each row, `lengths` tokens of k and v, flat, from `first`."""
+    if k.shape[0] * k.shape[1] == 0:
+        return memory
+    position = memory.position + lengths
+    index = _held(position, window) - memory.position[:, None]
+    new = (index >= 0)[:, :, None, None]
+    index = (first[:, None] + index.clamp_min(0)).clamp_max(k.shape[0] * k.shape[1] - 1)
+
+    def ring(old: Tensor, tokens: Tensor) -> Tensor:
+        read = tokens.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *tokens.shape[2:])
+        return torch.where(new, read, old)
+
+    return SegmentMemory(ring(memory.keys, k), ring(memory.values, v), position)
+
+
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory,
+    window: int,
+    scale: float | None,
+    mask: Tensor | None,
+    overwrite: bool,
+) -> tuple[Tensor, SegmentMemory]:
+    """One token: it takes the slot of the one that leaves the window, and the ring is attended to as it lies."""
+    slot = memory.position % window
+    read = torch.ones_like(slot, dtype=torch.bool) if mask is None else mask[:, 0]
+    if overwrite:
+        row = torch.arange(len(slot), device=slot.device)
+        for old, token in ((memory.keys, k), (memory.values, v)):
+            old[row, slot] = torch.where(read[:, None, None], token[:, 0], old[row, slot])
+        keys, values = memory.keys, memory.values
+    else:
+        written = (torch.arange(window, device=slot.device) == slot[:, None]) & read[:, None]
+        keys, values = (
+            torch.where(written[:, :, None, None], new, old) for old, new in zip(memory, (k, v), strict=False)
+        )
+    position = memory.position + read
+    # A padded row that has read nothing sees empty slots rather than nothing, which has no softmax.
+    seen = (_held(position, window) >= 0) | (position == 0)[:, None]
+    y = _softmax(_wide(q), _wide(keys), _wide(values), seen[:, None], scale).to(q.dtype)
+    return y, SegmentMemory(keys, values, position)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory | None,
+    window: int,
+    scale: float | None,
+    start: Tensor | None = None,
+) -> Tensor:
+    """A whole segment. `start` is, for each of packed tokens (B == 1), the first of its sequence."""
+    batch, steps = q.shape[:2]
+    dtype = q.dtype
+    q, k, v = _wide(q), _wide(k), _wide(v)  # before the cut into blocks, whose gradients add up
+    t = torch.arange(steps, device=q.device)
+    block = max(window - 1, _BLOCK)
+    if steps <= 2 * block:
+        seen = _band(t, t, window)
+        if start is not None:
+            seen = seen & (t >= start[:, None])
+        seen = seen[None]
+        if memory is not None:
+            held = _held(memory.position, window)[:, None]
+            past = (held >= 0) & (held > memory.position[:, None, None] + t[:, None] - window)
+            seen = torch.cat([past, seen.expand(batch, -1, -1)], 2)
+            k, v = (torch.cat([old.to(x.dtype), x], 1) for old, x in zip(memory, (k, v), strict=False))
+        return _softmax(q, k, v, seen, scale).to(dtype)
+    # The first block sees the memory; each one after it sees itself and the one before, all at once.
+    begin = slice(0, block)
+    y = _attend(q[:, begin], k[:, begin], v[:, begin], memory, window, scale, None if start is None else start[begin])
+    blocks = -(-steps // block)
+    q, k, v = (pad(x, (0, 0, 0, 0, 0, blocks * block - steps)).unflatten(1, (blocks, block)) for x in (q, k, v))
+    k, v = (torch.cat([x[:, :-1], x[:, 1:]], 2).flatten(0, 1) for x in (k, v))
+    t = torch.arange(2 * block, device=q.device)
+    seen = _band(t[block:], t, window)[None]
+    if start is not None:
+        start = pad(start, (0, blocks * block - steps)).unflatten(0, (blocks, block))[1:]
+        offset = block * torch.arange(blocks - 1, device=q.device)
+        seen = seen & (t + offset[:, None, None] >= start[:, :, None])
+    rest = _softmax(q[:, 1:].flatten(0, 1), k, v, seen, scale)
+    rest = rest.unflatten(0, (batch, blocks - 1)).flatten(1, 2)[:, : steps - block]
+    return torch.cat([y, rest], 1).to(dtype)
+
+
+def _band(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Which keys a query sees, by their positions."""
+    age = queries[:, None] - keys
+    return (age >= 0) & (age < window)
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
+    """q (B, C, H, K) over k (B, S, Hk, K); seen (B or 1, C, S). Heads that share a key become queries of its head."""
+    length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // k.shape[2]
+    q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
+    seen = seen.repeat_interleave(shared, 1)[:, None]
+    y = scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen, scale=scale)
+    return y.unflatten(2, (length, shared)).transpose(1, 2).flatten(2, 3)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Half precision in float32 on a CPU; the kernels of accelerators accumulate in it themselves."""
+    return x.float() if x.device.type == "cpu" and x.dtype.itemsize < 4 else x
+
+
+def _each_alone(
+    q: Tensor, k: Tensor, v: Tensor, memory: SegmentMemory, window: int, scale: float | None, cu_seqlens: Tensor
+) -> tuple[Tensor, SegmentMemory]:
+    """Packed sequences that go on, by definition."""
+    bounds = offsets(cu_seqlens, q.shape[1], "segment_attention")
+    parts = []
+    for n, (i, j) in enumerate(itertools.pairwise(bounds)):
+        alone = SegmentMemory(*(part[n : n + 1] for part in memory))
+        parts.append(segment_attention(q[:, i:j], k[:, i:j], v[:, i:j], alone, window=window, scale=scale))
+    if not parts:
+        return _attend(q, k, v, None, window, scale), memory
+    memories = [after for _, after in parts]
+    return torch.cat([y for y, _ in parts], 1), SegmentMemory(
+        *(torch.cat(part) for part in zip(*memories, strict=True))
+    )
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory | None,
+    window: int,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    overwrite: bool,
+) -> None:
+    name = "segment_attention"
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(f"{name}: window is {window!r}, expected an integer of at least 1")
+    if mask is not None and cu_seqlens is not None:
+        raise ConfigError(f"{name}: mask and cu_seqlens are both given, expected one: packed sequences have no padding")
+    for argument, value in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(value, Tensor):
+            raise ShapeError(f"{name}: {argument} is a {type(value).__name__}, expected a tensor")
+        if not value.is_floating_point() or value.dtype != q.dtype or value.device != q.device:
+            raise ShapeError(
+                f"{name}: {argument} is {_kind(value)}, expected "
+                + ("a floating dtype" if argument == "q" else f"{_kind(q)} because of q")
+            )
+    if q.ndim != 4:
+        raise ShapeError(f"{name}: q has shape {tuple(q.shape)}, expected (B, T, H, K)")
+    batch, steps, heads, size = q.shape
+    because = f"with B={batch}, T={steps}"
+    if k.ndim != 4 or k.shape[:2] != q.shape[:2] or k.shape[3] != size:
+        raise ShapeError(f"{name}: k has shape {tuple(k.shape)}, expected (B, T, Hk, K) {because}, K={size} from q")
+    if k.shape[2] < 1 or heads % k.shape[2]:
+        raise ShapeError(f"{name}: k has {k.shape[2]} heads, expected a divisor of the {heads} of q")
+    if v.ndim != 4 or v.shape[:3] != k.shape[:3]:
+        raise ShapeError(
+            f"{name}: v has shape {tuple(v.shape)}, expected (B, T, Hk, V) {because}, Hk={k.shape[2]} from k"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != q.shape[:2] or mask.device != q.device):
+        raise ShapeError(
+            f"{name}: mask is {_kind(mask)} of shape {tuple(mask.shape)}, expected bool on {q.device} of shape (B, T) "
+            f"{because} from q"
+        )
+    rows, source = batch, f"B={batch} from q"
+    if cu_seqlens is not None:
+        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise ShapeError(
+                f"{name}: cu_seqlens is {_kind(cu_seqlens)} of shape {tuple(cu_seqlens.shape)}, expected int32 or "
+                "int64 of shape (N+1,)"
+            )
+        if batch != 1:
+            raise ShapeError(f"{name}: q has a batch of {batch}, expected 1 because of cu_seqlens")
+        if not torch.compiler.is_compiling():
+            offsets(cu_seqlens, steps, name)
+        rows, source = len(cu_seqlens) - 1, f"N={len(cu_seqlens) - 1} from cu_seqlens"
+    if memory is None:
+        return
+    shapes = ((rows, window, *k.shape[2:]), (rows, window, *v.shape[2:]), (rows,))
+    for field, value, shape in zip(SegmentMemory._fields, memory, shapes, strict=True):
+        dtype = torch.int64 if field == "position" else k.dtype
+        if value.shape != shape or value.dtype != dtype or value.device != q.device:
+            raise ShapeError(
+                f"{name}: memory.{field} is {_kind(value)} of shape {tuple(value.shape)}, expected "
+                f"{str(dtype).removeprefix('torch.')} on {q.device} of shape {shape} with {source}, window={window}"
+            )
+    recorded = any(value.requires_grad for value in (q, k, v, memory.keys, memory.values))
+    if overwrite and recorded and torch.is_grad_enabled():
+        raise ConfigError(f"{name}: overwrite is True, expected False because gradients are recorded")
+
+
+def _kind(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} on {value.device}"
