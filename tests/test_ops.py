@@ -219,14 +219,38 @@ def test_half_precision_state_is_wide(op, backend):
 
 @each
 def test_decay_of_zero_forgets_exactly(op, backend):
-    if "a" not in op.names:
-        pytest.skip("no multiplicative decay")
+    if op.name != "linear_scan":
+        pytest.skip("has no factor a: see the law of log decays")
     device = laws.place(backend)
     x, state = torch.randn(2, 600, 3, device=device), torch.full((2, 3), 1e30, device=device)
     a = torch.full((2, 600, 3), -torch.inf, device=device).exp().requires_grad_()
     y, _ = op(x, a, state, backend=backend)
     torch.testing.assert_close(y, x, rtol=0, atol=0)
     assert torch.isfinite(torch.autograd.grad(y.sum(), a)[0]).all()
+
+
+@each
+@directions
+def test_a_log_decay_of_minus_infinity_forgets(op, backend, reverse):
+    """After it the past is as if it had not been, and every gradient is finite."""
+    if "g" not in op.names:
+        pytest.skip("has no log decay g")
+    for sample in _plain(op):
+        operands = laws.at(op, sample, torch.float64, backend)
+        if "g" not in operands or operands["g"].ndim < 3:
+            continue
+        steps = operands["g"].shape[1]
+        t = steps // 2
+        g = operands["g"].clone()
+        g[:, t] = -torch.inf
+        leaves = {**operands, "g": g}
+        leaves = {name: value.requires_grad_() for name, value in leaves.items()}
+        y, last = op(**leaves, **sample.options, reverse=reverse, backend=backend)
+        rest = laws.timed(op, leaves, *((0, t + 1) if reverse else (t, steps)))
+        z, end = op(**rest, **sample.options, reverse=reverse, backend=backend)
+        after = (y[:, :t], z[:, :t]) if reverse else (y[:, t + 1 :], z[:, 1:])
+        torch.testing.assert_close((last, after[0]), (end, after[1]))
+        assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(y.sum() + last.sum(), leaves.values()))
 
 
 @each
@@ -286,7 +310,10 @@ def test_named_backends_run_or_say_why_not(op):
     assert "cpu: device meta (runs on cpu)" in lines
     assert "reference: can run" in lines
     missing = replace(op.backends["cpu"], package="nothing")
-    assert missing.reasons(torch.device("cpu"), torch.float32, {}, named=True) == ["package nothing is not installed"]
+    sizes = op.sizes({name: operands.get(name) for name in op.names}, None)
+    assert missing.reasons(torch.device("cpu"), torch.float32, sizes, named=True) == [
+        "package nothing is not installed"
+    ]
     first = op.names[0]
     with pytest.raises(TypeError, match="twice"):
         op(operands[first], **{first: operands[first]})

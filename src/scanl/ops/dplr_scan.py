@@ -45,7 +45,8 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
     a = torch.zeros(2, 4, 4, 3)
     yield Sample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
-    yield Sample({"q": q, "k": q, "v": v[:, :, :3], "a": a, "b": a}), "q has G=2, expected a divisor of H=3 from v"
+    few = {"v": v[:, :, :3], "a": a[:, :, :3], "b": a[:, :, :3]}
+    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
     yield Sample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"
 
 
