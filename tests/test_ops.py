@@ -244,6 +244,9 @@ def test_a_log_decay_of_minus_infinity_forgets(op, backend, reverse):
         g = operands["g"].clone()
         g[:, t] = -torch.inf
         leaves = {**operands, "g": g}
+        if "b" in operands:  # reads before the decay
+            leaves["b"] = operands["b"].clone()
+            leaves["b"][:, t] = 0
         leaves = {name: value.requires_grad_() for name, value in leaves.items()}
         y, last = op(**leaves, **sample.options, reverse=reverse, backend=backend)
         rest = laws.timed(op, leaves, *((0, t + 1) if reverse else (t, steps)))

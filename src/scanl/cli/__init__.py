@@ -14,6 +14,7 @@ COMMANDS = {  # name: where it is, what it does
     "eval": ("evaluate:run", "bits per byte of a run on its held-out text"),
     "list": ("layers:list_layers", "the layers"),
     "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
+    "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
     "demo": ("demo:run", "train for two minutes, then generate past 100,000 bytes"),
 }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scanl.ops._compiled import compiled
 from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
+from scanl.ops.associative_scan import associative_scan
 
 
 def _samples() -> Iterator[Sample]:
@@ -105,7 +106,7 @@ def linear_scan(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 def _parallel(
     x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Neighbours join by (a, x)∘(b, y) = (ab, bx + y), which halves the length: O(T) work, O(log T) depth."""
+    """The associative scan of the pairs (a, x), joined by (a, x)∘(b, y) = (ab, bx + y)."""
     if x.shape[1] == 0:
         return x.clone(), state
     a = a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
@@ -130,18 +131,11 @@ def _parallel(
 
 def _join(x: Tensor, a: Tensor) -> Tensor:
     """Products of decays are kept in double: squaring log2(T) times would multiply their rounding errors by T."""
-    steps = x.shape[1]
-    if steps == 1:
-        return x
-    even, odd = slice(0, steps - 1, 2), slice(1, steps, 2)
-    wide = torch.promote_types(a.dtype, torch.float64)
-    products = a[:, odd].to(wide) * a[:, even].to(wide)
-    a = a.to(x.dtype)
-    pairs = _join(a[:, odd] * x[:, even] + x[:, odd], products)
-    before = pairs[:, : (steps - 1) // 2]
-    rest = torch.cat([x[:, :1], a[:, 2::2] * before + x[:, 2::2]], 1)
-    whole = torch.stack([rest[:, : steps // 2], pairs], 2).flatten(1, 2)
-    return torch.cat([whole, rest[:, -1:]], 1) if steps % 2 else whole
+
+    def combine(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return first[0] * second[0], second[0].to(x.dtype) * first[1] + second[1]
+
+    return associative_scan(combine, (a.to(torch.promote_types(a.dtype, torch.float64)), x))[1]
 
 
 def _before(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:

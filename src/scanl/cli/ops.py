@@ -1,0 +1,37 @@
+"""`scanl ops`: what every backend of every op can do, from the registry, as the table of docs/ops.md."""
+
+from collections.abc import Sequence
+
+import scanl.ops  # noqa: F401 (fills the registry)
+from scanl.cli.parser import Parser
+from scanl.ops._op import REGISTRY, Backend, Op
+
+HEADER = ("op", "backend", "device", "dtypes", "backward pass", "packed, reversed")
+
+
+def list_ops(argv: Sequence[str]) -> int:
+    """Print a line for each backend of each op."""
+    Parser("ops", "The ops and their backends.").parse(argv)
+    print(table())
+    return 0
+
+
+def table() -> str:
+    rows = [HEADER, tuple("---" for _ in HEADER)]
+    for name in sorted(REGISTRY):
+        op = REGISTRY[name]
+        rows += [_row(op, op.backends[backend]) for backend in op.preference()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _row(op: Op, backend: Backend) -> tuple[str, ...]:
+    takes = [dtype for dtype in op.dtypes if backend.compute_dtype(dtype) in backend.dtypes]
+    fused = backend.name in ("cpu", "triton")
+    return (
+        f"`{op.name}`",
+        f"`{backend.name}`",
+        ", ".join(backend.devices) if backend.devices else "any",
+        ", ".join(str(dtype).removeprefix("torch.") for dtype in takes),
+        "fused" if fused else "autograd",
+        "in one call" if backend.whole else "sequence by sequence, flipped",
+    )
