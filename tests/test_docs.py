@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from scanl import layers
+from scanl.cli.ops import table
 from scanl.layers.base import _registry
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,10 @@ def test_readme_table_names_every_layer():
     for name in rows:
         for identifier in re.findall(r"arXiv:(\d{4}\.\d{5})", layers.get(name).source):
             assert identifier in text, f"{name}: the table lacks {identifier}"
+
+
+def test_table_of_ops_is_the_registry():
+    assert table() in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
 
 
 def test_readme_links_lead_somewhere():

@@ -410,7 +410,14 @@ def _parse(line: str) -> Operand:
 
 
 def _full(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(n for axis in axes for n in (sizes[axis] if axis[0] == "*" else (sizes[axis],)))
+    """Their sizes; a number is its own."""
+    full: list[int] = []
+    for axis in axes:
+        if axis[0] == "*":
+            full.extend(sizes[axis])
+        else:
+            full.append(int(axis) if axis.isdigit() else sizes[axis])
+    return tuple(full)
 
 
 def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -428,6 +435,10 @@ def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any])
         else:
             size = shape[i]
             i += 1
+            if axis.isdigit():
+                if size != int(axis):
+                    return None
+                continue
         if found.get(axis, sizes.get(axis, size)) != size:
             return None
         found[axis] = size

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_name
 from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
@@ -55,6 +56,23 @@ def array(address, size, dtype):
 def take(counter):
     """The next unit of work, from the address of the shared counter."""
     return _take(_pointer(counter))  # pyright: ignore[reportCallIssue]
+
+
+# Processors on which LLVM halves its vectors for the clock's sake, although they keep it with whole ones
+_KEEP_CLOCK = {"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "znver4", "znver5"}
+
+
+@intrinsic
+def wide_vectors(typingctx):
+    """Let the function that calls this use vectors of 512 bits: a third faster where arithmetic is the limit."""
+
+    def codegen(context, builder, signature, args):
+        if get_host_cpu_name() in _KEEP_CLOCK:
+            for attribute in ('"prefer-vector-width"="512"', '"min-legal-vector-width"="512"'):
+                set.add(builder.function.attributes, attribute)  # its own `add` knows attributes without values only
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 class Kernel:
