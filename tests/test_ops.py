@@ -85,6 +85,10 @@ def test_packing(op, backend, reverse):
 @each
 @directions
 def test_padding(op, backend, reverse):
+    if not op.neutral:
+        pytest.skip(
+            f"no step of {op.name} leaves every state as it is: pad on the right, and read the states before it"
+        )
     for sample in _plain(op):
         laws.padding(op, sample, reverse, backend)
 
@@ -291,7 +295,7 @@ def test_every_wrong_axis_is_refused_by_name(op):
     for sample in op.samples():
         for name, value in sample.operands.items():
             for axis in range(value.ndim):
-                if value.ndim < 2 or (name == op.names[0] and axis < 2):
+                if value.ndim < 2 or (name == op.names[0] and axis < 2) or value.shape[axis] == 0:
                     continue  # the first operand says what B and T are
                 wrong = torch.cat([value] * 5 + [value.narrow(axis, 0, 1)], axis)
                 arguments = {**sample.operands, name: wrong}

@@ -79,8 +79,13 @@ def compiled(
     def through_plain(inputs, cotangents, reverse, cu_seqlens, values):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            inputs = [None if v is None else v.view_as(v) if v.requires_grad else v.requires_grad_() for v in inputs]
-            (dy, dlast), operands = inputs[:2], inputs[2:]
+            names = ("dy", "dlast", *saves)
+            leaves = {
+                key: v.view_as(v) if v.requires_grad else v.requires_grad_()
+                for key, v in zip(names, inputs, strict=True)
+                if v is not None and key != "y"
+            }
+            dy, dlast, operands = leaves["dy"], leaves["dlast"], [leaves.get(key) for key in op.names]
             outputs = op.evaluate(
                 plain,
                 operands,
@@ -94,16 +99,15 @@ def compiled(
                 outputs, present, (dy, dlast), create_graph=True, allow_unused=True, materialize_grads=True
             )
             live = [(grad, by) for grad, by in zip(grads, cotangents, strict=True) if grad.requires_grad]
-            found = iter(
-                torch.autograd.grad(
-                    [grad for grad, _ in live],
-                    [dy, dlast, *present],
-                    [by for _, by in live],
-                    create_graph=again,
-                    allow_unused=True,
-                )
+            found = torch.autograd.grad(
+                [grad for grad, _ in live],
+                list(leaves.values()),
+                [by for _, by in live],
+                create_graph=again,
+                allow_unused=True,
             )
-        return [None if value is None else next(found) for value in inputs]
+        found = dict(zip(leaves, found, strict=True))
+        return [found.get(key) for key in names]  # y is not free: it depends on the operands
 
     def kinds(names: Sequence[str]) -> str:
         return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)

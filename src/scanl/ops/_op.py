@@ -22,6 +22,7 @@ ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first t
 HALF = (torch.bfloat16, torch.float16)
 FLOATING = (torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
@@ -176,7 +177,7 @@ class Op:
         if state is None:
             state = self.initial(torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device))
         values = [
-            value if value is None else value.to(compute.to_real() if name in self.real else compute)
+            value if value is None else value.to(_REAL.get(compute, compute) if name in self.real else compute)
             for name, value in operands.items()
         ]
         values.append(state.to(_WIDER.get(compute, compute)))

@@ -1,0 +1,102 @@
+"""Gates that vectorise: polynomials over `exp` of _math.py for float32, the library for float64.
+
+Division follows IEEE here: Python's check for zero would be a branch in every element.
+"""
+
+import math
+
+import numpy as np
+from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import overload
+
+from scanl.ops._cpu._math import _LN2_HIGH, _LN2_LOW, _LOG2E, _float_of_bits, exp
+
+_FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+_LARGE = np.float32(20)  # 2 x from which tanh is 1 in float32
+
+
+@njit(**_FLAGS)
+def _sigmoid32(x):
+    return float32(1) / (float32(1) + exp(-x))
+
+
+@njit(**_FLAGS)
+def _sigmoid64(x):
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def sigmoid(x):  # pyright: ignore[reportRedeclaration]
+    """1 / (1 + e^-x) inside a kernel."""
+    raise NotImplementedError
+
+
+@overload(sigmoid, inline="always")
+def _sigmoid(x):
+    if x == types.float32:
+        return lambda x: _sigmoid32(x)
+    return lambda x: _sigmoid64(x)
+
+
+@njit(**_FLAGS)
+def _tanh32(x):
+    """u / (u + 2) of |x|, u = e^2x - 1 = 2^n (e^r - 1) + (2^n - 1) with |r| <= ln(2)/2: exact at small x too."""
+    inside = min(abs(x + x), _LARGE)
+    n = np.floor(inside * _LOG2E + float32(0.5))
+    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
+    p = float32(1 / 5040)
+    p = p * r + float32(1 / 720)
+    p = p * r + float32(1 / 120)
+    p = p * r + float32(1 / 24)
+    p = p * r + float32(1 / 6)
+    p = p * r + float32(0.5)
+    power = _float_of_bits((int32(n) + int32(127)) << int32(23))  # pyright: ignore[reportCallIssue]
+    u = power * ((p * r) * r + r) + (power - float32(1))
+    y = u / (u + float32(2))
+    y = -y if x < float32(0) else y
+    return x if x != x else y  # NaN
+
+
+def tanh(x):  # pyright: ignore[reportRedeclaration]
+    """The hyperbolic tangent inside a kernel."""
+    raise NotImplementedError
+
+
+@overload(tanh, inline="always")
+def _tanh(x):
+    if x == types.float32:
+        return lambda x: _tanh32(x)
+    return lambda x: math.tanh(x)
+
+
+@njit(**_FLAGS)
+def _log_sigmoid32(x):
+    """min(x, 0) - log(1 + u), u = e^-|x|; log(1 + u) = 2 artanh s, s = u / (2 + u) <= 1/3, by its series to s^17."""
+    u = exp(-abs(x))
+    s = u / (float32(2) + u)
+    square = s * s
+    p = float32(1 / 17)
+    p = p * square + float32(1 / 15)
+    p = p * square + float32(1 / 13)
+    p = p * square + float32(1 / 11)
+    p = p * square + float32(1 / 9)
+    p = p * square + float32(1 / 7)
+    p = p * square + float32(1 / 5)
+    p = p * square + float32(1 / 3)
+    return min(x, float32(0)) - float32(2) * (s + s * square * p)
+
+
+@njit(**_FLAGS)
+def _log_sigmoid64(x):
+    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
+
+
+def log_sigmoid(x):  # pyright: ignore[reportRedeclaration]
+    """log(1 / (1 + e^-x)) inside a kernel."""
+    raise NotImplementedError
+
+
+@overload(log_sigmoid, inline="always")
+def _log_sigmoid(x):
+    if x == types.float32:
+        return lambda x: _log_sigmoid32(x)
+    return lambda x: _log_sigmoid64(x)

@@ -1,0 +1,111 @@
+"""Rows times a matrix inside a kernel, for a few rows at a time.
+
+Written as vectors rather than as loops: the sums of a tile of rows and columns stay in registers from the first to the
+last term, which the compiler does not manage from loops over arrays, and each load of the matrix serves all rows of it.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import intrinsic
+
+BYTES = 64  # of a row in a tile
+TERMS = 32  # of a sum in registers
+_FUSED = ("contract", "nsz")
+_SIZE = ir.IntType(64)
+
+
+def _tile(count: int) -> Any:
+    """An intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and the columns that BYTES hold.
+
+    k takes `terms` values (at least one). The arrays are flat, each with the place where the tile begins and the
+    distance of its rows.
+    """
+
+    @intrinsic
+    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, w, w_at, w_row, terms):
+        bytes_each = out.dtype.bitwidth // 8
+        lanes = BYTES // bytes_each
+        vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
+        nothing = ir.Constant(vector, ir.Undefined)
+        first_lane = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+
+        def codegen(context, builder, signature, args):
+            _, out_at, out_row, _, h_at, h_row, _, w_at, w_row, terms = args
+            outs, hs, ws = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6))
+
+            def place(data, at, row, stride):
+                return builder.gep(data, [builder.add(at, builder.mul(row, stride))])
+
+            def row_of(data, at, row, stride):
+                return builder.bitcast(place(data, at, row, stride), vector.as_pointer())
+
+            def with_term(sums, k):
+                column = builder.load(row_of(ws, w_at, k, w_row), align=bytes_each)
+                new = []
+                for r, total in enumerate(sums):
+                    factor = builder.load(place(hs, builder.add(h_at, k), _SIZE(r), h_row))
+                    spread = builder.insert_element(nothing, factor, ir.IntType(32)(0))
+                    spread = builder.shuffle_vector(spread, nothing, first_lane)
+                    new.append(builder.fadd(total, builder.fmul(spread, column, flags=_FUSED), flags=_FUSED))
+                return new
+
+            before = builder.block
+            loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            k = builder.phi(_SIZE)
+            sums = [builder.phi(vector) for _ in range(count)]
+            new = with_term(sums, k)
+            k_next = builder.add(k, _SIZE(1))
+            builder.cbranch(builder.icmp_signed("<", k_next, terms), loop, done)
+            k.add_incoming(_SIZE(0), before)
+            k.add_incoming(k_next, loop)
+            for total, later in zip(sums, new, strict=True):
+                total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
+                total.add_incoming(later, loop)
+            builder.position_at_end(done)
+            for r, total in enumerate(new):
+                row = row_of(outs, out_at, _SIZE(r), out_row)
+                builder.store(builder.fadd(builder.load(row, align=bytes_each), total), row, align=bytes_each)
+            return context.get_dummy_value()
+
+        integer = types.int64
+        return types.void(out, integer, integer, h, integer, integer, w, integer, integer, integer), codegen
+
+    return tile
+
+
+_four, _one = _tile(4), _tile(1)
+
+
+@njit(forceinline=True, fastmath={"contract", "nsz"})
+def add_products(out, h, w, count):
+    """out += h w for `count` rows: out (count, width), h (count, n), w (n, width), all flat."""
+    n, width = h.size // count, out.size // count
+    add_part_products(out, 0, width, width, h, 0, n, n, w, 0, width, count)
+
+
+@njit(forceinline=True, fastmath={"contract", "nsz"})
+def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w_row, count):
+    """As `add_products` for parts of flat arrays: where each begins, the distance of its rows, and its width.
+
+    A few terms at a time are summed from nothing and then added: the rounding of long sums stays small.
+    """
+    lanes = BYTES // out.itemsize
+    whole = width - width % lanes
+    for k in range(0, n, TERMS):
+        terms = min(TERMS, n - k)
+        for j in range(0, whole, lanes):
+            at, term = w_at + k * w_row + j, h_at + k
+            for r in range(0, count - 3, 4):
+                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, at, w_row, terms)
+            for r in range(count - count % 4, count):
+                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, at, w_row, terms)
+    for r in range(count):
+        for j in range(whole, width):
+            total = out.dtype.type(0)
+            for k in range(n):
+                total += h[h_at + r * h_row + k] * w[w_at + k * w_row + j]
+            out[out_at + r * out_row + j] += total

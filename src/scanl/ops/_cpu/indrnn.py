@@ -1,0 +1,163 @@
+"""IndRNN as fused loops over rows of channels.
+
+Backwards from the outputs: φ' is known from s (s > 0, 1 - s², 1), so with c what arrives from the step after, per step
+dx = (dy + c) φ'(s), dw = Σ dx s_before, c = w dx.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+
+from scanl.ops._cpu._cells import FLUSH, blocks, rows, sequences
+from scanl.ops._cpu._gates import tanh
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops.indrnn import activation_number
+
+
+@njit(forceinline=True)
+def _forward_row(x, w, s, y, activation):
+    if activation == 0:
+        zero = s.dtype.type(0)
+        for i in range(s.size):
+            raw = x[i] + w[i] * s[i]
+            s[i] = y[i] = zero if raw <= 0 else raw  # a NaN stays one
+    elif activation == 1:
+        for i in range(s.size):
+            s[i] = y[i] = tanh(x[i] + w[i] * s[i])
+    else:
+        for i in range(s.size):
+            s[i] = y[i] = x[i] + w[i] * s[i]
+
+
+@njit(forceinline=True)
+def _backward_row(dy, y, c, dx, activation):
+    if activation == 0:
+        zero = c.dtype.type(0)
+        for i in range(c.size):
+            d = dy[i] + c[i]
+            dx[i] = zero if y[i] <= 0 else d
+    elif activation == 1:
+        one = c.dtype.type(1)
+        for i in range(c.size):
+            dx[i] = (dy[i] + c[i]) * (one - y[i] * y[i])
+    else:
+        for i in range(c.size):
+            dx[i] = dy[i] + c[i]
+
+
+@njit(forceinline=True)
+def _carry_row(dx, w, before, c, total):
+    for i in range(c.size):
+        c[i] = w[i] * dx[i]
+    for i in range(c.size):
+        total[i] += dx[i] * before[i]
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        width, count, size, reverse, activation = pointer[4], pointer[5], pointer[6], pointer[7], pointer[8]
+        x, x_batch, x_time, y, y_batch = pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
+        w, state = pointer[14], pointer[15]
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, channel = unit // count, unit % count * size
+            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            part = min(size, width - channel)
+            s = array(state + item * (n * width + channel), part, dtype)
+            ws = array(w + item * channel, part, dtype)
+            for i in range(end - begin):
+                t = end - 1 - i if reverse else begin + i
+                _forward_row(
+                    array(x + item * (b * x_batch + t * x_time + channel), part, dtype),
+                    ws,
+                    s,
+                    array(y + item * (b * y_batch + t * width + channel), part, dtype),
+                    activation,
+                )
+
+    return forward
+
+
+def _build_backward(dtype):
+    item = dtype.itemsize
+
+    def backward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        width, count, size, reverse, activation = pointer[4], pointer[5], pointer[6], pointer[7], pointer[8]
+        dy, dy_batch, dy_time, y, y_batch = pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
+        w, state, carry, dx, dw = pointer[14], pointer[15], pointer[16], pointer[17], pointer[18]
+        recent = np.zeros(size, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, channel = unit // count, unit % count * size
+            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            part = min(size, width - channel)
+            at = item * (n * width + channel)
+            c, total = array(carry + at, part, dtype), array(dw + at, part, dtype)
+            ws = array(w + item * channel, part, dtype)
+            recent[:] = 0
+            total[:] = 0
+            for i in range(end - begin):
+                t = begin + i if reverse else end - 1 - i
+                k = item * (b * y_batch + t * width + channel)
+                before = y + k + (item * width if reverse else -item * width)
+                if i == end - begin - 1:
+                    before = state + at
+                dxs = array(dx + k, part, dtype)
+                dys = array(dy + item * (b * dy_batch + t * dy_time + channel), part, dtype)
+                _backward_row(dys, array(y + k, part, dtype), c, dxs, activation)
+                _carry_row(dxs, ws, array(before, part, dtype), c, recent)
+                if i % FLUSH == FLUSH - 1:
+                    for m in range(part):
+                        total[m] += recent[m]
+                        recent[m] = 0
+            for m in range(part):
+                total[m] += recent[m]
+
+    return backward
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+
+
+def forward(x, w, state, reverse, cu_seqlens, activation):
+    number = activation_number(activation)
+    ranges = sequences(x, cu_seqlens, "indrnn")
+    x, y, w = rows(x), empty(x.shape, x.dtype), w.contiguous()
+    last = state.clone(memory_format=torch.contiguous_format)
+    count, size = blocks(len(ranges), x.shape[2])
+    head = [ranges.ctypes.data, len(ranges), x.shape[2], count, size, int(reverse), number]
+    _forward.run(
+        x.dtype,
+        [*head, x.data_ptr(), *x.stride()[:2], y.data_ptr(), y.stride(0), w.data_ptr(), last.data_ptr()],
+        len(ranges) * count,
+        x.numel(),
+    )
+    return y, last
+
+
+def backward(dy, dlast, x, w, state, y, reverse, cu_seqlens, activation):
+    ranges = sequences(y, cu_seqlens, "indrnn")
+    dy, y, w, state = rows(dy), y.contiguous(), w.contiguous(), state.contiguous()
+    dx, dw = empty(y.shape, y.dtype), state.new_empty(state.shape)
+    carry = dlast.clone(memory_format=torch.contiguous_format)
+    count, size = blocks(len(ranges), y.shape[2])
+    head = [ranges.ctypes.data, len(ranges), y.shape[2], count, size, int(reverse), activation_number(activation)]
+    tensors = [tensor.data_ptr() for tensor in (w, state, carry, dx, dw)]
+    _backward.run(
+        y.dtype,
+        [*head, dy.data_ptr(), *dy.stride()[:2], y.data_ptr(), y.stride(0), *tensors],
+        len(ranges) * count,
+        y.numel(),
+    )
+    return [dx, dw.sum(0), carry]

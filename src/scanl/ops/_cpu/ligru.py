@@ -1,0 +1,152 @@
+"""The light gated recurrent unit as fused loops, a few sequences side by side so that they share each load of U.
+
+Backwards, all a_t and z_t are made at once from the outputs, one product of matrices; then with c what arrives from the
+step after, per step (' before the nonlinearity, h₀ the state before)
+
+    δ = dh + c,  dz' = δ (h₀ − ReLU(a)) z (1 − z),  da' = δ (1 − z) [a > 0],  c = δ z + U_aᵀ da' + U_zᵀ dz'
+
+and dU is again one product of matrices.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+
+from scanl.ops._cpu._cells import before, copy, groups, longest, row_at, sequences
+from scanl.ops._cpu._gates import sigmoid
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._product import add_products
+from scanl.ops._cpu._team import Kernel, array, take
+
+
+@njit(forceinline=True)
+def _step_row(raw, h, y):
+    zero, one = h.dtype.type(0), h.dtype.type(1)
+    a, z = raw[: h.size], raw[h.size :]
+    for i in range(h.size):
+        gate = sigmoid(z[i])
+        h[i] = y[i] = gate * h[i] + (one - gate) * (zero if a[i] <= 0 else a[i])
+
+
+@njit(forceinline=True)
+def _backward_row(dh, old, c, raw, z):
+    """`raw` becomes its gradient; c keeps what reaches the state before by the gate alone."""
+    zero, one = c.dtype.type(0), c.dtype.type(1)
+    a, gate = raw[: c.size], raw[c.size :]
+    for i in range(c.size):
+        z[i] = sigmoid(gate[i])
+        c[i] += dh[i]
+    for i in range(c.size):
+        gate[i] = c[i] * (old[i] - (zero if a[i] <= 0 else a[i])) * z[i] * (one - z[i])
+        a[i] = zero if a[i] <= 0 else c[i] * (one - z[i])
+    for i in range(c.size):
+        c[i] *= z[i]
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        count, width, steps, size, reverse = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
+        x, w, state, y = pointer[8], array(pointer[9], 2 * width * width, dtype), pointer[10], pointer[11]
+        scratch = np.zeros(2 * width * size, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            first = unit * size
+            members = min(size, count - first)
+            h, raw = array(state + item * first * width, members * width, dtype), scratch[: 2 * members * width]
+            for i in range(longest(ranges, first, members)):
+                for m in range(members):
+                    row = row_at(ranges, first + m, i, steps, reverse)
+                    if row >= 0:
+                        both = array(x + item * 2 * row * width, 2 * width, dtype)
+                        copy(both, raw[2 * m * width : 2 * (m + 1) * width])
+                add_products(raw, h, w, members)
+                for m in range(members):
+                    row = row_at(ranges, first + m, i, steps, reverse)
+                    if row >= 0:
+                        _step_row(
+                            raw[2 * m * width : 2 * (m + 1) * width],
+                            h[m * width : (m + 1) * width],
+                            array(y + item * row * width, width, dtype),
+                        )
+
+    return forward
+
+
+def _build_backward(dtype):
+    item = dtype.itemsize
+
+    def backward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        count, width, steps, size, reverse = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
+        raw, w, carry, dh, old = (
+            pointer[8],
+            array(pointer[9], 2 * width * width, dtype),
+            pointer[10],
+            pointer[11],
+            pointer[12],
+        )
+        z, scratch = np.empty(width, dtype), np.zeros(2 * width * size, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            first = unit * size
+            members = min(size, count - first)
+            c, grads = array(carry + item * first * width, members * width, dtype), scratch[: 2 * members * width]
+            for i in range(longest(ranges, first, members)):
+                for m in range(members):
+                    row = row_at(ranges, first + m, i, steps, 1 - reverse)
+                    mine = grads[2 * m * width : 2 * (m + 1) * width]
+                    if row >= 0:
+                        at = item * row * width
+                        both = array(raw + 2 * at, 2 * width, dtype)
+                        _backward_row(
+                            array(dh + at, width, dtype),
+                            array(old + at, width, dtype),
+                            c[m * width : (m + 1) * width],
+                            both,
+                            z,
+                        )
+                        copy(both, mine)
+                    else:
+                        mine[:] = 0
+                add_products(c, grads, w, members)
+
+    return backward
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+
+
+def forward(x, u, state, reverse, cu_seqlens):
+    ranges = sequences(x, cu_seqlens, "ligru")
+    batch, steps, _, width = x.shape
+    x, w = x.contiguous(), u.permute(2, 0, 1).contiguous()
+    y, last = empty((batch, steps, width), x.dtype), state.clone(memory_format=torch.contiguous_format)
+    count, size = groups(len(ranges))
+    head = [ranges.ctypes.data, len(ranges), width, steps, size, int(reverse)]
+    tensors = [tensor.data_ptr() for tensor in (x, w, last, y)]
+    _forward.run(x.dtype, [*head, *tensors], count, x.numel() * width)
+    return y, last
+
+
+def backward(dh, dlast, x, u, state, y, reverse, cu_seqlens):
+    ranges = sequences(x, cu_seqlens, "ligru")
+    batch, steps, _, width = x.shape
+    old, w = before(y, state, ranges, reverse), u.contiguous()
+    flat, matrix = old.view(-1, width), w.view(2 * width, width)
+    raw = empty((batch, steps, 2, width), x.dtype)
+    torch.addmm(x.reshape(-1, 2 * width), flat, matrix.T, out=raw.view(-1, 2 * width))
+    dh, carry = dh.contiguous(), dlast.clone(memory_format=torch.contiguous_format)
+    count, size = groups(len(ranges))
+    head = [ranges.ctypes.data, len(ranges), width, steps, size, int(reverse)]
+    tensors = [tensor.data_ptr() for tensor in (raw, w, carry, dh, old)]
+    _backward.run(x.dtype, [*head, *tensors], count, x.numel() * width)
+    return [raw, (raw.view(-1, 2 * width).T @ flat).view_as(u), carry]

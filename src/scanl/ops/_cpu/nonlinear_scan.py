@@ -1,0 +1,77 @@
+"""The dense recurrence of Newton's method, d_t = b_t + J_t d_{t-1}, and its adjoint d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
+
+import torch
+from numba import njit
+
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import Kernel, array, take
+
+
+@njit(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
+def _inner(a, b):
+    total = a.dtype.type(0)
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        steps, width, jacobians, offsets, out = pointer[2], pointer[3], pointer[4], pointer[5], pointer[6]
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            for t in range(steps):
+                row = item * (unit * steps + t) * width
+                b, d = array(offsets + row, width, dtype), array(out + row, width, dtype)
+                for i in range(width):
+                    d[i] = b[i]
+                if t > 0:
+                    before = array(out + row - item * width, width, dtype)
+                    matrix = array(jacobians + row * width, width * width, dtype)
+                    for i in range(width):
+                        d[i] += _inner(matrix[i * width : (i + 1) * width], before)
+
+    return forward
+
+
+def _build_adjoint(dtype):
+    item = dtype.itemsize
+
+    def adjoint(pointer):
+        counter, units = pointer[0], pointer[1]
+        steps, width, jacobians, offsets, out = pointer[2], pointer[3], pointer[4], pointer[5], pointer[6]
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            for t in range(steps - 1, -1, -1):
+                row = item * (unit * steps + t) * width
+                b, d = array(offsets + row, width, dtype), array(out + row, width, dtype)
+                for i in range(width):
+                    d[i] = b[i]
+                if t < steps - 1:
+                    after = array(out + row + item * width, width, dtype)
+                    matrix = array(jacobians + (row + item * width) * width, width * width, dtype)
+                    for j in range(width):
+                        factor, line = after[j], matrix[j * width : (j + 1) * width]
+                        for i in range(width):
+                            d[i] += factor * line[i]
+
+    return adjoint
+
+
+_kernels = {False: Kernel(_build_forward), True: Kernel(_build_adjoint)}
+
+
+def affine(jacobians: torch.Tensor, offsets: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
+    """d of every step from J (B, T, E, E) and b (B, T, E), float32 or float64, contiguous."""
+    batch, steps, width = offsets.shape
+    out = empty(offsets.shape, offsets.dtype)
+    pointers = [tensor.data_ptr() for tensor in (jacobians, offsets, out)]
+    _kernels[adjoint].run(offsets.dtype, [steps, width, *pointers], batch, jacobians.numel())
+    return out

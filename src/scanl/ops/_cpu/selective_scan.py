@@ -1,0 +1,554 @@
+"""Selective scan: the N states of a block of channels stay in the first-level cache while time goes by.
+
+Lanes are channels: row n of the scratch holds state n of every channel of the block. The backward pass first runs
+forward and keeps the state every CHUNK steps, then goes through the chunks from the last to the first, recomputing the
+states of one. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{t-1} s_t,
+
+    s_t = C_t dy_t + a_{t+1} s_{t+1},       dA   = Σ_t Δ_t p_t,
+    dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,     du_t = Δ_t Σ_n B_t s_t + D dy_t,
+
+and dB_t, dC_t are the sums of Δ_t u_t s_t and of dy_t h_t over the channels that share them. Complex numbers take their
+conjugates in these places, and their real parts where a sum meets a real operand.
+
+B and C are numbers that all lanes share; where groups are narrow or they are constant over time, they are rows too.
+"""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import overload
+
+from scanl.ops._cpu._cells import rows
+from scanl.ops._cpu._gates import log_sigmoid, sigmoid
+from scanl.ops._cpu._math import exp
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._op import offsets
+
+W = 128  # channels of a block, at most: constant, so that rows of one array are known not to overlap
+CHUNK = 16  # steps whose states the backward pass holds at a time
+NARROW = 32  # channels of a group under which B and C become rows
+FLAGS = {"forceinline": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
+
+# Rows of W in the scratch of a step
+DELTA, DU, Y, BIAS, SKIP, DY, WRITTEN, STEP, ROWS = (n * W for n in range(9))
+# and in the scratch of state n: h and A, then the gradient of h and the recent part of that of A
+H, A, DH, DA = (n * W for n in range(4))
+
+
+def lane(b, j):  # pyright: ignore[reportRedeclaration]
+    """A number that all lanes share, or the j-th of a row."""
+    raise NotImplementedError
+
+
+@overload(lane, inline="always")
+def _lane(b, j):
+    return (lambda b, j: b[j]) if isinstance(b, types.Array) else (lambda b, j: b)
+
+
+@njit(**FLAGS)
+def _positive(x):
+    """softplus, as torch has it: x itself over 20."""
+    return x if x > 20 else -log_sigmoid(-x)
+
+
+@njit(**FLAGS)
+def _enter(z, u, delta, positive):
+    """What a step brings: Δ, Δ u, and D u, which y starts from."""
+    if positive:
+        for j in range(u.size):
+            z[DELTA + j] = _positive(delta[j] + z[BIAS + j])
+    else:
+        for j in range(u.size):
+            z[DELTA + j] = delta[j] + z[BIAS + j]
+    for j in range(u.size):
+        z[DU + j] = z[DELTA + j] * u[j]
+        z[Y + j] = z[SKIP + j] * u[j]
+
+
+@njit(**FLAGS)
+def _advance(s, z, size, b, c):
+    """State n one step further, and what y reads of it."""
+    for j in range(size):
+        h = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
+        s[H + j] = h
+        z[Y + j] += (h * lane(c, j)).real
+
+
+@njit(**FLAGS)
+def _carry(s, z, size, b):
+    """State n one step further."""
+    for j in range(size):
+        s[H + j] = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
+
+
+@njit(**FLAGS)
+def _keep(kept, s, z, size, b):
+    """As `_carry`, keeping the decay and the state before."""
+    for j in range(size):
+        a, h = exp(z[DELTA + j] * s[A + j]), s[H + j]
+        kept[j], kept[W + j] = a, h
+        s[H + j] = a * h + z[DU + j] * lane(b, j)
+
+
+@njit(fastmath={"reassoc", "contract", "nsz"})
+def _retreat(kept, s, z, size, b, c):
+    """State n one step back: gives the gradients of b and c."""
+    db = dc = s.dtype.type(0)
+    for j in range(size):
+        a, before = kept[j], kept[W + j]
+        h = a * before + z[DU + j] * b
+        z[Y + j] += (h * c).real
+        d = s[DH + j] + z[DY + j] * c.conjugate()
+        dc += z[DY + j] * h.conjugate()
+        db += z[DU + j] * d
+        z[WRITTEN + j] += (d * b.conjugate()).real
+        d *= a.conjugate()
+        s[DH + j] = d
+        d *= before.conjugate()
+        z[STEP + j] += (d * s[A + j].conjugate()).real
+        s[DA + j] += d * z[DELTA + j]
+    return db, dc
+
+
+@njit(**FLAGS)
+def _retreat_rows(kept, s, z, size, b, c, db, dc):
+    """As `_retreat`, adding the gradients to rows."""
+    for j in range(size):
+        a, before = kept[j], kept[W + j]
+        h = a * before + z[DU + j] * b[j]
+        z[Y + j] += (h * c[j]).real
+        d = s[DH + j] + z[DY + j] * c[j].conjugate()
+        dc[j] += z[DY + j] * h.conjugate()
+        db[j] += z[DU + j] * d
+        z[WRITTEN + j] += (d * b[j].conjugate()).real
+        d *= a.conjugate()
+        s[DH + j] = d
+        d *= before.conjugate()
+        z[STEP + j] += (d * s[A + j].conjugate()).real
+        s[DA + j] += d * z[DELTA + j]
+
+
+@njit(**FLAGS)
+def _gate(z, y, gate):
+    for j in range(y.size):
+        y[j] = z[Y + j] * (gate[j] * sigmoid(gate[j]))
+
+
+@njit(**FLAGS)
+def _ungate(z, dy, gate):
+    for j in range(dy.size):
+        z[DY + j] = dy[j] * (gate[j] * sigmoid(gate[j]))
+
+
+@njit(**FLAGS)
+def _gate_backward(z, dy, gate, dgate):
+    for j in range(dy.size):
+        p = sigmoid(gate[j])
+        dgate[j] = dy[j] * z[Y + j] * (p + gate[j] * p * (1 - p))
+
+
+@njit(**FLAGS)
+def _leave(z, u, delta, du, ddelta, sums, positive):
+    """The gradients of what a step brought, and the sums of those of D and of the bias."""
+    for j in range(u.size):
+        du[j] = z[DELTA + j] * z[WRITTEN + j] + z[SKIP + j] * z[DY + j]
+        ddelta[j] = z[STEP + j] + u[j] * z[WRITTEN + j]
+    if positive:
+        for j in range(u.size):
+            x = delta[j] + z[BIAS + j]
+            ddelta[j] = ddelta[j] if x > 20 else ddelta[j] * sigmoid(x)
+    for j in range(u.size):
+        sums[j] += z[DY + j] * u[j]
+        sums[W + j] += ddelta[j]
+
+
+@njit(**FLAGS)
+def _load(s, at, step, matrix, start, states, size):
+    """Transpose (size, states) from `start` on into rows that lie `step` apart."""
+    for n in range(states):
+        row, column = s[at + n * step : at + n * step + size], matrix[start + n :]
+        for j in range(size):
+            row[j] = column[j * states]
+
+
+@njit(**FLAGS)
+def _store(s, at, step, matrix, start, states, size):
+    for j in range(size):
+        row, column = matrix[start + j * states : start + (j + 1) * states], s[at + j :]
+        for n in range(states):
+            row[n] = column[n * step]
+
+
+@njit(**FLAGS)
+def _spread(target, B, row, groups, width, first, states, size):
+    """The rows of B at one step, for every channel those of its group."""
+    for j in range(size):
+        at = (row * groups + (first + j) // (width // groups)) * states
+        for n in range(states):
+            target[n * W + j] = B[at + n]
+
+
+@njit(**FLAGS)
+def _gather(source, dB, row, groups, width, first, states, size):
+    """Sum rows over the channels of each group, and clear them."""
+    each = width // groups
+    for j in range(size):
+        at = (row * groups + (first + j) // each) * states
+        new = j == 0 or (first + j) % each == 0
+        for n in range(states):
+            dB[at + n] = source[n * W + j] + (0 if new else dB[at + n])
+            source[n * W + j] = 0
+
+
+@njit(**FLAGS)
+def _flush(source, at, step, total, start, states, size):
+    """Add what was summed lately to the sums of all time, which are wider."""
+    for n in range(states):
+        for j in range(size):
+            total[start + n * W + j] += source[at + n * step + j]
+            source[at + n * step + j] = 0
+
+
+@njit(**FLAGS)
+def _at(pointer, k, batch, t, first, size, dtype):
+    """The row at a step of the (B, T, E) operand whose address and strides are the arguments from the k-th on."""
+    item = np.empty(0, dtype).itemsize
+    return array(pointer[k] + item * (batch * pointer[k + 1] + t * pointer[k + 2] + first), size, dtype)
+
+
+@njit(**FLAGS)
+def _nth(source, n, step):
+    """The rows of state n."""
+    return source[n * step : (n + 1) * step]
+
+
+# The arguments of both kernels; U to DGATE are an address and two strides, the rest addresses
+RANGES, SEQUENCES, STEPS, LONGEST, WIDTH, STATES, SPAN, BLOCKS, BLOCK, PARTS = range(2, 12)
+B_GROUPS, C_GROUPS, B_PARTS, C_PARTS, WIDE, ROWS_IN_ALL, REVERSE, POSITIVE = range(12, 20)
+A_IN, B_IN, C_IN, SKIP_IN, BIAS_IN, STATE = range(20, 26)
+U, STEP_SIZE, GATE = 26, 29, 32
+Y_OUT, LAST = 35, 38
+DY_IN, DU_OUT, DSTEP, DGATE = 35, 38, 41, 44
+DLAST, DA_OUT, DB_OUT, DC_OUT, DSKIP, DBIAS, DSTATE = range(47, 54)
+
+
+@njit(**FLAGS)
+def _open(pointer, s, step, z, bs, cs, first, size, dtype, real):
+    """What stays for a block of channels: A, D, the bias of Δ, and B and C where they are constant."""
+    width, states = pointer[WIDTH], pointer[STATES]
+    _load(s, A, step, array(pointer[A_IN], width * states, dtype), first * states, states, size)
+    z[SKIP : SKIP + W] = 0
+    z[BIAS : BIAS + W] = 0
+    if pointer[SKIP_IN]:
+        z[SKIP : SKIP + size] = array(pointer[SKIP_IN], width, real)[first : first + size]
+    if pointer[BIAS_IN]:
+        z[BIAS : BIAS + size] = array(pointer[BIAS_IN], width, real)[first : first + size]
+    if pointer[B_GROUPS] == 0:
+        _load(bs, 0, W, array(pointer[B_IN], width * states, dtype), first * states, states, size)
+    if pointer[C_GROUPS] == 0:
+        _load(cs, 0, W, array(pointer[C_IN], width * states, dtype), first * states, states, size)
+
+
+def _build_forward(dtype):
+    real = np.empty(0, dtype).real.dtype
+
+    def forward(pointer):
+        counter, units, ranges = pointer[0], pointer[1], array(pointer[RANGES], 3 * pointer[SEQUENCES], np.int64)
+        sequences, width, states, total = pointer[SEQUENCES], pointer[WIDTH], pointer[STATES], pointer[ROWS_IN_ALL]
+        span, blocks, block, parts = pointer[SPAN], pointer[BLOCKS], pointer[BLOCK], pointer[PARTS]
+        B_groups, C_groups, wide = pointer[B_GROUPS], pointer[C_GROUPS], pointer[WIDE]
+        B = array(pointer[B_IN], max(total * B_groups, width) * states, dtype)
+        C = array(pointer[C_IN], max(total * C_groups, width) * states, dtype)
+        state = array(pointer[STATE], sequences * width * states, dtype)
+        last = array(pointer[LAST], sequences * width * states, dtype)
+        step, columns = 2 * W, width // max(1, span) * blocks
+        s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
+        bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            group, part = unit % columns // blocks, unit // columns
+            first = group * span + unit % blocks * block
+            size = min(block, (group + 1) * span - first)
+            _open(pointer, s, step, z, bs, cs, first, size, dtype, real)
+            for n in range(sequences * part // parts, sequences * (part + 1) // parts):
+                batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+                corner = (n * width + first) * states
+                _load(s, H, step, state, corner, states, size)
+                for i in range(end - begin):
+                    t = end - 1 - i if pointer[REVERSE] else begin + i
+                    row = batch * pointer[STEPS] + t
+                    us, deltas = (
+                        _at(pointer, U, batch, t, first, size, real),
+                        _at(pointer, STEP_SIZE, batch, t, first, size, real),
+                    )
+                    _enter(z, us, deltas, pointer[POSITIVE])
+                    if wide:
+                        if B_groups:
+                            _spread(bs, B, row, B_groups, width, first, states, size)
+                        if C_groups:
+                            _spread(cs, C, row, C_groups, width, first, states, size)
+                        for m in range(states):
+                            _advance(_nth(s, m, step), z, size, _nth(bs, m, W), _nth(cs, m, W))
+                    else:
+                        b, c = (
+                            (row * B_groups + group % B_groups) * states,
+                            (row * C_groups + group % C_groups) * states,
+                        )
+                        for m in range(states):
+                            _advance(_nth(s, m, step), z, size, B[b + m], C[c + m])
+                    y = _at(pointer, Y_OUT, batch, t, first, size, real)
+                    if pointer[GATE]:
+                        _gate(z, y, _at(pointer, GATE, batch, t, first, size, real))
+                    else:
+                        for j in range(size):
+                            y[j] = z[Y + j]
+                _store(s, H, step, last, corner, states, size)
+
+    return forward
+
+
+def _build_backward(dtype):
+    real, double = np.empty(0, dtype).real.dtype, np.result_type(dtype, np.float64)
+
+    def backward(pointer):
+        counter, units, ranges = pointer[0], pointer[1], array(pointer[RANGES], 3 * pointer[SEQUENCES], np.int64)
+        sequences, width, states, total = pointer[SEQUENCES], pointer[WIDTH], pointer[STATES], pointer[ROWS_IN_ALL]
+        span, blocks, block, parts = pointer[SPAN], pointer[BLOCKS], pointer[BLOCK], pointer[PARTS]
+        B_groups, C_groups, wide, positive = pointer[B_GROUPS], pointer[C_GROUPS], pointer[WIDE], pointer[POSITIVE]
+        B_parts, C_parts = pointer[B_PARTS], pointer[C_PARTS]
+        B = array(pointer[B_IN], max(total * B_groups, width) * states, dtype)
+        C = array(pointer[C_IN], max(total * C_groups, width) * states, dtype)
+        state = array(pointer[STATE], sequences * width * states, dtype)
+        dlast, dstate = array(pointer[DLAST], state.size, dtype), array(pointer[DSTATE], state.size, dtype)
+        da = array(pointer[DA_OUT], parts * width * states, dtype)
+        dB = array(pointer[DB_OUT], max(B_parts * total * B_groups, parts * width) * states, dtype)
+        dC = array(pointer[DC_OUT], max(C_parts * total * C_groups, parts * width) * states, dtype)
+        dskip, dbias = array(pointer[DSKIP], parts * width, real), array(pointer[DBIAS], parts * width, real)
+
+        step, columns = 4 * W, width // max(1, span) * blocks
+        s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
+        starts = np.empty(((pointer[LONGEST] + CHUNK - 1) // CHUNK) * states * block, dtype)
+        totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
+        bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+        dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            column, part = unit % columns, unit // columns
+            group = column // blocks
+            first = group * span + column % blocks * block
+            size = min(block, (group + 1) * span - first)
+            _open(pointer, s, step, z, bs, cs, first, size, dtype, real)
+            for m in range(states):
+                s[m * step + DA : m * step + DA + W] = 0
+            totals[:] = 0
+            sums[:] = 0
+            dbs[:] = 0
+            dcs[:] = 0
+            for n in range(sequences * part // parts, sequences * (part + 1) // parts):
+                batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+                corner = (n * width + first) * states
+                _load(s, H, step, state, corner, states, size)
+                _load(s, DH, step, dlast, corner, states, size)
+                count = (end - begin + CHUNK - 1) // CHUNK
+                # forward to the last chunk; then each chunk forward and backward, from the last to the first
+                for chunk in range(2 * count - 1):
+                    back = chunk >= count - 1
+                    at = 2 * count - 2 - chunk if back else chunk
+                    low, high = at * CHUNK, min((at + 1) * CHUNK, end - begin)
+                    for m in range(states):
+                        start, h = (at * states + m) * block, m * step + H
+                        if chunk < count:
+                            starts[start : start + size] = s[h : h + size]
+                        else:
+                            s[h : h + size] = starts[start : start + size]
+                    for i in range(low, high):
+                        t = end - 1 - i if pointer[REVERSE] else begin + i
+                        row = batch * pointer[STEPS] + t
+                        us = _at(pointer, U, batch, t, first, size, real)
+                        _enter(z, us, _at(pointer, STEP_SIZE, batch, t, first, size, real), positive)
+                        b = (row * B_groups + group % max(1, B_groups)) * states
+                        if wide and B_groups:
+                            _spread(bs, B, row, B_groups, width, first, states, size)
+                        for m in range(states):
+                            sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
+                            if wide and back:
+                                _keep(keep, sm, z, size, _nth(bs, m, W))
+                            elif wide:
+                                _carry(sm, z, size, _nth(bs, m, W))
+                            elif back:
+                                _keep(keep, sm, z, size, B[b + m])
+                            else:
+                                _carry(sm, z, size, B[b + m])
+                    for i in range(high - 1, low - 1 if back else high - 1, -1):
+                        t = end - 1 - i if pointer[REVERSE] else begin + i
+                        row = batch * pointer[STEPS] + t
+                        us = _at(pointer, U, batch, t, first, size, real)
+                        deltas = _at(pointer, STEP_SIZE, batch, t, first, size, real)
+                        _enter(z, us, deltas, positive)
+                        z[WRITTEN : WRITTEN + W] = 0
+                        z[STEP : STEP + W] = 0
+                        dy = _at(pointer, DY_IN, batch, t, first, size, real)
+                        if pointer[GATE]:
+                            _ungate(z, dy, _at(pointer, GATE, batch, t, first, size, real))
+                        else:
+                            for j in range(size):
+                                z[DY + j] = dy[j]
+                        b = (row * B_groups + group % max(1, B_groups)) * states
+                        c = (row * C_groups + group % max(1, C_groups)) * states
+                        B_row, C_row = column % B_parts * total + row, column % C_parts * total + row
+                        if wide:
+                            if B_groups:
+                                _spread(bs, B, row, B_groups, width, first, states, size)
+                            if C_groups:
+                                _spread(cs, C, row, C_groups, width, first, states, size)
+                            for m in range(states):
+                                sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
+                                bm, cm, dbm, dcm = _nth(bs, m, W), _nth(cs, m, W), _nth(dbs, m, W), _nth(dcs, m, W)
+                                _retreat_rows(keep, sm, z, size, bm, cm, dbm, dcm)
+                            if B_groups:
+                                _gather(dbs, dB, B_row, B_groups, width, first, states, size)
+                            if C_groups:
+                                _gather(dcs, dC, C_row, C_groups, width, first, states, size)
+                        else:
+                            for m in range(states):
+                                sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
+                                db, dc = _retreat(keep, sm, z, size, B[b + m], C[c + m])
+                                dB[(B_row * B_groups + group % B_groups) * states + m] = db
+                                dC[(C_row * C_groups + group % C_groups) * states + m] = dc
+                        du = _at(pointer, DU_OUT, batch, t, first, size, real)
+                        _leave(z, us, deltas, du, _at(pointer, DSTEP, batch, t, first, size, real), sums, positive)
+                        if pointer[GATE]:
+                            gates = _at(pointer, GATE, batch, t, first, size, real)
+                            _gate_backward(z, dy, gates, _at(pointer, DGATE, batch, t, first, size, real))
+                    if back:
+                        _flush(s, DA, step, totals, 0, states, size)
+                        if wide:
+                            _flush(dbs, 0, W, totals, states * W, states, size)
+                            _flush(dcs, 0, W, totals, 2 * states * W, states, size)
+                _store(s, DH, step, dstate, corner, states, size)
+            corner = (part * width + first) * states
+            _store(totals, 0, W, da, corner, states, size)
+            if B_groups == 0:
+                _store(totals, states * W, W, dB, corner, states, size)
+            if C_groups == 0:
+                _store(totals, 2 * states * W, W, dC, corner, states, size)
+            for j in range(size):
+                dskip[part * width + first + j] = sums[j]
+                dbias[part * width + first + j] = sums[W + j]
+
+    return backward
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+
+
+class _Work(NamedTuple):
+    """How the operands are divided into units: a block of channels in a part of the sequences."""
+
+    ranges: np.ndarray  # of each sequence: row of the batch, first step, one past the last
+    parts: int  # of the sequences
+    B_parts: int  # partial sums of the gradient of B, of C
+    C_parts: int
+    units: int
+    head: list[int]  # RANGES to ROWS_IN_ALL
+
+
+@functools.lru_cache(512)
+def _divide(
+    batch: int, steps: int, width: int, states: int, B_groups: int, C_groups: int, bounds: tuple[int, ...] | None
+) -> _Work:
+    """B_groups, C_groups: 0 where they are constant over time."""
+    if bounds is None:
+        ranges = np.array([(b, 0, steps) for b in range(batch)], np.int64).reshape(-1, 3)
+    else:
+        ranges = np.array([(0, a, b) for a, b in itertools.pairwise(bounds)], np.int64).reshape(-1, 3)
+    groups = max(1, B_groups, C_groups)
+    narrow = groups > 1 and width // groups < NARROW
+    span = width if narrow else width // groups  # channels that a block may not cross
+    wanted = max(-(-span // W), -(-CORES * span // max(1, width * len(ranges))))
+    unit = width // groups if narrow else 16
+    block = -(-span // (unit * max(1, wanted))) * unit
+    block = max(1, min(block, W // unit * unit, span))
+    blocks = -(-span // block)
+    columns = width // max(1, span) * blocks
+    parts = min(len(ranges), -(-2 * CORES // max(1, columns)))
+    B_parts, C_parts = (
+        1 if g == 0 or (narrow and g > 1) else blocks if g > 1 else columns for g in (B_groups, C_groups)
+    )
+    longest = int((ranges[:, 2] - ranges[:, 1]).max(initial=0))
+    wide = int(narrow or B_groups == 0 or C_groups == 0)
+    head = [ranges.ctypes.data, len(ranges), steps, longest, width, states, span, blocks, block, parts]
+    head += [B_groups, C_groups, max(1, B_parts), max(1, C_parts), wide, batch * steps]
+    return _Work(ranges, parts, max(1, B_parts), max(1, C_parts), parts * columns, head)
+
+
+def _row(value: torch.Tensor | None) -> tuple[int, int, int]:
+    """Address and strides of a (B, T, E) tensor for `_at`."""
+    return (0, 0, 0) if value is None else (value.data_ptr(), value.stride(0), value.stride(1))
+
+
+def _rest(value: torch.Tensor | None) -> int:
+    return 0 if value is None else value.data_ptr()
+
+
+def _groups(B: torch.Tensor) -> int:
+    """How many rows of B there are at a step: 0 where it is constant."""
+    return B.shape[2] if B.ndim == 4 else B.ndim - 2
+
+
+def _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
+    """How the work is divided, the arguments of both kernels, and the tensors that these point to."""
+    bounds = None if cu_seqlens is None else offsets(cu_seqlens, u.shape[1], "selective_scan")
+    work = _divide(*u.shape, A.shape[1], _groups(B), _groups(C), bounds)
+    moving = [rows(u), rows(delta), None if z is None else rows(z)]
+    if C.is_complex():
+        C = C * 2  # y is twice the real part
+    fixed = [value if value is None else value.contiguous() for value in (A, B, C, D, delta_bias, state)]
+    head = [*work.head, int(reverse), int(delta_softplus), *map(_rest, fixed)]
+    for value in moving:
+        head += _row(value)
+    return work, head, (moving, fixed)
+
+
+def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
+    work, head, _held = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    y, last = empty(u.shape, u.dtype), empty(state.shape, state.dtype)
+    _forward.run(A.dtype, [*head, *_row(y), last.data_ptr()], work.units, u.numel() * A.shape[1])
+    return y, last
+
+
+def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
+    work, head, _held = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    dy, dlast = rows(dy), dlast.contiguous()
+    du, ddelta, dz = empty(u.shape, u.dtype), empty(u.shape, u.dtype), None if z is None else empty(u.shape, u.dtype)
+    dA = empty((work.parts, *A.shape), A.dtype)
+    dB = empty((work.parts if B.ndim == 2 else work.B_parts, *B.shape), B.dtype)
+    dC = empty((work.parts if C.ndim == 2 else work.C_parts, *C.shape), C.dtype)
+    dD, dbias = (empty((work.parts, u.shape[2]), u.dtype) for _ in range(2))
+    dstate = empty(state.shape, state.dtype)
+    for value in (dy, du, ddelta, dz):
+        head += _row(value)
+    head += [value.data_ptr() for value in (dlast, dA, dB, dC, dD, dbias, dstate)]
+    _backward.run(A.dtype, head, work.units, 4 * u.numel() * A.shape[1])
+    dC = _sum(dC)
+    found = [du, ddelta, _sum(dA), _sum(dB), dC * 2 if C.is_complex() else dC]
+    if D is not None:
+        found.append(_sum(dD))
+    if dz is not None:
+        found.append(dz)
+    if delta_bias is not None:
+        found.append(_sum(dbias))
+    return [*found, dstate]
+
+
+def _sum(parts: torch.Tensor) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0)

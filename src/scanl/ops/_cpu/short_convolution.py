@@ -1,0 +1,292 @@
+"""The short convolution as fused loops over rows of channels: one pass over memory forwards, one backwards.
+
+A unit of work is a piece of time of one sequence and a block of channels. Rows before the sequence are read from the
+state. Four taps at a time are summed into the row of y, which stays in the first-level cache; SiLU follows at once.
+
+The backward pass makes s, the value before SiLU, anew, and writes ds = dy SiLU'(s) to where dx will stand: dx_t needs
+ds_t to ds_{t+W-1}, and takes the place of the first of these when all are there. The W-1 rows after the piece, which
+are another unit's, are made in scratch. Sums over time (dw, dbias) leave each piece as a row of their own.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+from numba import njit
+
+from scanl.ops._cpu._cells import rows
+from scanl.ops._cpu._gates import sigmoid
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._op import offsets
+
+WIDEST = 512  # channels whose rows, of a window of four and their sums, fit the first-level cache
+STEPS = 256  # of a piece at least, and at least PER_TAP for each tap
+PER_TAP = 4
+
+_FLAGS = {"forceinline": True, "error_model": "numpy"}
+
+
+@njit(**_FLAGS)
+def _copy(target, source):
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@njit(**_FLAGS)
+def _tap(y, x, w):
+    for i in range(y.size):
+        y[i] += w[i] * x[i]
+
+
+@njit(**_FLAGS)
+def _taps(y, x0, x1, x2, x3, w0, w1, w2, w3):
+    for i in range(y.size):
+        y[i] += (w0[i] * x0[i] + w1[i] * x1[i]) + (w2[i] * x2[i] + w3[i] * x3[i])
+
+
+@njit(**_FLAGS)
+def _silu(y):
+    for i in range(y.size):
+        y[i] = y[i] * sigmoid(y[i])
+
+
+@njit(**_FLAGS)
+def _silu_backward(s, dy):
+    """ds, in the place of s."""
+    one = s.dtype.type(1)
+    for i in range(s.size):
+        gate = sigmoid(s[i])
+        s[i] = dy[i] * gate * (one + s[i] * (one - gate))
+
+
+@njit(**_FLAGS)
+def _add(target, source):
+    for i in range(target.size):
+        target[i] += source[i]
+
+
+@njit(**_FLAGS)
+def _products(sums, d, x0, x1, x2, x3):
+    """What four weights gain; their sums lie WIDEST apart."""
+    for i in range(d.size):
+        sums[i] += d[i] * x0[i]
+        sums[WIDEST + i] += d[i] * x1[i]
+        sums[2 * WIDEST + i] += d[i] * x2[i]
+        sums[3 * WIDEST + i] += d[i] * x3[i]
+
+
+@njit(forceinline=True)
+def _row(i, start, step, other, other_step):
+    """The address of row i; those under 0 lie elsewhere, before `other`."""
+    return start + i * step if i >= 0 else other + i * other_step
+
+
+@njit(forceinline=True)
+def _convolve(out, i, taps, start, step, other, other_step, w, w_step):
+    """Add w_j times row i - j to `out`, for each of `taps` values of j."""
+    size, kind, j = out.size, out.dtype, 0
+    while j + 4 <= taps:
+        _taps(
+            out,
+            array(_row(i - j, start, step, other, other_step), size, kind),
+            array(_row(i - j - 1, start, step, other, other_step), size, kind),
+            array(_row(i - j - 2, start, step, other, other_step), size, kind),
+            array(_row(i - j - 3, start, step, other, other_step), size, kind),
+            array(w + j * w_step, size, kind),
+            array(w + (j + 1) * w_step, size, kind),
+            array(w + (j + 2) * w_step, size, kind),
+            array(w + (j + 3) * w_step, size, kind),
+        )
+        j += 4
+    while j < taps:
+        x = array(_row(i - j, start, step, other, other_step), size, kind)
+        _tap(out, x, array(w + j * w_step, size, kind))
+        j += 1
+
+
+@njit(forceinline=True)
+def _correlate(sums, d, i, taps, start, step, other, other_step):
+    """What the weights gain from step i: d times row i - j, into row j of the sums."""
+    size, kind, j = d.size, d.dtype, 0
+    while j + 4 <= taps:
+        _products(
+            sums[j * WIDEST : (j + 4) * WIDEST],
+            d,
+            array(_row(i - j, start, step, other, other_step), size, kind),
+            array(_row(i - j - 1, start, step, other, other_step), size, kind),
+            array(_row(i - j - 2, start, step, other, other_step), size, kind),
+            array(_row(i - j - 3, start, step, other, other_step), size, kind),
+        )
+        j += 4
+    while j < taps:
+        x = array(_row(i - j, start, step, other, other_step), size, kind)
+        _tap(sums[j * WIDEST : j * WIDEST + size], x, d)
+        j += 1
+
+
+@njit(forceinline=True)
+def _begin(out, source):
+    """The row at an address, or zeros when there is none."""
+    if source != 0:
+        _copy(out, array(source, out.size, out.dtype))
+    else:
+        out[:] = 0
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        pieces = array(pointer[2], 6 * pointer[3], np.int64)
+        width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
+        sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
+        w, bias, state, y, y_batch, last = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17], pointer[18]
+        row, kept = item * width, window - 1
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            piece, channel = 6 * (unit // count), unit % count * size
+            n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
+            part, step = min(size, width - channel), sign * item * x_time
+            xs = x + item * (b * x_batch + first * x_time + channel)
+            ys = y + item * (b * y_batch + first * width + channel)
+            old, newest = state + item * ((n + 1) * kept * width + channel), w + item * (kept * width + channel)
+            for i in range(pieces[piece + 4], pieces[piece + 5]):
+                out = array(ys + i * sign * row, part, dtype)
+                _begin(out, bias + item * channel if bias else 0)
+                _convolve(out, i, window, xs, step, old, row, newest, -row)
+                if silu:
+                    _silu(out)
+            if pieces[piece + 5] == steps:
+                for r in range(kept):
+                    source = array(_row(steps - kept + r, xs, step, old, row), part, dtype)
+                    _copy(array(last + item * ((n * kept + r) * width + channel), part, dtype), source)
+
+    return forward
+
+
+def _build_backward(dtype):
+    item = dtype.itemsize
+
+    def backward(pointer):
+        counter, units = pointer[0], pointer[1]
+        pieces = array(pointer[2], 6 * pointer[3], np.int64)
+        width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
+        sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
+        w, bias, state, dy, dy_batch = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17]
+        dy_time, dlast, dx, dx_batch = pointer[18], pointer[19], pointer[20], pointer[21]
+        dw, dbias, dstate = pointer[22], pointer[23], pointer[24]
+        row, kept = item * width, window - 1
+        sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
+        ahead = np.empty(window * size, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            piece, channel = 6 * (unit // count), unit % count * size
+            n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
+            begin, end = pieces[piece + 4], pieces[piece + 5]
+            part, step = min(size, width - channel), sign * item * x_time
+            xs = x + item * (b * x_batch + first * x_time + channel)
+            old, newest = state + item * ((n + 1) * kept * width + channel), w + item * (kept * width + channel)
+            dold, dnew = dstate + item * (n * kept * width + channel), dlast + item * (n * kept * width + channel)
+            dys, dy_step = dy + item * (b * dy_batch + first * dy_time + channel), sign * item * dy_time
+            dxs, dx_step = dx + item * (b * dx_batch + first * width + channel), sign * row
+            # where the rows of ds lie, and those from `end` on
+            ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
+            if silu:
+                ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
+            bias_sums = array(dbias + item * (unit // count * width + channel), part, dtype)
+            bias_sums[:] = 0
+            sums[:] = 0
+            if begin == 0:
+                for r in range(kept):
+                    _begin(array(dold + r * row, part, dtype), dnew + (r - steps) * row if r >= steps else 0)
+            for i in range(begin, end + kept):
+                if i < steps:
+                    d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, part, dtype)
+                    if silu:
+                        _begin(d, bias + item * channel if bias else 0)
+                        _convolve(d, i, window, xs, step, old, row, newest, -row)
+                        _silu_backward(d, array(dys + i * dy_step, part, dtype))
+                    if i < end:
+                        _correlate(sums, d, i, window, xs, step, old, row)
+                        _add(bias_sums, d)
+                    if begin == 0:
+                        for r in range(i, kept):
+                            _tap(
+                                array(dold + r * row, part, dtype), d, array(newest - (kept - r + i) * row, part, dtype)
+                            )
+                done = i - kept
+                if done >= begin:
+                    out, left = spare[:part], steps - kept
+                    _begin(out, dnew + (done - left) * row if done >= left else 0)
+                    # rows done + j, counted back from the last of the piece
+                    _convolve(
+                        out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
+                        over - over_step, -over_step, newest, -row,
+                    )  # fmt: skip
+                    _copy(array(dxs + done * dx_step, part, dtype), out)
+            for j in range(window):
+                out = array(dw + item * ((unit // count * window + kept - j) * width + channel), part, dtype)
+                _copy(out, sums[j * WIDEST : j * WIDEST + part])
+
+    return backward
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+
+
+@functools.lru_cache(512)
+def _pieces(batch: int, steps: int, bounds: tuple[int, ...] | None, window: int, reverse: bool) -> np.ndarray:
+    """Of each piece its sequence, its row of the batch, the first step of the scan, the steps of the sequence, and the
+    piece's own, first and one past the last, counted in the order of the scan."""
+    ranges = [(b, 0, steps) for b in range(batch)]
+    if bounds is not None:
+        ranges = [(0, *pair) for pair in itertools.pairwise(bounds)]
+    found = []
+    for n, (b, begin, end) in enumerate(ranges):
+        size = max(PER_TAP * window, min(STEPS, -(-(end - begin) // CORES)))
+        first = end - 1 if reverse else begin
+        for start in range(0, max(1, end - begin), size):
+            found.append((n, b, first, end - begin, start, min(start + size, end - begin)))
+    return np.array(found, np.int64).reshape(-1, 6)
+
+
+def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
+    """What both kernels are told first, the number of pieces and of units, and what must live until they have run."""
+    batch, steps, width = x.shape
+    bounds = None if cu_seqlens is None else offsets(cu_seqlens, steps, "short_convolution")
+    pieces = _pieces(batch, steps, bounds, w.shape[1], reverse)
+    x, state, w = rows(x), state.contiguous(), w.mT.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    size = min(width, WIDEST)
+    count = -(-width // size) if size else 0
+    head = [
+        pieces.ctypes.data, len(pieces), width, count, size, len(w), -1 if reverse else 1, int(silu),
+        x.data_ptr(), *x.stride()[:2], w.data_ptr(), 0 if bias is None else bias.data_ptr(), state.data_ptr(),
+    ]  # fmt: skip
+    return head, len(pieces), count * len(pieces), (pieces, x, w, bias, state)
+
+
+def forward(x, w, bias, state, reverse, cu_seqlens, silu):
+    head, _, units, _alive = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
+    y, last = empty(x.shape, x.dtype), x.new_empty(state.shape)
+    _forward.run(x.dtype, [*head, y.data_ptr(), y.stride(0), last.data_ptr()], units, x.numel())
+    return y, last
+
+
+def backward(dy, dlast, x, w, bias, state, reverse, cu_seqlens, silu):
+    head, pieces, units, _alive = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
+    dy, dlast, dx = rows(dy), dlast.contiguous(), empty(x.shape, x.dtype)
+    dw, dbias = x.new_empty(pieces, w.shape[1], w.shape[0]), x.new_empty(pieces, w.shape[0])
+    dstate = x.new_empty(state.shape)
+    arguments = [
+        *head, dy.data_ptr(), *dy.stride()[:2], dlast.data_ptr(), dx.data_ptr(), dx.stride(0), dw.data_ptr(),
+        dbias.data_ptr(), dstate.data_ptr(),
+    ]  # fmt: skip
+    _backward.run(x.dtype, arguments, units, 2 * x.numel())
+    return [dx, dw.sum(0).mT.contiguous(), *([] if bias is None else [dbias.sum(0)]), dstate]

@@ -1,0 +1,340 @@
+"""The weighted average as fused loops over rows of channels, p, z and m in float64 whatever the operands are.
+
+With gap = k - (m + w), one of the two weights of a step is 1 and the other e^-|gap|: one exponential a step, one more
+for the bonus. They are taken in the operands' dtype; what is summed over time is not, and in place of the weight a of
+the past stands 1 - a: so a sum of a million terms, or a decay of 1e-6 a step, is as exact as its terms.
+
+The backward pass keeps (p, z, m) every CHUNK steps and makes the weights between anew, once. It carries P and Z, the
+gradients of p and z at fixed m (that is, of the true numerator and denominator times e^m: neither grows), and M, that
+of m itself, which goes to whichever was larger, key or past. With a, b the weights of past and present, per step
+
+    dv = b P,  dk = b (P v + Z) + M [b > a],  dw = a (P p + Z z) + M [a > b],  P = a P,  Z = a Z,  M = M [a > b]
+
+where p, z stand before the step. An output o = (A p + B v) / D adds, with g = do / D, A g to P, -A g o to Z, B g to dv
+and B g (v - o) to dk and du; without a bonus A = a and B = b.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numba import njit
+
+from scanl.ops._cpu._cells import blocks, rows, sequences
+from scanl.ops._cpu._math import exp
+from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._team import Kernel, array, take
+
+WIDTH = 128  # channels at a time: constant, so that rows in scratch are known not to overlap
+CHUNK = 32  # steps between the states that the backward pass keeps
+LEAST = -1e308  # in place of -inf, so that no difference is NaN
+
+# Rows of WIDTH in the scratch of float64, and in that of the operands' dtype
+P, Z, M, DP, DZ, DM, DW, DU = (n * WIDTH for n in range(8))
+LOST, NEW, READ_A, READ_B = (n * WIDTH for n in range(4))  # a step's weights; then, in their place, what follows
+TO_K, TO_V, TO_W = (n * WIDTH for n in range(3))
+
+_FLAGS = {"forceinline": True, "error_model": "numpy"}
+
+
+@njit(**_FLAGS)
+def _weigh(k, w, s, c):
+    """The weight of the present and what the past loses of its own; m moves on."""
+    kind = c.dtype.type
+    one, zero, near = kind(1), kind(0), kind(0.0625 if c.itemsize == 4 else 0)
+    half, third, fourth, fifth = kind(1 / 2), kind(1 / 3), kind(1 / 4), kind(1 / 5)
+    for i in range(k.size):
+        old = max(s[M + i] + w[i], LEAST)
+        gap = k[i] - old
+        far = c.dtype.type(abs(gap))
+        small = exp(-far)
+        lost = far * (one - half * far * (one - third * far * (one - fourth * far * (one - fifth * far))))
+        lost = lost if far < near else one - small
+        lost = lost if gap > 0 else zero
+        c[LOST + i] = lost if old > LEAST else one
+        c[NEW + i] = one if gap > 0 else small
+        s[M + i] = max(old, np.float64(k[i]))
+
+
+@njit(**_FLAGS)
+def _weigh_bonus(k, u, s, c):
+    """The weights in the output, which reads before it writes."""
+    one, zero = c.dtype.type(1), c.dtype.type(0)
+    for i in range(k.size):
+        gap = (k[i] + np.float64(u[i])) - s[M + i]
+        small = exp(c.dtype.type(-abs(gap)))
+        past = small if gap > 0 else one
+        c[READ_A + i] = past if s[M + i] > LEAST else zero
+        c[READ_B + i] = one if gap > 0 else small
+
+
+@njit(**_FLAGS)
+def _write(v, s, c):
+    for i in range(v.size):
+        old, new = 1.0 - c[LOST + i], np.float64(c[NEW + i])
+        s[P + i] = old * s[P + i] + new * v[i]
+        s[Z + i] = old * s[Z + i] + new
+
+
+@njit(**_FLAGS)
+def _output(s, o):
+    for i in range(o.size):
+        z = s[Z + i]
+        o[i] = s[P + i] / (z if z != 0 else 1.0)
+
+
+@njit(**_FLAGS)
+def _output_bonus(v, s, c, o):
+    for i in range(o.size):
+        a, b = np.float64(c[READ_A + i]), np.float64(c[READ_B + i])
+        z = a * s[Z + i] + b
+        o[i] = (a * s[P + i] + b * v[i]) / (z if z != 0 else 1.0)
+
+
+@njit(**_FLAGS)
+def _backward_row(do, v, s, x, c):
+    """A step without bonus, of whose weights in c its gradients take the place."""
+    for i in range(do.size):
+        a, b, p, z = 1.0 - c[LOST + i], np.float64(c[NEW + i]), x[P + i], x[Z + i]
+        denominator = a * z + b
+        inverse = 1.0 / (denominator if denominator != 0 else 1.0)
+        g = do[i] * inverse
+        to_p = s[DP + i] + g
+        to_z = s[DZ + i] - g * (a * p + b * v[i]) * inverse
+        key = 1.0 if b > a else 0.0
+        key = 0.5 if b == a else key
+        c[TO_K + i] = b * (to_p * v[i] + to_z) + key * s[DM + i]
+        c[TO_V + i] = b * to_p
+        to_w = a * (to_p * p + to_z * z) + (1.0 - key) * s[DM + i]
+        c[TO_W + i] = to_w
+        s[DW + i] += to_w
+        s[DM + i] *= 1.0 - key
+        s[DP + i] = a * to_p
+        s[DZ + i] = a * to_z
+
+
+@njit(**_FLAGS)
+def _backward_row_bonus(do, v, s, x, c):
+    for i in range(do.size):
+        a, b, p, z = 1.0 - c[LOST + i], np.float64(c[NEW + i]), x[P + i], x[Z + i]
+        read_a, read_b = np.float64(c[READ_A + i]), np.float64(c[READ_B + i])
+        inverse = read_a * z + read_b
+        inverse = 1.0 / (inverse if inverse != 0 else 1.0)
+        g = do[i] * inverse
+        o = (read_a * p + read_b * v[i]) * inverse
+        to_u = read_b * g * (v[i] - o)
+        to_p, to_z = s[DP + i], s[DZ + i]
+        key = 1.0 if b > a else 0.0
+        key = 0.5 if b == a else key
+        c[TO_K + i] = b * (to_p * v[i] + to_z) + key * s[DM + i] + to_u
+        c[TO_V + i] = b * to_p + read_b * g
+        to_w = a * (to_p * p + to_z * z) + (1.0 - key) * s[DM + i]
+        c[TO_W + i] = to_w
+        s[DW + i] += to_w
+        s[DU + i] += to_u
+        s[DM + i] *= 1.0 - key
+        s[DP + i] = a * to_p + read_a * g
+        s[DZ + i] = a * to_z - read_a * g * o
+
+
+@njit(forceinline=True)
+def _of_step(scratch, count, step):
+    """The rows of one step, an array of their own: an offset in the index would hide from LLVM that they are apart."""
+    return scratch[step * count * WIDTH : (step + 1) * count * WIDTH]
+
+
+@njit(forceinline=True)
+def _put(source, start, target):
+    for i in range(target.size):
+        target[i] = source[start + i]
+
+
+@njit(**_FLAGS)
+def _start(state, step, size, s):
+    for i in range(size):
+        s[P + i] = state[i]
+        s[Z + i] = state[step + i]
+        s[M + i] = max(np.float64(state[2 * step + i]), LEAST)
+
+
+@njit(**_FLAGS)
+def _finish(s, size, state, step):
+    """The state in the operands' dtype, p and z divided by what its m has become."""
+    for i in range(size):
+        m = state.dtype.type(s[M + i] if s[M + i] > LEAST else -math.inf)
+        state[2 * step + i] = m
+        rest = exp(s[M + i] - m) if m > LEAST else 1.0
+        state[i] = s[P + i] * rest
+        state[step + i] = s[Z + i] * rest
+
+
+def _build_forward(dtype):
+    item = dtype.itemsize
+
+    def forward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
+        k, v, w, u, state = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
+        strides = array(pointer[13], 6, np.int64)
+        o, o_batch = pointer[14], pointer[15]
+        s, c = np.zeros(3 * WIDTH, np.float64), np.zeros(4 * WIDTH, dtype)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, channel = unit // count, unit % count * size
+            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            part = min(size, width - channel)
+            carry = array(state + item * (3 * n * width + channel), 2 * width + part, dtype)
+            us = array(u + item * channel, part, dtype)
+            _start(carry, width, part, s)
+            for i in range(end - begin):
+                t = end - 1 - i if reverse else begin + i
+                ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
+                vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
+                ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                os = array(o + item * (b * o_batch + t * width + channel), part, dtype)
+                if u != 0:
+                    _weigh_bonus(ks, us, s, c)
+                    _output_bonus(vs, s, c, os)
+                _weigh(ks, ws, s, c)
+                _write(vs, s, c)
+                if u == 0:
+                    _output(s, os)
+            if end > begin:
+                _finish(s, part, carry, width)
+
+    return forward
+
+
+def _build_backward(dtype):
+    item = dtype.itemsize
+
+    def backward(pointer):
+        counter, units = pointer[0], pointer[1]
+        ranges = array(pointer[2], 3 * pointer[3], np.int64)
+        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
+        k, v, w, u, state = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
+        strides = array(pointer[13], 6, np.int64)
+        do, do_batch, do_time, out_batch = pointer[14], pointer[15], pointer[16], pointer[17]
+        dk, dv, dw, du, dw_time, carries = (
+            pointer[18], pointer[19], pointer[20], pointer[21], pointer[22], pointer[23],
+        )  # fmt: skip
+        longest = 0
+        for n in range(pointer[3]):
+            longest = max(longest, ranges[3 * n + 2] - ranges[3 * n + 1])
+        s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
+        kept, cs = np.empty((longest // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
+        c = _of_step(cs, 4, 0)
+        while True:
+            unit = take(counter)
+            if unit >= units:
+                return
+            n, channel = unit // count, unit % count * size
+            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            part, steps = min(size, width - channel), end - begin
+            carry = array(carries + item * (3 * n * width + channel), 2 * width + part, dtype)
+            us = array(u + item * channel, part, dtype)
+            _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
+            for i in range(steps):
+                if i % CHUNK == 0:
+                    kept[i // CHUNK * 3 * WIDTH : (i // CHUNK + 1) * 3 * WIDTH] = s[: 3 * WIDTH]
+                t = end - 1 - i if reverse else begin + i
+                ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
+                vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
+                ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                _weigh(ks, ws, s, c)
+                _write(vs, s, c)
+            for i in range(part):
+                s[DP + i], s[DZ + i] = carry[i], carry[width + i]
+                s[DM + i] = carry[2 * width + i] - s[DP + i] * s[P + i] - s[DZ + i] * s[Z + i]
+                s[DW + i] = s[DU + i] = 0
+            for chunk in range((steps - 1) // CHUNK, -1, -1):
+                first = chunk * CHUNK
+                s[: 3 * WIDTH] = kept[chunk * 3 * WIDTH : (chunk + 1) * 3 * WIDTH]
+                for i in range(first, min(first + CHUNK, steps)):
+                    t = end - 1 - i if reverse else begin + i
+                    ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
+                    vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
+                    ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                    x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
+                    x[:] = s[: 2 * WIDTH]
+                    if u != 0:
+                        _weigh_bonus(ks, us, s, c)
+                    _weigh(ks, ws, s, c)
+                    _write(vs, s, c)
+                for i in range(min(first + CHUNK, steps) - 1, first - 1, -1):
+                    t = end - 1 - i if reverse else begin + i
+                    dos = array(do + item * (b * do_batch + t * do_time + channel), part, dtype)
+                    vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
+                    x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
+                    if u != 0:
+                        _backward_row_bonus(dos, vs, s, x, c)
+                    else:
+                        _backward_row(dos, vs, s, x, c)
+                    to = item * (b * out_batch + t * width + channel)
+                    _put(c, TO_K, array(dk + to, part, dtype))
+                    _put(c, TO_V, array(dv + to, part, dtype))
+                    if dw_time:
+                        _put(c, TO_W, array(dw + to, part, dtype))
+            _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
+            for i in range(part):
+                carry[2 * width + i] = s[DM + i] + s[DP + i] * s[P + i] + s[DZ + i] * s[Z + i]
+                carry[i], carry[width + i] = s[DP + i], s[DZ + i]
+            if dw_time == 0:
+                _put(s, DW, array(dw + item * (n * width + channel), part, dtype))
+            _put(s, DU, array(du + item * (n * width + channel), part, dtype))
+
+    return backward
+
+
+_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+
+
+def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
+    """What both kernels are told first, how many units there are, and what must live until they have run."""
+    ranges = sequences(k, cu_seqlens, "weighted_average")
+    width = k.shape[2]
+    decay = k.new_zeros(width) if decay is None else decay
+    timed = [rows(k), rows(v), rows(decay.expand(k.shape))]
+    strides = np.array([value.stride()[:2] for value in timed], np.int64)
+    bonus = None if bonus is None else bonus.contiguous()
+    count, size = blocks(len(ranges), width)
+    if size > WIDTH:
+        count, size = -(-width // WIDTH), WIDTH
+    head = [
+        ranges.ctypes.data, len(ranges), width, count, size, int(reverse), *[value.data_ptr() for value in timed],
+        0 if bonus is None else bonus.data_ptr(), state.data_ptr(), strides.ctypes.data,
+    ]  # fmt: skip
+    return head, len(ranges) * count, (ranges, timed, strides, bonus)
+
+
+def forward(k, v, decay, bonus, state, reverse, cu_seqlens):
+    last, o = state.clone(memory_format=torch.contiguous_format), empty(k.shape, k.dtype)
+    head, units, _alive = _inputs(k, v, decay, bonus, last, reverse, cu_seqlens)
+    _forward.run(k.dtype, [*head, o.data_ptr(), o.stride(0)], units, k.numel() * 4)
+    return o, last
+
+
+def backward(do, dlast, k, v, decay, bonus, state, reverse, cu_seqlens):
+    do, state = rows(do), state.contiguous()
+    head, units, _alive = _inputs(k, v, decay, bonus, state, reverse, cu_seqlens)
+    dk, dv = empty(k.shape, k.dtype), empty(k.shape, k.dtype)
+    timed = decay is not None and decay.ndim == 3
+    dw = empty(k.shape, k.dtype) if timed else k.new_empty(len(state), k.shape[2])
+    du = k.new_empty(len(state), k.shape[2])
+    carry = dlast.clone(memory_format=torch.contiguous_format)
+    out = [value.data_ptr() for value in (dk, dv, dw, du)]
+    _backward.run(
+        k.dtype,
+        [*head, do.data_ptr(), *do.stride()[:2], dk.stride(0), *out, int(timed), carry.data_ptr()],
+        units,
+        k.numel() * 8,
+    )
+    found = [dk, dv]
+    if decay is not None:
+        found.append(dw if timed else dw.sum(0))
+    if bonus is not None:
+        found.append(du.sum(0))
+    return [*found, carry]

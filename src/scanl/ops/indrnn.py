@@ -1,0 +1,83 @@
+r"""Independently recurrent network: every channel feeds back to itself alone, through a nonlinearity.
+
+.. math:: s_t = \phi(w \odot s_{t-1} + x_t)
+
+Source: Li, Li, Cook, Zhu and Gao, "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper RNN",
+arXiv:1803.04831, eq. (2), with x_t = W i_t + b projected outside.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, unknown
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
+
+
+def activation_number(activation: str) -> int:
+    """Its place among the activations; an unknown one is refused."""
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"indrnn: {unknown('activation', activation, ACTIVATIONS)}")
+    return list(ACTIVATIONS).index(activation)
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for activation in ACTIVATIONS:
+        operands = {"x": draw(2, 7, 3), "w": draw(3), "state": draw(2, 3)}
+        yield Sample(operands, {"activation": activation})
+    yield Sample(
+        {"x": draw(1, 9, 4), "w": draw(4), "state": draw(3, 4)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "activation": "tanh"},
+    )
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w = torch.zeros(2, 4, 3), torch.zeros(3)
+    yield Sample({"x": x, "w": torch.zeros(2)}), "w has shape (2,), expected (D,) with D=3 from x"
+    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield Sample({"x": x}), "w is missing, expected a tensor (D,)"
+
+
+@op(
+    "x: B T D, w: D, state: B D -> B T D",
+    id="P-eltrnn",
+    equation="s_t = φ(w ⊙ s_{t-1} + x_t)",
+    source="Li et al. 2018, arXiv:1803.04831, eq. (2)",
+    samples=_samples,
+    errors=_errors,
+    neutral={},
+    dtypes=HALF + FLOATING,
+)
+def indrnn(x: Tensor, w: Tensor, state: Tensor, *, activation: str = "relu") -> tuple[Tensor, Tensor]:
+    """Scan s_t = φ(w s_{t-1} + x_t) over time, elementwise.
+
+    x: the projected input, (B, T, D).   w: what each channel keeps of itself, (D,).
+    state: s_0, (B, D); zeros when None.
+    activation: φ: "relu", "tanh" or "identity" (a linear scan).
+
+    Returns s of every step in x's dtype, and the last one, in float32 or wider. Raises ShapeError for a wrong shape,
+    dtype or device, ConfigError for an unknown activation. Half precision is computed in float32.
+
+    >>> x, w = torch.tensor([[[1.0, -1.0], [1.0, 3.0], [-9.0, -1.0]]]), torch.tensor([0.5, 2.0])
+    >>> s, last = indrnn(x, w, torch.tensor([[4.0, -1.0]]))  # .5·4+1 = 3; .5·3+1 = 2.5; .5·2.5-9 < 0
+    >>> s.tolist(), last.tolist()  # 2·(-1)-1 < 0; 2·0+3 = 3; 2·3-1 = 5
+    ([[[3.0, 0.0], [2.5, 3.0], [0.0, 5.0]]], [[0.0, 5.0]])
+    """
+    activation_number(activation)
+    s, ys = state, []
+    for t in range(x.shape[1]):
+        s = ACTIVATIONS[activation](w * s + x[:, t])
+        ys.append(s)
+    return torch.stack(ys, 1) if ys else x.clone(), s
+
+
+compiled(indrnn, "cpu", saves=("x", "w", "state", "y"), devices=("cpu",), package="numba")

@@ -1,0 +1,73 @@
+r"""Light gated recurrent unit: one gate, no reset, rectified candidates.
+
+.. math::
+   a_t = \hat a_t + U_a h_{t-1}, \quad z_t = \sigma(\hat z_t + U_z h_{t-1}), \quad
+   h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(a_t)
+
+Source: Ravanelli, Brakel, Omologo and Bengio, "Light Gated Recurrent Units for Speech Recognition", arXiv:1803.10225,
+eq. (5), where z keeps the old state; a^ = BN(W_a i) and z^ = BN(W_z i) are made outside. The candidate comes first,
+then the gate, as in the weights of speechbrain's `LiGRU`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
+    yield Sample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})
+    yield Sample(
+        {"x": draw(1, 9, 2, 4), "u": draw(2, 4, 4), "state": draw(3, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
+    )
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, u = torch.zeros(2, 4, 2, 3), torch.zeros(2, 3, 3)
+    yield Sample({"x": x, "u": torch.zeros(2, 3, 4)}), "u has shape (2, 3, 4), expected (2, D, D) with D=3 from x"
+    yield Sample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield Sample({"x": x}), "u is missing, expected a tensor (2, D, D)"
+
+
+@op(
+    "x: B T 2 D, u: 2 D D, state: B D -> B T D",
+    id="P-denserec",
+    equation="h_t = z_t ⊙ h_{t-1} + (1 − z_t) ⊙ ReLU(â_t + U_a h_{t-1}), z_t = σ(ẑ_t + U_z h_{t-1})",
+    source="Ravanelli et al. 2018, arXiv:1803.10225, eq. (5)",
+    samples=_samples,
+    errors=_errors,
+    neutral={},
+    dtypes=HALF + FLOATING,
+)
+def ligru(x: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Scan the light gated recurrent unit over time.
+
+    x: the projected input of candidate and gate, in this order, (B, T, 2, D).
+    u: what they see of the state, (2, D, D), rows of outputs as in nn.Linear.   state: h_0, (B, D); zeros when None.
+
+    Returns h of every step in x's dtype, and the last one, in float32 or wider. Raises ShapeError for a wrong shape,
+    dtype or device. Half precision is computed in float32.
+
+    >>> x = torch.tensor([[[[4.0], [0.0]], [[1.0], [0.0]]]])  # the gate is σ(0) = 1/2 in both steps
+    >>> u = torch.tensor([[[-0.5]], [[0.0]]])
+    >>> ligru(x, u)[0].flatten().tolist()  # 0/2 + 4/2 = 2; 2/2 + (1 - .5·2)/2 = 1
+    [2.0, 1.0]
+    """
+    h, hs = state, []
+    for t in range(x.shape[1]):
+        a, z = x[:, t, 0] + h @ u[0].T, torch.sigmoid(x[:, t, 1] + h @ u[1].T)
+        h = z * h + (1 - z) * torch.relu(a)
+        hs.append(h)
+    return torch.stack(hs, 1) if hs else x[:, :, 0].clone(), h
+
+
+compiled(ligru, "cpu", saves=("x", "u", "state", "y"), devices=("cpu",), package="numba")

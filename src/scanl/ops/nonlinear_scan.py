@@ -1,0 +1,332 @@
+r"""Any recurrence s_t = f(s_{t-1}, x_t): step by step, or for all steps at once by Newton's method.
+
+.. math:: s^{k+1}_t = f(s^k_{t-1}, x_t) + J_t\,(s^{k+1}_{t-1} - s^k_{t-1}), \qquad
+   J_t = \frac{\partial f}{\partial s}(s^k_{t-1}, x_t)
+
+Each iteration is a linear recurrence. The gradient needs no iterations: with g_t what reaches s_t from outside,
+δ_t = g_t + J_{t+1}ᵀ δ_{t+1} at the solution, and dθ = Σ (∂f_t/∂θ)ᵀ δ_t, which is backpropagation through time.
+
+Source: Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length",
+arXiv:2309.12252, eqs. (3) to (6) for the iteration and section 3.1.1 for the gradient; with the diagonals of J alone,
+Gonzalez, Warrington, Smith and Linderman, "Towards Scalable and Stable Parallelization of Nonlinear RNNs",
+arXiv:2407.19115. Differs: states that the products of Jacobians throw far away or let overflow are set to f of the
+guess before them instead, and nothing is given back that did not converge.
+"""
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops.associative_scan import associative_scan
+from scanl.ops.fixed_point import Convergence, ConvergenceError
+from scanl.ops.linear_scan import linear_scan
+
+Cell = Callable[[Tensor, Tensor], Tensor]
+REACH = 1000.0  # times the largest f of the guess: states that a Newton step throws further are not believed
+METHODS = ("sequential", "newton", "quasi_newton")
+
+
+class Trajectory(tuple[Tensor, Tensor]):
+    """`(y, state)`, and in `convergence` how they were reached."""
+
+    convergence: Convergence
+
+    def __new__(cls, y: Tensor, state: Tensor, convergence: Convergence):
+        self = super().__new__(cls, (y, state))
+        self.convergence = convergence
+        return self
+
+    def __getnewargs__(self):
+        return *self, self.convergence
+
+
+def nonlinear_scan(
+    cell: Cell,
+    x: Tensor,
+    state: Tensor | None = None,
+    *,
+    method: str = "sequential",
+    tolerance: float | None = None,
+    max_iterations: int = 100,
+    reverse: bool = False,
+) -> Trajectory:
+    """Scan s_t = cell(s_{t-1}, x_t) over time.
+
+    cell: (B, *F), (B, *D) -> (B, *F), each row of the batch by itself; it may close over modules and tensors. The
+    Newton methods call it on all steps at once, as a batch of B·T rows, and again in every iteration: no dropout.
+    x: (B, T, *D).   state: s_0, (B, *F); zeros when None, which only a cell whose state is as wide as x can take.
+    method: "sequential"; "newton", with full Jacobians: T·E² numbers for a state of E, for small states;
+    "quasi_newton", with their diagonals: T·E numbers, and exact for a cell that acts channel by channel.
+    tolerance: of max |s_t - f(s_{t-1}, x_t)| / max |s|, over all steps; eps^(5/6) of the state's dtype when None
+    (1.7e-6 in float32, 9e-14 in float64).
+    max_iterations: linear scans, and as many again for the gradient of "quasi_newton".
+    reverse: from the last step to the first.
+
+    Returns s of every step (B, T, *F), and the last one; `result.convergence` has the iterations, the residual and the
+    tolerance (sequential: T iterations and none). Raises ConvergenceError, with iterations and residual, when the
+    tolerance was not reached or the cell's own states overflow; ShapeError when a shape, dtype or device does not
+    fit; ConfigError for an option out of range.
+
+    Gradients reach x, the state and all that the cell closes over, and are those of backpropagation through time.
+    Second derivatives are exact in "sequential"; the Newton methods raise RuntimeError when asked for them.
+
+    >>> x = torch.tensor([[[1.0], [3.0], [2.0]]], dtype=torch.float64)
+    >>> result = nonlinear_scan(lambda s, x: torch.relu(x - s), x, method="newton")
+    >>> y, last = result  # 1 - 0; 3 - 1 = 2; 2 - 2
+    >>> y.flatten().tolist(), last.tolist()
+    ([1.0, 2.0, 0.0], [[0.0]])
+    >>> result.convergence.residual <= result.convergence.tolerance
+    True
+    """
+    if method not in METHODS:
+        raise ConfigError(f"nonlinear_scan: {unknown('method', method, METHODS)}")
+    if not isinstance(max_iterations, int) or max_iterations < 1:
+        raise ConfigError(f"nonlinear_scan: max_iterations is {max_iterations!r}, expected an integer of at least 1")
+    if tolerance is not None and not tolerance > 0:
+        raise ConfigError(f"nonlinear_scan: tolerance is {tolerance!r}, expected a number above 0, or None")
+    state = _checked(cell, x, state)
+    tolerance = float(torch.finfo(state.dtype).eps ** (5 / 6) if tolerance is None else tolerance)
+    steps = x.shape[1]
+    if steps == 0 or state.numel() == 0:
+        y = state[:, None].expand(-1, steps, *state.shape[1:]).clone()
+        return Trajectory(y, state, Convergence(0, 0.0, tolerance))
+    if reverse:
+        x = x.flip(1)
+    if method == "sequential":
+        s, ys = state, []
+        for x_t in x.unbind(1):
+            s = cell(s, x_t)
+            ys.append(s)
+        y, convergence = torch.stack(ys, 1), Convergence(steps, 0.0, tolerance)
+    else:
+        form = _Dense if method == "newton" else _Diagonal
+        y, convergence = _newton(cell, x, state, form, method, tolerance, max_iterations)
+    return Trajectory(y.flip(1) if reverse else y, y[:, -1], convergence)
+
+
+def _checked(cell: Cell, x: Tensor, state: Tensor | None) -> Tensor:
+    """The state, after one step has shown that it fits the cell."""
+    if not isinstance(x, Tensor) or x.ndim < 2:
+        kind = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
+        raise ShapeError(f"nonlinear_scan: x {kind}, expected a tensor (B, T, *D)")
+    given = state is not None
+    if state is None:
+        state = x.new_zeros(x.shape[0], *x.shape[2:])
+    if not isinstance(state, Tensor) or not state.is_floating_point():
+        kind = str(state.dtype).removeprefix("torch.") if isinstance(state, Tensor) else f"a {type(state).__name__}"
+        raise ShapeError(f"nonlinear_scan: state is {kind}, expected a real tensor (B, *F)")
+    if state.ndim < 1 or state.shape[0] != x.shape[0]:
+        shape = tuple(state.shape)
+        raise ShapeError(f"nonlinear_scan: state has shape {shape}, expected (B, *F) with B={x.shape[0]} from x")
+    if state.device != x.device:
+        raise ShapeError(f"nonlinear_scan: state is on {state.device}, expected {x.device} because of x")
+    if x.shape[1] == 0 or state.numel() == 0:
+        return state
+    hint = (
+        "" if given else f"; state is None, which means zeros of x's width, {tuple(state.shape)}: pass the cell's own"
+    )
+    try:
+        with torch.no_grad():
+            first = cell(state, x[:, 0])
+    except (RuntimeError, ValueError) as error:
+        if given:
+            raise
+        raise ShapeError(f"nonlinear_scan: cell failed with {error}{hint}") from error
+    if first.shape != state.shape or first.dtype != state.dtype:
+        got = f"{str(first.dtype).removeprefix('torch.')} of shape {tuple(first.shape)}"
+        expected = f"{str(state.dtype).removeprefix('torch.')} of shape {tuple(state.shape)}"
+        raise ShapeError(f"nonlinear_scan: cell gives {got}, expected {expected} like its state{hint}")
+    return state
+
+
+def _newton(
+    cell: Cell, x: Tensor, state: Tensor, form: "type[_Linear]", method: str, tolerance: float, max_iterations: int
+) -> tuple[Tensor, Convergence]:
+    rows, found = x.detach().flatten(0, 1), state.new_zeros(*x.shape[:2], *state.shape[1:])
+    iteration = 0
+    while True:
+        before = _before(found, state.detach()).requires_grad_()
+        with torch.enable_grad():
+            out = cell(before, rows)
+        value = out.detach().view_as(found)
+        residual = _residual(found, value)
+        if residual <= tolerance:
+            break
+        overflow = _overflow(found, value, tolerance)
+        if overflow is not None:
+            raise ConvergenceError(
+                f"nonlinear_scan: the cell diverges, its state is not finite from step {overflow} on; seen after "
+                f"{iteration} iterations of method {method!r}, relative residual {residual:.3g}"
+            )
+        if iteration == max_iterations:
+            raise ConvergenceError(
+                f"nonlinear_scan: did not converge in {iteration} iterations (max_iterations) of method {method!r}: "
+                f"relative residual {residual:.3g}, tolerance {tolerance:.3g}. A chaotic or growing cell needs "
+                "method='sequential'; otherwise raise max_iterations or tolerance"
+            )
+        new = found + form(before, out, found.shape).solve(value - found)
+        bound = REACH * value.abs().nan_to_num(0, 0, 0).max()
+        found = torch.where(new.abs() <= bound, new, torch.where(torch.isfinite(value), value, 0))
+        iteration += 1
+    convergence = Convergence(iteration, residual, tolerance)
+    if not torch.is_grad_enabled():
+        return found, convergence
+    # One more evaluation, at the solution: what reaches it as δ goes on to x, the state and the cell's parameters.
+    last = cell(_before(found, state), x.flatten(0, 1)).view_as(found)
+    if not last.requires_grad:
+        return found, convergence
+    adjoint = functools.partial(_adjoint, form(before, out, found.shape), tolerance, max_iterations, method)
+    return _Implicit.apply(last, found, adjoint), convergence
+
+
+class _Implicit(torch.autograd.Function):
+    """The solution as a function of f at the solution: its derivative is the inverse of s_t - J_t s_{t-1}."""
+
+    @staticmethod
+    def forward(ctx: Any, last: Tensor, found: Tensor, adjoint: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.adjoint = adjoint
+        ctx.save_for_backward(last)
+        return found.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        delta = ctx.adjoint(g.detach())
+        if torch.is_grad_enabled():  # a graph of the gradient is wanted; δ depends on all that f does, and on g
+            delta = _Once.apply(delta, g, *ctx.saved_tensors)
+        return delta, None, None
+
+
+class _Once(torch.autograd.Function):
+    """The gradient, which may be looked at but not differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, delta: Tensor, g: Tensor, last: Tensor) -> Tensor:
+        return delta.clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(
+            "nonlinear_scan: Newton's methods give first derivatives only; method='sequential' gives all"
+        )
+
+
+def _adjoint(linear: "_Linear", tolerance: float, max_iterations: int, method: str, g: Tensor) -> Tensor:
+    """δ_t = g_t + J_{t+1}ᵀ δ_{t+1}: solved with what `linear` has of J, corrected by what all of J leaves over."""
+    delta, residual = linear.solve(g, adjoint=True), math.inf
+    for _ in range(max_iterations):
+        total = g + _after(linear.pull(delta))
+        residual = _residual(delta, total)
+        if residual <= tolerance:
+            return total
+        delta = delta + linear.solve(total - delta, adjoint=True)
+    raise ConvergenceError(
+        f"nonlinear_scan: the gradient did not converge in {max_iterations} iterations (max_iterations) of method "
+        f"{method!r}: relative residual {residual:.3g}, tolerance {tolerance:.3g}; method='newton' needs no iterations"
+    )
+
+
+@dataclass
+class _Linear:
+    """f at every step to first order: the states before, f of them with its graph, the shape (B, T, *F) of both."""
+
+    before: Tensor
+    out: Tensor
+    shape: torch.Size
+
+    def pull(self, cotangent: Tensor) -> Tensor:
+        """J_tᵀ times the cotangent of every step."""
+        if not self.out.requires_grad:  # a cell that does not look at its state
+            return cotangent.new_zeros(self.shape)
+        (found,) = torch.autograd.grad(
+            self.out, self.before, cotangent.reshape(self.out.shape), retain_graph=True, allow_unused=True
+        )
+        return cotangent.new_zeros(self.shape) if found is None else found.view(self.shape)
+
+    def rows(self, weights: Tensor) -> Tensor:
+        """The same weights (E,) of the outputs pulled back at every step, (B, T, E)."""
+        return self.pull(weights.view(self.shape[2:]).expand(self.shape)).flatten(2).detach()
+
+    def solve(self, b: Tensor, *, adjoint: bool = False) -> Tensor:
+        """d_t = b_t + J_t d_{t-1}, or d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
+        raise NotImplementedError
+
+
+class _Dense(_Linear):
+    @functools.cached_property
+    def jacobians(self) -> Tensor:
+        size = self.before[0].numel()
+        units = torch.eye(size, dtype=self.out.dtype, device=self.out.device)
+        found = self.out.new_empty(*self.shape[:2], size, size)
+        for k in range(size):
+            found[:, :, k] = self.rows(units[k])
+        return found
+
+    def solve(self, b: Tensor, *, adjoint: bool = False) -> Tensor:
+        return _affine(self.jacobians, b.flatten(2), adjoint).view_as(b)
+
+
+class _Diagonal(_Linear):
+    @functools.cached_property
+    def diagonals(self) -> Tensor:
+        """Signs v give v ⊙ Jᵀv: the diagonal, whatever the signs, where the rest is zero. Else taken row by row."""
+        index = torch.arange(self.before[0].numel(), device=self.out.device)
+        ones = torch.ones_like(index, dtype=self.out.dtype)
+        found = self.rows(ones)
+        for bit in range(max(len(index) - 1, 0).bit_length()):
+            signs = ones - 2 * (index >> bit & 1)
+            if not torch.equal(signs * self.rows(signs), found):
+                return torch.stack([self.rows((index == k).to(ones.dtype))[..., k] for k in index.tolist()], -1)
+        return found
+
+    def solve(self, b: Tensor, *, adjoint: bool = False) -> Tensor:
+        a, flat = self.diagonals, b.flatten(2)
+        found, _ = linear_scan(flat, _after(a), reverse=True) if adjoint else linear_scan(flat, a)
+        return found.view_as(b)
+
+
+def _affine(jacobians: Tensor, b: Tensor, adjoint: bool) -> Tensor:
+    """The kernel goes from step to step at E² each; the associative scan's products cost E³, but wait for nothing."""
+    wide = torch.promote_types(b.dtype, torch.float32)
+    if b.device.type == "cpu" and importlib.util.find_spec("numba") is not None:
+        from scanl.ops._cpu.nonlinear_scan import affine
+
+        return affine(jacobians.to(wide), b.to(wide).contiguous(), adjoint=adjoint).to(b.dtype)
+
+    def join(first: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return then[0] @ first[0], then[1] + (then[0] @ first[1][..., None])[..., 0]
+
+    jacobians, b = jacobians.to(wide), b.to(wide)
+    if adjoint:
+        jacobians = _after(jacobians).mT
+    return associative_scan(join, (jacobians, b), reverse=adjoint)[1].to(b.dtype)
+
+
+def _before(s: Tensor, state: Tensor) -> Tensor:
+    """The state before every step, all steps one batch."""
+    return torch.cat([state[:, None], s[:, :-1]], 1).flatten(0, 1)
+
+
+def _after(value: Tensor) -> Tensor:
+    """What the next step has, zero at the last."""
+    return torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
+
+
+def _residual(s: Tensor, value: Tensor) -> float:
+    error, size = (s - value).abs().max().item(), value.abs().max().item()
+    return error / size if size > 0 else error
+
+
+def _overflow(s: Tensor, value: Tensor, tolerance: float) -> int | None:
+    """The first step at which f is not finite, when all before it are solved."""
+    broken = (~torch.isfinite(value)).flatten(2).any(-1).any(0).nonzero()
+    if len(broken) == 0:
+        return None
+    step = int(broken[0])
+    return step if step == 0 or _residual(s[:, :step], value[:, :step]) <= tolerance else None

@@ -1,0 +1,101 @@
+r"""sLSTM: an LSTM with exponential gates, a normaliser and heads that mix their own channels.
+
+With every gate before its nonlinearity g^_t = x^g_t + R_g h_{t-1}, R_g block-diagonal over the heads,
+
+.. math::
+   m_t = \max(\hat\imath_t, \log f_t + m_{t-1}), \quad i_t = e^{\hat\imath_t - m_t}, \quad
+   f'_t = e^{\log f_t + m_{t-1} - m_t}, \\
+   c_t = f'_t \odot c_{t-1} + i_t \odot \tanh(\hat z_t), \quad n_t = f'_t \odot n_{t-1} + i_t, \quad
+   h_t = \sigma(\hat o_t) \odot c_t / n_t
+
+Source: Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eqs. (8) to (17). The forget gate is
+log f = log σ(f^), as in the authors' program, or f^ itself. As there, the gates come in the order i, f, z, o, the state
+as h, c, n, m, the first step of a zero state takes m = i^, and f' is at most 1. Differs: m = i^ is taken by every
+channel whose n is zero, not by all of a batch or none.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, unknown
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+
+FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
+
+
+def forget_number(forget: str) -> int:
+    """Its place among the forget gates; an unknown one is refused."""
+    if forget not in FORGET:
+        raise ConfigError(f"slstm: {unknown('forget', forget, FORGET)}")
+    return list(FORGET).index(forget)
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def state(batch: int, heads: int, width: int) -> Tensor:
+        h, c, n, m = draw(4, batch, heads, width)
+        return torch.stack([h, c, 1 + n.abs(), m], 1)
+
+    yield Sample({"x": draw(2, 7, 4, 1, 3), "r": draw(4, 1, 3, 3), "state": state(2, 1, 3)})
+    yield Sample({"x": draw(3, 5, 4, 2, 4), "r": draw(4, 2, 4, 4) / 2, "state": state(3, 2, 4)}, {"forget": "exp"})
+    yield Sample(
+        {"x": draw(1, 9, 4, 2, 2), "r": draw(4, 2, 2, 2), "state": state(3, 2, 2)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
+    )
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, r = torch.zeros(2, 5, 4, 2, 3), torch.zeros(4, 2, 3, 3)
+    yield Sample({"x": x, "r": r[:3]}), "r has shape (3, 2, 3, 3), expected (4, H, K, K) with H=2 from x"
+    yield Sample({"x": x, "r": r, "state": torch.zeros(2, 4, 6)}), "state has shape (2, 4, 6), expected (B, 4, H, K)"
+    yield Sample({"x": x}), "r is missing, expected a tensor (4, H, K, K)"
+
+
+@op(
+    "x: B T 4 H K, r: 4 H K K, state: B 4 H K -> B T H K",
+    id="P-denserec",
+    equation="c_t = f_t ⊙ c_{t-1} + i_t ⊙ z_t, n_t = f_t ⊙ n_{t-1} + i_t, h_t = o_t ⊙ c_t / n_t",
+    source="Beck et al. 2024, arXiv:2405.04517, eqs. (8) to (17)",
+    samples=_samples,
+    errors=_errors,
+    neutral={},
+    dtypes=HALF + FLOATING,
+)
+def slstm(x: Tensor, r: Tensor, state: Tensor, *, forget: str = "sigmoid") -> tuple[Tensor, Tensor]:
+    """Scan the sLSTM over time.
+
+    x: the projected input of the gates i, f, z, o, biases included, (B, T, 4, H, K).
+    r: what they see of the output before, within a head, (4, H, K, K), rows of outputs as in nn.Linear.
+    state: h_0, c_0, n_0, m_0, (B, 4, H, K); zeros when None.
+    forget: "sigmoid" (log f = log σ(f^)) or "exp" (log f = f^).
+
+    Returns h of every step, (B, T, H, K), in x's dtype, and the last state, in float32 or wider. Raises ShapeError for
+    a wrong shape, dtype or device, ConfigError for an unknown forget gate. Half precision is computed in float32.
+
+    >>> x = torch.zeros(1, 2, 4, 1, 1)
+    >>> x[0, :, 2], x[0, :, 3] = torch.tensor([[[2.0]], [[-2.0]]]), 50.0  # z = ±tanh 2 = ±0.964, o = 1
+    >>> h, state = slstm(x, torch.zeros(4, 1, 1, 1), forget="exp")  # i = f = 1: c = .964, n = 1; c = 0, n = 2
+    >>> [round(value, 3) for value in h.flatten().tolist()], state.flatten().tolist()
+    ([0.964, 0.0], [0.0, 0.0, 2.0, 0.0])
+    """
+    forget_number(forget)
+    (h, c, n, m), hs = state.unbind(1), []
+    for t in range(x.shape[1]):
+        i, f, z, o = (x[:, t] + torch.einsum("ghok,bhk->bgho", r, h)).unbind(1)
+        kept = m + FORGET[forget](f)
+        m = torch.where(n == 0, i, torch.maximum(i, kept))
+        i, f = torch.exp(i - m), torch.exp((kept - m).clamp(max=0))
+        c, n = f * c + i * torch.tanh(z), f * n + i
+        h = torch.sigmoid(o) * c / n
+        hs.append(h)
+    return torch.stack(hs, 1) if hs else x[:, :, 0].clone(), torch.stack([h, c, n, m], 1)
+
+
+compiled(slstm, "cpu", devices=("cpu",), package="numba")

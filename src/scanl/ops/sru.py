@@ -1,0 +1,89 @@
+r"""Simple recurrent unit: a gated average of the inputs, channel by channel, with a highway around it.
+
+.. math::
+   f_t = \sigma(\hat f_t + v_f \odot c_{t-1}), \quad r_t = \sigma(\hat r_t + v_r \odot c_{t-1}), \quad
+   c_t = f_t \odot c_{t-1} + (1 - f_t) \odot x_t, \quad h_t = r_t \odot c_t + (1 - r_t) \odot u_t
+
+Source: Lei, Zhang, Wang, Dai and Artzi, "Simple Recurrent Units for Highly Parallelizable Recurrence",
+arXiv:1709.02755, eqs. (1) to (4); x = W i, f^ = W_f i + b_f, r^ = W_r i + b_r and the highway u = α i (or
+a projection) are made outside. Without v_f the recurrence of c is linear, and `linear_scan` evaluates it in parallel.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scanl.ops._compiled import compiled
+from scanl.ops._op import FLOATING, HALF, Sample, op
+
+
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def inputs(*shape: int) -> dict[str, Tensor]:
+        return {name: draw(*shape) for name in ("x", "f", "r")}
+
+    yield Sample({**inputs(2, 7, 3), "u": draw(2, 7, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield Sample({**inputs(2, 5, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield Sample({**inputs(2, 6, 4), "u": draw(2, 6, 4), "state": draw(2, 4)})
+    yield Sample(
+        {**inputs(1, 9, 4), "u": draw(1, 9, 4), "v_f": draw(4), "v_r": draw(4), "state": draw(3, 4)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
+    )
+
+
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    inputs = {"x": x, "f": x, "r": x}
+    yield Sample({"x": x, "f": x}), "r is missing, expected a tensor (B, T, D)"
+    yield Sample({**inputs, "u": x[:, 1:]}), "u has shape (2, 3, 3), expected (B, T, D) with B=2 from x, T=4 from x"
+    yield Sample({**inputs, "v_f": torch.zeros(4)}), "v_f has shape (4,), expected (D,) with D=3 from x"
+
+
+@op(
+    "x: B T D, f: B T D, r: B T D, u?: B T D, v_f?: D, v_r?: D, state: B D -> B T D",
+    id="P-eltrnn",
+    equation="c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ x_t, h_t = r_t ⊙ c_t + (1 − r_t) ⊙ u_t",
+    source="Lei et al. 2018, arXiv:1709.02755, eqs. (1) to (4)",
+    samples=_samples,
+    errors=_errors,
+    neutral={"f": math.inf},
+    dtypes=HALF + FLOATING,
+)
+def sru(
+    x: Tensor, f: Tensor, r: Tensor, u: Tensor | None, v_f: Tensor | None, v_r: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scan the simple recurrent unit over time, elementwise.
+
+    x: the candidate, (B, T, D).   f, r: forget and reset gate before the sigmoid, biases included, (B, T, D).
+    u: what the highway carries around the unit, (B, T, D); nothing when None.
+    v_f, v_r: how the gates see the state, (D,); not at all when None.   state: c_0, (B, D); zeros when None.
+
+    Returns h of every step in x's dtype, and the last c, in float32 or wider. Raises ShapeError for a wrong shape,
+    dtype or device. Half precision is computed in float32.
+
+    >>> x = torch.tensor([[[4.0], [0.0]]])
+    >>> gate = torch.zeros(1, 2, 1)  # both gates at σ(0) = 1/2
+    >>> h, c = sru(x, gate, gate, torch.full((1, 2, 1), 6.0))  # c: 0/2+4/2 = 2; 2/2+0/2 = 1
+    >>> h.flatten().tolist(), c.tolist()  # h: 2/2+6/2 = 4; 1/2+6/2 = 3.5
+    ([4.0, 3.5], [[1.0]])
+    """
+    c, hs = state, []
+    for t in range(x.shape[1]):
+        forget, reset = f[:, t], r[:, t]
+        if v_f is not None:
+            forget = forget + v_f * c
+        if v_r is not None:
+            reset = reset + v_r * c
+        forget, reset = torch.sigmoid(forget), torch.sigmoid(reset)
+        c = forget * c + (1 - forget) * x[:, t]
+        hs.append(reset * c if u is None else reset * c + (1 - reset) * u[:, t])
+    return torch.stack(hs, 1) if hs else x.clone(), c
+
+
+compiled(sru, "cpu", devices=("cpu",), package="numba")
