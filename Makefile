@@ -11,7 +11,7 @@ demo: $(VENV)/scanl
 	$(BIN)/scanl demo
 
 test: lint
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m gpu

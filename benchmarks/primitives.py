@@ -4,8 +4,8 @@
 
 float32, medians of runs interleaved with the peers' in one process; the ratio is the peer's time over that of scanl's
 `cpu` backend, so 4.0 means that scanl is four times as fast. Peers that are not installed are left out by name. Memory
-is the growth of a fresh process's peak over one forward and backward pass. Growth is the time of a step at 2^17 steps
-over that at 2^12. Overhead is a call at T = B = 1 beside its bare arithmetic in torch. Writes
+is the growth of a fresh process's peak over one forward and backward pass, on Linux. Growth is the time of a step at
+2^17 steps over that at 2^12. Overhead is a call at T = B = 1 beside its bare arithmetic in torch. Writes
 benchmarks/results/primitives.json and .png.
 """
 
@@ -15,7 +15,6 @@ import inspect
 import itertools
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 import warnings
@@ -216,16 +215,22 @@ def medians(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+def resident(key: str) -> int:
+    """Kilobytes: VmRSS now, or VmHWM at most since the peak was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
 def peak(name: str, function: str, queue: "multiprocessing.Queue[int]") -> None:
     case = CASES[name]()
     short = tuple(leaf[:, :16] if leaf.ndim > 2 else leaf for leaf in case.leaves)
     both(case.functions[function], short)()  # compiles, and loads what is loaded lazily
-    call = both(case.functions[function], tuple(leaf[:, :16] if leaf.ndim > 2 else leaf for leaf in case.leaves))
-    call()
-    leaves = tuple(leaf.requires_grad_() for leaf in case.leaves)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    case.functions[function](*leaves).sum().backward()
-    queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    leaves = tuple(leaf.detach().requires_grad_() for leaf in case.leaves)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    before = resident("VmRSS")
+    y = case.functions[function](*leaves)
+    torch.autograd.grad(y.sum(), leaves)
+    queue.put(resident("VmHWM") - before)
 
 
 def memory(name: str, function: str) -> int:

@@ -150,8 +150,8 @@ def _parallel(
         g = g.unsqueeze(-1)
     # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
     q, k = (chunks(value, size, shared) for value in (q * _scale(q, scale), k))
-    v, g, gv = (None if value is None else chunks(value, size, shared) for value in (v, g, gv))
-    assert v is not None
+    v = chunks(v, size, shared)
+    g, gv = (None if value is None else chunks(value, size, shared) for value in (g, gv))
     reads, writes, inside = q, k, q @ k.mT
     if g is not None:
         reads, writes, pairs = q * leading(g, u is not None).exp(), k * trailing(g).exp(), between(g, u is not None)
@@ -204,8 +204,8 @@ def normalized_linear_attention(
     if more.get("gv") is not None:
         raise ShapeError("normalized_linear_attention: gv is given, expected None: the denominator has no column of it")
     ones = torch.nn.functional.pad(v, (0, 1), value=1.0)
-    o, state = linear_attention(q, k, ones, g, state=state, **{"scale": 1.0, **more})
-    return o[..., :-1] / o[..., -1:].clamp(min=eps), state
+    o, last = linear_attention(q, k, ones, g, state=state, **{"scale": 1.0, **more})
+    return o[..., :-1] / o[..., -1:].clamp(min=eps), last
 
 
 def noncausal_linear_attention(

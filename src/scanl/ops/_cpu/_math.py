@@ -49,7 +49,8 @@ def _exp32(x):
     p = p * r + float32(0.166665211)
     p = p * r + float32(0.49999994)
     y = (p * r) * r + r + float32(1)
-    return (y + y) * _float_of_bits((_bits_of_float(rounded) + int32(126)) << int32(23))
+    power = (_bits_of_float(rounded) + int32(126)) << int32(23)  # pyright: ignore[reportCallIssue]
+    return (y + y) * _float_of_bits(power)  # pyright: ignore[reportCallIssue]
 
 
 def exp(x):  # pyright: ignore[reportRedeclaration]

@@ -30,7 +30,7 @@ TO_K, TO_A, TO_B, TO_D, TO_Q, VECTORS = (2 * STEP + n * STRIDE for n in range(6)
 @njit(fastmath={"contract", "nsz"})
 def _pass(S, at, keys, c, before, now, size, x):
     """Write the step before, and read the next, whose vectors begin there in c."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     for i in range(0, keys, 2):
         s = S[at + i * W : at + (i + 2) * W]
         w, r = before + i, now + i
@@ -49,7 +49,7 @@ def _pass(S, at, keys, c, before, now, size, x):
 @njit(fastmath={"contract", "nsz"})
 def _gather_back(dS, keys, c, size, x):
     """dS += q doᵀ, then dv and dy."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     for i in range(0, keys, 2):
         s = dS[i * W : (i + 2) * W]
         q0, q1, k0, k1, a0, a1 = c[Q + i], c[Q + i + 1], c[K + i], c[K + i + 1], c[A + i], c[A + i + 1]
@@ -64,7 +64,7 @@ def _gather_back(dS, keys, c, size, x):
 @njit(fastmath={"reassoc", "contract", "nsz"})
 def _scatter_back(P, at, dS, keys, c, size, x):
     """The sums over columns, dS v, dS y, P dy, dS ⊙ P and P do, then the gradient before the step."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     zero = x.dtype.type(0)
     for i in range(keys):
         p, s = P[at + i * W : at + (i + 1) * W], dS[i * W : (i + 1) * W]

@@ -127,7 +127,7 @@ def _load_values(x, size, count, v, av, at, step, outer):
 @njit(fastmath={"contract", "nsz"})
 def _write_rows(S, at, n, z, x, size, outer):
     """n rows of the state from `at` on, four steps further."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     for i in range(n):
         s = S[at + i * W : at + (i + 1) * W]
         decay = z[ALL + i]
@@ -142,7 +142,7 @@ def _write_rows(S, at, n, z, x, size, outer):
 @njit(fastmath={"contract", "nsz"})
 def _forward_rows(S, at, n, z, x, size, outer):
     """Read n rows, then write them."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     for i in range(n):
         s = S[at + i * W : at + (i + 1) * W]
         q0, q1, q2, q3 = z[READS + i], z[READS + R + i], z[READS + 2 * R + i], z[READS + 3 * R + i]
@@ -217,7 +217,7 @@ def _between(x, dP, size, outer, before):
 @njit(fastmath={"reassoc", "contract", "nsz"})
 def _backward_rows(S, at, dS, d_at, n, z, x, size, outer):
     """n rows of s and of the gradient after four steps: sums over columns, dv, and the gradient before them."""
-    wide_vectors()
+    wide_vectors()  # pyright: ignore[reportCallIssue]
     for i in range(n):
         s, ds = S[at + i * W : at + (i + 1) * W], dS[d_at + i * W : d_at + (i + 1) * W]
         q0, q1, q2, q3 = z[READS + i], z[READS + R + i], z[READS + 2 * R + i], z[READS + 3 * R + i]
