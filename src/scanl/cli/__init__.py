@@ -15,7 +15,7 @@ COMMANDS = {  # name: where it is, what it does
     "list": ("layers:list_layers", "the layers"),
     "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
     "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
-    "demo": ("demo:run", "train for two minutes, then generate past 100,000 bytes"),
+    "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
 }
 
 

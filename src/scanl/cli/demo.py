@@ -1,4 +1,4 @@
-"""`scanl demo`: train for two minutes, compare with compressors, generate, and go on past 100,000 bytes of context."""
+"""`scanl demo`: train for three minutes, compare with compressors, generate, and go on past 100,000 bytes of context."""
 
 import statistics
 import sys
@@ -44,14 +44,14 @@ class At:
 def run(argv: Sequence[str]) -> int:
     """The whole demonstration; leaves a run folder with demo.png."""
     parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
-    parser.add_argument("--minutes", type=float, default=2.5, help="of training")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of training")
     parser.add_argument("--out", type=str | None, default=None, help="run folder; none: runs/demo-N")
     parser.add_argument("--data", type=str, nargs="*", default=[], metavar="PATH", help="other text than that")
     parser.add_argument("--dim", type=int, default=192, help="model width")
     parser.add_argument("--marks", type=list[int], default=list(MARKS), help="context lengths to measure at")
     args = parser.parse(argv)
     out = args.out or str(free_name("demo"))
-    # So few bytes are read in two minutes that a model below the default size gets further.
+    # So few bytes are read in three minutes that a model below the default size gets further.
     config = TrainConfig(
         data=args.data, minutes=args.minutes, out=out, dim=args.dim, channel_options={"expand": 1.5}, precision="auto"
     )
