@@ -112,10 +112,12 @@ def test_constant_state(op, backend):
 @each
 @directions
 def test_every_order_of_derivative(op, backend, reverse):
-    interpreted = backend == "triton" and not torch.cuda.is_available()  # slow: every third sample, real numbers
+    if reverse and not op.backends[backend].whole:
+        pytest.skip("for a plain backend the frame turns time, and the law of truth has seen it do so")
+    interpreted = backend == "triton" and not torch.cuda.is_available()  # slow: two samples, real numbers
     dtypes = [torch.float64] if interpreted else [torch.float64, torch.complex128]
     for dtype in [dtype for dtype in dtypes if dtype in op.dtypes and _takes(op, backend, dtype)]:
-        for sample in list(op.samples())[:: 3 if interpreted else 1]:
+        for sample in list(op.samples())[:: 5 if interpreted else 1]:
             leaves = [v.requires_grad_() for v in laws.at(op, sample, dtype, backend).values()]
 
             def run(*operands, names=tuple(sample.operands), more=laws.options(sample, backend)):  # noqa: B008
@@ -151,6 +153,8 @@ def test_opcheck(op, backend, reverse):
 @each
 @directions
 def test_compiled_gives_the_same_numbers(op, backend, reverse):
+    if reverse and not op.backends[backend].whole:
+        pytest.skip("for a plain backend the frame turns time, and the law of truth has seen it do so")
     for sample in op.samples() if backend in ("cpu", "triton") else _plain(op)[1::3]:  # the others are long to trace
         torch.compiler.reset()
         operands = laws.at(op, sample, torch.float32, backend)

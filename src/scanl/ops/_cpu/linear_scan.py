@@ -70,24 +70,27 @@ def _backward_row_shared(dy, a, before, c, dx):
 
 
 @njit(forceinline=True)
-def _forward_repair_row(p, a, y):
-    """Whether anything is left to add to the rows after."""
+def _forward_repair_row(p, a, y, tiny):
+    """Whether anything is left to add to the rows after.
+
+    Under the smallest normal number there is not: rounded to nearest, the last of the others never decays to zero.
+    """
     alive = False
     for i in range(p.size):
         p[i] *= a[i] if a.size == p.size else a[0]
         y[i] += p[i]
-        alive |= p[i] != 0
+        alive |= abs(p[i].real) + abs(p[i].imag) >= tiny
     return alive
 
 
 @njit(forceinline=True)
-def _backward_repair_row(p, a, before, dx, da):
+def _backward_repair_row(p, a, before, dx, da, tiny):
     alive = False
     for i in range(p.size):
         dx[i] += p[i]
         da[i if a.size == p.size else 0] += p[i] * np.conj(before[i])
         p[i] *= np.conj(a[i] if a.size == p.size else a[0])
-        alive |= p[i] != 0
+        alive |= abs(p[i].real) + abs(p[i].imag) >= tiny
     return alive
 
 
@@ -191,7 +194,7 @@ def _build_backward(dtype):
 
 
 def _build_forward_repair(dtype):
-    item = dtype.itemsize
+    item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
 
     def repair(pointer):
         """In the order of the scan, add to each range what the carry of the one before it contributes."""
@@ -225,7 +228,7 @@ def _build_forward_repair(dtype):
                     t = steps - 1 - i if reverse else i
                     k = item * ((begin + t) * width + channel)
                     j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                    if not _forward_repair_row(p, array(a + j, a_size, dtype), array(y + k, size, dtype)):
+                    if not _forward_repair_row(p, array(a + j, a_size, dtype), array(y + k, size, dtype), tiny):
                         break
                 h = array(carry + item * (n * width + channel), size, dtype)
                 for m in range(size):
@@ -235,7 +238,7 @@ def _build_forward_repair(dtype):
 
 
 def _build_backward_repair(dtype):
-    item = dtype.itemsize
+    item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
 
     def repair(pointer):
         counter, units = pointer[0], pointer[1]
@@ -281,6 +284,7 @@ def _build_backward_repair(dtype):
                         array(before, size, dtype),
                         array(dx + k, size, dtype),
                         array(da + at, a_size, dtype),
+                        tiny,
                     ):
                         break
                 c = array(carry + item * (n * width + channel), size, dtype)
