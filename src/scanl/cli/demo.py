@@ -1,4 +1,4 @@
-"""`scanl demo`: train for three minutes, compare with compressors, generate, and go on past 100,000 bytes of context."""
+"""`scanl demo`: train for three minutes, compare with compressors, then generate past 100,000 bytes of context."""
 
 import statistics
 import sys
