@@ -5,6 +5,7 @@ scratch that fits the first-level cache. A unit of work is one sequence, one sha
 part of what reads them: of its heads, or, where there are too few, of the columns of one head.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -29,15 +30,21 @@ class Work(NamedTuple):
 
 
 def divide(v: torch.Tensor, shared: int, state: torch.Tensor, reverse: bool, cu_seqlens: torch.Tensor | None) -> Work:
-    batch, steps, heads, values = v.shape
-    bounds = np.arange(batch + 1) * steps if cu_seqlens is None else np.array(offsets(cu_seqlens, steps, "cu_seqlens"))
+    bounds = None if cu_seqlens is None else offsets(cu_seqlens, v.shape[1], "cu_seqlens")
+    return _divide(tuple(v.shape), shared, state.shape[-2], reverse, bounds)
+
+
+@functools.lru_cache(512)
+def _divide(shape: tuple[int, ...], shared: int, keys: int, reverse: bool, cut: tuple[int, ...] | None) -> Work:
+    batch, steps, heads, values = shape
+    bounds = np.arange(batch + 1) * steps if cut is None else np.array(cut)
     ranges = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int64)
     groups = max(1, len(ranges) * shared)
     head_parts = min(heads // shared, -(-CORES // groups))
     column_parts = min(-(-values // WIDTH), -(-CORES // (groups * head_parts)))
     longest = int((ranges[:, 1] - ranges[:, 0]).max(initial=0))
     units = len(ranges) * shared * head_parts * column_parts
-    sizes = [len(ranges), shared, heads, state.shape[-2], values, head_parts, column_parts, batch * steps, longest]
+    sizes = [len(ranges), shared, heads, keys, values, head_parts, column_parts, batch * steps, longest]
     return Work(ranges, head_parts, column_parts, units, [ranges.ctypes.data, *sizes, int(reverse)])
 
 
