@@ -128,6 +128,18 @@ def test_every_order_of_derivative(op, backend, reverse):
 
 
 @pytest.mark.parametrize(("op", "backend"), FUSED)
+def test_second_derivatives_leave_the_operands_as_they_are(op, backend):
+    """An operand that wants no gradient wants none afterwards."""
+    operands = laws.at(op, _plain(op)[0], torch.float64, backend)
+    wanted = op.names[1]
+    operands[wanted].requires_grad_()
+    y, _ = op(**operands, **laws.options(_plain(op)[0], backend), backend=backend)
+    (grad,) = torch.autograd.grad(y.square().sum(), operands[wanted], create_graph=True)
+    grad.sum().backward()
+    assert [name for name, value in operands.items() if value.requires_grad] == [wanted]
+
+
+@pytest.mark.parametrize(("op", "backend"), FUSED)
 @directions
 def test_opcheck(op, backend, reverse):
     for sample in op.samples():

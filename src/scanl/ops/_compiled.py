@@ -81,7 +81,7 @@ def compiled(
         with torch.enable_grad():
             names = ("dy", "dlast", *saves)
             leaves = {
-                key: v.view_as(v) if v.requires_grad else v.requires_grad_()
+                key: v.view_as(v) if v.requires_grad else v.detach().requires_grad_()
                 for key, v in zip(names, inputs, strict=True)
                 if v is not None and key != "y"
             }
