@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
+from scanl.ops._matrix_memory import row_decays, scale_of
 from scanl.ops._op import FLOATING, HALF, Sample, op
-from scanl.ops.dplr_scan import chunked, scale_of
+from scanl.ops.dplr_scan import chunked
 
 
 def _samples() -> Iterator[Sample]:
@@ -96,7 +97,7 @@ def delta_rule(
     q, k = q * scale_of(q, scale), unit(k, eps) if normalize_keys else k
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
-    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
         if rows is not None:

@@ -7,7 +7,6 @@ triangular system, as Yang et al., "Parallelizing Linear Transformers with the D
 arXiv:2406.06484, section 3.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
+from scanl.ops._matrix_memory import row_decays, scale_of
 from scanl.ops._op import FLOATING, HALF, Sample, op
 
 
@@ -89,7 +89,7 @@ def dplr_scan(
     q = q * scale_of(q, scale)
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
-    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
         read = torch.einsum("bhk,bhkv->bhv", b[:, t], S)
@@ -98,10 +98,6 @@ def dplr_scan(
         S = S + a[:, t].unsqueeze(-1) * read.unsqueeze(-2) + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
         os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
     return torch.stack(os, 1) if os else v.clone(), S
-
-
-def scale_of(q: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
 
 
 @dplr_scan.backend("parallel", dtypes=FLOATING)

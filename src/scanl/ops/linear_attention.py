@@ -11,7 +11,6 @@ decay per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, 
 Finch", arXiv:2404.05892, eq. (19).
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
+from scanl.ops._matrix_memory import row_decays, scale_of
 from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
@@ -99,10 +99,10 @@ def linear_attention(
     >>> [round(x, 5) for x in o.flatten().tolist()], round(S.item(), 5)
     ([6.0, 11.0], 4.0)
     """
-    q = q * _scale(q, scale)
+    q = q * scale_of(q, scale)
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
-    rows = None if g is None else g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+    rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
         before, write = S, k[:, t, :, :, None] * v[:, t, :, None, :]
@@ -114,10 +114,6 @@ def linear_attention(
         read = S if u is None else before + u.unsqueeze(-1) * write
         os.append(torch.einsum("bhk,bhkv->bhv", q[:, t], read))
     return torch.stack(os, 1) if os else v.clone(), S
-
-
-def _scale(q: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
 
 
 @linear_attention.backend("parallel")
@@ -149,7 +145,7 @@ def _parallel(
     if g is not None and g.ndim == 3:
         g = g.unsqueeze(-1)
     # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
-    q, k = (chunks(value, size, shared) for value in (q * _scale(q, scale), k))
+    q, k = (chunks(value, size, shared) for value in (q * scale_of(q, scale), k))
     v = chunks(v, size, shared)
     g, gv = (None if value is None else chunks(value, size, shared) for value in (g, gv))
     reads, writes, inside = q, k, q @ k.mT
@@ -221,7 +217,7 @@ def noncausal_linear_attention(
     """
     sizes = linear_attention.sizes({"q": q, "k": k, "v": v, "g": None, "gv": None, "u": None, "state": state}, None)
     wide = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
-    shared = (q * _scale(q, scale)).to(wide).movedim(1, 2).unsqueeze(2)
+    shared = (q * scale_of(q, scale)).to(wide).movedim(1, 2).unsqueeze(2)
     values = v.to(wide).unflatten(2, (sizes["G"], -1)).permute(0, 2, 3, 1, 4)
     S = k.to(wide).movedim(1, 2).unsqueeze(2).mT @ values
     if state is not None:
