@@ -63,7 +63,6 @@ def compiled(
 
     def backward_context(ctx, inputs, output):
         tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
-        ctx.results = len(output)
         ctx.save_for_backward(*tensors, *output, cu_seqlens)
 
     def backward_backward(ctx, cotangents):
