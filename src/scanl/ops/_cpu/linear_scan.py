@@ -1,10 +1,11 @@
 """The linear scan as fused loops: one pass over memory forwards, one backwards.
 
 Features are `outer` groups of `inner` channels; within a group `a` is given per channel or shared, so that a broadcast
-`a` is read where it lies. The carry is a row that stays in the first-level cache. A sequence is a range of rows of the
+`a` is read where it lies. The carry is the row that was just written: a row of its own would double what waits in the
+store buffer, and with it the time of a large scan. A sequence is a range of rows of the
 flattened (B T); packed sequences are more of them, and a long narrow scan is cut in time into ranges of its own, whose
-missing carries `_repair` adds. The backward pass is the scan run the other way: with c the carry, per step
-dx = dy + c, da = dx conj(h before), c = conj(a) dx.
+missing carries `_repair` adds. The backward pass is the scan run the other way: per step
+dx = dy + conj(a after) (dx after), da = dx conj(h before).
 """
 
 import functools
@@ -21,51 +22,49 @@ from scanl.ops._op import offsets
 
 WIDEST = 4096  # channels whose carry and rows still fit the first-level cache
 NARROW = 32  # channels under which splitting them over cores would share cache lines
-LONG = 4096  # steps from which cutting time pays
+LONG = 4096  # steps from which cutting time pays,
+SPLIT = 512  # and channels for each core from which cutting those is as quick, and needs no repair
 FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
 
 
 @njit(forceinline=True)
 def _forward_row(x, a, h, y):
-    if a.size == h.size:
-        for i in range(h.size):
-            h[i] = y[i] = x[i] + a[i] * h[i]
+    if a.size == y.size:
+        for i in range(y.size):
+            y[i] = x[i] + a[i] * h[i]
     else:
         decay = a[0]
-        for i in range(h.size):
-            h[i] = y[i] = x[i] + decay * h[i]
+        for i in range(y.size):
+            y[i] = x[i] + decay * h[i]
 
 
 @njit(forceinline=True)
-def _backward_row(dy, a, before, c, dx, da):
+def _backward_row(dy, a, after, before, dx, da):
     """da per channel, as wide as the row."""
-    for i in range(c.size - 1, -1, -1):
-        d = dy[i] + c[i]
+    for i in range(dx.size):
+        d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
         da[i] = d * np.conj(before[i])
-        c[i] = np.conj(a[i]) * d
 
 
 @njit(forceinline=True)
-def _backward_row_summed(dy, a, before, c, dx, total):
+def _backward_row_summed(dy, a, after, before, dx, total):
     """As above, da added to a sum over time."""
-    for i in range(c.size - 1, -1, -1):
-        d = dy[i] + c[i]
+    for i in range(dx.size):
+        d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
         total[i] += d * np.conj(before[i])
-        c[i] = np.conj(a[i]) * d
 
 
 @njit(forceinline=True)
-def _backward_row_shared(dy, a, before, c, dx):
+def _backward_row_shared(dy, a, after, before, dx):
     """As above for one a that all channels share; gives its da."""
     decay = np.conj(a[0])
     total = dy[0] * 0
-    for i in range(c.size - 1, -1, -1):
-        d = dy[i] + c[i]
+    for i in range(dx.size):
+        d = dy[i] + decay * after[i]
         dx[i] = d
         total += d * np.conj(before[i])
-        c[i] = decay * d
     return total
 
 
@@ -119,12 +118,19 @@ def _build_forward(dtype):
             size = min(block, inner - first)
             a_size = size if a_inner else 1
             channel = o * inner + first
-            h = array(carry + item * (n * width + channel), size, dtype)
+            start = carry + item * (n * width + channel)
+            h = start
             for i in range(steps):
                 t = steps - 1 - i if reverse else i
                 k = item * ((begin + t) * width + channel)
                 j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), h, array(y + k, size, dtype))
+                hs, ys = array(h, size, dtype), array(y + k, size, dtype)
+                _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), hs, ys)
+                h = y + k
+            if steps:
+                last, ends = array(start, size, dtype), array(h, size, dtype)
+                for m in range(size):
+                    last[m] = ends[m]
 
     return forward
 
@@ -147,7 +153,7 @@ def _build_backward(dtype):
         ranges = array(pointer[11], 3 * sequences, np.int64)
         width = outer * inner
         da_width = width if a_inner else outer * blocks
-        recent, total = np.zeros(block, dtype), np.zeros(block, dtype)
+        recent, total, ones = np.zeros(block, dtype), np.zeros(block, dtype), np.ones(block, dtype)
         while True:
             unit = take(counter)
             if unit >= units:
@@ -160,6 +166,7 @@ def _build_backward(dtype):
             da_channel = channel if a_inner else o * blocks + unit % blocks
             c = array(carry + item * (n * width + channel), size, dtype)
             start = state + item * (n * width + channel)
+            decays, after = ones[:a_size], c
             recent[:] = 0
             total[:] = 0
             for i in range(steps):
@@ -169,22 +176,25 @@ def _build_backward(dtype):
                 before = y + k + (item * width if reverse else -item * width)
                 dys, dxs = array(dy + k, size, dtype), array(dx + k, size, dtype)
                 hs = array(start if i == steps - 1 else before, size, dtype)
-                decays = array(a + j, a_size, dtype)
                 at = ((begin + t if a_time else n) * da_width + da_channel) * item
                 if a_inner == 0:
-                    d = _backward_row_shared(dys, decays, hs, c, dxs)
+                    d = _backward_row_shared(dys, decays, after, hs, dxs)
                     if a_time:
                         array(da + at, 1, dtype)[0] = d
                     else:
                         recent[0] += d
                 elif a_time:
-                    _backward_row(dys, decays, hs, c, dxs, array(da + at, size, dtype))
+                    _backward_row(dys, decays, after, hs, dxs, array(da + at, size, dtype))
                 else:
-                    _backward_row_summed(dys, decays, hs, c, dxs, recent)
+                    _backward_row_summed(dys, decays, after, hs, dxs, recent)
+                decays, after = array(a + j, a_size, dtype), dxs
                 if a_time == 0 and i % FLUSH == FLUSH - 1:
                     for m in range(a_size):
                         total[m] += recent[m]
                         recent[m] = 0
+            if steps:
+                for m in range(size):
+                    c[m] = np.conj(decays[m if a_inner else 0]) * after[m]
             if a_time == 0:
                 sums = array(da + (n * da_width + da_channel) * item, a_size, dtype)
                 for m in range(a_size):
@@ -305,14 +315,12 @@ class _Layout(NamedTuple):
     da_shape: tuple[int, ...]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
     da_view: tuple[int, ...]  # the same in x's axes, once blocks are summed
     shared: bool  # one a for all inner channels
-    head: tuple[int, ...]  # what every kernel is told first, for a forward and for a reverse scan
-    reverse_head: tuple[int, ...]
+    heads: list[tuple[int, ...]]  # what a kernel is told first, for a forward and for a reverse scan
+    repair_heads: list[tuple[int, ...]]  # and a repair
     ranges: np.ndarray  # of each sequence: first row, end row, where its a begins
     cut: bool  # the ranges are pieces of one sequence
     units: int
-
-    def arguments(self, reverse: bool, *tensors: torch.Tensor) -> list[int]:
-        return [*(self.reverse_head if reverse else self.head), *[tensor.data_ptr() for tensor in tensors]]
+    repair_units: int
 
 
 @functools.lru_cache(512)
@@ -340,7 +348,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         first, last = np.array(bounds[:-1]), np.array(bounds[1:])
         a_first = first * a_time
     else:
-        if batch == 1 and steps >= LONG:
+        if batch == 1 and steps >= LONG and outer * inner < SPLIT * CORES:
             pieces = min(CORES, 8)
         edges = np.array([steps * i // pieces for i in range(pieces + 1)])
         base = np.arange(batch)[:, None]
@@ -348,38 +356,32 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         a_first = base * a_batch + edges[:-1] * a_time
     ranges = np.stack([first.ravel(), last.ravel(), a_first.ravel()], 1).astype(np.int64)
 
-    block = -(-inner * min(CORES, len(ranges) * outer) // CORES)  # so that there are as many units as cores
-    block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
-    blocks = -(-inner // block)
+    block, blocks = _blocks(inner, len(ranges) * outer)
     lead = (batch, steps) if a_time else (len(ranges), 1)
     da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
     da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
-    head, reverse_head = (
-        (
-            blocks,
-            block,
-            outer,
-            inner,
-            len(ranges),
-            reverse,
-            a_time,
-            a_outer,
-            int(not shared),
-            ranges.ctypes.data,
-        )
-        for reverse in (0, 1)
-    )
+    told = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
+    # Pieces are repaired one after the other, so cores share the channels; a shared a has its sum for each block.
+    repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer)
     return _Layout(
         (*a_shape[:2], *a_features),
         da_shape,
         da_view,
         shared,
-        head,
-        reverse_head,
+        [(blocks, block, *told[0], reverse, *told[1]) for reverse in (0, 1)],
+        [(repair_blocks, repair_block, *told[0], reverse, *told[1]) for reverse in (0, 1)],
         ranges,
         pieces > 1,
         len(ranges) * outer * blocks,
+        outer * repair_blocks,
     )
+
+
+def _blocks(inner: int, others: int) -> tuple[int, int]:
+    """Channels in a block, and how many blocks: with `others` units for each, as many units as cores."""
+    block = -(-inner * min(CORES, others) // CORES)
+    block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
+    return block, -(-inner // block)
 
 
 def _operands(x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, _Layout]:
@@ -394,10 +396,10 @@ def forward(x, a, state, reverse, cu_seqlens):
     carry = state.clone(memory_format=torch.contiguous_format)
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=reverse)
-    arguments = layout.arguments(reverse, x, a, y, carry)
-    _forward.run(x.dtype, arguments, layout.units, x.numel())
+    tensors = [x.data_ptr(), a.data_ptr(), y.data_ptr(), carry.data_ptr()]
+    _forward.run(x.dtype, [*layout.heads[reverse], *tensors], layout.units, x.numel())
     if layout.cut:
-        _forward_repair.run(x.dtype, arguments, layout.units // len(layout.ranges), x.numel())
+        _forward_repair.run(x.dtype, [*layout.repair_heads[reverse], *tensors], layout.repair_units, x.numel())
         carry = carry[:1].clone() if reverse else carry[-1:].clone()
     return y, carry
 
@@ -411,10 +413,10 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=not reverse)
         state = _before_pieces(y, state, layout.ranges, reverse)
-    arguments = layout.arguments(reverse, dy, a, y, carry, state, dx, da)
-    _backward.run(dy.dtype, arguments, layout.units, dy.numel())
+    tensors = [tensor.data_ptr() for tensor in (dy, a, y, carry, state, dx, da)]
+    _backward.run(dy.dtype, [*layout.heads[reverse], *tensors], layout.units, dy.numel())
     if layout.cut:
-        _backward_repair.run(dy.dtype, arguments, layout.units // len(layout.ranges), dy.numel())
+        _backward_repair.run(dy.dtype, [*layout.repair_heads[reverse], *tensors], layout.repair_units, dy.numel())
         carry = carry[-1:].clone() if reverse else carry[:1].clone()
     if layout.shared:
         da = da.sum(-1)
