@@ -13,6 +13,7 @@ from scanl.layers.lru import LRU as LRU
 from scanl.layers.mega_ema import MegaEMA as MegaEMA
 from scanl.layers.mingru import MinGRU as MinGRU
 from scanl.layers.packing import padded as padded
+from scanl.layers.parameters import param_groups as param_groups
 from scanl.layers.rglru import RGLRU as RGLRU
 from scanl.layers.short_convolution import ShortConvolution as ShortConvolution
 from scanl.layers.wrappers import Bidirectional as Bidirectional

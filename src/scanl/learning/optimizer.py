@@ -6,17 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from scanl.layers import param_groups
 from scanl.learning.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with betas (0.9, 0.95); weight decay on the weights of linear maps, not on embeddings, norms or decays."""
-    linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    groups = [
-        {"params": [p for p in model.parameters() if p in linear], "weight_decay": config.weight_decay},
-        {"params": [p for p in model.parameters() if p not in linear], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=True)
+    """AdamW with betas (0.9, 0.95); in the groups of `param_groups`."""
+    return torch.optim.AdamW(
+        param_groups(model), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.95), fused=True
+    )
 
 
 @dataclass(frozen=True)
