@@ -70,7 +70,7 @@ def ssm_kernel_diagonal(
     _check_system("ssm_kernel_diagonal", arguments, length)
     a, b = _discretize(A, B, dt, discretization)
     weights = b * C.to(b.dtype) * (2 if A.is_complex() else 1)
-    return _sum_of_powers(weights, a, length, _out(A, B, C, dt).to_real())
+    return _sum_of_powers(weights, a, length, _real_out(A, B, C, dt))
 
 
 def sum_of_powers(weights: Tensor, a: Tensor, length: int) -> Tensor:
@@ -83,7 +83,7 @@ def sum_of_powers(weights: Tensor, a: Tensor, length: int) -> Tensor:
     [[3.0, 1.0, 0.5]]
     """
     _check_system("sum_of_powers", {"a": (a, VECTOR), "weights": (weights, VECTOR)}, length)
-    return _sum_of_powers(_wide(weights), _wide(a), length, _out(weights, a).to_real())
+    return _sum_of_powers(_wide(weights), _wide(a), length, _real_out(weights, a))
 
 
 def ssm_kernel_dplr(
@@ -110,7 +110,7 @@ def ssm_kernel_dplr(
     Q = P if Q is None else Q
     arguments = {"Lambda": (Lambda, VECTOR), "B": (B, VECTOR), "C": (C, VECTOR), "dt": (dt, STEP[:2])}
     _check_system("ssm_kernel_dplr", {**arguments, "P": (P, LOW_RANK), "Q": (Q, LOW_RANK)}, length)
-    dtype = _out(Lambda, P, B, C, dt).to_real()
+    dtype = _real_out(Lambda, P, B, C, dt)
     lam, p, q, b, c, step = _doubled(Lambda, P, Q, B, C, dt)
     if length == 0:
         return lam.new_zeros(lam.shape[0], 0, dtype=dtype)
@@ -175,8 +175,8 @@ def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) 
     """In `dtype`, from double. The block length b is the power of two next to √length."""
     weights, a = torch.atleast_2d(weights), torch.atleast_2d(a)
     block = 1 << (max(length - 1, 0).bit_length() + 1) // 2
-    inner, last = _powers(a, block)
-    outer = weights[..., None] * _powers(last, -(-length // block))[0]
+    inner, last = powers(a, block)
+    outer = weights[..., None] * powers(last, -(-length // block))[0]
     if inner.is_complex():  # Re(uv) = Re u Re v - Im u Im v
         outer = torch.cat([outer.real, -outer.imag], 1)
         inner = torch.cat([inner.real, inner.imag], 1)
@@ -185,7 +185,7 @@ def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) 
     return product.flatten(1)[:, :length]
 
 
-def _powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """(..., n): a^0 to a^{n-1} by doubling, and the power after the last when n is a power of two.
 
     Products rather than e^{j log a}: a = 0 is nothing special, nor is its gradient.
@@ -251,6 +251,12 @@ def _out(*values: Tensor) -> torch.dtype:
     for value in values:
         dtype = torch.promote_types(dtype, value.dtype)
     return dtype
+
+
+def _real_out(*values: Tensor) -> torch.dtype:
+    # dtype.to_real() says the same, and torch.compile does not know it.
+    dtype = _out(*values)
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
 def _check_method(who: str, name: str, method: str) -> None:

@@ -48,6 +48,11 @@ def _divide(shape: tuple[int, ...], shared: int, keys: int, reverse: bool, cut: 
     return Work(ranges, head_parts, column_parts, units, [ranges.ctypes.data, *sizes, int(reverse)])
 
 
+def summed(parts: torch.Tensor) -> torch.Tensor:
+    """What the parts of a head have each found, added up."""
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
 @njit(forceinline=True)
 def share(part, parts, count):
     """The range of `count` things that falls to one of `parts`."""

@@ -52,6 +52,14 @@ def array(address, size, dtype):
     return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
+@njit
+def scratch(size, dtype):
+    """Zeros that begin where a cache line does: vectors that lie across two lines take twice as long."""
+    whole = np.zeros(size + 64, dtype)
+    start = -whole.ctypes.data % 64 // whole.itemsize
+    return whole[start : start + size]
+
+
 @njit(forceinline=True)
 def take(counter):
     """The next unit of work, from the address of the shared counter."""
@@ -62,14 +70,19 @@ def take(counter):
 _KEEP_CLOCK = {"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "znver4", "znver5"}
 
 
+def widen_vectors(function: ir.Function) -> None:
+    """Let a function use vectors of 512 bits: a third faster where arithmetic is the limit."""
+    if get_host_cpu_name() in _KEEP_CLOCK:
+        for attribute in ('"prefer-vector-width"="512"', '"min-legal-vector-width"="512"'):
+            set.add(function.attributes, attribute)  # its own `add` knows attributes without values only
+
+
 @intrinsic
 def wide_vectors(typingctx):
-    """Let the function that calls this use vectors of 512 bits: a third faster where arithmetic is the limit."""
+    """`widen_vectors` of the function that calls this."""
 
     def codegen(context, builder, signature, args):
-        if get_host_cpu_name() in _KEEP_CLOCK:
-            for attribute in ('"prefer-vector-width"="512"', '"min-legal-vector-width"="512"'):
-                set.add(builder.function.attributes, attribute)  # its own `add` knows attributes without values only
+        widen_vectors(builder.function)
         return context.get_dummy_value()
 
     return types.void(), codegen

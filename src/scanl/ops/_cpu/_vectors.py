@@ -1,0 +1,193 @@
+"""Loops over the rows of a block of columns, written as vector code.
+
+LLVM's own vectoriser makes a loop over columns inside one over rows, so that what is summed over rows goes through
+memory at every row. Here a strip of columns is one value, as wide as fits the registers several times over, and the
+sums stay where they are. An emitter is what the body of such a loop is written with, inside a numba intrinsic.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba.core import cgutils
+
+from scanl.ops._cpu._team import widen_vectors
+
+STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a row at a time
+CHUNK = 64  # bytes of the vectors that are summed to numbers
+_FLAGS = ("contract", "nsz")
+
+
+class Emitter:
+    """What an intrinsic's arguments are read with: arrays of one floating type, and integers."""
+
+    def __init__(self, context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any]):
+        widen_vectors(builder.function)
+        self.context, self.builder = context, builder
+        kind = next(arg.dtype for arg in signature.args if hasattr(arg, "dtype"))
+        self.item = kind.bitwidth // 8
+        self.number = context.get_value_type(kind)
+        self.strip = ir.VectorType(self.number, STRIP // self.item)
+        self.values = [
+            context.make_array(arg)(context, builder, value).data if hasattr(arg, "dtype") else value
+            for arg, value in zip(signature.args, arguments, strict=True)
+        ]
+
+    def at(self, array: Any, *indices: Any) -> Any:
+        """The address of an element; indices are added up."""
+        place = array
+        for index in indices:
+            place = self.builder.gep(place, [ir.Constant(ir.IntType(64), index) if isinstance(index, int) else index])
+        return place
+
+    def read(self, place: Any) -> Any:
+        """The strip that begins there."""
+        return self.builder.load(self.builder.bitcast(place, self.strip.as_pointer()), align=self.item)
+
+    def write(self, value: Any, place: Any) -> None:
+        self.builder.store(value, self.builder.bitcast(place, value.type.as_pointer()), align=self.item)
+
+    def number_at(self, place: Any) -> Any:
+        """One number, in every lane."""
+        return self.spread(self.builder.load(place))
+
+    def spread(self, number: Any) -> Any:
+        """A number in every lane."""
+        first = ir.Constant(ir.VectorType(number.type, self.strip.count), ir.Undefined)
+        vector = self.builder.insert_element(first, number, ir.Constant(ir.IntType(32), 0))
+        return self._lanes(vector, [0] * self.strip.count)
+
+    def some(self, first: Any, count: Any, *conditions: Any) -> Any:
+        """A mask of the lanes that stand for `first` and what follows, below `count`; of none unless all conditions."""
+        lanes = ir.Constant(ir.VectorType(first.type, self.strip.count), list(range(self.strip.count)))
+        places = self.builder.add(lanes, self.spread(first))
+        mask = self.builder.icmp_signed("<", places, self.spread(count))
+        for condition in conditions:
+            mask = self.builder.and_(mask, self.spread(condition))
+        return mask
+
+    def is_set(self, flag: Any) -> Any:
+        return self.builder.icmp_signed("!=", flag, flag.type(0))
+
+    def read_some(self, place: Any, mask: Any, otherwise: Any | None = None) -> Any:
+        """The strip that begins there, where the mask is set; elsewhere zero, or `otherwise`, and nothing is read."""
+        otherwise = ir.Constant(self.strip, None) if otherwise is None else otherwise
+        align = ir.Constant(ir.IntType(32), self.item)
+        address = self.builder.bitcast(place, self.strip.as_pointer())
+        return self._masked("load", self.strip, [address, align, mask, otherwise])
+
+    def write_some(self, value: Any, place: Any, mask: Any) -> None:
+        address = self.builder.bitcast(place, self.strip.as_pointer())
+        align = ir.Constant(ir.IntType(32), self.item)
+        self._masked("store", ir.VoidType(), [value, address, align, mask])
+
+    def prefetch(self, place: Any) -> None:
+        """Ask for the strip that begins there, even outside the array: steps lie too far apart to be guessed."""
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        for line in range(0, self.strip.count, CHUNK // self.item):
+            self.builder.call(function, [self.builder.bitcast(self.at(place, line), byte), word(0), word(3), word(1)])
+
+    def _masked(self, kind: str, result: Any, arguments: list[Any]) -> Any:
+        letter = "f32" if self.item == 4 else "f64"
+        function = cgutils.get_or_insert_function(
+            self.builder.module,
+            ir.FunctionType(result, [argument.type for argument in arguments]),
+            f"llvm.masked.{kind}.v{self.strip.count}{letter}.p0",
+        )
+        return self.builder.call(function, arguments)
+
+    def choose(self, flag: Any, a: Any, b: Any) -> Any:
+        """a where the flag is set, else b."""
+        return self.builder.select(flag, a, b)
+
+    def total(self, value: Any) -> Any:
+        """The sum of a strip's lanes."""
+        return self.builder.extract_element(self._folded(value, 1), ir.Constant(ir.IntType(32), 0))
+
+    def add_number(self, place: Any, number: Any) -> None:
+        self.builder.store(self.add(self.builder.load(place), number), place)
+
+    def times(self, a: Any, b: Any) -> Any:
+        return self.builder.fmul(a, b, flags=_FLAGS)  # pyright: ignore[reportCallIssue]
+
+    def add(self, total: Any, a: Any, b: Any | None = None) -> Any:
+        """total + a b, or total + a."""
+        more = a if b is None else self.times(a, b)
+        return self.builder.fadd(total, more, flags=_FLAGS)  # pyright: ignore[reportCallIssue]
+
+    def sums(self, count: int, start: Callable[[int], Any] | None = None) -> list[Any]:
+        """Strips to add to in a loop, zero or as `start` says."""
+        zero = ir.Constant(self.strip, None)
+        return [
+            cgutils.alloca_once_value(self.builder, zero if start is None else self.read(start(n)))
+            for n in range(count)
+        ]
+
+    def add_to(self, total: Any, a: Any, b: Any) -> None:
+        self.builder.store(self.add(self.builder.load(total), a, b), total)
+
+    def keep(self, total: Any, place: Any) -> None:
+        self.write(self.builder.load(total), place)
+
+    def rows(self, count: Any, step: int = 1) -> Any:
+        """A loop, as a context manager that gives the row's index."""
+        return _Rows(self.builder, count, step)
+
+    def dot(self, a: Any, b: Any) -> Any:
+        """The products of two strips, summed up to a vector of CHUNK bytes; see `totals`."""
+        width, total = CHUNK // self.item, None
+        for first in range(0, self.strip.count, width):
+            product = [self._lanes(value, range(first, first + width)) for value in (a, b)]
+            total = self.times(*product) if total is None else self.add(total, *product)
+        return total
+
+    def totals(self, four: Sequence[Any]) -> Any:
+        """A vector of four numbers: what the lanes of four vectors from `dot` add up to."""
+        width, unit = CHUNK // self.item, 16 // self.item  # unit: lanes that shuffle among themselves at no cost
+
+        def meet(a: Any, b: Any, low: Sequence[int], high: Sequence[int]) -> Any:
+            places = [range(block, block + unit) for block in range(0, width, unit)]
+            pick = [
+                [(n if n < unit else n - unit + width) + place[0] for place in places for n in lanes]
+                for lanes in (low, high)
+            ]
+            return self.add(*[self._shuffle(a, b, lanes) for lanes in pick])
+
+        if unit == 4:
+            pairs = [meet(four[n], four[n + 1], (0, 4, 1, 5), (2, 6, 3, 7)) for n in (0, 2)]
+            return self._folded(meet(pairs[0], pairs[1], (0, 1, 4, 5), (2, 3, 6, 7)), unit)
+        left, right = (self._folded(meet(four[n], four[n + 1], (0, 2), (1, 3)), unit) for n in (0, 2))
+        return self._shuffle(left, right, range(4))
+
+    def add_four(self, place: Any, four: Any) -> None:
+        """Add a vector of four to what is there."""
+        found = self.builder.load(self.builder.bitcast(place, four.type.as_pointer()), align=self.item)
+        self.write(self.add(found, four), place)
+
+    def _folded(self, value: Any, width: int) -> Any:
+        while value.type.count > width:
+            half = value.type.count // 2
+            value = self.add(self._lanes(value, range(half)), self._lanes(value, range(half, 2 * half)))
+        return value
+
+    def _lanes(self, value: Any, lanes: Sequence[int]) -> Any:
+        return self._shuffle(value, value, lanes)
+
+    def _shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        kind = ir.VectorType(ir.IntType(32), len(lanes))
+        return self.builder.shuffle_vector(a, b, ir.Constant(kind, list(lanes)))
+
+
+class _Rows:
+    def __init__(self, builder: ir.IRBuilder, count: Any, step: int):
+        kind = count.type
+        self.loop = cgutils.for_range_slice(builder, kind(0), count, kind(step), kind)
+
+    def __enter__(self) -> Any:
+        return self.loop.__enter__()[0]
+
+    def __exit__(self, *error: Any) -> None:
+        self.loop.__exit__(*error)
