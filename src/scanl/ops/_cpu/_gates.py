@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
-from scanl.ops._cpu._math import _LN2_HIGH, _LN2_LOW, _LOG2E, _float_of_bits, exp
+from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, _float_of_bits, exp
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
 _LARGE = np.float32(20)  # 2 x from which tanh is 1 in float32
@@ -41,8 +41,8 @@ def _sigmoid(x):
 def _tanh32(x):
     """u / (u + 2) of |x|, u = e^2x - 1 = 2^n (e^r - 1) + (2^n - 1) with |r| <= ln(2)/2: exact at small x too."""
     inside = min(abs(x + x), _LARGE)
-    n = np.floor(inside * _LOG2E + float32(0.5))
-    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
+    n = np.floor(inside * LOG2E + float32(0.5))
+    r = (inside - n * LN2_HIGH) - n * LN2_LOW
     p = float32(1 / 5040)
     p = p * r + float32(1 / 720)
     p = p * r + float32(1 / 120)

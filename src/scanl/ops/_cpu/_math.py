@@ -9,10 +9,11 @@ from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateIm
 from numba.extending import intrinsic, overload
 
 # ln 2 in two parts, the first with so few digits that its product with an exponent is exact
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_LOG2E = np.float32(1.44269504088896341)
-_ROUND = np.float32(3 << 22)  # what is added to it and taken away again is rounded, and stands in its lowest bits
-_LEAST, _MOST = np.float32(-87.5), np.float32(89)
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+LOG2E = np.float32(1.44269504088896341)
+ROUND = np.float32(3 << 22)  # what is added to it and taken away again is rounded, and stands in its lowest bits
+LEAST, MOST = np.float32(-87.5), np.float32(89)
+POLYNOMIAL = tuple(np.float32(c) for c in (0.00138145405, 0.00836874545, 0.0416683890, 0.166665211, 0.49999994))
 
 
 @intrinsic
@@ -38,16 +39,16 @@ def _exp32(x):
     e^x = 2^n e^r with |r| <= ln(2)/2, e^r by a minimax polynomial (relative error 3e-9), 2^(n-1) as the bits of an
     exponent: 0 at n = -126, the largest power at n = 128, so that what is clamped becomes 0 and inf by itself.
     """
-    x = _LEAST if x < _LEAST else x
-    x = _MOST if x > _MOST else x
-    rounded = x * _LOG2E + _ROUND
-    n = rounded - _ROUND
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = float32(0.00138145405)
-    p = p * r + float32(0.00836874545)
-    p = p * r + float32(0.0416683890)
-    p = p * r + float32(0.166665211)
-    p = p * r + float32(0.49999994)
+    x = LEAST if x < LEAST else x
+    x = MOST if x > MOST else x
+    rounded = x * LOG2E + ROUND
+    n = rounded - ROUND
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = POLYNOMIAL[0]
+    p = p * r + POLYNOMIAL[1]
+    p = p * r + POLYNOMIAL[2]
+    p = p * r + POLYNOMIAL[3]
+    p = p * r + POLYNOMIAL[4]
     y = (p * r) * r + r + float32(1)
     power = (_bits_of_float(rounded) + int32(126)) << int32(23)  # pyright: ignore[reportCallIssue]
     return (y + y) * _float_of_bits(power)  # pyright: ignore[reportCallIssue]

@@ -12,6 +12,7 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
 
+from scanl.ops._cpu import _math
 from scanl.ops._cpu._team import widen_vectors
 
 STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a row at a time
@@ -60,15 +61,22 @@ class Emitter:
 
     def some(self, first: Any, count: Any, *conditions: Any) -> Any:
         """A mask of the lanes that stand for `first` and what follows, below `count`; of none unless all conditions."""
-        lanes = ir.Constant(ir.VectorType(first.type, self.strip.count), list(range(self.strip.count)))
-        places = self.builder.add(lanes, self.spread(first))
-        mask = self.builder.icmp_signed("<", places, self.spread(count))
         for condition in conditions:
-            mask = self.builder.and_(mask, self.spread(condition))
-        return mask
+            count = self.builder.select(condition, count, first)
+        word = ir.IntType(32)
+        lanes = ir.Constant(ir.VectorType(word, self.strip.count), list(range(self.strip.count)))
+        left = self.builder.trunc(self.builder.sub(count, first), word)
+        return self.builder.icmp_signed("<", lanes, self.spread(left))
 
     def is_set(self, flag: Any) -> Any:
         return self.builder.icmp_signed("!=", flag, flag.type(0))
+
+    def place_if(self, flag: Any, array: Any, start: Any, lane: Any, spare: Any) -> Any:
+        """Where a strip is that a mask hides unless the flag is set, and then a spare place.
+
+        What a mask hides is not read or written, but takes hundreds of cycles where there is no memory.
+        """
+        return self.builder.select(flag, self.at(array, start, lane), self.at(spare, lane))
 
     def read_some(self, place: Any, mask: Any, otherwise: Any | None = None) -> Any:
         """The strip that begins there, where the mask is set; elsewhere zero, or `otherwise`, and nothing is read."""
@@ -98,6 +106,29 @@ class Emitter:
             f"llvm.masked.{kind}.v{self.strip.count}{letter}.p0",
         )
         return self.builder.call(function, arguments)
+
+    def exp(self, x: Any) -> Any:
+        """e^x of float32, as `_exp32` of _math.py, which says how exact it is."""
+        assert self.item == 4
+        words = ir.VectorType(ir.IntType(32), self.strip.count)
+
+        def same(number: Any) -> ir.Constant:
+            return ir.Constant(self.strip, [float(number)] * self.strip.count)
+
+        def bits(number: int) -> ir.Constant:
+            return ir.Constant(words, [number] * self.strip.count)
+
+        for order, bound in (("<", _math.LEAST), (">", _math.MOST)):
+            x = self.builder.select(self.builder.fcmp_ordered(order, x, same(bound)), same(bound), x)
+        rounded = self.add(same(_math.ROUND), x, same(_math.LOG2E))
+        n = self.add(rounded, same(-_math.ROUND))
+        r = self.add(self.add(x, n, same(-_math.LN2_HIGH)), n, same(-_math.LN2_LOW))
+        p = same(_math.POLYNOMIAL[0])
+        for coefficient in _math.POLYNOMIAL[1:]:
+            p = self.add(same(coefficient), p, r)
+        y = self.add(self.add(r, self.times(p, r), r), same(1))
+        power = self.builder.shl(self.builder.add(self.builder.bitcast(rounded, words), bits(126)), bits(23))
+        return self.times(self.add(y, y), self.builder.bitcast(power, self.strip))
 
     def choose(self, flag: Any, a: Any, b: Any) -> Any:
         """a where the flag is set, else b."""

@@ -1,6 +1,6 @@
-"""The delta rule through the kernels of the scan with diagonal-plus-low-rank transitions, whose case it is."""
+"""The delta rule through the kernels of matrix memories."""
 
-from scanl.ops._cpu.dplr_scan import run_backward, run_forward
+from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 
 
 def _unit(k, normalize_keys, eps):
@@ -11,12 +11,13 @@ def _unit(k, normalize_keys, eps):
 
 def forward(q, k, v, beta, g, state, reverse, cu_seqlens, scale, normalize_keys, eps):
     k, _ = _unit(k, normalize_keys, eps)
-    return run_forward(q, k, v, None, None, g, beta, state, reverse, cu_seqlens, scale)
+    return run_forward(q, k, v, state, reverse, cu_seqlens, scale, g=g, beta=beta)
 
 
 def backward(dy, dlast, q, k, v, beta, g, state, reverse, cu_seqlens, scale, normalize_keys, eps):
     k, length = _unit(k, normalize_keys, eps)
-    dq, dk, *rest = run_backward(dy, dlast, q, k, v, None, None, g, beta, state, reverse, cu_seqlens, scale)
+    grads = run_backward(dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, g=g, beta=beta)
     if normalize_keys:
-        dk = (dk - k * (k * dk).sum(-1, keepdim=True)) / length
-    return [dq, dk, *rest]
+        dk = grads["k"]
+        grads["k"] = (dk - k * (k * dk).sum(-1, keepdim=True)) / length
+    return [grads[name] for name in ("q", "k", "v", "beta", *(["g"] if g is not None else []), "state")]
