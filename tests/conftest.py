@@ -8,7 +8,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("short", max_examples=30)
+settings.register_profile("long", max_examples=1000)
+settings.load_profile("short")
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from scanl import layers
-from scanl.cli.ops import table
+from scanl.cli.layers import table as layer_table
+from scanl.cli.ops import table as op_table
 from scanl.layers.base import _registry
 
 ROOT = Path(__file__).parents[1]
@@ -39,17 +40,12 @@ def test_readme_order():
     assert len([line for line in first_block if line]) <= 10
 
 
-def test_readme_table_names_every_layer():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert sorted(rows) == layers.names()
-    for name in rows:
-        for identifier in re.findall(r"arXiv:(\d{4}\.\d{5})", layers.get(name).source):
-            assert identifier in text, f"{name}: the table lacks {identifier}"
+def test_readme_table_is_the_registry():
+    assert layer_table() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_table_of_ops_is_the_registry():
-    assert table() in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+    assert op_table() in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
 
 
 def test_readme_links_lead_somewhere():

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
-from scanl.layers import Bidirectional, LinearRNN, MultiScale, ShortConvolution, padded
+from scanl.layers import AFT, SLSTM, Bidirectional, LinearRNN, MultiScale, ShortConvolution, padded
 from scanl.layers import state as states
 from scanl.layers.linear_rnn import LinearRNNState
+from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.ops._op import REGISTRY
 
 DIM = 12
@@ -69,6 +70,13 @@ CASES |= {
     "user_vector": lambda: WeightedDecay(DIM, 1),
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
+    "rwkv4_channel_mix": lambda: RWKV4ChannelMix(DIM, 16),
+    "rwkv6_channel_mix": lambda: RWKV6ChannelMix(DIM, 16),
+    "rwkv7_channel_mix": lambda: RWKV7ChannelMix(DIM, 16),
+    "aft_full": lambda: AFT(DIM, "full", 8, 80),
+    "aft_local": lambda: AFT(DIM, "local", 8, 80, 3),
+    "aft_conv": lambda: AFT(DIM, "conv", 8, window=3, num_heads=2),
+    "slstm_without_conv": lambda: SLSTM(DIM, 2, 0, "exp"),
     "multi_scale_hawk": lambda: MultiScale(DIM, "hawk", 2, {"num_heads": 2, "width": 8}),
 }
 STREAMING = [name for name, make in CASES.items() if not make().bidirectional]

@@ -1,6 +1,7 @@
 """`scanl list` and `scanl show NAME`."""
 
 import inspect
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,20 @@ def list_layers(argv: Sequence[str]) -> int:
         print(f"{'':<{width}}{cls.equation}")
     print("\n`scanl show NAME` has the rest.")
     return 0
+
+
+def table() -> str:
+    """Every layer as rows of Markdown, as the README has them."""
+    rows = ["| layer | what it is | recurrence | source |", "|---|---|---|---|"]
+    for name in names():
+        cls = get(name)
+        papers = [
+            f"[{paper}](https://arxiv.org/abs/{paper})" for paper in re.findall(r"arXiv:(\d{4}\.\d{5})", cls.source)
+        ]
+        cells = (f"`{name}`", inspect.cleandoc(cls.__doc__ or "").splitlines()[0].rstrip("."), f"`{cls.equation}`")
+        source = ", ".join(papers) or cls.source.split('"')[0].rstrip(", ")
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, source)) + " |")
+    return "\n".join(rows)
 
 
 def show_layer(argv: Sequence[str]) -> int:

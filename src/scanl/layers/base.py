@@ -26,6 +26,7 @@ class Layer(nn.Module):
     op: ClassVar[str | None] = None
     sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
     residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
+    takes_memo: ClassVar[bool] = False  # `forward` takes `memo`, a dict that the layers of a stack share in one pass
 
     dim: int
     bidirectional: bool = False  # True: sees the future, so neither causal nor streamable
@@ -116,6 +117,12 @@ def _fits(state: State, shapes: Any, batch: int) -> bool:
     if state is None or shapes is None or isinstance(shapes, torch.Size):
         return state is shapes
     return len(state) == len(shapes) and all(_fits(*pair, batch) for pair in zip(state, shapes, strict=True))
+
+
+def tie_by_class(layers: Sequence[Layer]) -> None:
+    """`tie` for each class among the layers, given lowest first."""
+    for cls in dict.fromkeys(type(layer) for layer in layers):
+        cls.tie([layer for layer in layers if type(layer) is cls])
 
 
 def widen(x: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.state import Device, DType
-from scanl.ops import linear_scan
+from scanl.layers.timespans import check_timespans
+from scanl.ops import discretize, linear_scan
 
 
 @register("lru")
@@ -25,6 +26,9 @@ class LRU(Layer):
         state_dim: E, complex state channels; by default D.
         r_min, r_max: ring of the initial |Λ|, uniform over its area.
         max_phase: initial phases are uniform in [0, max_phase] radians.
+
+    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: one step of span n
+    is n steps with the same input, Λ^n and γ (Λ^n - 1)/(Λ - 1), and n need not be whole.
 
     Parameters as in the reference program: nu_log, theta_log, gamma_log (E); B_re, B_im (E, D);
     C_re, C_im (D, E); D (D).
@@ -74,16 +78,27 @@ class LRU(Layer):
         return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
-        eigenvalues = torch.polar((-widen(self.nu_log).exp()).exp(), widen(self.theta_log).exp())
+        check_timespans("lru", timespans, x)
+        rate, phase = widen(self.nu_log).exp(), widen(self.theta_log).exp()
+        eigenvalues = torch.polar((-rate).exp(), phase)
         # Real and imaginary parts side by side: one real product writes complex numbers, and one reads them.
         into = torch.stack([self.B_re, self.B_im], 1) * self.gamma_log.exp()[:, None, None]
         out_of = torch.stack([self.C_re, -self.C_im], 2).flatten(1)
-        u = widen(x @ into.flatten(0, 1).t())
-        h, last = linear_scan(
-            torch.view_as_complex(u.unflatten(-1, (-1, 2))), eigenvalues, state, cu_seqlens=cu_seqlens
-        )
+        u = torch.view_as_complex(widen(x @ into.flatten(0, 1).t()).unflatten(-1, (-1, 2)))
+        if timespans is not None:
+            log, one = torch.complex(-rate, phase), torch.ones_like(eigenvalues)
+            unit = discretize(log, one, torch.ones_like(rate[:1]))[1][0]
+            held = discretize(log, one, timespans.to(rate.dtype).flatten())
+            eigenvalues, gain = (each.unflatten(0, x.shape[:2]) for each in held)
+            u = u * (gain / unit)
+        h, last = linear_scan(u, eigenvalues, state, cu_seqlens=cu_seqlens)
         y = torch.view_as_real(h).flatten(-2).to(x.dtype) @ out_of.t()
         return torch.addcmul(y, x, self.D), last

@@ -1,5 +1,7 @@
 """Sequences of different lengths: laid end to end over one row (`cu_seqlens`), or padded with a mask."""
 
+import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
+from scanl.layers.state import cat, index
 from scanl.ops._op import offsets
 
 if TYPE_CHECKING:
@@ -49,6 +52,19 @@ def unpack(y: Tensor, mask: Tensor) -> Tensor:
     padded_y = y.new_zeros(*mask.shape, *y.shape[2:])
     padded_y[mask] = y[0]
     return padded_y
+
+
+def each_alone(
+    run: Callable[..., "tuple[Tensor, State]"], x: Tensor, state: "State", cu_seqlens: Tensor
+) -> "tuple[Tensor, State]":
+    """Run each packed sequence by itself, where its length decides how; `state` has a row for each, and is not None."""
+    bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
+    parts = [
+        run(x[:, start:end], index(state, slice(n, n + 1))) for n, (start, end) in enumerate(itertools.pairwise(bounds))
+    ]
+    if not parts:
+        return x, state
+    return torch.cat([y for y, _ in parts], 1), cat([last for _, last in parts])
 
 
 def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, build, register
+from scanl.layers.base import Layer, build, register, tie_by_class
 from scanl.layers.packing import reversed_steps
 from scanl.layers.state import Device, DType, State
 
@@ -23,8 +23,8 @@ def _make(inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
 
 
 def _tie_inner(layers: Sequence[Layer]) -> None:
-    for cls in dict.fromkeys(type(layer) for layer in layers):
-        cls.tie([layer for layer in layers if type(layer) is cls])
+    """Layers that would share a memo stay each alone: a wrapper hands none on."""
+    tie_by_class([layer for layer in layers if not layer.takes_memo])
 
 
 @register("bidirectional")

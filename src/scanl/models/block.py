@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, check_options, nearest
+from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
 
 
@@ -37,11 +38,17 @@ class GatedMLP(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return ()
 
-    def forward(self, x: Tensor, state: State = (), *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         return self.down(F.silu(self.gate(x)) * self.up(x)), ()
 
 
-CHANNEL_MIXERS: dict[str, type[Layer] | None] = {"gated_mlp": GatedMLP, "none": None}
+CHANNEL_MIXERS: dict[str, type[Layer] | None] = {
+    "gated_mlp": GatedMLP,
+    "none": None,
+    "rwkv4": RWKV4ChannelMix,
+    "rwkv6": RWKV6ChannelMix,
+    "rwkv7": RWKV7ChannelMix,
+}
 
 
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
@@ -55,7 +62,7 @@ def make_norm(name: str, dim: int) -> nn.Module:
 
 
 class BlockState(NamedTuple):
-    """mixer: the layer's state.   channel: the channel mixer's, usually ()."""
+    """mixer: the layer's state.   channel: the channel mixer's; () where it has none."""
 
     mixer: State
     channel: State
@@ -89,12 +96,19 @@ class Block(nn.Module):
         return BlockState(self.mixer.init_state(batch_size, **place), channel)
 
     def forward(
-        self, x: Tensor, state: BlockState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: BlockState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        memo: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, BlockState]:
-        mixer, channel = (None, ()) if state is None else state
-        y, mixer = self.mixer(self.mixer_norm(x), mixer, cu_seqlens=cu_seqlens)
+        """memo: what the blocks of one pass share, for layers that take it."""
+        mixer, channel = (None, None) if state is None else state
+        more = {"memo": memo} if self.mixer.takes_memo else {}
+        y, mixer = self.mixer(self.mixer_norm(x), mixer, cu_seqlens=cu_seqlens, **more)
         x = x + y
         if self.channel is not None and self.channel_norm is not None:
             y, channel = self.channel(self.channel_norm(x), channel, cu_seqlens=cu_seqlens)
             x = x + y
-        return x, BlockState(mixer, channel)
+        return x, BlockState(mixer, () if self.channel is None else channel)

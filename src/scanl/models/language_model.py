@@ -87,6 +87,11 @@ class LanguageModel(nn.Module):
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
+    def logits_at(self, tokens: Tensor, places: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
+        """Read the tokens (B, T); logits (n, V) at the n places (B, T) that are True, row by row."""
+        hidden, state, _ = self._hidden(tokens, state, None, None)
+        return self._read_out(hidden[places]), state
+
     def generate(
         self,
         prompt: Tensor,

@@ -8,11 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, build, get, nearest
+from scanl.layers.base import Layer, build, names, nearest, tie_by_class
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm
 
 StackState = tuple[BlockState, ...]
+
+# Models that are a pattern of several layers, by the name of the model.
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "griffin": ("hawk", "hawk", "window_attention"),  # Griffin, arXiv:2402.19427, section 2
+    "xlstm": ("mlstm",) * 7 + ("slstm",),  # xLSTM[7:1], arXiv:2405.04517, section 4
+}
 
 
 class Stack(nn.Module):
@@ -21,9 +27,10 @@ class Stack(nn.Module):
     Args:
         dim: D, width of the residual stream.
         depth: number of blocks.
-        layer: a registered name, or names that repeat over depth: ("hawk", "hawk", "lru").
+        layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of such a
+            pattern: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
-        channel_mixer: "gated_mlp" or "none".   channel_options: its options.
+        channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
         norm: "rmsnorm" or "layernorm".
 
     Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
@@ -42,15 +49,16 @@ class Stack(nn.Module):
         norm: str = "rmsnorm",
     ) -> None:
         super().__init__()
-        pattern = [layer] if isinstance(layer, str) else list(layer)
+        given = [layer] if isinstance(layer, str) else list(layer)
+        pattern = [name for each in given for name in PATTERNS.get(each, (each,))]
         if depth < 1 or not pattern:
             raise ConfigError(f"stack: depth is {depth} with layers {pattern}, expected at least one of each")
-        options = _options_by_name(pattern, layer_options or {}, single=isinstance(layer, str))
+        options = _options_by_name(pattern, layer_options or {}, single=layer == pattern[0])
         mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
-        for cls in dict.fromkeys(type(mixer) for mixer in mixers):
-            cls.tie([mixer for mixer in mixers if type(mixer) is cls])
         self.dim = dim
         self.blocks = nn.ModuleList(Block(m, channel_mixer, dict(channel_options or {}), norm) for m in mixers)
+        tie_by_class(mixers)
+        tie_by_class([block.channel for block in self._each() if block.channel is not None])
         self.norm = make_norm(norm, dim)
         self._scale_residual_writers()
 
@@ -76,19 +84,20 @@ class Stack(nn.Module):
     def forward(
         self, x: Tensor, state: StackState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, StackState]:
-        states = []
+        states, memo = [], {}
         for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
-            x, after = block(x, before, cu_seqlens=cu_seqlens)
+            x, after = block(x, before, cu_seqlens=cu_seqlens, memo=memo)
             states.append(after)
         return self.norm(x), tuple(states)
 
 
 def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:
     for name in pattern:
-        get(name)
+        if name not in names():
+            raise nearest("layer", name, [*names(), *PATTERNS])
     if single:
         return {pattern[0]: dict(options)}
     for name in options:
         if name not in pattern:
-            raise nearest("layer in layer_options", name, pattern)
+            raise nearest("layer in layer_options", name, list(dict.fromkeys(pattern)))
     return {name: dict(options.get(name, {})) for name in pattern}

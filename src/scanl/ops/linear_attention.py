@@ -174,7 +174,14 @@ def _parallel(
     return joined(o, steps), last
 
 
-compiled(linear_attention, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
+compiled(
+    linear_attention,
+    "cpu",
+    devices=("cpu",),
+    package="numba",
+    dtypes=FLOATING,
+    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)
 
 
 def normalized_linear_attention(

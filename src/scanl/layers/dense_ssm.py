@@ -1,0 +1,60 @@
+r"""A dense discrete state space system over a whole sequence, one for each channel.
+
+.. math:: s_t = A s_{t-1} + B x_t, \quad y_t = C s_t
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.ops import long_convolution
+
+
+def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x (B, T, D), A (D, M, M), B and C (D, M), real and in double -> y (B, T, D) and the state (B, D, M).
+
+    state: (B, D, M), zeros when None. T at least 1; y and the state are in x's dtype.
+
+    The kernel C A^j B is a product of two tables of about √T columns, C A^l and A^{ib} B with j = i b + l, whose making
+    squares A log T times. The same tables tell what the state brings to each step, and what is left at the end:
+    O(D M³ log T + D M T) in all, and M for each step and row of the batch.
+    """
+    batch, steps, _ = x.shape
+    size = 1 << ((steps - 1).bit_length() + 1) // 2
+    blocks = 1 << (-(-steps // size) - 1).bit_length()
+    squares = [A]  # A^1, A^2, A^4, ...
+    while len(squares) < (size * blocks).bit_length():
+        squares.append(squares[-1] @ squares[-1])
+    inner, outer = squares[: size.bit_length() - 1], squares[size.bit_length() - 1 :]
+
+    rows = _table(C[:, None].mT, [power.mT for power in inner], 1 << len(inner)).mT  # (D, size, M): C A^l
+    kernel = (rows @ _table(B[..., None], outer, blocks)).mT.flatten(1)[:, :steps]
+    y, _ = long_convolution(x, kernel.to(x.dtype))
+
+    # The sequence stands at the end of its blocks: zeros before it change nothing.
+    gap = size * blocks - steps
+    written = _table(B[..., None], inner, size).flip(-1).mT.to(x.dtype)  # (D, size, M): A^{size-1-l} B
+    parts = F.pad(x, (0, 0, gap, 0)).permute(2, 0, 1).unflatten(2, (blocks, size))
+    sums = (parts.flatten(1, 2) @ written).unflatten(1, (batch, blocks))  # (D, B, blocks, M)
+    for power in outer[: blocks.bit_length() - 1]:
+        sums = sums[:, :, 0::2] @ power.mT.to(x.dtype)[:, None] + sums[:, :, 1::2]
+    last = sums[:, :, 0].transpose(0, 1)
+    if state is None:
+        return y, last
+    here = state.permute(1, 2, 0).to(A.dtype)  # (D, M, B)
+    # Of each row of the batch a column: block starts side by side.
+    starts = _table(A @ here, outer, blocks).unflatten(2, (blocks, batch))
+    echo = torch.einsum("dlm,dmib->bild", rows, starts).flatten(1, 2)[:, :steps]
+    gone = here
+    for i, power in enumerate(squares):
+        if steps >> i & 1:
+            gone = power @ gone
+    return y + echo.to(x.dtype), last + gone.permute(2, 0, 1).to(x.dtype)
+
+
+def _table(first: Tensor, squares: list[Tensor], count: int) -> Tensor:
+    """(D, M, count K): A^i times the K columns given, i < count, of the squares of A, by doubling."""
+    table = first
+    for power in squares[: count.bit_length() - 1]:
+        table = torch.cat([table, power @ table], 2)
+    return table

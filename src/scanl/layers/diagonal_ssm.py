@@ -1,0 +1,104 @@
+r"""A diagonal state space system over a sequence, one system for each channel.
+
+.. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t
+
+There are two forms of it. The recurrence holds the states of all steps, T D N numbers: right for a few steps, and where
+the steps are not alike. A long sequence is a convolution with the system's kernel instead, which holds T D numbers;
+what enters with the state and what leaves with it are sums of powers of Ā.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.layers.packing import each_alone
+from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal, sum_of_powers
+from scanl.ops.ssm_kernels import powers
+
+FEW = 16  # steps up to which the recurrence is taken
+
+
+def diagonal_ssm(
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    state: Tensor | None,
+    *,
+    discretization: str = "zoh",
+    cu_seqlens: Tensor | None = None,
+    timespans: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x (B, T, D) real, A, B, C (D, N) complex, one of each conjugate pair, dt (D) -> y (B, T, D) and the state.
+
+    state: (B, D, N) complex, zeros when None.   discretization: "zoh" or "bilinear".
+    timespans: (B, T), of each step, multiplies dt.   All in float32 or wider.
+    """
+    if x.shape[1] <= FEW or timespans is not None or (cu_seqlens is not None and torch.compiler.is_compiling()):
+        return _recurrence(x, A, B, C, dt, state, discretization, cu_seqlens, timespans)
+    if cu_seqlens is not None:
+        rows = A.new_zeros(cu_seqlens.shape[0] - 1, *A.shape) if state is None else state
+
+        def run(x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            return diagonal_ssm(x, A, B, C, dt, row, discretization=discretization)
+
+        return each_alone(run, x, rows, cu_seqlens)
+    return _convolution(x, A, B, C, dt, state, discretization)
+
+
+def _recurrence(
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt: Tensor,
+    state: Tensor | None,
+    discretization: str,
+    cu_seqlens: Tensor | None,
+    timespans: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if timespans is None:
+        a, b = discretize(A, B, dt, discretization)
+    else:
+        # Each step of each channel is a system of its own.
+        steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape, A.shape[1])
+        A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
+        a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
+    h, last = linear_scan(b * x[..., None], a, state, cu_seqlens=cu_seqlens)
+    readout = 2 * torch.stack([C.real, -C.imag], -1).flatten(1)
+    return torch.einsum("btdn,dn->btd", torch.view_as_real(h).flatten(3), readout), last
+
+
+def _convolution(
+    x: Tensor, A: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None, discretization: str
+) -> tuple[Tensor, Tensor]:
+    batch, steps, _ = x.shape
+    y, _ = long_convolution(x, ssm_kernel_diagonal(A, B, C, dt, steps, discretization=discretization))
+    a, b = discretize(A, B, dt, discretization)
+    last, gone = _remembered(x, a)
+    last = b * last
+    if state is not None:
+        weights = (2 * C * a * state).flatten(0, 1)
+        echo = sum_of_powers(weights, a.expand(batch, *a.shape).flatten(0, 1), steps)
+        y = y + echo.unflatten(0, (batch, -1)).transpose(1, 2)
+        last = last + gone * state
+    return y, last
+
+
+def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j a^{T-1-j} x_j, (B, D, N), and a^T; by two tables of powers of about √T columns, as the kernel is made."""
+    steps, wide = x.shape[1], torch.complex128
+    block = 1 << ((steps - 1).bit_length() + 1) // 2
+    blocks = -(-steps // block)
+    inner, jump = powers(a.to(wide), block)  # (D, N, block)
+    outer = powers(jump, blocks)[0]
+    rest = steps - (blocks - 1) * block
+    gone = outer[..., -1] * (inner[..., rest] if rest < block else jump)
+    outer = outer.to(a.dtype)
+    table = torch.view_as_real(inner.flip(-1).to(a.dtype)).transpose(1, 2).flatten(2)  # (D, block, 2 N)
+    parts = F.pad(x, (0, 0, blocks * block - steps, 0)).permute(2, 0, 1).unflatten(2, (blocks, block))
+    sums = torch.view_as_complex((parts.flatten(1, 2) @ table).unflatten(-1, (-1, 2)))
+    sums = sums.unflatten(1, (-1, blocks))  # (D, B, blocks, N)
+    last = (sums * outer.flip(-1).transpose(1, 2)[:, None]).sum(2).transpose(0, 1)
+    return last, gone.to(a.dtype)

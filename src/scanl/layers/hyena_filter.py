@@ -1,0 +1,87 @@
+"""Filters of Hyena, a function of the lag: a network with sines over its position, and a fading.
+
+Source: Poli et al., arXiv:2302.10866, section 3.3; names of the parameters as in the released code, safari.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import widen
+from scanl.layers.parameters import tag
+
+
+class Sin(nn.Module):
+    """sin(freq x), freq (1, width) trained."""
+
+    def __init__(self, width: int, w: float) -> None:
+        super().__init__()
+        self.freq = nn.Parameter(w * torch.ones(1, width))
+
+
+class PositionalEmbedding(nn.Module):
+    """z (1, L, emb_dim): the lag from 0 to 1, cosines and sines of it, trained; t (1, L, 1): the lag."""
+
+    t: Tensor
+
+    def __init__(self, emb_dim: int, l_max: int, lr: float) -> None:
+        super().__init__()
+        bands = (emb_dim - 1) // 2
+        t = torch.linspace(0, 1, l_max)[None, :, None]
+        angles = torch.linspace(1e-4, bands - 1, bands) * (2 * math.pi / l_max * torch.arange(l_max))[None, :, None]
+        self.z = tag(nn.Parameter(torch.cat([t, angles.cos(), -angles.sin()], -1)), weight_decay=False, lr=lr)
+        self.register_buffer("t", t)
+
+
+class Modulation(nn.Module):
+    """deltas (1, 1, width): the rates at which the filters fade, not trained."""
+
+    deltas: Tensor
+
+    def __init__(self, width: int, fast_decay_pct: float, slow_decay_pct: float, target: float) -> None:
+        super().__init__()
+        slow, fast = math.log(target) / slow_decay_pct, math.log(target) / fast_decay_pct
+        self.register_buffer("deltas", torch.linspace(slow, fast, width)[None, None])
+
+
+class HyenaFilter(nn.Module):
+    """bias (width); pos_emb; implicit_filter, linear maps with sines between; modulation."""
+
+    def __init__(
+        self, width: int, emb_dim: int, order: int, l_max: int, w: float, inner: int, lr: float, lr_pos_emb: float,
+        fast_decay_pct: float, slow_decay_pct: float, target: float, shift: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.shift = shift
+        self.bias = nn.Parameter(torch.randn(width))
+        self.pos_emb = PositionalEmbedding(emb_dim, l_max, lr_pos_emb)
+        # One sine serves all layers; in the released code its frequencies stand in the state at each of their places.
+        self._repeats = [2 * i + 3 for i in range(inner)]
+        maps: dict[str, nn.Module] = {"0": nn.Linear(emb_dim, order), "1": Sin(order, w)}
+        maps |= {str(2 * i + 2): nn.Linear(order, order) for i in range(inner)}
+        maps[str(2 * inner + 2)] = nn.Linear(order, width, bias=False)
+        self.implicit_filter = nn.ModuleDict(maps)
+        for parameter in self.implicit_filter.parameters():
+            tag(parameter, weight_decay=False, lr=lr)
+        self.modulation = Modulation(width, fast_decay_pct, slow_decay_pct, target)
+        self.register_load_state_dict_pre_hook(_drop_repeated_sines)
+
+    def filters(self) -> Tensor:
+        """(width, L), in float32 or wider."""
+        sine = self.implicit_filter["1"]
+        assert isinstance(sine, Sin)
+        maps = [each for each in self.implicit_filter.values() if isinstance(each, nn.Linear)]
+        h, freq = widen(self.pos_emb.z), widen(sine.freq)
+        for linear in maps[:-1]:
+            h = torch.sin(freq * F.linear(h, widen(linear.weight), widen(linear.bias)))
+        h = F.linear(h, widen(maps[-1].weight))
+        fading = torch.exp(-widen(self.pos_emb.t) * widen(self.modulation.deltas).abs())
+        return (h * (fading + self.shift))[0].t()
+
+
+def _drop_repeated_sines(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    assert isinstance(module, HyenaFilter)
+    for place in module._repeats:
+        state_dict.pop(f"{prefix}implicit_filter.{place}.freq", None)

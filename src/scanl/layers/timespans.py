@@ -1,0 +1,26 @@
+"""The time between steps, where a layer discretises a continuous one: samples need not come at equal intervals."""
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ShapeError
+
+
+def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
+    """Refuse intervals that are not one real number for each step of x: (B, T), and (1, T) where x is packed."""
+    if timespans is None:
+        return
+    shape = tuple(x.shape[:2])
+    if not isinstance(timespans, Tensor):
+        raise ShapeError(f"{who}: timespans is a {type(timespans).__name__}, expected a tensor {shape} because of x")
+    if not timespans.is_floating_point() or timespans.shape != shape:
+        found = f"{timespans.dtype} {tuple(timespans.shape)}"
+        raise ShapeError(f"{who}: timespans is {found}, expected a floating dtype and {shape} because of x")
+    if timespans.device != x.device:
+        raise ShapeError(f"{who}: timespans is on {timespans.device}, expected {x.device} because of x")
+
+
+def log_uniform(count: int, low: float, high: float) -> Tensor:
+    """(count,): ln Δ, drawn uniformly between the logarithms of low and high."""
+    start, end = torch.tensor([low, high], dtype=torch.float64).log().tolist()
+    return torch.rand(count) * (end - start) + start

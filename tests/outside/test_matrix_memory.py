@@ -1,0 +1,255 @@
+"""Layers with a matrix memory against others' programs: weights copied by name, outputs and every gradient."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl import layers
+
+pytest.importorskip("transformers", reason="needs the extra `outside`")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it warns of a missing GPU
+    pytest.importorskip("fla", reason="needs the extra `outside`")
+    import fla.layers
+    from fla.modules import FusedRMSNormGated, RMSNorm
+    from fla.modules import ShortConvolution as TheirConvolution
+    from fla.ops.delta_rule.naive import delta_rule_recurrence
+    from fla.ops.gla.naive import naive_recurrent_gla
+    from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
+from transformers.models.mamba2 import configuration_mamba2, modeling_mamba2
+from transformers.models.olmo_hybrid import configuration_olmo_hybrid, modeling_olmo_hybrid
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+B, T, DIM = 2, 70, 16
+
+
+def shaken(layer: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def differences(layer: layers.Layer, theirs, parameters: dict[str, Tensor]) -> dict[str, float]:
+    """Largest difference of the output and of each gradient, in units of the largest value.
+
+    theirs: x -> y.   parameters: theirs, under our names.
+    """
+    x = torch.randn(B, T, DIM, generator=torch.Generator().manual_seed(1)).to(next(layer.parameters()).dtype)
+    results = []
+    for run, leaves in ((lambda x: layer(x)[0], dict(layer.named_parameters())), (theirs, parameters)):
+        given = x.clone().requires_grad_()
+        y = run(given)
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).cos().view(y.shape)
+        grads = torch.autograd.grad(y, [given, *leaves.values()], weights)
+        results.append({"y": y, "x": grads[0], **dict(zip(leaves, grads[1:], strict=True))})
+    ours, others = results
+    assert ours.keys() == others.keys()
+    return {name: float((ours[name] - others[name]).abs().max() / others[name].abs().max()) for name in ours}
+
+
+def agree(layer: layers.Layer, theirs, parameters: dict[str, Tensor], bound: float) -> None:
+    found = differences(layer, theirs, parameters)
+    assert max(found.values()) <= bound, found
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """transformers swaps fla's Triton kernels in, which need a GPU."""
+    for module in (modeling_mamba2, modeling_olmo_hybrid):
+        for name, value in vars(module).copy().items():
+            if inspect.isfunction(value) and value.__module__.startswith("transformers."):
+                monkeypatch.setattr(module, name, inspect.unwrap(value))
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_mamba2_is_that_of_transformers(groups):
+    config = configuration_mamba2.Mamba2Config(
+        hidden_size=DIM, num_heads=8, head_dim=4, state_size=6, n_groups=groups, chunk_size=16, num_hidden_layers=1
+    )
+    theirs = shaken(modeling_mamba2.Mamba2Mixer(config, 0))
+    layer = layers.build("mamba2", DIM, d_state=6, headdim=4, ngroups=groups)
+    layer.load_state_dict(theirs.state_dict())
+    agree(layer, theirs, dict(theirs.named_parameters()), 1e-5)  # it computes in float32
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize(("value_heads", "reflecting"), [(2, False), (4, True)])
+def test_gated_deltanet_is_that_of_transformers(value_heads, reflecting):
+    config = configuration_olmo_hybrid.OlmoHybridConfig(
+        hidden_size=DIM, linear_num_value_heads=value_heads, linear_num_key_heads=2, linear_key_head_dim=4,
+        linear_value_head_dim=8, linear_allow_neg_eigval=reflecting, num_hidden_layers=4,
+    )  # fmt: skip
+    theirs = shaken(modeling_olmo_hybrid.OlmoHybridGatedDeltaNet(config, 0))
+    layer = layers.build(
+        "gated_deltanet", DIM, head_dim=4, num_heads=2, num_v_heads=value_heads, allow_neg_eigval=reflecting
+    )
+    # it holds the three convolutions in one
+    parts = theirs.conv1d.weight.detach().split([8, 8, 8 * value_heads])
+    theirs_split = {f"{name}_conv1d.weight": nn.Parameter(part) for name, part in zip("qkv", parts, strict=True)}
+    parameters = dict(theirs.named_parameters())
+    del parameters["conv1d.weight"]
+    layer.load_state_dict({**parameters, **theirs_split})
+
+    def run(x):
+        weight = torch.cat(list(theirs_split.values()))
+        return torch.func.functional_call(theirs, {"conv1d.weight": weight}, (x,))
+
+    agree(layer, run, {**parameters, **theirs_split}, 1e-5)
+
+
+@pytest.fixture
+def plain_modules(monkeypatch):
+    """fla's layers on a CPU: what their Triton kernels compute, said in torch."""
+
+    def convolve(self, x, **_):
+        y = F.conv1d(F.pad(x.mT, (self.kernel_size[0] - 1, 0)), self.weight, self.bias, groups=self.in_channels).mT
+        return (F.silu(y) if self.activation == "silu" else y), None
+
+    def norm(self, x):
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    monkeypatch.setattr(TheirConvolution, "forward", convolve)
+    monkeypatch.setattr(RMSNorm, "forward", norm)
+    monkeypatch.setattr(FusedRMSNormGated, "forward", lambda self, x, gate: norm(self, x) * F.silu(gate))
+
+
+@pytest.mark.usefixtures("plain_modules")
+@pytest.mark.parametrize("options", [{}, {"use_short_conv": True, "use_output_gate": False}], ids=str)
+def test_gla_is_that_of_fla(monkeypatch, options):
+    monkeypatch.setattr("fla.layers.gla.chunk_gla", lambda q, k, v, g, **_: naive_recurrent_gla(q, k, v, g))
+    theirs = shaken(fla.layers.GatedLinearAttention(hidden_size=DIM, num_heads=2, **options))
+    layer = layers.build("gla", DIM, num_heads=2, **options)
+    layer.load_state_dict(theirs.state_dict())
+    agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-5)
+
+
+@pytest.mark.usefixtures("plain_modules")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_gate": True, "allow_neg_eigval": True, "qk_activation": "identity"},
+        {"use_beta": False, "qk_activation": "elu", "qk_norm": "sum", "use_short_conv": False, "expand_v": 2.0},
+    ],
+    ids=str,
+)
+def test_deltanet_is_that_of_fla(monkeypatch, options):
+    def delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel, **_):
+        if use_qk_l2norm_in_kernel:
+            q, k = (part * (part.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for part in (q, k))
+        o, _ = delta_rule_recurrence(*(part.transpose(1, 2) for part in (q, k, v, beta)))
+        return o.transpose(1, 2), None
+
+    monkeypatch.setattr("fla.layers.delta_net.chunk_delta_rule", delta_rule)
+    theirs = shaken(fla.layers.DeltaNet(hidden_size=DIM, num_heads=2, **options))
+    layer = layers.build("deltanet", DIM, num_heads=2, **options)
+    layer.load_state_dict(theirs.state_dict())
+    agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-5)
+
+
+class Args:
+    """What torchscale asks for."""
+
+    layernorm_eps, multiway, recurrent_chunk_size = 1e-6, False, 16
+    decoder_embed_dim, decoder_retention_heads = DIM, 4
+
+
+def test_retnet_is_that_of_torchscale(monkeypatch):
+    retention = pytest.importorskip("torchscale.component.multiscale_retention")
+    theirs = shaken(retention.MultiScaleRetention(Args, DIM, 24, 4)).double()
+    layer = layers.build("retnet", DIM, num_heads=4, value_dim=24).double()
+    layer.load_state_dict(theirs.state_dict())
+    angle = (1 / 10000 ** torch.linspace(0, 1, 2).double()).repeat_interleave(2)
+    index = torch.arange(T).double()
+    apart = index[:, None] - index
+    decay = torch.log(1 - 2 ** (-5 - torch.arange(4).double()))
+    mask = (apart * decay[:, None, None]).exp().tril()
+
+    # as the paper: without their rescaling, which their norm cancels but for its epsilon
+    def retain(self, q, k, v, mask):
+        return (q @ k.mT * mask @ v.view(B, T, 4, -1).transpose(1, 2)).transpose(1, 2)
+
+    monkeypatch.setattr(retention.MultiScaleRetention, "parallel_forward", retain)
+    positions = ((index[:, None] * angle).sin(), (index[:, None] * angle).cos())
+    agree(layer, lambda x: theirs(x, (positions, mask)), dict(theirs.named_parameters()), 1e-6)  # its norm is float32
+
+
+def test_retnet_is_torchscale_s_decoding():
+    """Their recurrent form, with the rescaling that the norm cancels: unlike ours by its epsilon alone."""
+    retention = pytest.importorskip("torchscale.component.multiscale_retention")
+    theirs = shaken(retention.MultiScaleRetention(Args, DIM, 24, 4)).double()
+    theirs.group_norm.eps = 0.0
+    layer = layers.build("retnet", DIM, num_heads=4, value_dim=24, eps=0.0).double()
+    layer.load_state_dict(theirs.state_dict())
+    angle = (1 / 10000 ** torch.linspace(0, 1, 2).double()).repeat_interleave(2)
+    decay = 1 - 2 ** (-5 - torch.arange(4).double())
+    x, cache, ys = torch.randn(B, T, DIM, dtype=torch.float64), {}, []
+    for t in range(T):
+        ys.append(theirs(x[:, t : t + 1], (((t * angle).sin(), (t * angle).cos()), decay), incremental_state=cache))
+    torch.testing.assert_close(layer(x)[0], torch.cat([y.view(B, 1, DIM) for y in ys], 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("plain_modules")
+@pytest.mark.parametrize(
+    ("options", "theirs"),
+    [
+        ({"feature_map": "elu_plus_one"}, {"feature_map": "elu", "output_norm": "identity"}),
+        ({"feature_map": "identity", "normalize": False, "output_norm": "rmsnorm"}, {"feature_map": "identity"}),
+        # not normalised: of features so sparse the denominator may be nearly 0, and float32 then tells nothing
+        (
+            {"feature_map": "dpfp", "nu": 4, "norm_q": True, "norm_k": True, "normalize": False},
+            {"feature_map": "dpfp", "norm_q": True, "norm_k": True, "output_norm": "identity"},
+        ),
+    ],
+    ids=["elu", "identity", "dpfp"],
+)
+def test_linear_attention_is_that_of_fla(monkeypatch, options, theirs):
+    normalize = options.get("normalize", True)
+
+    def attend(q, k, v, normalize, **_):
+        return naive_recurrent_linear_attn(q, k, v, scale=1.0, normalize=normalize)
+
+    monkeypatch.setattr("fla.layers.linear_attn.chunk_linear_attn", attend)
+    other = fla.layers.LinearAttention(hidden_size=DIM, num_heads=2, do_feature_map_norm=normalize, **theirs)
+    shaken(other)
+    layer = layers.build("linear_attention", DIM, num_heads=2, **options)
+    layer.load_state_dict(other.state_dict())
+    agree(layer, lambda x: other(x)[0], dict(other.named_parameters()), 1e-5)
+
+
+def test_mlstm_is_that_of_xlstm():
+    theirs = pytest.importorskip("xlstm.blocks.mlstm.layer")
+    config = theirs.mLSTMLayerConfig(
+        embedding_dim=DIM, context_length=T, num_heads=4, round_proj_up_to_multiple_of=8, bias=True
+    )
+    other = shaken(theirs.mLSTMLayer(config)).double()
+    layer = layers.build("mlstm", DIM, num_heads=4, round_proj_up_to_multiple_of=8, bias=True).double()
+    layer.load_state_dict(other.state_dict())
+    # their whole sequence has no m before the first step, their steps have 0, as ours: the 1e-6 differs by e^m
+    agree(layer, other, dict(other.named_parameters()), 1e-6)
+    x, cache, ys = torch.randn(B, T, DIM, dtype=torch.float64), {}, []
+    with torch.no_grad():
+        for t in range(T):
+            y, cache = other.step(x[:, t : t + 1], **cache)
+            ys.append(y)
+        torch.testing.assert_close(layer(x)[0], torch.cat(ys, 1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("sub_ln", "gating", "inner"), [(True, True, 24), (False, True, DIM)])
+def test_gateloop_is_that_of_gateloop_transformer(sub_ln, gating, inner):
+    theirs = pytest.importorskip("gateloop_transformer.gateloop_transformer")
+    other = theirs.GateLoopedAttention(
+        DIM, dim_inner=inner, add_swish_gating=gating, sub_ln=sub_ln, checkpoint_gate_looped_attn=False,
+        frac_gradient_state_transition=1.0,
+    )  # fmt: skip
+    shaken(other).double()
+    layer = layers.build("gateloop", DIM, dim_inner=inner, add_swish_gating=gating, sub_ln=sub_ln, polar=True).double()
+    layer.load_state_dict(other.state_dict())
+    agree(layer, other, dict(other.named_parameters()), 1e-9)

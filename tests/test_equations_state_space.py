@@ -1,0 +1,686 @@
+"""State space models and windows of attention against their papers' equations, evaluated step by step in float64."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from scanl import layers
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import (
+    H3,
+    LRU,
+    S4,
+    S4D,
+    S5,
+    Attention,
+    Hyena,
+    Mamba,
+    WindowAttention,
+    diagonal_ssm,
+    hippo,
+    param_groups,
+)
+from scanl.layers import s4 as s4_layer
+from scanl.layers import state as states
+from scanl.models import LanguageModel
+from scanl.models.stack import PATTERNS
+from scanl.ops import ssm_kernel_dplr
+
+DIM, T = 8, 7
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def moved(layer):
+    """Every parameter away from its special values."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def silu(v):
+    return v / (1 + torch.exp(-v))
+
+
+def window(xs, conv):
+    """The causal convolution of a depthwise `nn.Conv1d`, whose weight keeps the newest input's coefficient last."""
+    weight, ys = conv.weight[:, 0].flip(1), []
+    for t in range(len(xs)):
+        y = torch.zeros_like(xs[0]) if conv.bias is None else conv.bias
+        for j in range(min(weight.shape[1], t + 1)):
+            y = y + weight[:, j] * xs[t - j]
+        ys.append(y)
+    return ys
+
+
+def mamba(layer, xs, spans):
+    mixed = [layer.in_proj.weight @ x for x in xs]
+    us = [silu(v) for v in window([v[: layer.d_inner] for v in mixed], layer.conv1d)]
+    h, ys = torch.zeros(layer.d_inner, layer.d_state), []
+    A = -torch.exp(layer.A_log)
+    for u, v, span in zip(us, mixed, spans, strict=True):
+        low, B, C = (layer.x_proj.weight @ u).split([layer.dt_rank, layer.d_state, layer.d_state])
+        delta = torch.log(1 + torch.exp(layer.dt_proj.weight @ low + layer.dt_proj.bias)) * span
+        h = torch.exp(delta[:, None] * A) * h + (delta * u)[:, None] * B
+        ys.append(layer.out_proj.weight @ ((h @ C + layer.D * u) * silu(v[layer.d_inner :])))
+    return ys
+
+
+def gelu(v):
+    return v * (1 + torch.erf(v / math.sqrt(2))) / 2
+
+
+def s4d(layer, xs, spans):
+    A = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag)
+    C = torch.complex(*layer.kernel.C.unbind(-1))
+    conv = layer.output_linear[0]
+    s, ys = torch.zeros_like(A), []
+    for x, span in zip(xs, spans, strict=True):
+        step = (layer.kernel.log_dt.exp() * span)[:, None]
+        if layer.disc == "zoh":
+            s = torch.exp(step * A) * s + (torch.exp(step * A) - 1) / A * x[:, None]
+        else:
+            s = ((1 + step / 2 * A) * s + step * x[:, None]) / (1 - step / 2 * A)
+        y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * x) + conv.bias
+        ys.append(y[: layer.dim] / (1 + torch.exp(-y[layer.dim :])))
+    return ys
+
+
+def s4(layer, xs):
+    kernel, gated = layer.layer.kernel, layer.output_linear[0]
+    B, C, P = (torch.complex(*part[0].unbind(-1)) for part in (kernel.B, kernel.C, kernel.P))
+    Lambda = torch.complex(-torch.exp(kernel.A_real), -kernel.A_imag)
+    B, C, P, Lambda = (torch.cat([part, part.conj()], -1) for part in (B, C, P, Lambda))
+    A = torch.diag_embed(Lambda) - P[:, :, None] * P[:, None].conj()
+    step, eye = torch.exp(kernel.inv_dt)[:, :, None], torch.eye(A.shape[-1])
+    s, ys = torch.zeros_like(B), []
+    for x in xs:
+        right = ((eye + step / 2 * A) @ s[..., None])[..., 0] + step[..., 0] * B * x[:, None]
+        s = torch.linalg.solve(eye - step / 2 * A, right)
+        y = gated.weight @ gelu((C * s).sum(1).real + layer.layer.D[0] * x) + gated.bias
+        ys.append(y[: layer.dim] / (1 + torch.exp(-y[layer.dim :])))
+    return ys
+
+
+def s5(layer, xs, spans):
+    Lambda = torch.complex(layer.Lambda_re.clamp(max=-1e-4) if layer.clip_eigs else layer.Lambda_re, layer.Lambda_im)
+    B, C = (torch.complex(*part.unbind(-1)) for part in (layer.B, layer.C))
+    s, ys = torch.zeros_like(Lambda), []
+    for x, span in zip(xs, spans, strict=True):
+        step = layer.log_step[:, 0].exp() * span
+        if layer.discretization == "zoh":
+            s = torch.exp(step * Lambda) * s + (torch.exp(step * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
+        else:
+            s = ((1 + step / 2 * Lambda) * s + step * (B @ x.to(B.dtype))) / (1 - step / 2 * Lambda)
+        y = (C @ s).real * (2 if layer.conj_sym else 1) + layer.D * x
+        g = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        if layer.activation == "gelu":
+            y = g
+        elif layer.activation != "none":
+            gate = 1 / (1 + torch.exp(-layer.out2(g)))
+            y = {"half_glu1": g, "half_glu2": y, "full_glu": layer.out1 and layer.out1(g)}[layer.activation] * gate
+        ys.append(y)
+    return ys
+
+
+def lru(layer, xs, spans):
+    log = torch.complex(-layer.nu_log.exp(), layer.theta_log.exp())
+    B, C = torch.complex(layer.B_re, layer.B_im), torch.complex(layer.C_re, layer.C_im)
+    h, ys = torch.zeros_like(log), []
+    for x, span in zip(xs, spans, strict=True):
+        held = (torch.exp(log * span) - 1) / (torch.exp(log) - 1)
+        h = torch.exp(log * span) * h + held * layer.gamma_log.exp() * (B @ x.to(B.dtype))
+        ys.append((C @ h).real + layer.D * x)
+    return ys
+
+
+def attention(layer, xs):
+    def turned(v, t):
+        v = v.clone()
+        for i in range(layer.rotated // 2):
+            j, angle = i + layer.rotated // 2, t * layer.rope_base ** (-2 * i / layer.rotated)
+            a, b = v[..., i].clone(), v[..., j].clone()
+            v[..., i], v[..., j] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
+        return v
+
+    shared, K = layer.num_heads // layer.num_kv_heads, layer.head_dim
+    ks = [turned(layer.k_proj(x).view(-1, K), t) for t, x in enumerate(xs)]
+    vs, ys = [layer.v_proj(x).view(-1, K) for x in xs], []
+    for t, x in enumerate(xs):
+        q, out = turned(layer.q_proj(x).view(-1, K), t), []
+        seen = range(max(0, t - layer.reach + 1), t + 1)
+        for head in range(layer.num_heads):
+            scores = torch.stack([q[head] @ ks[j][head // shared] / math.sqrt(K) for j in seen])
+            weights = torch.exp(scores) / torch.exp(scores).sum()
+            out.append(sum(w * vs[j][head // shared] for w, j in zip(weights, seen, strict=True)))
+        ys.append(layer.o_proj(torch.cat(out)))
+    return ys
+
+
+def h3(layer, xs):
+    """Both systems as recurrences: the shift register moves by one a step, the diagonal one has a state a product."""
+    shift, diagonal = layer.ssm_k_kernel.kernel, layer.kernel.kernel
+    A = torch.complex(-torch.exp(diagonal.inv_A_real), diagonal.A_imag)
+    B, C = torch.complex(*diagonal.B.unbind(-1)), torch.complex(*diagonal.C[0].unbind(-1))
+    step, K = torch.exp(diagonal.log_dt)[:, None], layer.head_dim
+    if layer.disc == "bilinear":
+        a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step * B / (1 - step / 2 * A)
+    else:
+        a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A * B
+    register = torch.zeros(layer.dim, layer.d_state)
+    states = torch.zeros(K, K, *A.shape, dtype=A.dtype)
+    ys = []
+    for x in xs:
+        q, k, v = (project(x) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
+        register = torch.cat([torch.zeros(layer.dim, 1), register[:, :-1]], 1) + shift.B * k[:, None]
+        k = (shift.C[0] * register).sum(1) + layer.ssm_k_D * k
+        q, k, v = (each.view(-1, K).T for each in (q, k, v))  # (K, H)
+        product = k[:, None] * v[None]  # (K, K, H)
+        states = a * states + b * product[..., None]
+        read = 2 * (C * states).sum(-1).real + layer.D * product
+        ys.append(layer.output_linear((q[:, None] * read).sum(0).flatten()))
+    return ys
+
+
+def hyena(layer, xs):
+    """The filters lag by lag, from the formula of the position, and every convolution as a sum."""
+    net, D, L, N = layer.filter_fn.implicit_filter, layer.dim, layer.l_max, layer.order
+    rates = torch.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, D * (N - 1)).abs()
+    filters = []
+    for lag in range(L):
+        h = layer.filter_fn.pos_emb.z[0, lag]
+        for i in sorted(int(i) for i in net if int(i) % 2 == 0)[:-1]:
+            h = torch.sin(net["1"].freq[0] * net[str(i)](h))
+        h = list(net.values())[-1](h)
+        filters.append(h * torch.exp(-lag / (L - 1) * rates))
+    filters = torch.stack(filters).view(L, D, N - 1)
+    mixed = [
+        torch.stack(parts)
+        for parts in zip(*(m.split(D) for m in window([layer.in_proj(x) for x in xs], layer.short_filter)), strict=True)
+    ]
+    v = mixed[-1]
+    for n in range(N - 1):
+        v = v * mixed[N - 1 - n]
+        bias = layer.filter_fn.bias.view(D, N - 1)[:, n]
+        v = torch.stack([
+            sum(filters[j, :, n] * v[t - j] for j in range(min(L, t + 1))) + bias * v[t] for t in range(len(xs))
+        ])  # fmt: skip
+    return [layer.out_proj(each) for each in v * mixed[0]]
+
+
+EQUATIONS = {
+    "mamba": (lambda: Mamba(DIM, d_state=4, d_conv=3, dt_rank=2), mamba),
+    "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
+    "s4d": (lambda: S4D(DIM, 6), s4d),
+    "s4d_bilinear": (lambda: S4D(DIM, 4, disc="bilinear", init="inv"), s4d),
+    "s5": (lambda: S5(DIM, 12, blocks=3), s5),
+    "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
+    "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
+    "s5_plain": (lambda: S5(DIM, C_init="complex_normal", activation="none"), s5),
+    "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
+    "lru": (lambda: LRU(DIM, 5), lru),
+}
+TIMED = list(EQUATIONS)
+EQUATIONS |= {
+    "s4": (lambda: S4(DIM, 6), s4),
+    "h3": (lambda: H3(DIM, 6, 2), h3),
+    "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
+    "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
+    "hyena_of_order_four": (lambda: Hyena(DIM, 40, 4, 6, emb_dim=7, num_inner_mlps=1, w=3.0), hyena),
+    "window_attention": (lambda: WindowAttention(DIM, 2, window=3), attention),
+    "window_attention_shared": (lambda: WindowAttention(DIM, 6, 2, head_dim=4, window=4, bias=True), attention),
+    "attention": (lambda: Attention(DIM, 2, max_length=T, rope_base=100.0), attention),
+    "attention_unrotated": (lambda: Attention(DIM, 4, 2, max_length=64, rope_fraction=0), attention),
+}
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_layer_is_its_equation(name):
+    make, equation = EQUATIONS[name]
+    layer, x = moved(make()), torch.randn(1, T, DIM)
+    arguments = (torch.ones(T),) if name in TIMED else ()
+    torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]), *arguments)))
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_layer_follows_the_time_between_its_steps(name):
+    make, equation = EQUATIONS[name]
+    layer, x, spans = moved(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
+    y, last = layer(x, timespans=spans)
+    for row in range(2):
+        torch.testing.assert_close(y[row], torch.stack(equation(layer, list(x[row]), spans[row])))
+    torch.testing.assert_close(layer(x, timespans=torch.ones(2, T))[0], layer(x)[0])
+    left, state = layer(x[:, :3], timespans=spans[:, :3])
+    right, state = layer(x[:, 3:], state, timespans=spans[:, 3:])
+    torch.testing.assert_close(torch.cat([left, right], 1), y)
+    torch.testing.assert_close(state, last)
+    cuts = [0, 4, 4, 10, 14]
+    packed, packed_spans = x.reshape(1, -1, DIM), spans.reshape(1, -1)
+    y, _ = layer(packed, cu_seqlens=torch.tensor(cuts), timespans=packed_spans)
+    for start, end in pairwise(cuts):
+        alone, _ = layer(packed[:, start:end], timespans=packed_spans[:, start:end])
+        torch.testing.assert_close(y[:, start:end], alone)
+    assert torch.autograd.gradcheck(
+        lambda spans: layer(x, timespans=spans)[0], (spans.requires_grad_(),), fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("name", ["s4d", "s5_plain", "lru"])
+def test_a_step_of_two_units_is_two_steps_with_the_input_held(name):
+    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, T, DIM)
+    twice, last = layer(x.repeat_interleave(2, 1))
+    once, also = layer(x, timespans=torch.full((2, T), 2.0))
+    torch.testing.assert_close(once, twice[:, 1::2])
+    torch.testing.assert_close(also, last)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_wrong_timespans_are_refused(name):
+    layer, x = EQUATIONS[name][0](), torch.randn(2, T, DIM)
+    for wrong, message in (
+        (torch.ones(2, T + 1), rf"timespans is torch.float64 \(2, 8\), expected a floating dtype and \(2, {T}\)"),
+        (torch.ones(2, T, dtype=torch.int64), rf"timespans is torch.int64 \(2, {T}\), expected a floating dtype"),
+        (0.5, "timespans is a float, expected a tensor"),
+        (torch.ones(2, T, device="meta"), "timespans is on meta, expected cpu because of x"),
+    ):
+        with pytest.raises(ShapeError, match=rf"{layer.name}: {message}"):
+            layer(x, timespans=wrong)
+
+
+# --- the whole sequence as a convolution, and step by step
+
+CONVOLVED = ["s4d", "s4d_bilinear", "s4", "h3", "h3_alone", "hyena", "hyena_of_order_four"]
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_a_convolution_is_the_recurrence(name):
+    """The laws have sequences too short for the convolution; here it is cut anywhere, and laid beside the loop."""
+    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 53, DIM)
+    _, before = layer(torch.randn(2, 5, DIM))
+    for state in (None, states.detach(before)):
+        whole, last = layer(x, state)
+        for size in (1, 7, 16, 17, 23, 36, 52):
+            after, ys = state, []
+            for piece in x.split(size, 1):
+                y, after = layer(piece, after)
+                ys.append(y)
+            torch.testing.assert_close(torch.cat(ys, 1), whole)
+            for (_, found), (_, expected) in zip(states.leaves(after), states.leaves(last), strict=True):
+                torch.testing.assert_close(found, expected)
+    arguments = (torch.ones(53),) if name in TIMED else ()
+    torch.testing.assert_close(layer(x)[0][0], torch.stack(EQUATIONS[name][1](layer, list(x[0]), *arguments)))
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+@pytest.mark.parametrize("carried", [False, True])
+def test_long_packed_sequences_equal_each_alone(name, carried):
+    layer, x, cuts = moved(EQUATIONS[name][0]()), torch.randn(1, 64, DIM), [0, 5, 5, 22, 64]
+    before = states.detach(layer(torch.randn(4, 5, DIM))[1]) if carried else None
+    y, last = layer(x, before, cu_seqlens=torch.tensor(cuts))
+    for n, (start, end) in enumerate(pairwise(cuts)):
+        row = slice(n, n + 1)
+        alone, state = layer(x[:, start:end], states.index(before, row))
+        torch.testing.assert_close(y[:, start:end], alone)
+        for (_, found), (_, expected) in zip(states.leaves(states.index(last, row)), states.leaves(state), strict=True):
+            torch.testing.assert_close(found, expected)
+    nothing, last = layer(x[:, :0], layer.init_state(0), cu_seqlens=torch.tensor([0]))
+    assert nothing.shape == (1, 0, DIM)
+    assert all(leaf.shape[0] == 0 for _, leaf in states.leaves(last))
+    assert layer(torch.randn(0, 20, DIM))[0].shape == (0, 20, DIM)
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_gradients_of_the_convolution(name, monkeypatch):
+    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 21, DIM).requires_grad_()
+    _, before = layer(torch.randn(2, 5, DIM))
+    before = states.detach(before)
+
+    def gradients():
+        leaves = [leaf.clone().requires_grad_() for _, leaf in states.leaves(before)]
+        places = iter(leaves)
+        y, last = layer(x, states.map_leaves(lambda leaf: next(places), before))
+        ends = [leaf.abs().square().sum() for _, leaf in states.leaves(last)]
+        loss = (y.square() * torch.arange(21)[:, None]).sum() + sum(ends)
+        return torch.autograd.grad(loss, [x, *leaves, *layer.parameters()])
+
+    found = gradients()
+    for module in (diagonal_ssm, s4_layer):
+        monkeypatch.setattr(module, "FEW", 100)
+    torch.testing.assert_close(found, gradients())
+    for module in (diagonal_ssm, s4_layer):
+        monkeypatch.setattr(module, "FEW", 0)
+    short = torch.randn(1, 5, DIM).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_the_convolution_compiles(name):
+    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 40, DIM)
+    before = states.detach(layer(x)[1])
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, before), layer(x, before))
+
+
+def test_rotary_positions_are_relative_a_million_steps_on():
+    layer, x = WindowAttention(DIM, 2, window=4), torch.randn(1, T, DIM)
+    y, _ = layer(x)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        far = layer.to(dtype).init_state(1)._replace(position=torch.tensor([1_000_000]))
+        _, memory = layer(torch.randn(1, 4, DIM, dtype=dtype), far)
+        _, memory = layer(x[:, :3].to(dtype), memory)
+        after, _ = layer(x[:, 3:].to(dtype), memory)
+        torch.testing.assert_close(after.double(), y[:, 3:], rtol=0, atol=tolerance)
+
+
+def test_attention_has_room_for_max_length_only():
+    layer = Attention(DIM, 2, max_length=5)
+    message = "attention: x makes a sequence of {} steps, expected at most 5 of max_length"
+    with pytest.raises(ShapeError, match=message.format(6)):
+        layer(torch.randn(1, 6, DIM))
+    _, state = layer(torch.randn(2, 4, DIM))
+    _, state = layer.step(torch.randn(2, DIM), state)
+    with pytest.raises(ShapeError, match=message.format(6)):
+        layer.step(torch.randn(2, DIM), state)
+    with pytest.raises(ShapeError, match=message.format(11)):
+        layer(torch.randn(1, 8, DIM), states.index(state, [0, 1]), cu_seqlens=torch.tensor([0, 6, 8]))
+    assert layer(torch.randn(1, 8, DIM), cu_seqlens=torch.tensor([0, 5, 8]))[0].shape == (1, 8, DIM)
+
+
+def test_a_pattern_is_called_by_its_name():
+    options = {"hawk": {"num_heads": 2}, "window_attention": {"num_heads": 2, "window": 3}}
+    torch.manual_seed(1)
+    named = LanguageModel(11, DIM, 4, "griffin", layer_options=options)
+    torch.manual_seed(1)
+    written = LanguageModel(11, DIM, 4, ("hawk", "hawk", "window_attention"), layer_options=options)
+    assert [type(block.mixer).name for block in named.stack.blocks] == ["hawk", "hawk", "window_attention", "hawk"]
+    tokens = torch.randint(11, (2, 6))
+    torch.testing.assert_close(named(tokens), written(tokens), rtol=0, atol=0)
+    assert len(LanguageModel(11, DIM, 4, ("griffin", "lru"), layer_options=options).stack.blocks) == 4
+    assert set(sum(PATTERNS.values(), ())) <= set(layers.names())
+    assert not PATTERNS.keys() & set(layers.names())
+    for wrong, message in (
+        ("grifin", r"unknown layer 'grifin'; did you mean 'griffin'\?"),
+        ("hwak", r"unknown layer 'hwak'; did you mean 'hawk'\?"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LanguageModel(11, DIM, 2, wrong)
+    with pytest.raises(ConfigError, match=r"unknown layer in layer_options 'lru'; known: hawk, window_attention"):
+        LanguageModel(11, DIM, 3, "griffin", layer_options={"lru": {}})
+
+
+# --- initialisation
+
+
+def assert_uniform(tensor, low, high):
+    values = tensor.detach().flatten()
+    assert low - 1e-6 * abs(low) <= values.min()
+    assert values.max() <= high + 1e-6 * abs(high)
+    assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / math.sqrt(12 * values.numel())
+    assert abs(values.std() - (high - low) / math.sqrt(12)) < 5 * (high - low) / math.sqrt(12 * values.numel())
+
+
+def assert_normal(tensor, std):
+    n, values = tensor.numel(), tensor.detach()
+    assert abs(values.mean()) < 5 * std / math.sqrt(n)
+    assert abs(values.std() - std) < 5 * std / math.sqrt(2 * n)
+
+
+def test_init_of_mamba():
+    layer = Mamba(64, d_state=5, expand=100)
+    torch.testing.assert_close(layer.A_log.exp(), torch.arange(1.0, 6).expand(6400, 5))
+    torch.testing.assert_close(layer.D.detach(), torch.ones(6400))
+    assert layer.dt_proj.weight.shape == (6400, 4)
+    assert_uniform(layer.dt_proj.weight, -0.5, 0.5)
+    assert_uniform(torch.log(torch.log(1 + layer.dt_proj.bias.exp())), math.log(1e-3), math.log(1e-1))
+    layer = Mamba(16, dt_init="constant", dt_scale=3.0, dt_rank=9, dt_min=1e-6, dt_max=1e-5)
+    torch.testing.assert_close(layer.dt_proj.weight.detach(), torch.ones(32, 9))
+    torch.testing.assert_close(torch.log(1 + layer.dt_proj.bias.exp()), torch.full((32,), 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("init", "frequencies"),
+    [
+        ("lin", lambda n: math.pi * n),
+        ("inv", lambda n: 64 / math.pi * (64 / (2 * n + 1) - 1)),
+        ("real", lambda n: 0 * n),
+    ],
+)
+def test_init_of_s4d(init, frequencies):
+    layer = S4D(3000, init=init)
+    n = torch.arange(32.0)
+    torch.testing.assert_close(layer.kernel.A_imag.detach(), frequencies(n).expand(3000, 32))
+    real = n + 1 if init == "real" else torch.full_like(n, 0.5)
+    torch.testing.assert_close(layer.kernel.log_A_real.exp(), real.expand(3000, 32))
+    assert_uniform(layer.kernel.log_dt, math.log(1e-3), math.log(1e-1))
+    assert_normal(layer.kernel.C, math.sqrt(0.5))
+    assert_normal(layer.D, 1.0)
+    assert layer.output_linear[0].weight.shape == (6000, 3000, 1)
+
+
+def legs(size):
+    A = torch.zeros(size, size)
+    for n in range(size):
+        for k in range(n + 1):
+            A[n, k] = -(n + 1) if n == k else -math.sqrt((2 * n + 1) * (2 * k + 1))
+    return A
+
+
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_legs_is_diagonal_and_of_rank_one(size):
+    Lambda, P, B, V = hippo.diagonal_legs(size)
+    A = V @ (torch.diag(Lambda) - P[:, None] * P.conj()) @ V.mH
+    torch.testing.assert_close(A, legs(size).to(A.dtype), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(V @ B, torch.sqrt(2 * torch.arange(float(size)) + 1).to(B.dtype))
+    assert (Lambda.imag.diff() > 0).all()
+    if size % 2 == 0:
+        layer = S4D(1, size, init="legs")
+        both = torch.cat([layer.kernel.A_imag[0], -layer.kernel.A_imag[0]]).sort()[0]
+        torch.testing.assert_close(both, Lambda.imag)
+        spread = torch.view_as_complex(S4D(4000, size, init="legs").kernel.C.detach()).abs().square().mean(0).sqrt()
+        cut = torch.complex(B.real, B.imag.clamp(-2, 2))[size // 2 :].abs()
+        torch.testing.assert_close(spread, cut, rtol=0.1, atol=0)
+
+
+def test_init_of_h3():
+    layer = H3(3000)
+    shift, kernel = layer.ssm_k_kernel.kernel, layer.kernel.kernel
+    assert (shift.B[:, 0] == 1).all()
+    assert not shift.B[:, 1:].any()
+    assert_uniform(shift.C, -1 / 8, 1 / 8)
+    torch.testing.assert_close(kernel.inv_A_real.exp(), torch.full((3000, 32), 0.5))
+    torch.testing.assert_close(kernel.A_imag.detach(), (math.pi * torch.arange(32.0)).expand(3000, 32))
+    assert_uniform(kernel.log_dt, math.log(1e-3), math.log(1e-1))
+    torch.testing.assert_close(kernel.B.detach(), torch.tensor([1.0, 0.0]).expand(3000, 32, 2))
+    for normal, std in ((kernel.C, math.sqrt(0.5)), (layer.D, 1.0), (layer.ssm_k_D, 1.0)):
+        assert_normal(normal, std)
+
+
+def test_init_of_hyena():
+    layer = Hyena(2000, 64, emb_dim=7, w=14.0)
+    filters, t = layer.filter_fn, torch.arange(64.0)
+    assert_normal(filters.bias, 1.0)
+    assert (filters.implicit_filter["1"].freq == 14).all()
+    lag = filters.pos_emb.z.detach()[0]
+    torch.testing.assert_close(lag[:, 0], t / 63)
+    for i, band in enumerate([1e-4, 1.00005, 2.0]):
+        torch.testing.assert_close(lag[:, 1 + i], torch.cos(2 * math.pi * band * t / 64))
+        torch.testing.assert_close(lag[:, 4 + i], -torch.sin(2 * math.pi * band * t / 64))
+    deltas = filters.modulation.deltas[0, 0].abs()
+    torch.testing.assert_close(torch.exp(-deltas[[0, -1]] * torch.tensor([1.5, 0.3])), torch.full((2,), 0.01))
+
+
+def test_hyena_takes_the_state_of_the_released_code():
+    """There one sine stands at three places of a sequence, and so do its frequencies."""
+    layer, other = Hyena(DIM, 16), Hyena(DIM, 16)
+    given = dict(layer.state_dict())
+    given |= {f"filter_fn.implicit_filter.{place}.freq": given["filter_fn.implicit_filter.1.freq"] for place in (3, 5)}
+    assert not any(other.load_state_dict(given, strict=True))
+    x = torch.randn(1, 9, DIM)
+    torch.testing.assert_close(other(x)[0], layer(x)[0])
+
+
+def test_init_of_s4():
+    layer, legs_64 = S4(3000), hippo.diagonal_legs(64)
+    kernel = layer.layer.kernel
+    assert_uniform(kernel.inv_dt, math.log(1e-3), math.log(1e-1))
+    assert_normal(kernel.C, math.sqrt(0.5))
+    assert_normal(layer.layer.D, 1.0)
+    torch.testing.assert_close(kernel.A_real.exp(), torch.full((3000, 32), 0.5))
+    torch.testing.assert_close(-kernel.A_imag.detach()[0], legs_64.Lambda.imag[:32])
+    B, P = (torch.complex(*part.detach()[0, 0].unbind(-1)) for part in (kernel.B, kernel.P))
+    torch.testing.assert_close(P, legs_64.P[:32])
+    torch.testing.assert_close(B.real, legs_64.B[:32].real)
+    torch.testing.assert_close(B.imag, legs_64.B[:32].imag.clamp(-2, 2))
+
+
+def test_s4_has_the_kernel_of_hippo():
+    """With Im B not cut: C e^{jΔA} B of the bilinear rule, where A and B are HiPPO-LegS's own."""
+    layer = S4(1, 6)
+    kernel = layer.layer.kernel
+    whole = hippo.diagonal_legs(6)
+    with torch.no_grad():
+        kernel.B.copy_(torch.view_as_real(whole.B[:3].resolve_conj())[None, None])
+        C = torch.view_as_complex(kernel.C[0, 0])
+        step, eye = kernel.inv_dt[0].exp(), torch.eye(6)
+        A, B = legs(6), torch.sqrt(2 * torch.arange(6.0) + 1)
+        back = torch.linalg.inv(eye - step / 2 * A)
+        V = torch.cat([whole.V[:, :3], whole.V[:, :3].conj()], 1)
+        row = (torch.cat([C, C.conj()]) @ V.mH).real
+        s, expected = back @ B * step, []
+        for _ in range(40):
+            expected.append(row @ s)
+            s = back @ (eye + step / 2 * A) @ s
+        system = [part[None] if part.ndim < 2 else part for part in kernel.system()]
+        found = ssm_kernel_dplr(*(part.reshape(1, -1) for part in system[:4]), step, 40)[0]
+        torch.testing.assert_close(torch.stack(expected), found)
+        impulse = torch.zeros(1, 40, 1)
+        impulse[:, 0] = 1
+        y, _ = s4_layer._convolution(impulse, *kernel.system(), None)
+        torch.testing.assert_close(y[0, :, 0], found)
+
+
+@pytest.mark.parametrize("conj_sym", [True, False])
+def test_init_of_s5(conj_sym):
+    layer = S5(300, 512, 8, conj_sym)
+    block = hippo.diagonal_legs(64)
+    kept = 32 if conj_sym else 64
+    torch.testing.assert_close(layer.Lambda_re.detach(), torch.full((8 * kept,), -0.5))
+    torch.testing.assert_close(layer.Lambda_im.detach(), block.Lambda.imag[:kept].repeat(8))
+    assert_uniform(layer.log_step, math.log(1e-3), math.log(1e-1))
+    assert_normal(layer.D, 1.0)
+    B, C = (torch.complex(*part.detach().unbind(-1)) for part in (layer.B, layer.C))
+    if conj_sym:  # with the other eigenvector of each pair, what was drawn is real again
+        V = torch.block_diag(*[block.V[:, :32]] * 8)
+        drawn = 2 * (V @ B).real
+    else:
+        V = torch.block_diag(*[block.V] * 8)
+        drawn = V @ B
+        assert drawn.imag.abs().max() < 1e-9
+        drawn, drawn_C = drawn.real, C @ V.mH
+        assert abs(drawn_C.real.std() * math.sqrt(512) - 1) < 0.02
+        assert drawn_C.real.abs().max() < 2 / 0.8796 / math.sqrt(512)
+        assert abs(S5(40, 20, 1, False, "lecun_normal").C.std() * math.sqrt(40 * 20) - 1) < 0.1
+    assert abs(drawn.std() * math.sqrt(512) - 1) < 0.02
+    assert drawn.abs().max() < 2 / 0.8796 / math.sqrt(512)
+    assert_normal(S5(300, C_init="complex_normal").C, math.sqrt(0.5))
+
+
+def test_init_of_attention():
+    for layer in (WindowAttention(256, bias=True), Attention(256, bias=True)):
+        for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+            assert_normal(linear.weight, 1 / 16)
+            assert not linear.bias.any()
+    assert [linear.out_features for linear in (layer.k_proj, WindowAttention(256).k_proj)] == [256, 32]
+
+
+def without_decay(layer):
+    """Names of the weights of maps that are not decayed, and rates of learning by name."""
+    groups = {id(p): group for group in param_groups(layer) for p in group["params"]}
+    found = {name: groups[id(parameter)] for name, parameter in layer.named_parameters()}
+    return {
+        name: (group.get("weight_decay"), group.get("lr"))
+        for name, group in found.items()
+        if group.keys() != {"params"}
+    }
+
+
+def test_what_is_not_decayed():
+    assert without_decay(Mamba(8)) == dict.fromkeys(
+        ("A_log", "D", "conv1d.weight", "conv1d.bias", "dt_proj.bias"), (0.0, None)
+    )
+    free = dict.fromkeys(("D", "kernel.C", "output_linear.0.weight", "output_linear.0.bias"), (0.0, None))
+    slow = ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag")
+    assert without_decay(S4D(8)) == free | dict.fromkeys(slow, (0.0, 1e-3))
+    found = without_decay(S4(8))
+    for name in ("inv_dt", "A_real", "A_imag", "B", "P"):
+        assert found[f"layer.kernel.{name}"] == (0.0, 1e-3)
+    assert found["layer.kernel.C"] == found["layer.D"] == (0.0, None)
+    found = without_decay(H3(8, lr=1e-4))
+    for name in ("kernel.kernel.log_dt", "kernel.kernel.B", "kernel.kernel.inv_A_real", "ssm_k_kernel.kernel.B"):
+        assert found[name] == (0.0, 1e-4)
+    assert found["kernel.kernel.C"] == found["ssm_k_kernel.kernel.C"] == found["D"] == (0.0, None)
+    found = without_decay(Hyena(8, 16))
+    assert found["filter_fn.pos_emb.z"] == (0.0, 1e-5)
+    assert found["filter_fn.implicit_filter.2.weight"] == found["filter_fn.implicit_filter.1.freq"] == (0.0, 1e-3)
+    slow_s5 = dict.fromkeys(("Lambda_re", "Lambda_im", "B", "log_step"), (0.0, 1e-3))
+    assert without_decay(S5(8)) == slow_s5 | dict.fromkeys(("C", "D", "out2.bias"), (0.0, None))
+    assert without_decay(S4D(8, lr=None)) == free | dict.fromkeys(slow, (0.0, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mamba", {"d_state": 0}, "mamba: dim, d_state, d_conv are 8, 0, 4, expected at least 1"),
+        ("mamba", {"expand": 0.1}, "mamba: expand is 0.1, expected at least 1/8 because of dim=8"),
+        ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected 'auto' or an integer of at least 1"),
+        ("mamba", {"dt_min": 0.2}, "mamba: dt_min is 0.2 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+        ("mamba", {"dt_init": "zero"}, "mamba: dt_init is 'zero', expected 'random' or 'constant'"),
+        ("s4d", {"d_state": 3}, "s4d: d_state is 3, expected an even number of at least 2"),
+        ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
+        ("s4d", {"disc": "euler"}, "s4d: unknown disc 'euler'; known: zoh, bilinear"),
+        ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
+        ("s5", {"blocks": 0}, "s5: blocks is 0, expected at least 1"),
+        ("s5", {"C_init": "normal"}, "s5: unknown C_init 'normal'; did you mean 'lecun_normal'"),
+        ("s5", {"discretization": "euler"}, "s5: unknown discretization 'euler'; known: zoh, bilinear"),
+        ("s5", {"activation": "glu"}, "s5: unknown activation 'glu'"),
+        ("s5", {"dt_min": 0}, "s5: dt_min is 0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+        ("window_attention", {"window": 0}, "window_attention: window is 0, expected at least 1"),
+        ("window_attention", {"num_heads": 3}, "window_attention: num_heads is 3, expected a divisor of dim=8"),
+        (
+            "window_attention",
+            {"rope_fraction": 1.5},
+            "rope_fraction is 1.5, expected an even part, 0 to 1, of head_dim",
+        ),
+        ("attention", {"num_kv_heads": 3}, "attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
+        ("attention", {"num_heads": 0}, "attention: num_heads is 0, expected at least 1"),
+        (
+            "attention",
+            {"num_heads": 8},
+            "attention: rope_fraction is 1.0, expected an even part, 0 to 1, of head_dim=1",
+        ),
+        ("attention", {"max_length": 0}, "attention: max_length is 0, expected at least 1"),
+        ("s4", {"d_state": 5}, "s4: d_state is 5, expected an even number of at least 2"),
+        ("s4", {"dt_max": 1e-4}, "s4: dt_min is 0.001 and dt_max is 0.0001, expected 0 < dt_min <= dt_max"),
+        ("h3", {"d_state": 3}, "h3: d_state is 3, expected an even number of at least 2"),
+        ("h3", {"head_dim": 3}, "h3: head_dim is 3, expected a divisor of dim=8"),
+        ("h3", {"init": "invs"}, r"h3: unknown init 'invs'; did you mean 'inv'\?"),
+        ("h3", {"disc": "euler"}, "h3: unknown disc 'euler'; known: zoh, bilinear"),
+        ("h3", {"dt_min": -1}, "h3: dt_min is -1 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+        ("hyena", {"order": 1}, "hyena: order is 1, expected at least 2"),
+        ("hyena", {"emb_dim": 4}, "hyena: emb_dim is 4, expected an odd number of at least 3"),
+        ("hyena", {"l_max": 0}, "hyena: l_max, filter_order, short_filter_order are 0, 64, 3, expected at least 1"),
+        ("s4d", {"dt_max": 0.0}, "s4d: dt_min is 0.001 and dt_max is 0.0, expected 0 < dt_min <= dt_max"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        layers.build(name, 8, **options)
