@@ -48,6 +48,29 @@ def worst(own: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
     return max(errors)
 
 
+def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, float]:
+    """The error that rounding alone may cause in each result, when every number that enters is rounded once.
+
+    How far roundings carry is seen from the reference: by what its results change when its operands change by a
+    millionth part. Where terms cancel, that is more than their sum would let one think.
+    """
+    change, generator = 2.0**-20, torch.Generator().manual_seed(0)
+    exact, largest = evaluate(op, operands, options, "reference"), {}
+    for name, value in exact.items():
+        finite = value[~value.isinf()].abs()
+        largest[name] = finite.max().item() if finite.numel() else 0.0
+    for _ in range(2):
+        moved = {
+            name: value * (1 + change * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1))
+            for name, value in operands.items()
+        }
+        for name, value in evaluate(op, moved, options, "reference").items():
+            apart = (value - exact[name])[~exact[name].isinf()].abs()
+            largest[name] += apart.max().item() / change if apart.numel() else 0.0
+    entering = max(value.numel() for value in operands.values())
+    return {name: entering * torch.finfo(exact[name].dtype).eps * size for name, size in largest.items()}
+
+
 def place(backend: str) -> str:
     """The device on which a backend is tried."""
     return "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"

@@ -9,11 +9,12 @@ from scanl.errors import ScanlError
 from scanl.layers.base import nearest
 
 COMMANDS = {  # name: where it is, what it does
-    "train": ("train:run", "train a language model on bytes"),
+    "train": ("train:run", "train a model on bytes, or on a synthetic task"),
     "generate": ("generate:run", "continue a prompt, byte by byte"),
-    "eval": ("evaluate:run", "bits per byte of a run on its held-out text"),
+    "eval": ("evaluate:run", "bits per byte of a run on its held-out text, or its score on a task"),
     "list": ("layers:list_layers", "the layers"),
     "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
+    "tasks": ("tasks:list_tasks", "the synthetic tasks: what guessing and solving them scores"),
     "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
     "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
 }

@@ -21,7 +21,7 @@ from scanl.learning.metrics import read_metrics
 from scanl.learning.picture import draw_loss, save_figure
 from scanl.learning.run import free_name
 from scanl.models import LanguageModel
-from scanl.tasks.text import Bytes
+from scanl.tasks.text import Bytes, Corpus
 
 MARKS = (1_000, 10_000, 100_000)
 PROMPT = b"def "
@@ -56,6 +56,8 @@ def run(argv: Sequence[str]) -> int:
         data=args.data, minutes=args.minutes, out=out, dim=args.dim, channel_options={"expand": 1.5}, precision="auto"
     )
     folder, config, corpus, model = prepare(config)
+    assert isinstance(corpus, Corpus)
+    assert isinstance(model, LanguageModel)
     if not start(folder, config, corpus, model):
         return 130
     model.eval()

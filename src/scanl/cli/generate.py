@@ -9,6 +9,7 @@ import torch
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder
+from scanl.models import LanguageModel
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,7 +25,11 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     if args.bytes < 0:
         raise ConfigError(f"generate: bytes is {args.bytes}, expected at least 0")
-    model = RunFolder.open(args.run).load_model()
+    folder = RunFolder.open(args.run)
+    if (task := folder.config().task) is not None:
+        raise ConfigError(f"generate: {args.run} was trained on {task}, expected a run on text; scanl eval scores it")
+    model = folder.load_model()
+    assert isinstance(model, LanguageModel)
     torch.set_num_threads(1)  # one byte at a time is too little work to share
     prompt = args.prompt.encode(errors="surrogateescape")
     tokens = model.generate(

@@ -3,12 +3,16 @@
 import inspect
 import re
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
-from scanl.layers import build, get, names
+from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
 from scanl.ops._op import REGISTRY
 
@@ -62,7 +66,11 @@ def show_layer(argv: Sequence[str]) -> int:
         ("options", ", ".join(f"{option}={default}" for option, default in options_of(args.name).items())),
         ("parameters", f"{parameters:,} at dim {args.dim}"),
         ("state", f"{state_size(layer)} at dim {args.dim}"),
-        ("op", cls.op or "of the layer inside"),
+        ("step", step_cost(layer)),
+        (
+            "op",
+            cls.op or ("of the layer inside" if _inside(layer) else "plain functions of PyTorch and scanl.ops"),
+        ),
     ]
     print(f"{args.name}: {inspect.cleandoc(cls.__doc__ or '').splitlines()[0]}\n")
     for title, text in rows:
@@ -75,6 +83,29 @@ def show_layer(argv: Sequence[str]) -> int:
             missing = f"; package {backend.package} is not installed" if backend.package else ""
             print(f"{'':<12}{name}: {where}{missing}")
     return 0
+
+
+def _inside(layer: Layer) -> bool:
+    return any(isinstance(module, Layer) for module in layer.modules() if module is not layer)
+
+
+@torch.no_grad()
+def step_cost(layer: Layer) -> str:
+    """What one token of one sequence costs: multiplications in matrices, and the time it takes here."""
+    if layer.bidirectional:
+        return "none: it reads the whole sequence"
+    x, state = torch.zeros(1, layer.dim), layer.init_state(1)
+    with FlopCounterMode(display=False) as counter:
+        layer.step(x, state)
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        layer.step(x, state)
+        times.append(time.perf_counter() - begin)
+    return (
+        f"{counter.get_total_flops() // 2:,} multiplications by matrices, {1e3 * min(times):.2f} ms here "
+        "for one sequence on the CPU"
+    )
 
 
 def state_size(layer: Any) -> str:

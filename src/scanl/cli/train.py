@@ -8,13 +8,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from scanl.cli.evaluate import compared
+from scanl.cli.evaluate import compared, scored
 from scanl.cli.layers import options_of
 from scanl.cli.parser import Parser
+from scanl.cli.tasks import described, task_help
 from scanl.errors import ConfigError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.config import check_resumable, fitting_precision, seeded_model
+from scanl.learning.config import Model, check_resumable, fitting_precision, seeded_model
+from scanl.learning.objective import Data
 from scanl.models import LanguageModel
 from scanl.tasks import Corpus, read_corpus
 
@@ -27,18 +29,20 @@ def run(argv: Sequence[str]) -> int:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return _join()
     config, resumed = parse(argv)
-    folder, config, corpus, model = prepare(config, resumed)
-    if not start(folder, config, corpus, model):
+    folder, config, data, model = prepare(config, resumed)
+    if not start(folder, config, data, model):
         return 130
-    held_out = corpus.held_out[:MOST_HELD_OUT]
-    print(compared(bits_per_byte(model, held_out), held_out))
+    if isinstance(data, Corpus):
+        assert isinstance(model, LanguageModel)
+        held_out = data.held_out[:MOST_HELD_OUT]
+        print(compared(bits_per_byte(model, held_out), held_out))
+    else:
+        print(scored(model, data, config.eval_examples, config.seed))
     return 0
 
 
-def prepare(
-    config: TrainConfig, resumed: RunFolder | None = None
-) -> tuple[RunFolder, TrainConfig, Corpus, LanguageModel]:
-    """Everything that can be refused, options, text and model, before anything is written; then the run folder."""
+def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Data, Model]:
+    """Everything that can be refused, options, data and model, before anything is written; then the run folder."""
     from scanl.learning.train import make_trainer
 
     config.check()
@@ -49,29 +53,32 @@ def prepare(
     if resumed is None and config.out is not None:
         RunFolder(config.out).refuse_if_used()
     model = seeded_model(config)
-    corpus = read_corpus(config.data, config.held_out)
-    corpus.check(config.sequence_length)
+    data = _data(config)
+    if isinstance(data, Corpus):
+        data.check(config.sequence_length)
     make_trainer(config)
     if resumed is not None:
         resumed.remove_leftovers()
         resumed.write_text(resumed.config_file, config.to_yaml())  # another number of devices, say
-        return resumed, config, corpus, model
+        return resumed, config, data, model
     config.data = [str(Path(path).resolve()) for path in config.data]
-    return RunFolder.create(config), config, corpus, model
+    return RunFolder.create(config), config, data, model
 
 
-def start(folder: RunFolder, config: TrainConfig, corpus: Corpus, model: LanguageModel) -> bool:
+def start(folder: RunFolder, config: TrainConfig, data: Data, model: Model) -> bool:
     """Train in the folder; False when a signal ended it, after saying how to go on."""
     from scanl.learning.train import train
 
-    print(f"run folder {folder.path}: {_describe(config, model, corpus)}", file=sys.stderr, flush=True)
+    print(f"run folder {folder.path}: {_describe(config, model, data)}", file=sys.stderr, flush=True)
     os.environ[RUN] = str(folder.path.resolve())
-    outcome = train(config, model, corpus, folder)
+    outcome = train(config, model, data, folder)
     if outcome.interrupted:
         print(
             f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {folder.path}",
             file=sys.stderr,
         )
+    elif config.until is not None and outcome.reached:
+        print(f"scanl: the score is as good as --until {config.until:g} after step {outcome.step}", file=sys.stderr)
     return not outcome.interrupted
 
 
@@ -100,21 +107,30 @@ def _join() -> int:
     folder = RunFolder.open(os.environ[RUN])
     config = folder.config()
     with suppress(DivergenceError):
-        train(config, seeded_model(config), read_corpus(config.data, config.held_out), folder)
+        train(config, seeded_model(config), _data(config), folder)
     return 0
 
 
-def _describe(config: TrainConfig, model: LanguageModel, corpus: Corpus) -> str:
+def _data(config: TrainConfig) -> Data:
+    return config.build_task() or read_corpus(config.data, config.held_out)
+
+
+def _describe(config: TrainConfig, model: Model, data: Data) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     length = f"{config.steps:,} steps" if config.steps is not None else f"{config.minutes:g} minutes"
-    return (
-        f"{config.layer}, {parameters:,} parameters, {length} of {config.batch_size * config.devices} x "
-        f"{config.sequence_length} bytes; {len(corpus.train):,} bytes to train on, {len(corpus.held_out):,} held out"
-    )
+    start = f"{config.layer}, {parameters:,} parameters, {length} of {config.batch_size * config.devices}"
+    if isinstance(data, Corpus):
+        return (
+            f"{start} x {config.sequence_length} bytes; "
+            f"{len(data.train):,} bytes to train on, {len(data.held_out):,} held out"
+        )
+    return f"{start} examples of {described(data)}; {data.metric}: chance {data.chance:.4g}, best {data.best:g}"
 
 
 def _parser(defaults: TrainConfig) -> Parser:
-    parser = Parser("train", "Train a byte-level language model.", epilog=_layer_help())
+    parser = Parser(
+        "train", "Train a byte-level language model, or a model on a task.", epilog=f"{_layer_help()}\n\n{task_help()}"
+    )
     parser.add_argument("--config", action="config", help="YAML file of these options")
     parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
     hints = get_type_hints(TrainConfig, include_extras=True)

@@ -8,14 +8,12 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import CheckpointError, ScanlError
 from scanl.layers.state import State, detach, leaves, map_leaves
-from scanl.learning.config import TrainConfig
+from scanl.learning.config import Model, TrainConfig
+from scanl.learning.objective import Objective
 from scanl.learning.optimizer import UNKNOWN, Plan, make_optimizer, rate
-from scanl.models import LanguageModel
-from scanl.tasks.text import Corpus, Streams, Windows
 
 
 class DivergenceError(ScanlError, ArithmeticError):
@@ -23,7 +21,7 @@ class DivergenceError(ScanlError, ArithmeticError):
 
 
 class BPTT(pl.LightningModule):
-    """Next-byte cross entropy over windows, or over streams whose state is carried, cut from the graph (truncated).
+    """The loss of an objective over whole sequences, or over streams whose state is carried, cut from the graph.
 
     Resuming is exact because everything but the parameters, the optimiser and the carried state is a pure function of
     (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
@@ -32,15 +30,13 @@ class BPTT(pl.LightningModule):
     to have another number of steps, and to give up because its loss is not finite. The callbacks read `agreed`.
     """
 
-    def __init__(self, model: LanguageModel, config: TrainConfig, corpus: Corpus) -> None:
+    def __init__(self, model: Model, config: TrainConfig, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.config = config
-        self.corpus = corpus
+        self.objective = objective
         self.plan = UNKNOWN if config.steps is None else Plan(config.steps)
         self.seconds = 0.0  # spent on the run so far
-        order = Streams if config.carry_state else Windows
-        self.order = order(corpus.train, config.sequence_length, config.seed)
         self.carried: State = None
         self.restored: dict[str, Tensor] | None = None
         self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
@@ -57,15 +53,14 @@ class BPTT(pl.LightningModule):
         mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
         self.carried = map_leaves(lambda like: next(mine).to(like), self.model.init_state(size, device=self.device))
 
-    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(((self.config.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        logits, state = self.model(batch[:, :-1], self.carried)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, state = self.objective.loss(self.model, batch, self.carried)
         value = loss.item()
         finite = math.isfinite(value)
-        stop, save, steps, failed, total = self._sum(*self.wishes.values(), not finite, value)
+        stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
         self.agreed = {"stop": stop > 0, "save": save > 0}
         if failed:
             self._give_up(f"loss is {total}", "of another process" if finite else self._first_not_finite(batch))
@@ -98,7 +93,7 @@ class BPTT(pl.LightningModule):
         carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
         checkpoint["scanl"] = {
             "model": self.config.model_fields(),
-            "corpus": self.corpus.digest(),
+            "corpus": self.objective.digest(),
             "rows": self.config.batch_size * self.trainer.world_size,
             "plan": asdict(self.plan),
             "seconds": self.seconds,
@@ -109,8 +104,7 @@ class BPTT(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint["scanl"]
-        if stored["corpus"] != self.corpus.digest():
-            raise CheckpointError("train: the text has changed since the checkpoint; put back the text to resume")
+        self.objective.refuse_other(stored["corpus"])
         rows = self.config.batch_size * self.trainer.world_size
         if stored["rows"] != rows:
             raise CheckpointError(
@@ -120,7 +114,7 @@ class BPTT(pl.LightningModule):
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
         self.restored = stored["carried"] or None
 
-    def _sum(self, *numbers: float) -> list[float]:
+    def sum(self, *numbers: float) -> list[float]:
         """Each number summed over the processes."""
         if self.trainer.world_size == 1:
             return list(numbers)
@@ -138,7 +132,7 @@ class BPTT(pl.LightningModule):
         return torch.cat([part.view(leaf.dtype).view(leaf.shape) for part in parts])
 
     @torch.no_grad()
-    def _first_not_finite(self, batch: Tensor) -> str:
+    def _first_not_finite(self, batch: Any) -> str:
         """Run the forward pass again, watching; the first module to end with a number that is not finite."""
         found: list[str] = []
 
@@ -150,10 +144,10 @@ class BPTT(pl.LightningModule):
             return module.register_forward_hook(hook)
 
         hooks = [watch(name, module) for name, module in self.model.named_modules() if name]
-        self.model(batch[:, :-1], self.carried)
+        self.objective.loss(self.model, batch, self.carried)
         for hook in hooks:
             hook.remove()
-        return found[0] if found else "the cross entropy itself"
+        return found[0] if found else "the loss itself"
 
     def _give_up(self, what: str, where: str) -> None:
         raise DivergenceError(
@@ -168,11 +162,8 @@ class Batches:
     def __init__(self, learner: BPTT) -> None:
         self.learner = learner
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         learner, step = self.learner, self.learner.global_step
         while True:
-            batch = learner.order.batch(
-                step, learner.config.batch_size, learner.global_rank, learner.trainer.world_size
-            )
-            yield torch.from_numpy(batch)
+            yield learner.objective.batch(step, learner.global_rank, learner.trainer.world_size)
             step += 1

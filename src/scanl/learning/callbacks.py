@@ -1,6 +1,5 @@
 """What happens around the steps: signals, checkpoints, metrics, progress."""
 
-import math
 import signal
 import time
 from typing import Any
@@ -12,8 +11,7 @@ from lightning.fabric.plugins import CheckpointIO
 from scanl.files import written_whole
 from scanl.learning.bptt import BPTT, DivergenceError
 from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.evaluation import bits_per_byte
-from scanl.learning.metrics import COLUMNS, Progress, as_csv, read_metrics
+from scanl.learning.metrics import Progress, as_csv, read_metrics
 from scanl.learning.run import RunFolder
 
 
@@ -118,6 +116,8 @@ class Recorder(pl.Callback):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
+        self.measured: float | None = None  # the last time
+        self.reached = False  # what `until` asks for
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, BPTT)
@@ -126,7 +126,8 @@ class Recorder(pl.Callback):
         # Steps after the checkpoint are done again, and so are their rows.
         rows = read_metrics(self.folder) if trainer.global_step else []
         self.rows = [row for row in rows if int(row["step"]) <= trainer.global_step]
-        self._write()
+        columns = pl_module.objective.columns
+        self.folder.write_text(self.folder.metrics, ",".join(columns) + "\n" + as_csv(self.rows, columns))
         self._bar = Progress(trainer.global_step)
         self._since, self._last = time.monotonic(), trainer.global_step
 
@@ -134,7 +135,7 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, BPTT)
-        step, config = trainer.global_step, pl_module.config
+        step, config, objective = trainer.global_step, pl_module.config, pl_module.objective
         last = step >= pl_module.plan.steps
         if config.eval_every is None:  # ten times in the run
             before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
@@ -145,29 +146,28 @@ class Recorder(pl.Callback):
             return
         loss = pl_module.loss_sum / pl_module.loss_count
         pl_module.loss_sum, pl_module.loss_count = 0.0, 0
-        if not trainer.is_global_zero:
-            return
-        tokens = (step - self._last) * config.batch_size * trainer.world_size * config.sequence_length
-        speed = tokens / (time.monotonic() - self._since)
-        row = dict.fromkeys(COLUMNS, "") | {
-            "step": step,
-            "loss": loss,
-            "bits_per_byte": loss / math.log(2),
-            "tokens_per_second": round(speed),
-            "lr": config.lr * pl_module.rate(step - 1),
-        }
-        if evaluate:
-            held_out = pl_module.corpus.held_out[: config.eval_bytes]
-            row["held_out_bits_per_byte"] = bits_per_byte(pl_module.model, held_out)
-        self.rows.append(row)
-        with self.folder.metrics.open("a", encoding="utf-8") as file:
-            file.write(as_csv([row]))
-        self._bar.show(row, pl_module.plan.steps)
-        self._since, self._last = time.monotonic(), step
+        if trainer.is_global_zero:
+            tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
+            speed = tokens / (time.monotonic() - self._since)
+            row = dict.fromkeys(objective.columns, "") | {
+                "step": step,
+                "loss": loss,
+                **objective.derived(loss),
+                "tokens_per_second": round(speed),
+                "lr": config.lr * pl_module.rate(step - 1),
+            }
+            if evaluate:
+                row[objective.measured] = self.measured = objective.measure(pl_module.model, step)
+                self.reached = objective.reached(self.measured)
+            self.rows.append(row)
+            with self.folder.metrics.open("a", encoding="utf-8") as file:
+                file.write(as_csv([row], objective.columns))
+        if evaluate and config.until is not None and pl_module.sum(self.reached) != [0]:
+            pl_module.plan = pl_module.plan.cut(step)
+        if trainer.is_global_zero:
+            self._bar.show(self.rows[-1], objective.line(self.rows[-1], self.measured), pl_module.plan.steps)
+            self._since, self._last = time.monotonic(), step
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.rows:
             self._bar.close()
-
-    def _write(self) -> None:
-        self.folder.write_text(self.folder.metrics, ",".join(COLUMNS) + "\n" + as_csv(self.rows))

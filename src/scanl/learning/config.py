@@ -8,7 +8,10 @@ import torch
 import yaml
 
 from scanl.errors import CheckpointError, ConfigError, ScanlError
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, SequenceClassifier
+from scanl.tasks import Task, build
+
+Model = LanguageModel | SequenceClassifier
 
 
 @dataclass
@@ -18,7 +21,9 @@ class TrainConfig:
     data: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
         default_factory=list
     )
-    out: Annotated[str | None, "run folder; none: runs/LAYER-N"] = None
+    task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
+    task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
+    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
     layer: Annotated[str, "a registered layer, or a repeating pattern: hawk,hawk,lru"] = "hawk"
     layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
         default_factory=dict
@@ -42,6 +47,8 @@ class TrainConfig:
     seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
     eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
     eval_bytes: Annotated[int, "held-out bytes in each of these measurements"] = 16384
+    eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
+    until: Annotated[float | None, "of a task: stop when a measurement is this good"] = None
     log_every: Annotated[int, "steps between two rows of metrics.csv"] = 10
     save_seconds: Annotated[float, "seconds between two checkpoints"] = 30.0
     accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
@@ -51,7 +58,7 @@ class TrainConfig:
 
     def check(self) -> None:
         """ConfigError for a number out of range, or for both steps and minutes."""
-        for name in ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "log_every"):
+        for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 1")
         for name in ("lr", "clip", "steps", "minutes", "eval_every"):
@@ -65,10 +72,20 @@ class TrainConfig:
             raise ConfigError("train: steps and minutes are both given, expected one of them")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"train: held_out is {self.held_out}, expected between 0 and 1")
+        idle, because = (TASK_FIELDS, "there is no task") if self.task is None else (TEXT_FIELDS, "a task has no text")
+        for f in fields(self):
+            if f.name in idle and getattr(self, f.name) != getattr(type(self)(), f.name):
+                hint = "; give --task-options.length" if f.name == "sequence_length" else ""
+                raise ConfigError(f"train: {f.name} is {getattr(self, f.name)}, expected none because {because}{hint}")
 
     def model_fields(self) -> dict[str, Any]:
         """What the model is built from."""
-        return {name: getattr(self, name) for name in MODEL_FIELDS}
+        of_task = () if self.task is None else ("task", "task_options")
+        return {name: getattr(self, name) for name in (*MODEL_FIELDS, *of_task)}
+
+    def build_task(self) -> Task | None:
+        """The task to train on, None for text. ConfigError for options that do not fit."""
+        return None if self.task is None else build(self.task, **self.task_options)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
@@ -97,6 +114,9 @@ MODEL_FIELDS = (
     "norm",
     "tie_embeddings",
 )
+COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
+TEXT_FIELDS = ("data", "sequence_length", "carry_state", "held_out", "eval_bytes")
+TASK_FIELDS = ("task_options", "eval_examples", "until")
 
 
 def fitting_precision(accelerator: str) -> str:
@@ -113,15 +133,24 @@ def layer_names(layer: str) -> list[str]:
     return [name.strip() for name in layer.split(",")]
 
 
-def build_model(config: TrainConfig) -> LanguageModel:
-    """The byte-level language model of a configuration. ConfigError for options that do not fit."""
+def build_model(config: TrainConfig) -> Model:
+    """The model of a configuration. ConfigError for options that do not fit.
+
+    A language model over bytes or over the tokens of a task; where a task gives features and asks for a number, a
+    classifier whose one logit is that number.
+    """
     pattern = layer_names(config.layer)
-    options: dict[str, Any] = {
-        **config.model_fields(),
-        "layer": pattern if len(pattern) > 1 else pattern[0],
-    }
+    options = {name: getattr(config, name) for name in MODEL_FIELDS}
+    options["layer"] = pattern if len(pattern) > 1 else pattern[0]
+    task = config.build_task()
     try:
-        return LanguageModel(256, **options)
+        if task is None:
+            return LanguageModel(256, **options)
+        if task.vocab_size is not None:
+            return LanguageModel(task.vocab_size, **options)
+        if options.pop("tie_embeddings"):
+            raise ConfigError(f"train: tie_embeddings is True, expected False because {config.task} has no tokens")
+        return SequenceClassifier(1, input_dim=task.channels, pool="last", **options)
     except ScanlError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
@@ -130,7 +159,7 @@ def build_model(config: TrainConfig) -> LanguageModel:
         raise ConfigError(f"train: options {given} do not fit {config.layer}: {error}") from error
 
 
-def seeded_model(config: TrainConfig) -> LanguageModel:
+def seeded_model(config: TrainConfig) -> Model:
     """The model of a configuration with the initial weights of its seed."""
     torch.manual_seed(config.seed)
     return build_model(config)

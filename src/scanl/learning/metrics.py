@@ -13,13 +13,11 @@ from tqdm import tqdm
 from scanl.learning.optimizer import UNKNOWN
 from scanl.learning.run import RunFolder
 
-COLUMNS = ("step", "loss", "bits_per_byte", "tokens_per_second", "lr", "held_out_bits_per_byte")
 
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Lines of metrics.csv."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([row[name] for name in COLUMNS] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([row[name] for name in columns] for row in rows)
     return text.getvalue()
 
 
@@ -35,20 +33,14 @@ class Progress:
     """A bar on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self, done: int) -> None:
-        self._held_out = ""
         self._printed = -math.inf
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(initial=done, unit="step", dynamic_ncols=True)
 
-    def show(self, row: Mapping[str, Any], steps: int) -> None:
-        """A row of the metrics, and how many steps there will be as far as is known."""
-        if row["held_out_bits_per_byte"] != "":
-            self._held_out = f"  held out {row['held_out_bits_per_byte']:.3f}"
-        text = (
-            f"loss {row['loss']:.3f}  bits/byte {row['bits_per_byte']:.3f}{self._held_out}  "
-            f"{row['tokens_per_second']:,} tokens/s"
-        )
+    def show(self, row: Mapping[str, Any], line: str, steps: int) -> None:
+        """A row of the metrics, what to say of it, and how many steps there will be as far as is known."""
+        text = f"{line}  {row['tokens_per_second']:,} tokens/s"
         if self._bar is not None:
             self._bar.total = steps if steps < UNKNOWN.steps else None
             self._bar.set_postfix_str(text, refresh=False)

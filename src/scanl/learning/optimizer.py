@@ -1,7 +1,7 @@
 """AdamW as language models use it, and its learning rate over a run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -35,6 +35,10 @@ class Plan:
     def revised(self, step: int, steps: int) -> "Plan":
         """The same progress at `step`, and another number of steps in all."""
         return Plan(steps, step, self.progress(step))
+
+    def cut(self, steps: int) -> "Plan":
+        """The same run, ended after so many steps."""
+        return replace(self, steps=steps)
 
 
 UNKNOWN = Plan(10**9)  # until a budget of minutes has become steps

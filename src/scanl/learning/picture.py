@@ -6,6 +6,7 @@ from typing import Any
 
 from scanl.files import written_whole
 from scanl.learning.run import RunFolder
+from scanl.tasks import Task
 
 
 def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -20,14 +21,33 @@ def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.legend(frameon=False)
 
 
-def save_loss_curve(folder: RunFolder, rows: Sequence[Mapping[str, Any]], title: str) -> Path:
+def draw_score(loss: Any, score: Any, rows: Sequence[Mapping[str, Any]], task: Task) -> None:
+    """The loss of the training batches on one axes, the score of fresh examples between chance and best on another."""
+    loss.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], lw=1, color="#9ecae1")
+    loss.set(xlabel="step", ylabel="loss of the training batches", yscale="log")
+    measured = [(int(row["step"]), float(row["score"])) for row in rows if row["score"] != ""]
+    score.plot([step for step, _ in measured], [found for _, found in measured], "o-", ms=4, color="#08519c")
+    score.axhline(task.chance, lw=1, ls="--", color="#636363", label="chance")
+    score.axhline(task.best, lw=1, color="#636363", label="best")
+    score.set(xlabel="step", ylabel=f"{task.metric} on fresh examples")
+    score.legend(frameon=False)
+    for axes in (loss, score):
+        axes.grid(alpha=0.3)
+
+
+def save_loss_curve(folder: RunFolder, rows: Sequence[Mapping[str, Any]], title: str, task: Task | None = None) -> Path:
     """Write loss.png."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    draw_loss(axes, rows)
-    axes.set_title(title)
+    figure = Figure(figsize=(7, 4.2) if task is None else (10, 4.2), layout="constrained")
+    if task is None:
+        axes = figure.add_subplot()
+        draw_loss(axes, rows)
+        axes.set_title(title)
+    else:
+        left, right = figure.subplots(1, 2)
+        draw_score(left, right, rows, task)
+        figure.suptitle(f"{task.name}: {title}")
     return save_figure(figure, folder.picture)
 
 

@@ -12,8 +12,7 @@ from safetensors.torch import load, save
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.config import TrainConfig, build_model, layer_names
-from scanl.models import LanguageModel
+from scanl.learning.config import Model, TrainConfig, build_model, layer_names
 
 
 class RunFolder:
@@ -31,7 +30,8 @@ class RunFolder:
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration; ConfigError when something is there already."""
-        folder = cls(config.out or free_name("-".join(layer_names(config.layer))))
+        stem = [*layer_names(config.layer)] if config.task is None else [config.task, *layer_names(config.layer)]
+        folder = cls(config.out or free_name("-".join(stem)))
         folder.refuse_if_used()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ class RunFolder:
         with written_whole(path) as temporary:
             temporary.write_bytes(text.encode() if isinstance(text, str) else text)
 
-    def save_model(self, model: LanguageModel, config: TrainConfig) -> None:
+    def save_model(self, model: Model, config: TrainConfig) -> None:
         """Weights as safetensors, with what they belong to in the header (one entry: several come in any order)."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
         self.write_text(self.weights, save(tensors, metadata={"scanl": json.dumps(config.model_fields())}))
 
-    def load_model(self) -> LanguageModel:
+    def load_model(self) -> Model:
         """The run's model: of its last checkpoint when training has not ended. CheckpointError when it does not fit."""
         config = self.config()
         source = self.weights if self.weights.exists() else self.checkpoint
@@ -97,7 +97,7 @@ class RunFolder:
         return model.eval()
 
 
-def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: LanguageModel, config: TrainConfig) -> None:
+def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model, config: TrainConfig) -> None:
     """CheckpointError when the tensors are not those of the model."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes == expected:

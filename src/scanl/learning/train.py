@@ -13,31 +13,33 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.learning.bptt import BPTT
 from scanl.learning.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
 from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.config import TrainConfig
+from scanl.learning.config import Model, TrainConfig
 from scanl.learning.metrics import read_metrics
+from scanl.learning.objective import Data, make_objective
 from scanl.learning.picture import save_loss_curve
 from scanl.learning.run import RunFolder, check_tensors
 from scanl.models import LanguageModel
-from scanl.tasks.text import Corpus
+from scanl.tasks import Task
 
 SAMPLE_BYTES = 600
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """model: as it is now.   step: where it stands.   interrupted: a signal ended it."""
+    """model: as it is now.   step: where it stands.   interrupted: a signal ended it.   reached: `until` has been."""
 
-    model: LanguageModel
+    model: Model
     step: int
     interrupted: bool
+    reached: bool
 
 
-def train(config: TrainConfig, model: LanguageModel, corpus: Corpus, folder: RunFolder) -> Outcome:
+def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder) -> Outcome:
     """Train to `config.steps`, from the folder's checkpoint when there is one, and leave the results in the folder."""
     steps = _planned(folder, config, model)
-    learner = BPTT(model, config, corpus)
-    keeper = Keeper(folder)
-    trainer = make_trainer(config, steps or learner.plan.steps, [Clock(), Recorder(folder), keeper])
+    learner = BPTT(model, config, make_objective(config, data))
+    recorder, keeper = Recorder(folder), Keeper(folder)
+    trainer = make_trainer(config, steps or learner.plan.steps, [recorder, Clock(), keeper])
     with warnings.catch_warnings():
         # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
@@ -45,12 +47,13 @@ def train(config: TrainConfig, model: LanguageModel, corpus: Corpus, folder: Run
             trainer.fit(learner, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
             raise KeyboardInterrupt from error
-    outcome = Outcome(model.cpu(), trainer.global_step, keeper.interrupted)
+    outcome = Outcome(model.cpu(), trainer.global_step, keeper.interrupted, recorder.reached)
     if trainer.is_global_zero:
         folder.save_model(model, config)
         if rows := read_metrics(folder):
-            save_loss_curve(folder, rows, f"{config.layer}, dim {config.dim}, depth {config.depth}")
-        if not keeper.interrupted:
+            title = f"{config.layer}, dim {config.dim}, depth {config.depth}"
+            save_loss_curve(folder, rows, title, data if isinstance(data, Task) else None)
+        if not keeper.interrupted and config.task is None and isinstance(model, LanguageModel):
             folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.seed))
     return outcome
 
@@ -87,7 +90,7 @@ def sample(model: LanguageModel, count: int, seed: int) -> bytes:
     return bytes(int(token) for token in tokens)
 
 
-def _planned(folder: RunFolder, config: TrainConfig, model: LanguageModel) -> int | None:
+def _planned(folder: RunFolder, config: TrainConfig, model: Model) -> int | None:
     """The number of steps in the checkpoint, None without one; CheckpointError when it is not of this model."""
     if not folder.checkpoint.exists():
         return None
@@ -95,9 +98,10 @@ def _planned(folder: RunFolder, config: TrainConfig, model: LanguageModel) -> in
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
     check_tensors(folder.checkpoint, shapes, model, config)
     for name, expected in config.model_fields().items():
-        if stored["scanl"]["model"][name] != expected:
+        found = stored["scanl"]["model"].get(name)
+        if found != expected:
             raise CheckpointError(
-                f"run: {folder.checkpoint} has {name} {stored['scanl']['model'][name]!r}, expected {expected!r} "
+                f"run: {folder.checkpoint} has {name} {found!r}, expected {expected!r} "
                 "because of config.yaml; put back what belongs together"
             )
     return stored["scanl"]["plan"]["steps"]

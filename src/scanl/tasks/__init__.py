@@ -1,5 +1,19 @@
 """What models are tried on: readers of real data, and generators."""
 
+from scanl.tasks.adding import Adding as Adding
+from scanl.tasks.associative_recall import AssociativeRecall as AssociativeRecall
+from scanl.tasks.base import IGNORED as IGNORED
+from scanl.tasks.base import Examples as Examples
+from scanl.tasks.base import FreshExamples as FreshExamples
+from scanl.tasks.base import Task as Task
+from scanl.tasks.base import build as build
+from scanl.tasks.base import get as get
+from scanl.tasks.base import names as names
+from scanl.tasks.copying import Copying as Copying
+from scanl.tasks.induction import Induction as Induction
+from scanl.tasks.mqar import MQAR as MQAR
+from scanl.tasks.parity import Parity as Parity
+from scanl.tasks.selective_copying import SelectiveCopying as SelectiveCopying
 from scanl.tasks.text import Corpus as Corpus
 from scanl.tasks.text import Streams as Streams
 from scanl.tasks.text import Windows as Windows

@@ -1,0 +1,141 @@
+"""Train every layer on every synthetic task, and print how far between guessing and solving each comes.
+
+    python benchmarks/tasks.py [--quick] [--layers lru,hawk] [--tasks adding,parity]
+
+Each cell is one `scanl train` command on one core, which is printed; `scanl eval` of its run gives the same number
+again. 0 is chance, 1 is the best there is. Writes benchmarks/results/tasks-cpu.json and .png after every cell.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import shlex
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from run import RESULTS, machine
+from scanl import layers, tasks
+from scanl.cli import main as scanl
+from scanl.learning import RunFolder, score
+from scanl.tasks.base import AFTER_TRAINING
+
+COUNT = 1000  # fresh examples that a finished run is scored on
+
+# Of a task: its options, the score at which it counts as solved, and what --quick changes in the options.
+SETTINGS: dict[str, tuple[dict[str, Any], float, dict[str, Any]]] = {
+    "adding": ({}, 0.01, {"length": 30}),
+    "associative_recall": ({}, 0.99, {"length": 8, "vocab_size": 10}),
+    "copy": ({}, 0.99, {"length": 10, "num_symbols": 3}),
+    "induction": ({}, 0.99, {"length": 32}),
+    "mqar": ({}, 0.99, {"length": 16, "num_pairs": 2, "vocab_size": 64}),
+    "parity": ({}, 0.99, {"length": 10}),
+    "selective_copy": ({"length": 256}, 0.99, {"length": 16, "num_symbols": 4}),  # 4096 takes a GPU
+}
+MODEL = {"dim": 64, "depth": 2, "batch-size": 32, "lr": 0.003, "steps": 5000, "eval-every": 250}
+QUICK = {"dim": 32, "steps": 300, "eval-every": 50}
+
+
+def command(task: str, layer: str, quick: bool) -> list[str]:
+    """What trains a cell, less the folder."""
+    given, until, changed = SETTINGS[task]
+    chosen = {**given, **(changed if quick else {})}
+    model = {**MODEL, **(QUICK if quick else {})}
+    parts = ["train", "--task", task, *(f"--task-options.{option}={value}" for option, value in chosen.items())]
+    parts += ["--layer", layer, *(f"--{option}={value}" for option, value in model.items())]
+    return [*parts, f"--until={until}", "--accelerator=cpu"]
+
+
+def cell(task: str, layer: str, quick: bool) -> dict[str, Any]:
+    """Train and score one layer on one task."""
+    arguments = command(task, layer, quick)
+    found: dict[str, Any] = {"task": task, "layer": layer, "command": shlex.join(["scanl", *arguments])}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, said, began = Path(temporary, "run"), io.StringIO(), time.perf_counter()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            code = scanl([*arguments, "--out", str(folder)])
+        if code == 130:
+            raise KeyboardInterrupt
+        if code:
+            return {**found, "refused": said.getvalue().splitlines()[-1]}
+        run = RunFolder.open(folder)
+        config = run.config()
+        made = config.build_task()
+        assert made is not None
+        value = score(run.load_model(), made, COUNT, (config.seed, AFTER_TRAINING))
+        return found | {
+            "score": value,
+            "metric": made.metric,
+            "scaled": (value - made.chance) / (made.best - made.chance),
+            "solved": made.reaches(value, SETTINGS[task][1]),
+            "steps": int(run.metrics.read_text().splitlines()[-1].split(",")[0]),
+            "seconds": time.perf_counter() - began,
+        }
+
+
+def shown(row: dict[str, Any] | None) -> str:
+    if row is None or "refused" in row:
+        return "-"
+    return f"{max(0.0, row['scaled']):.2f}" + ("*" if row["solved"] else "")
+
+
+def picture(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns, lines = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "layer"))
+    at = {(row["layer"], row["task"]): row for row in rows}
+    figure = Figure(figsize=(2 + 1.3 * len(columns), 1.5 + 0.35 * len(lines)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    grid = [[max(0.0, at.get((line, column), {}).get("scaled", 0.0)) for column in columns] for line in lines]
+    axes.imshow(grid, cmap="Blues", vmin=0, vmax=1.4, aspect="auto")
+    for y, line in enumerate(lines):
+        for x, column in enumerate(columns):
+            axes.text(x, y, shown(at.get((line, column))), ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(columns)), [column.replace("_", "\n") for column in columns], fontsize=8)
+    axes.set_yticks(range(len(lines)), lines, fontsize=8)
+    axes.set_title("0: chance, 1: best, *: solved", fontsize=8)
+    axes.set_xlabel(title.replace(", ", ",\n", 1), fontsize=6)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short sequences, small models, few steps")
+    parser.add_argument("--layers", default=None, help="names with commas between; none: all")
+    parser.add_argument("--tasks", default=None, help="names with commas between; none: all")
+    options = parser.parse_args()
+    causal = [name for name in layers.names() if not layers.get(name).bidirectional]
+    chosen = options.layers.split(",") if options.layers else causal
+    wanted = options.tasks.split(",") if options.tasks else tasks.names()
+    for name in chosen:
+        layers.get(name)
+    for name in wanted:
+        tasks.get(name)
+    torch.set_num_threads(1)  # as OMP_NUM_THREADS=1: sums over several threads may differ from run to run
+    title = f"{machine('cpu')}{', quick' if options.quick else ''}"
+    print(f"{title}\n0: chance, 1: best, *: solved")
+    RESULTS.mkdir(exist_ok=True)
+    path, rows = RESULTS / "tasks-cpu.json", []
+    for task in wanted:
+        for layer in chosen:
+            row = cell(task, layer, options.quick)
+            rows.append(row)
+            detail = row.get("refused") or f"{row['metric']} {row['score']:.4g} after {row['steps']} steps"
+            print(f"{task:20}{layer:16}{shown(row):7}{detail}\n    {row['command']}", flush=True)
+            path.write_text(json.dumps({"machine": title, "quick": options.quick, "rows": rows}, indent=1) + "\n")
+            picture(rows, title, path.with_suffix(".png"))
+    print("\n" + f"{'':16}" + "".join(f"{task[:13]:>14}" for task in wanted))
+    at = {(row["layer"], row["task"]): row for row in rows}
+    for layer in chosen:
+        print(f"{layer:16}" + "".join(f"{shown(at[layer, task]):>14}" for task in wanted))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""`scanl tasks`, and how a task is named in messages."""
+
+from collections.abc import Sequence
+
+from scanl.cli.parser import Parser
+from scanl.tasks import Task, build, get, names
+from scanl.tasks.base import options, summary
+
+
+def list_tasks(argv: Sequence[str]) -> int:
+    """Print what every task is, and what guessing scores at the defaults."""
+    Parser("tasks", "The synthetic tasks.").parse(argv)
+    width = max(map(len, names())) + 2
+    for name in names():
+        task = build(name)
+        print(f"{name:<{width}}{summary(type(task))}")
+        print(f"{'':<{width}}{task.metric}: chance {task.chance:.4g}, best {task.best:g}; {_options(name)}")
+    print("\n`scanl train --task NAME --layer LAYER` trains a model on one; `--task-options.NAME VALUE` changes it.")
+    return 0
+
+
+def described(task: Task) -> str:
+    """A task with all its options, as `adding length=500`."""
+    values = " ".join(f"{option.name}={getattr(task, option.name)}" for option in options(type(task)))
+    return f"{task.name} {values}"
+
+
+def task_help() -> str:
+    """Every task with its options, for the help of `scanl train`."""
+    lines = ["tasks and their options (--task-options.NAME VALUE):"]
+    return "\n".join([*lines, *(f"  {name}: {_options(name)}" for name in names())])
+
+
+def _options(name: str) -> str:
+    return "  ".join(f"{option.name}={option.default}" for option in options(get(name)))

@@ -1,0 +1,59 @@
+"""The adding problem."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import Examples, Task, register
+
+
+@register("adding")
+@dataclass(frozen=True)
+class Adding(Task):
+    """Adding problem: the sum of the two numbers that are marked in a long sequence of numbers.
+
+    x_t = (u_t, m_t) with u_t uniform in (0, 1) and m_t = 1 at exactly two steps, one uniform in [0, n // 2), the other
+    in [n // 2, n), else 0; the answer is the sum of the two marked u.
+
+    Args:
+        length: n = T, steps; 100 to 5000 in the literature. Usually called solved below an error of 0.01.
+
+    inputs: (N, n, 2) float32.   targets: (N,) float32.
+    Chance: always 1, the mean of the sum of two uniform numbers, misses by its variance, 2/12.
+    """
+
+    id = "B-adding"
+    source = 'Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, section 5.4'
+    metric = "mean squared error"
+    best = 0.0
+    channels: ClassVar[int] = 2
+
+    length: int = 100
+    vocab_size: None = field(default=None, init=False)
+
+    def check(self) -> None:
+        self._require(self.length >= 2, "length", "at least 2 because two numbers are added")
+
+    @property
+    def chance(self) -> float:
+        return 2 / 12
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        half = self.length // 2
+        numbers = random.random((count, self.length), np.float32)
+        places = np.stack([random.integers(0, half, count), random.integers(half, self.length, count)], 1)
+        marks = np.zeros_like(numbers)
+        np.put_along_axis(marks, places, 1, axis=1)
+        return Examples(np.stack([numbers, marks], 2), np.take_along_axis(numbers, places, 1).sum(1))
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = []
+        for sequence in inputs:
+            total = np.float32(0)
+            for number, mark in sequence:
+                if mark == 1:
+                    total += number
+            answers.append(total)
+        return np.array(answers, np.float32)

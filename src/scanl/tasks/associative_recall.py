@@ -1,0 +1,69 @@
+"""Associative recall."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, register
+
+
+@register("associative_recall")
+@dataclass(frozen=True)
+class AssociativeRecall(Task):
+    """Associative recall: the value that one key had among many pairs of keys and values.
+
+    Each sequence has a map of its own from keys to values, each value uniform. It shows n / 2 pairs of a uniformly
+    random key and its value (keys repeat), then the prefix "=>" and a key, any of those seen with equal probability,
+    whose value is asked for. T = n + 2 steps. The K = (V - 2) // 2 keys are 0 ... K - 1, the values K ... 2K - 1, and
+    the prefix V - 1; the token before it is the "." that Fu et al. count and this task never shows.
+
+    Args:
+        length: n, tokens of the pairs; 20 with V = 10 is easy.
+        vocab_size: V.
+
+    inputs, targets: (N, n + 2) int64; scored at the last step.
+    Chance: 1 of K values.
+    """
+
+    id = "B-ar"
+    source = (
+        'Ba et al., "Using Fast Weights to Attend to the Recent Past", arXiv:1610.06258, section 4.1; as in '
+        'Fu et al., "Hungry Hungry Hippos", arXiv:2212.14052, section 3.1'
+    )
+
+    length: int = 40
+    vocab_size: int = 20
+
+    def check(self) -> None:
+        right = self.length >= 2 and self.length % 2 == 0
+        self._require(right, "length", "an even number of at least 2 because of the pairs")
+        self._require(self.vocab_size >= 4, "vocab_size", "at least 4 because of a key, a value and two special tokens")
+
+    @property
+    def chance(self) -> float:
+        return 1 / ((self.vocab_size - 2) // 2)
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        size = (self.vocab_size - 2) // 2
+        values = random.integers(size, 2 * size, (count, size))
+        keys = random.integers(0, size, (count, self.length // 2))
+        seen = np.zeros((count, size))
+        np.put_along_axis(seen, keys, 1, axis=1)
+        asked = (seen * (1 + random.random((count, size)))).argmax(1)  # above 1 where seen, all alike
+        inputs = np.empty((count, self.length + 2), np.int64)
+        inputs[:, 0:-2:2] = keys
+        inputs[:, 1:-2:2] = np.take_along_axis(values, keys, 1)
+        inputs[:, -2] = self.vocab_size - 1
+        inputs[:, -1] = asked
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, -1] = values[np.arange(count), asked]
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs.tolist(), answers, strict=True):
+            *pairs, _prefix, key = sequence
+            answer[-1] = pairs[pairs.index(key) + 1]
+        return answers

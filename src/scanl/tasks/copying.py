@@ -1,0 +1,64 @@
+"""The copy memory task."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, register
+
+BLANK = 0
+
+
+@register("copy")
+@dataclass(frozen=True)
+class Copying(Task):
+    """Copy memory task: repeat the first symbols after a long blank.
+
+    K symbols, each uniform in 1 ... V - 2, then n blanks (0), then K markers (V - 1); during the markers the symbols
+    are asked for in their order. T = n + 2K steps.
+
+    Args:
+        length: n, number of blanks; 100 to 2000 in the literature.
+        num_symbols: K.
+        vocab_size: V: blank, V - 2 symbols, marker.
+
+    inputs, targets: (N, n + 2K) int64; scored at the last K steps.
+    Chance: 1 of V - 2 symbols; ln(V - 2) nats of cross entropy there.
+    """
+
+    id = "B-copy"
+    source = 'Arjovsky et al., "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, section 5.1'
+
+    length: int = 100
+    num_symbols: int = 10
+    vocab_size: int = 10
+
+    def check(self) -> None:
+        self._require(self.length >= 0, "length", "at least 0 blanks")
+        self._require(self.num_symbols >= 1, "num_symbols", "at least 1")
+        self._require(self.vocab_size >= 3, "vocab_size", "at least 3 because of the blank and the marker")
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - 2)
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        size, marker = self.num_symbols, self.vocab_size - 1
+        inputs = np.full((count, self.length + 2 * size), BLANK, np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        inputs[:, :size] = targets[:, -size:] = random.integers(1, marker, (count, size))
+        inputs[:, -size:] = marker
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs, answers, strict=True):
+            memory = []
+            for t, token in enumerate(sequence):
+                if token == self.vocab_size - 1:
+                    answer[t] = memory.pop(0)
+                elif token != BLANK:
+                    memory.append(token)
+        return answers

@@ -1,0 +1,58 @@
+"""Induction heads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, register
+
+
+@register("induction")
+@dataclass(frozen=True)
+class Induction(Task):
+    """Induction heads: what followed the special token when it was last seen.
+
+    Tokens uniform in 0 ... V - 2; at one uniformly random step before the last two stands the special token V - 1, and
+    at the last step it stands again: the token after its first place is asked for there. T = n steps.
+
+    Args:
+        length: n; trained at 256 and tested from 64 to 2^20 by Gu and Dao.
+        vocab_size: V, the special token included.
+
+    inputs, targets: (N, n) int64; scored at the last step.
+    Chance: 1 of V - 1 tokens.
+    """
+
+    id = "B-induction"
+    source = (
+        'Olsson et al., "In-context Learning and Induction Heads", arXiv:2209.11895; '
+        'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.2'
+    )
+
+    length: int = 256
+    vocab_size: int = 16
+
+    def check(self) -> None:
+        self._require(self.length >= 3, "length", "at least 3 because of the pair and the question")
+        self._require(self.vocab_size >= 2, "vocab_size", "at least 2 because of the special token")
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - 1)
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        special = self.vocab_size - 1
+        inputs = random.integers(0, special, (count, self.length))
+        rows, places = np.arange(count), random.integers(0, self.length - 2, count)
+        inputs[rows, places] = inputs[:, -1] = special
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, -1] = inputs[rows, places + 1]
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs.tolist(), answers, strict=True):
+            answer[-1] = sequence[sequence.index(sequence[-1]) + 1]
+        return answers

@@ -1,0 +1,80 @@
+"""Multi-query associative recall."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+
+
+@register("mqar")
+@dataclass(frozen=True)
+class MQAR(Task):
+    """Multi-query associative recall: the value of every key, asked for one after another.
+
+    First D pairs of a key and a value, keys (1 ... V/2 - 1) and values (V/2 ... V - 1) each drawn without replacement.
+    Then each key once more as a query, at an even distance 2i from the end of the pairs, i = 0, 1, ... drawn without
+    replacement with probability in proportion to (i + 1)^(a - 1): its value is asked for there. Every other step after
+    the pairs holds a uniformly random token, which may well be a key. T = n steps.
+
+    Args:
+        length: n; 64 to 512 in the paper.
+        num_pairs: D; 4 to 64 in the paper. A recurrent model's state has to grow with it.
+        vocab_size: V.
+        power: a; small makes most queries soon, 1 makes them uniform.
+
+    inputs, targets: (N, n) int64; scored at the D queries.
+    Chance: 1 of V/2 values; who has kept the values but not their keys has 1 of D.
+    """
+
+    id = "B-mqar"
+    source = (
+        'Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927, '
+        "section 4 and its program's multiquery_ar"
+    )
+
+    length: int = 64
+    num_pairs: int = 4
+    vocab_size: int = 8192
+    power: float = 0.01
+
+    def check(self) -> None:
+        self._require(self.length >= 4 and self.length % 2 == 0, "length", "an even number of at least 4")
+        most = min(self.length // 4, self.vocab_size // 2 - 1)
+        because = f"because of length={self.length} and vocab_size={self.vocab_size}"
+        even = self.vocab_size >= 4 and self.vocab_size % 2 == 0
+        self._require(even, "vocab_size", "an even number of at least 4 because half are keys")
+        self._require(1 <= self.num_pairs <= most, "num_pairs", f"from 1 to {most} {because}")
+        self._require(self.power > 0, "power", "above 0")
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - self.vocab_size // 2)
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        half, begin = self.vocab_size // 2, 2 * self.num_pairs
+        keys = 1 + draw_distinct(random, count, half - 1, self.num_pairs)
+        values = half + draw_distinct(random, count, self.vocab_size - half, self.num_pairs)
+        places = (self.length - begin) // 2
+        weights = np.arange(1, places + 1) ** (self.power - 1.0)
+        queries = begin + 2 * draw_distinct(random, count, places, self.num_pairs, weights)
+        inputs = random.integers(0, self.vocab_size, (count, self.length))
+        inputs[:, 0:begin:2] = keys
+        inputs[:, 1:begin:2] = values
+        np.put_along_axis(inputs, queries, keys, axis=1)
+        targets = np.full_like(inputs, IGNORED)
+        np.put_along_axis(targets, queries, values, axis=1)
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs.tolist(), answers, strict=True):
+            memory = {}
+            for t, token in enumerate(sequence):
+                if t >= 2 * self.num_pairs:
+                    answer[t] = memory.get(token, 0)
+                elif t % 2:
+                    memory[sequence[t - 1]] = token
+        return answers

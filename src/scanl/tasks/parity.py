@@ -1,0 +1,54 @@
+"""Parity."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import Examples, Task, register
+
+
+@register("parity")
+@dataclass(frozen=True)
+class Parity(Task):
+    """Parity: whether the number of ones so far is odd, at every step.
+
+    Bits, 0 or 1 with equal probability; the answer at step t is their exclusive or up to and with t. T = n steps. Every
+    prefix is a sequence of its own length, so training at n trains every length from 1 to n.
+
+    Args:
+        length: n; trained up to 40 and tested up to 256 in the literature.
+
+    inputs, targets: (N, n) int64; scored at every step.
+    Chance: 1 of 2.
+    """
+
+    id = "B-parity"
+    source = (
+        'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, section 4.1; '
+        'Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv:2207.02098'
+    )
+
+    length: int = 40
+    vocab_size: int = field(default=2, init=False)
+
+    def check(self) -> None:
+        self._require(self.length >= 1, "length", "at least 1")
+
+    @property
+    def chance(self) -> float:
+        return 1 / 2
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        bits = random.integers(0, 2, (count, self.length))
+        return Examples(bits, np.bitwise_xor.accumulate(bits, axis=1))
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs, answers, strict=True):
+            odd = False
+            for t, bit in enumerate(sequence):
+                odd = odd != (bit == 1)
+                answer[t] = int(odd)
+        return answers

@@ -1,0 +1,69 @@
+"""Selective copying."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+
+NOISE = 0
+
+
+@register("selective_copy")
+@dataclass(frozen=True)
+class SelectiveCopying(Task):
+    """Selective copying: repeat, in order, the symbols that were scattered among noise.
+
+    K symbols, each uniform in 1 ... V - 2, at random places (any K of n + K with equal probability) among n noise
+    tokens (0), then K markers (V - 1); during the markers the symbols are asked for in their order. T = n + 2K steps.
+    Unlike in `copy`, knowing the time is not enough: what is kept has to depend on what is read.
+
+    Args:
+        length: n, number of noise tokens.
+        num_symbols: K.
+        vocab_size: V: noise, V - 2 symbols, marker.
+
+    inputs, targets: (N, n + 2K) int64; scored at the last K steps.
+    Chance: 1 of V - 2 symbols.
+    """
+
+    id = "B-selcopy"
+    source = (
+        'Jing et al., "Gated Orthogonal Recurrent Units: On Learning to Forget", arXiv:1706.02761 ("denoise"); '
+        'sizes of Gu and Dao, "Mamba", arXiv:2312.00752, section 4.1.1'
+    )
+
+    length: int = 4096
+    num_symbols: int = 16
+    vocab_size: int = 16
+
+    def check(self) -> None:
+        self._require(self.length >= 0, "length", "at least 0 noise tokens")
+        self._require(self.num_symbols >= 1, "num_symbols", "at least 1")
+        self._require(self.vocab_size >= 3, "vocab_size", "at least 3 because of the noise and the marker")
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - 2)
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        size, marker = self.num_symbols, self.vocab_size - 1
+        inputs = np.full((count, self.length + 2 * size), NOISE, np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        symbols = random.integers(1, marker, (count, size))
+        places = np.sort(draw_distinct(random, count, self.length + size, size), axis=1)
+        np.put_along_axis(inputs, places, symbols, axis=1)
+        inputs[:, -size:] = marker
+        targets[:, -size:] = symbols
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs, answers, strict=True):
+            kept = [token for token in sequence if 0 < token < self.vocab_size - 1]
+            steps = [t for t, token in enumerate(sequence) if token == self.vocab_size - 1]
+            for t, token in zip(steps, kept, strict=True):
+                answer[t] = token
+        return answers

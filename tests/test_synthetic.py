@@ -1,0 +1,572 @@
+"""Synthetic tasks: examples as specified, solvable, no better guessed than claimed; trained, resumed, scored."""
+
+import csv
+import itertools
+import math
+import os
+import re
+import shutil
+import signal
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from scanl import tasks
+from scanl.cli import main
+from scanl.cli.train import prepare
+from scanl.errors import ConfigError
+from scanl.learning import RunFolder, TrainConfig, score
+from scanl.learning.config import seeded_model
+from scanl.learning.evaluation import answer
+from scanl.learning.objective import make_objective
+from scanl.tasks import IGNORED, FreshExamples
+from scanl.tasks.base import draw_distinct, options
+
+SMALL = {  # options with which a sample shows every answer often
+    "adding": {"length": 7},
+    "associative_recall": {"length": 10, "vocab_size": 9},
+    "copy": {"length": 5, "num_symbols": 3},
+    "induction": {"length": 9},
+    "mqar": {"length": 20, "vocab_size": 24},
+    "parity": {"length": 6},
+    "selective_copy": {"length": 8, "num_symbols": 4},
+}
+LONGER = {"selective_copy": {"length": 100}}  # than the default, and here the default is long
+TINY = "--accelerator cpu --layer lru --dim 16 --depth 1 --steps 24 --eval-examples 8 --log-every 1".split()  # noqa: SIM905
+each_task = pytest.mark.parametrize("name", tasks.names())
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums over several threads may differ in the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(name: str) -> tasks.Task:
+    return tasks.build(name, **SMALL[name])
+
+
+def asked(task: tasks.Task, targets: np.ndarray) -> np.ndarray:
+    return targets if task.vocab_size is None else targets[targets != IGNORED]
+
+
+# Examples.
+
+
+@each_task
+def test_the_solver_is_always_right(name):
+    for task in (small(name), tasks.build(name, **LONGER.get(name, {}))):
+        for seed in range(3):
+            inputs, targets = task.generate(20, seed)
+            scores = task.scores(task.solve(inputs), targets)
+            assert len(scores) == len(asked(task, targets)) >= 20
+            np.testing.assert_array_equal(scores, task.best)
+
+
+@each_task
+def test_a_wrong_answer_is_seen(name):
+    task = small(name)
+    inputs, targets = task.generate(50, 0)
+    wrong = task.solve(inputs)
+    wrong[0] += 1
+    assert task.scores(wrong, targets).mean() != task.best
+    wrong = task.solve(inputs)
+    if task.vocab_size is not None:  # what is not asked for does not matter
+        wrong[targets == IGNORED] += 1
+        assert task.scores(wrong, targets).mean() == task.best
+
+
+@each_task
+def test_chance_is_what_a_guesser_gets(name):
+    """Guesses that know which answers there are but not the inputs; the bounds are of 4 standard errors."""
+    task = small(name)
+    _, targets = task.generate(20_000, 1)
+    wanted = asked(task, targets)
+    if task.vocab_size is None:
+        scores = task.scores(np.ones_like(targets), targets)
+        assert abs(scores.mean() - task.chance) < 4 * scores.std() / math.sqrt(len(scores))
+        assert task.scores(np.full_like(targets, wanted.mean()), targets).mean() == pytest.approx(task.chance, rel=0.05)
+        return
+    answers = np.unique(wanted)
+    guesses = np.random.default_rng(0).choice(answers, targets.shape)
+    scores = task.scores(guesses, targets)
+    error = math.sqrt(task.chance * (1 - task.chance))
+    assert abs(scores.mean() - task.chance) < 4 * error / math.sqrt(len(scores))
+    # Nor is an answer likelier than another at any step, which a constant guess would gain from.
+    for step in np.flatnonzero((targets != IGNORED).sum(0) > 1000):
+        column = targets[:, step][targets[:, step] != IGNORED]
+        often = np.bincount(column, minlength=answers.max() + 1)[answers] / len(column)
+        assert abs(often - task.chance).max() < 5 * error / math.sqrt(len(column))
+
+
+@each_task
+def test_examples_have_the_shapes_and_values_they_promise(name):
+    task = tasks.build(name, **LONGER.get(name, {}))
+    inputs, targets = task.generate(4, 5)
+    if task.vocab_size is None:
+        assert inputs.dtype == targets.dtype == np.float32
+        assert inputs.shape == (4, task.length, task.channels)
+        assert targets.shape == (4,)
+    else:
+        assert inputs.dtype == targets.dtype == np.int64
+        assert inputs.shape == targets.shape
+        assert inputs.min() >= 0
+        assert inputs.max() < task.vocab_size
+        assert ((targets == IGNORED) | ((targets >= 0) & (targets < task.vocab_size))).all()
+    longer = replace(task, length=2 * task.length).generate(3, 5).inputs
+    assert longer.shape[1] == inputs.shape[1] + task.length
+    assert [len(part) for part in task.generate(0, 0)] == [0, 0]
+
+
+@each_task
+def test_a_seed_gives_the_same_examples(name):
+    task = small(name)
+    for one, same, other in zip(*(task.generate(30, seed) for seed in ((1, 2), (1, 2), (1, 3))), strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert not np.array_equal(one, other)
+
+
+@each_task
+def test_processes_share_the_batch_of_one_and_steps_share_nothing(name):
+    order = FreshExamples(small(name), seed=3)
+    for size, world, step in itertools.product((1, 3), (1, 2, 3), (0, 7)):
+        whole = order.batch(step, size * world)
+        parts = [order.batch(step, size, rank, world) for rank in range(world)]
+        for joined, expected in zip(map(np.concatenate, zip(*parts, strict=True)), whole, strict=True):
+            np.testing.assert_array_equal(joined, expected)
+    steps = [order.batch(step, 40).inputs for step in range(3)] + [FreshExamples(small(name), 4).batch(0, 40).inputs]
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(steps, 2))
+
+
+def test_adding_marks_one_step_of_each_half():
+    inputs, targets = tasks.build("adding", length=7).generate(7000, 0)
+    numbers, marks = inputs[..., 0], inputs[..., 1]
+    np.testing.assert_array_equal(np.unique(marks), [0, 1])
+    np.testing.assert_array_equal(marks[:, :3].sum(1), 1)
+    np.testing.assert_array_equal(marks[:, 3:].sum(1), 1)
+    np.testing.assert_allclose(marks.mean(0), [1 / 3] * 3 + [1 / 4] * 4, atol=4 * 0.5 / math.sqrt(7000))
+    assert 0 <= numbers.min() < 0.01 < 0.99 < numbers.max() < 1
+    np.testing.assert_array_equal(targets, (numbers * marks).sum(1))
+
+
+def test_copy_is_symbols_blanks_markers():
+    inputs, targets = tasks.build("copy", length=6, num_symbols=3).generate(500, 0)
+    assert inputs.shape == (500, 12)
+    np.testing.assert_array_equal(np.unique(inputs[:, :3]), range(1, 9))
+    np.testing.assert_array_equal(inputs[:, 3:9], 0)
+    np.testing.assert_array_equal(inputs[:, 9:], 9)
+    np.testing.assert_array_equal(targets[:, :9], IGNORED)
+    np.testing.assert_array_equal(targets[:, 9:], inputs[:, :3])
+
+
+def test_selective_copy_scatters_the_symbols_evenly():
+    inputs, targets = tasks.build("selective_copy", length=8, num_symbols=4).generate(6000, 0)
+    assert inputs.shape == (6000, 16)
+    body = inputs[:, :12]
+    np.testing.assert_array_equal((body > 0).sum(1), 4)
+    np.testing.assert_allclose((body > 0).mean(0), 4 / 12, atol=4 * 0.5 / math.sqrt(6000))
+    np.testing.assert_array_equal(np.unique(body), range(15))
+    np.testing.assert_array_equal(inputs[:, 12:], 15)
+    np.testing.assert_array_equal(targets[:, 12:].ravel(), body[body > 0])
+    np.testing.assert_array_equal(targets[:, :12], IGNORED)
+
+
+def test_induction_shows_the_special_token_once_before_it_asks():
+    inputs, targets = tasks.build("induction", length=9).generate(7000, 0)
+    np.testing.assert_array_equal(inputs[:, -1], 15)
+    special = inputs[:, :-1] == 15
+    np.testing.assert_array_equal(special.sum(1), 1)
+    np.testing.assert_allclose(special.mean(0), [1 / 7] * 7 + [0], atol=4 * 0.35 / math.sqrt(7000))
+    np.testing.assert_array_equal(np.unique(inputs[:, :-1][~special]), range(15))
+    np.testing.assert_array_equal(targets[:, :-1], IGNORED)
+
+
+def test_associative_recall_asks_for_a_key_that_was_seen():
+    inputs, targets = tasks.build("associative_recall").generate(900, 0)
+    assert inputs.shape == (900, 42)
+    keys, values = inputs[:, :40:2], inputs[:, 1:40:2]
+    np.testing.assert_array_equal(np.unique(keys), range(9))
+    np.testing.assert_array_equal(np.unique(values), range(9, 18))
+    np.testing.assert_array_equal(inputs[:, 40], 19)
+    np.testing.assert_array_equal(targets[:, :-1], IGNORED)
+    for row, question, wanted in zip(inputs[:, :40].reshape(900, 20, 2), inputs[:, -1], targets[:, -1], strict=True):
+        pairs = dict(row.tolist())
+        assert len(set(map(tuple, row.tolist()))) == len(pairs)  # a key has one value
+        assert pairs[question] == wanted
+
+
+def test_mqar_asks_for_each_key_once_at_even_places():
+    task = tasks.build("mqar", length=24, num_pairs=4, vocab_size=64)
+    inputs, targets = task.generate(3000, 0)
+    keys, values = np.sort(inputs[:, :8:2]), np.sort(inputs[:, 1:8:2])
+    assert (np.diff(keys) > 0).all()
+    assert (np.diff(values) > 0).all()
+    np.testing.assert_array_equal(np.unique(keys), range(1, 32))
+    np.testing.assert_array_equal(np.unique(values), range(32, 64))
+    rows, places = np.nonzero(targets != IGNORED)
+    np.testing.assert_array_equal(np.bincount(rows), 4)
+    assert set(places) == set(range(8, 24, 2))
+    np.testing.assert_array_equal(np.sort(inputs[rows, places].reshape(-1, 4)), keys)
+    np.testing.assert_array_equal(np.unique(inputs[:, 8:][targets[:, 8:] == IGNORED]), range(64))
+    often = np.bincount((places - 8) // 2) / 3000
+    assert (np.diff(often) < 0).all()  # nearer queries are likelier
+
+
+def test_distinct_draws_are_those_without_replacement():
+    """The first of a draw follows the weights; the second what they are without it."""
+    weights = np.array([8.0, 4.0, 2.0, 1.0])
+    drawn = draw_distinct(np.random.default_rng(0), 40_000, 4, 2, weights)
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    first = np.bincount(drawn[:, 0]) / len(drawn)
+    np.testing.assert_allclose(first, weights / 15, atol=4 * 0.5 / 200)
+    second = drawn[drawn[:, 0] == 0, 1]
+    often = np.bincount(second, minlength=4) / len(second)
+    np.testing.assert_allclose(often, [0, 4 / 7, 2 / 7, 1 / 7], atol=4 * 0.5 / math.sqrt(len(second)))
+    # Each a thousand times as likely as the next: hardly ever drawn in another order.
+    order = np.random.default_rng(0).permutation(400)
+    drawn = draw_distinct(np.random.default_rng(1), 50, 400, 80, 1000.0 ** -order.argsort().clip(max=99))
+    assert (drawn == order[:80]).mean() > 0.99
+
+
+def test_parity_is_the_running_sum_modulo_two():
+    inputs, targets = tasks.build("parity", length=30).generate(50, 0)
+    np.testing.assert_array_equal(inputs.cumsum(1) % 2, targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("addign", {}, "unknown task 'addign'; did you mean 'adding'?"),
+        ("adding", {"lenght": 5}, "unknown option of adding 'lenght'; did you mean 'length'?"),
+        ("adding", {"length": 1}, "adding: length is 1, expected at least 2 because two numbers are added"),
+        ("adding", {"length": "long"}, "adding: length is 'long', expected int"),
+        ("adding", {"length": True}, "adding: length is True, expected int"),
+        ("adding", {"vocab_size": 3}, "unknown option of adding 'vocab_size'"),
+        ("parity", {"vocab_size": 3}, "unknown option of parity 'vocab_size'"),
+        ("parity", {"length": 0}, "parity: length is 0, expected at least 1"),
+        ("copy", {"length": -1}, "copy: length is -1, expected at least 0 blanks"),
+        ("copy", {"num_symbols": 0}, "copy: num_symbols is 0, expected at least 1"),
+        ("copy", {"vocab_size": 2}, "copy: vocab_size is 2, expected at least 3 because of the blank and the marker"),
+        ("selective_copy", {"length": -1}, "selective_copy: length is -1, expected at least 0 noise tokens"),
+        ("selective_copy", {"num_symbols": 0}, "selective_copy: num_symbols is 0, expected at least 1"),
+        ("selective_copy", {"vocab_size": 2}, "expected at least 3 because of the noise and the marker"),
+        (
+            "induction",
+            {"length": 2},
+            "induction: length is 2, expected at least 3 because of the pair and the question",
+        ),
+        ("induction", {"vocab_size": 1}, "vocab_size is 1, expected at least 2 because of the special token"),
+        (
+            "associative_recall",
+            {"length": 5},
+            "length is 5, expected an even number of at least 2 because of the pairs",
+        ),
+        ("associative_recall", {"vocab_size": 3}, "vocab_size is 3, expected at least 4 because of a key, a value and"),
+        ("mqar", {"length": 9}, "mqar: length is 9, expected an even number of at least 4"),
+        (
+            "mqar",
+            {"vocab_size": 9},
+            "mqar: vocab_size is 9, expected an even number of at least 4 because half are keys",
+        ),
+        ("mqar", {"num_pairs": 17}, "mqar: num_pairs is 17, expected from 1 to 16 because of length=64 and vocab_size"),
+        ("mqar", {"power": 0}, "mqar: power is 0, expected above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, given, message):
+    with pytest.raises(ConfigError) as refused:
+        tasks.build(name, **given)
+    assert message in str(refused.value)
+
+
+@each_task
+def test_a_task_says_where_it_is_from_and_stays_as_it_is(name):
+    task = tasks.build(name)
+    assert type(task) is tasks.get(name)
+    assert (task.name, task.id[:2], len(task.source) > 20) == (name, "B-", True)
+    assert name in SMALL
+    for option in options(type(task)):
+        assert f"{option.name}:" in (type(task).__doc__ or "")
+    with pytest.raises(FrozenInstanceError):
+        task.length = 3  # type: ignore[misc]
+
+
+# Training.
+
+
+def config_of(name: str, **given) -> TrainConfig:
+    small = {"task_options": SMALL[name], "layer": "lru", "dim": 8, "depth": 1, "batch_size": 4, "accelerator": "cpu"}
+    return TrainConfig(task=name, **{**small, **given})
+
+
+@each_task
+def test_the_loss_is_that_of_what_is_asked_for(name):
+    config = config_of(name)
+    task, model = small(name), seeded_model(config)
+    objective = make_objective(config, task)
+    inputs, targets = batch = objective.batch(5)
+    loss, _ = objective.loss(model, batch, None)
+    outputs, _ = model(inputs)
+    if task.vocab_size is None:
+        last = model.stack(model.input(inputs))[0][:, -1]
+        expected = F.mse_loss(model.head(last)[:, 0], targets)
+    else:
+        expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    torch.testing.assert_close(loss, expected)
+    for again, same in zip(objective.batch(5), batch, strict=True):
+        assert torch.equal(again, same)
+
+
+@each_task
+def test_scoring_in_chunks_is_scoring_the_whole(name):
+    task, model = small(name), seeded_model(config_of(name)).train()
+    lengths = []
+    model.stack.register_forward_pre_hook(lambda _module, args: lengths.append(args[0].shape[1]))
+
+    def found(count: int, seed: tuple[int, ...]) -> list[float]:
+        inputs, targets = task.generate(count, seed)
+        with torch.no_grad():
+            outputs, wanted, _ = answer(model, torch.from_numpy(inputs), torch.from_numpy(targets))
+        return ((outputs.argmax(-1) == wanted) if task.vocab_size else (outputs - wanted) ** 2).tolist()
+
+    whole = np.mean(found(30, (7, 0)))
+    longest = lengths.pop()
+    assert score(model, task, 30, (7,), chunk=2) == pytest.approx(whole)
+    assert max(lengths) == 2 < longest
+    assert model.training
+    # Ten examples of which four fit at once are three parts, none like another.
+    parts = [value for part, count in enumerate((4, 4, 2)) for value in found(count, (7, part))]
+    assert score(model, task, 10, (7,), tokens=4 * longest + 1) == pytest.approx(np.mean(parts))
+
+
+def test_a_bidirectional_model_reads_a_task_in_one_piece():
+    config = config_of("adding", layer="bidirectional", layer_options={"layer": "lru"}, depth=2)
+    model, task = seeded_model(config), small("adding")
+    assert score(model, task, 5, (0,), chunk=2) == score(model, task, 5, (0,), chunk=99)
+
+
+def test_what_is_measured_is_never_trained_on(monkeypatch):
+    seeds = []
+    generate = tasks.Task.generate
+
+    def record(self, count, seed):
+        seeds.append(seed)
+        return generate(self, count, seed)
+
+    config = config_of("parity", seed=1)
+    objective = make_objective(config, small("parity"))
+    monkeypatch.setattr(tasks.Task, "generate", record)
+    for step in range(20):
+        objective.batch(step)
+    trained = set(seeds)
+    seeds.clear()
+    model = seeded_model(config)
+    for step in range(20):
+        objective.measure(model, step)
+    assert len(trained) == 20
+    assert trained.isdisjoint(seeds)
+    assert {seed[1] for seed in trained} & {seed[1] for seed in seeds} == set()
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def task_options(name: str) -> list[str]:
+    given = [f"--task-options.{option}={value}" for option, value in SMALL[name].items()]
+    return [*TINY, "--task", name, *given]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """An uninterrupted run of a task, trained when first asked for."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def trained(name: str) -> Path:
+        if not (folder / name).exists():
+            assert main(["train", *task_options(name), "--out", str(folder / name)]) == 0
+        return folder / name
+
+    return trained
+
+
+@each_task
+def test_a_task_is_trained_scored_and_scored_at_another_length(name, runs, capfd):
+    folder = runs(name)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "metrics.csv", "loss.png", "model.safetensors", "checkpoint.ckpt"
+    }  # fmt: skip
+    found = rows(folder)
+    assert [int(row["step"]) for row in found] == list(range(1, 25))
+    assert len([row for row in found if row["score"]]) == 10
+    assert found[-1]["score"]
+    capfd.readouterr()
+    model = RunFolder.open(folder).load_model()
+    for extra, count, length in (([], 1000, SMALL[name]["length"]), (["--length", "22", "--count", "7"], 7, 22)):
+        assert main(["eval", str(folder), *extra]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        task = replace(small(name), length=length)
+        assert lines[0].startswith(f"{task.metric} on {count:,} fresh examples of {name} length={length}")
+        expected = {"this model": score(model, task, count, (0, 2)), "chance": task.chance, "best": task.best}
+        assert lines[1:] == [f"  {title:<12}{value:.4g}" for title, value in expected.items()]
+
+
+def test_the_progress_line_shows_the_score(runs, tmp_path, capfd):
+    assert main(["train", *task_options("parity"), "--out", str(tmp_path / "run")]) == 0
+    shown = capfd.readouterr()
+    last = shown.err.splitlines()[-1]
+    assert "step 24/24  loss " in last
+    assert f"score {float(rows(tmp_path / 'run')[-1]['score']):.4g} (chance 0.5)" in last
+    assert "bits/byte" not in shown.err
+    assert "accuracy on 8 fresh examples of parity length=6" in shown.out
+
+
+@pytest.mark.parametrize("name", ["adding", "mqar"])
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_resumed_run_ends_with_the_same_bits(name, how, runs, tmp_path, capfd):
+    from scanl.learning.bptt import BPTT
+
+    alone, folder, step = runs(name), tmp_path / "run", BPTT.training_step
+
+    def stopped_step(self, batch, batch_idx):
+        if self.global_step == 9:
+            if how == "killed":
+                raise RuntimeError("killed")
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BPTT, "training_step", stopped_step)
+        begin = ["train", *task_options(name), "--out", str(folder), "--save-seconds", "0"]
+        if how == "killed":
+            with pytest.raises(RuntimeError, match="killed"):
+                main(begin)
+        else:
+            assert main(begin) == 130
+            assert "interrupted after step 10; saved. Go on with:" in capfd.readouterr().err
+    assert not (folder / "model.safetensors").exists() or how == "interrupted"
+    assert main(["train", "--resume", str(folder), "--save-seconds", "30"]) == 0
+    expected, found = (load_file(path / "model.safetensors") for path in (alone, folder))
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    assert [(row["loss"], row["score"]) for row in rows(folder)] == [(row["loss"], row["score"]) for row in rows(alone)]
+
+
+def test_until_ends_a_run_early_and_for_good(tmp_path, capfd):
+    folder = tmp_path / "run"
+    assert main(["train", *task_options("parity"), "--out", str(folder), "--until", "0.1", "--eval-every", "5"]) == 0
+    assert "the score is as good as --until 0.1 after step 5" in capfd.readouterr().err
+    assert len(rows(folder)) == 5
+    before = (folder / "model.safetensors").read_bytes()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert len(rows(folder)) == 5
+    hard = tmp_path / "hard"
+    assert main(["train", *task_options("adding"), "--out", str(hard), "--until", "0", "--eval-every", "5"]) == 0
+    assert "--until" not in capfd.readouterr().err
+    assert len(rows(hard)) == 24
+
+
+def test_better_is_higher_or_lower():
+    assert small("parity").reaches(0.9, 0.9)
+    assert not small("parity").reaches(0.8, 0.9)
+    assert small("adding").reaches(0.01, 0.02)
+    assert not small("adding").reaches(0.03, 0.02)
+
+
+def test_other_examples_than_those_of_the_checkpoint_are_refused(runs, tmp_path, capfd, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(runs("parity"), folder)
+    generate = tasks.Task.generate
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.Task, "generate", lambda self, count, seed: generate(self, count, (9, *np.ravel(seed))))
+        assert main(["train", "--resume", str(folder)]) == 2
+    assert "the task has changed since the checkpoint" in capfd.readouterr().err
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("length: 6", "length: 7"))
+    assert main(["train", "--resume", str(folder)]) == 2
+    assert "has task_options {'length': 6}, expected {'length': 7} because of config.yaml" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train --task addign", "unknown task 'addign'; did you mean 'adding'?"),
+        ("train --task adding --task-options.lenght 5", "unknown option of adding 'lenght'; did you mean 'length'?"),
+        ("train --task adding --task-options.length 1", "adding: length is 1, expected at least 2"),
+        ("train --task adding --task-options.length long", "adding: length is 'long', expected int"),
+        ("train --task copy --layer lur", "unknown layer 'lur'; did you mean 'lru'?"),
+        ("train --task copy --layer bidirectional", "bidirectional"),
+        ("train --task copy --carry-state", "carry_state is True, expected none because a task has no text"),
+        ("train --task copy --sequence-length 8", "a task has no text; give --task-options.length"),
+        ("train --task copy --data x", "data is ['x'], expected none because a task has no text"),
+        ("train --task adding --tie-embeddings", "tie_embeddings is True, expected False because adding has no tokens"),
+        ("train --until 0.5", "until is 0.5, expected none because there is no task"),
+        ("train --task-options.length 5", "task_options is {'length': 5}, expected none because there is no task"),
+        ("train --task copy --eval-examples 0", "eval_examples is 0, expected at least 1"),
+        ("tasks --al", "unknown option of tasks '--al'"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(command, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_eval_and_generate_refuse(runs, capfd):
+    folder = str(runs("mqar"))
+    for command, message in {
+        f"eval {folder} --length 10": "mqar: num_pairs is 4, expected from 1 to 2 because of length=10",
+        f"eval {folder} --length 9": "mqar: length is 9, expected an even number",
+        f"eval {folder} --count 0": "eval: count is 0, expected at least 1",
+        f"generate {folder}": "was trained on mqar, expected a run on text; scanl eval scores it",
+        f"train --resume {folder} --task-options.length 40": "because of the run to resume",
+    }.items():
+        capfd.readouterr()
+        assert main(command.split()) == 2
+        assert message in capfd.readouterr().err
+
+
+def test_eval_of_text_has_neither_length_nor_count(tmp_path, capfd):
+    config = TrainConfig(dim=8, depth=1, out=str(tmp_path / "run"))
+    RunFolder.create(config)
+    assert main(["eval", str(tmp_path / "run"), "--length", "5"]) == 2
+    assert "length is 5, expected none because" in capfd.readouterr().err
+
+
+def test_tasks_are_listed(capfd):
+    assert main(["tasks"]) == 0
+    listed = capfd.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capfd.readouterr().out
+    for name in tasks.names():
+        assert f"\n{name} " in f"\n{listed}"
+        assert f"\n  {name}: length=" in shown
+        assert f"chance {tasks.build(name).chance:.4g}, best {tasks.build(name).best:g}" in listed
+
+
+def test_a_run_without_a_name_is_called_after_its_task_and_layer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, *_ = prepare(config_of("copy", layer="hawk,lru", layer_options={}))
+    assert folder.path == Path("runs", "copy-hawk-lru-1")
+
+
+def test_the_page_of_tasks_names_every_task_and_its_example_runs():
+    page = (Path(__file__).parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == tasks.names()
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "tasks.md", "exec"), {})
