@@ -154,9 +154,9 @@ def test_list_and_help_name_every_layer_and_option(capfd):
 
 @pytest.mark.parametrize("name", names())
 def test_show(name, capfd):
-    assert main(["show", name, "--dim", "16"]) == 0
+    assert main(["show", name]) == 0
     shown = capfd.readouterr().out
-    for title in ("equation", "source", "options", "parameters", "state", "op"):
+    for title in ("equation", "source", "options", "parameters", "state", "step", "op"):
         assert f"\n{title}" in shown
 
 
