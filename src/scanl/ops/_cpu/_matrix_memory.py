@@ -16,7 +16,10 @@ gradients of strong decays in its rounding.
 # pyright: reportCallIssue=false
 # Of an intrinsic's arguments numba fills in the first.
 
+import functools
+
 import numpy as np
+import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -602,22 +605,27 @@ def _build_backward(dtype):
 _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
+@functools.lru_cache(512)
+def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((1,), value, dtype=dtype)
+
+
 def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
     """How the work is divided, what both kernels are told first, and the tensors that they read."""
     work = divide(v, q.shape[2], state, reverse, cu_seqlens)
     heads, keys = state.shape[1:3]
     strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys, keys, 1)][0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
-    one = v.new_ones(1)
+    one = _constant(1, v.dtype)
     tensors = [
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
         one if gv is None else gv.exp().contiguous(),
         *(one if value is None else value.contiguous() for value in (a, b)),
-        v.new_zeros(1) if g is None else g.contiguous(),
+        _constant(0, v.dtype) if g is None else g.contiguous(),
         *(one if value is None else value.contiguous() for value in (beta, u)),
-        v.new_full((1,), 1 / max(1, keys) ** 0.5 if scale is None else scale),
+        _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype),
         state.contiguous(),
     ]
     return work, [*work.head, *strides, kind, int(gv is not None)], tensors
