@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import register, widen
 from scanl.layers.norm import GatedRMSNorm
-from scanl.layers.query_key_value import MemoryState, convolve_each, depthwise, init_memory, whole_heads
-from scanl.layers.state import Device, DType
+from scanl.layers.query_key_value import MemoryState, QueryKeyValue, whole_heads
 from scanl.ops import delta_rule, elu_plus_one
 from scanl.ops.delta_rule import unit
 
@@ -21,7 +20,7 @@ _ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity":
 
 
 @register("deltanet")
-class DeltaNet(Layer):
+class DeltaNet(QueryKeyValue):
     """DeltaNet: what the memory holds at a key is corrected towards the value, by a learned step.
 
     By default the form of 2024, with unit queries and keys after SiLU; `qk_activation="elu", qk_norm="sum",
@@ -87,11 +86,9 @@ class DeltaNet(Layer):
         self.dim, self.num_heads, self.allow_neg_eigval = dim, num_heads, allow_neg_eigval
         self.qk_activation, self.qk_norm = qk_activation, qk_norm
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for width in (key, key, value))
+        self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
+        self._make_projections((key, key, value), conv_size if use_short_conv else None, conv_bias)
         self.b_proj = nn.Linear(dim, num_heads, bias=False) if use_beta else None
-        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-            depthwise(width, conv_size, conv_bias) if use_short_conv else None for width in (key, key, value)
-        )
         self.g_proj = nn.Linear(dim, value, bias=False) if use_gate else None
         self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps)
         self.o_proj = nn.Linear(value, dim, bias=False)
@@ -99,20 +96,11 @@ class DeltaNet(Layer):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
-        memory = (self.num_heads, self.head_k_dim, self.head_v_dim)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        return init_memory(self, memory, convs, batch_size, device, dtype)
-
     def forward(
         self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, conv = (None, None) if state is None else state
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        qkv = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         silu = self.qk_activation == "silu"
-        qkv, conv = convolve_each(convs, qkv, conv, cu_seqlens=cu_seqlens, silu=(silu, silu, True))
+        qkv, recurrent, conv = self._read(x, state, cu_seqlens, (silu, silu, True))
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv)
         q, k = widen(q), widen(k)
         if not silu:

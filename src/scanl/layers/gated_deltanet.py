@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import register, widen
 from scanl.layers.norm import GatedRMSNorm
 from scanl.layers.parameters import tag
-from scanl.layers.query_key_value import MemoryState, convolve_each, depthwise, init_memory
-from scanl.layers.state import Device, DType
+from scanl.layers.query_key_value import MemoryState, QueryKeyValue
 from scanl.layers.time_step import time_step_bias
 from scanl.ops import delta_rule
 from scanl.ops.delta_rule import unit
 
 
 @register("gated_deltanet")
-class GatedDeltaNet(Layer):
+class GatedDeltaNet(QueryKeyValue):
     """Gated DeltaNet: convolved unit queries and keys, a write strength and a decay for each head and step.
 
     Args:
@@ -85,13 +84,11 @@ class GatedDeltaNet(Layer):
         self.num_heads, self.num_v_heads, self.head_dim, self.head_v_dim = num_heads, heads, head_dim, value
         self.allow_neg_eigval = allow_neg_eigval
         widths = (num_heads * head_dim, num_heads * head_dim, heads * value)
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for width in widths)
+        self.memory = (heads, head_dim, value)
+        self._make_projections(widths, conv_size if use_short_conv else None, conv_bias)
         self.a_proj, self.b_proj = (nn.Linear(dim, heads, bias=False) for _ in range(2))
         self.A_log = tag(nn.Parameter((16 * (1 - torch.rand(heads))).log()), weight_decay=False)  # 1 - U is never 0
         self.dt_bias = tag(nn.Parameter(time_step_bias(heads)), weight_decay=False)
-        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-            depthwise(width, conv_size, conv_bias) if use_short_conv else None for width in widths
-        )
         self.g_proj = nn.Linear(dim, heads * value, bias=False) if use_gate else None
         self.o_norm = GatedRMSNorm(value, norm_eps)
         self.o_proj = nn.Linear(heads * value, dim, bias=False)
@@ -99,20 +96,10 @@ class GatedDeltaNet(Layer):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
-        memory = (self.num_v_heads, self.head_dim, self.head_v_dim)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        return init_memory(self, memory, convs, batch_size, device, dtype)
-
     def forward(
         self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, conv = (None, None) if state is None else state
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        (q, k, v), conv = convolve_each(
-            convs, (self.q_proj(x), self.k_proj(x), self.v_proj(x)), conv, cu_seqlens=cu_seqlens
-        )
+        (q, k, v), recurrent, conv = self._read(x, state, cu_seqlens)
         q, k = (part.unflatten(-1, (self.num_heads, self.head_dim)) for part in (q, k))
         v = v.unflatten(-1, (self.num_v_heads, self.head_v_dim))
         beta = widen(self.b_proj(x)).sigmoid() * (2 if self.allow_neg_eigval else 1)

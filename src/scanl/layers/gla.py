@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import register, widen
 from scanl.layers.norm import GatedRMSNorm
-from scanl.layers.query_key_value import MemoryState, convolve_each, depthwise, init_memory, whole_heads
-from scanl.layers.state import Device, DType
+from scanl.layers.query_key_value import MemoryState, QueryKeyValue, whole_heads
 from scanl.ops import linear_attention
 
 
 @register("gla")
-class GLA(Layer):
+class GLA(QueryKeyValue):
     """Gated linear attention: a decay for each key channel, from a low-rank gate.
 
     As the released code, and unlike the paper: the norm over heads is RMSNorm, and the output gate has no bias.
@@ -76,11 +75,9 @@ class GLA(Layer):
             raise ConfigError(f"gla: {found} and conv_size is {conv_size}, expected positive numbers")
         self.dim, self.num_heads, self.gate_logit_normalizer = dim, num_heads, gate_logit_normalizer
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for width in (key, key, value))
+        self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
+        self._make_projections((key, key, value), conv_size if use_short_conv else None, conv_bias)
         self.g_proj = nn.Linear(dim, value, bias=False) if use_output_gate else None
-        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-            depthwise(width, conv_size, conv_bias) if use_short_conv else None for width in (key, key, value)
-        )
         self.gk_proj = nn.Sequential(nn.Linear(dim, gate_low_rank_dim, bias=False), nn.Linear(gate_low_rank_dim, key))
         norm = GatedRMSNorm(self.head_v_dim, norm_eps)
         self.g_norm_swish_gate, self.g_norm = (norm, None) if use_output_gate else (None, norm)
@@ -91,20 +88,11 @@ class GLA(Layer):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
-        memory = (self.num_heads, self.head_k_dim, self.head_v_dim)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        return init_memory(self, memory, convs, batch_size, device, dtype)
-
     def forward(
         self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, conv = (None, None) if state is None else state
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        qkv = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        silu = [each is not None for each in convs]
-        qkv, conv = convolve_each(convs, qkv, conv, cu_seqlens=cu_seqlens, silu=silu)
+        convolved = self.q_conv1d is not None
+        qkv, recurrent, conv = self._read(x, state, cu_seqlens, (convolved, convolved, convolved))
         g = F.logsigmoid(widen(self.gk_proj(x))) / self.gate_logit_normalizer
         q, k, v, g = (part.unflatten(-1, (self.num_heads, -1)) for part in (*qkv, g))
         o, recurrent = linear_attention(q, k, v, g, state=recurrent, cu_seqlens=cu_seqlens)

@@ -12,13 +12,7 @@ from scanl.layers.base import Layer
 from scanl.layers.short_convolution import convolve
 from scanl.layers.state import Device, DType
 
-Convolutions: TypeAlias = Sequence[nn.Conv1d | None]  # of q, k and v; None has no window
-Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each that there is, (B, W-1, width)
-
-
-def depthwise(width: int, conv_size: int, bias: bool) -> nn.Conv1d:
-    """A window of its own for each channel."""
-    return nn.Conv1d(width, width, conv_size, groups=width, bias=bias)
+Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution that there is, (B, W-1, width)
 
 
 class MemoryState(NamedTuple):
@@ -28,37 +22,51 @@ class MemoryState(NamedTuple):
     conv: Windows
 
 
-def init_memory(
-    layer: Layer, memory: Sequence[int], convs: Convolutions, batch_size: int, device: Device, dtype: DType
-) -> MemoryState:
-    """Zeros, float32 or wider.   memory: (H, K, V)."""
+class QueryKeyValue(Layer):
+    """A matrix memory behind projections to queries, keys and values, each through a convolution if there are any.
 
-    def zeros(*shape: int) -> Tensor:
-        return layer._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
+    """
 
-    windows = [zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs if conv is not None]
-    return MemoryState(zeros(*memory), tuple(windows))
+    memory: tuple[int, int, int]  # H, K, V of the state
 
+    def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
+        """widths: of queries, keys and values.   conv_size: of their windows; None has no convolutions."""
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(self.dim, width, bias=False) for width in widths)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
+            for width in widths
+        )
 
-def convolve_each(
-    convs: Convolutions,
-    xs: Sequence[Tensor],
-    windows: Windows | None,
-    *,
-    cu_seqlens: Tensor | None = None,
-    silu: Sequence[bool] = (True, True, True),
-) -> tuple[list[Tensor], Windows]:
-    """Each x through its convolution, if any, and through SiLU where `silu` says so; windows None: the start."""
-    ys, after = [], []
-    before = iter(windows or [None] * len(xs))
-    for conv, x, active in zip(convs, xs, silu, strict=True):
-        if conv is None:
-            ys.append(F.silu(x) if active else x)
-            continue
-        y, window = convolve(conv, x, next(before), cu_seqlens=cu_seqlens, silu=active)
-        ys.append(y)
-        after.append(window)
-    return ys, tuple(after)
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
+        def zeros(*shape: int) -> Tensor:
+            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+
+        convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
+        windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
+        return MemoryState(zeros(*self.memory), windows)
+
+    def _read(
+        self,
+        x: Tensor,
+        state: MemoryState | None,
+        cu_seqlens: Tensor | None,
+        silu: Sequence[bool] = (True, True, True),
+    ) -> tuple[list[Tensor], Tensor | None, Windows]:
+        """q, k and v (B, T, width), through SiLU where `silu` says so; the memory to go on from; the windows after."""
+        self._check(x, state, cu_seqlens)
+        recurrent, windows = (None, None) if state is None else state
+        before, parts, after = iter(windows or [None] * 3), [], []
+        projections = ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
+        for (project, conv), active in zip(projections, silu, strict=True):
+            part = project(x)
+            if conv is not None:
+                part, window = convolve(conv, part, next(before), cu_seqlens=cu_seqlens, silu=active)
+                after.append(window)
+            elif active:
+                part = F.silu(part)
+            parts.append(part)
+        return parts, recurrent, tuple(after)
 
 
 def whole_heads(who: str, option: str, expand: float, dim: int, num_heads: int) -> int:
