@@ -13,7 +13,7 @@ import torch
 from scanl import layers
 from scanl.cli.layers import table as layer_table
 from scanl.cli.ops import table as op_table
-from scanl.layers.base import _registry
+from scanl.layers.base import registry
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +73,7 @@ def test_the_model_of_contributing_is_a_model(tmp_path):
             torch.testing.assert_close(torch.cat([first, second], 1), whole)
             torch.testing.assert_close(state, last)
     finally:
-        _registry.pop("moving_average", None)
+        registry.remove("moving_average")
 
 
 @pytest.mark.parametrize("package", ["lightning", "matplotlib", "transformers", "numba", "triton", "jsonargparse"])

@@ -386,17 +386,26 @@ def test_company_of_threads():
 
 
 @directions
-@pytest.mark.parametrize("a_shape", [(1, 29, 3), (3,), (29, 1), ()], ids=str)
-def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, a_shape):
-    """One long sequence is cut in time on a CPU; here into three pieces of ten steps, values and every gradient."""
+@pytest.mark.parametrize(
+    ("width", "a_shape"),
+    [(3, (1, 29, 3)), (3, (3,)), (3, (29, 1)), (3, ()), (100, (1, 29, 100)), (100, (100,))],
+    ids=str,
+)
+def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shape):
+    """One long sequence is cut in time on a CPU; here into three pieces of ten steps, values and every gradient.
+
+    Cores share the repair by channels: two blocks of them at width 100.
+    """
     kernels = importlib.import_module("scanl.ops._cpu.linear_scan")
     monkeypatch.setattr(kernels, "LONG", 8)
     monkeypatch.setattr(kernels, "CORES", 3)
     kernels._layout.cache_clear()
-    operands = {"x": torch.randn(1, 29, 3), "a": torch.rand(a_shape), "state": torch.randn(1, 3)}
+    operands = {"x": torch.randn(1, 29, width), "a": torch.rand(a_shape), "state": torch.randn(1, width)}
     sample = Sample({name: value.double() for name, value in operands.items()})
     try:
-        assert kernels._layout((1, 29, 3), a_shape, None).cut
+        layout = kernels._layout((1, 29, width), a_shape, None)
+        assert layout.cut
+        assert layout.repair_units == (2 if width == 100 else 1)
         for dtype in (torch.float64, torch.complex128):
             laws.truth(scanl.ops.linear_scan, sample, {"reverse": reverse}, "cpu", dtype)
     finally:

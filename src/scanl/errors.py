@@ -33,3 +33,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(str(name), known, 1, 0.5)
     return f"unknown {kind} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}")
+
+
+def nearest(kind: str, name: object, known: Iterable[str]) -> ConfigError:
+    """The error for an unknown name, with the nearest known one."""
+    return ConfigError(unknown(kind, name, known))

@@ -5,8 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scanl.errors import ScanlError
-from scanl.layers.base import nearest
+from scanl.errors import ScanlError, nearest
 
 COMMANDS = {  # name: where it is, what it does
     "train": ("train:run", "train a model on bytes, or on a synthetic task"),

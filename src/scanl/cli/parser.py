@@ -7,8 +7,7 @@ from typing import Any
 
 import jsonargparse
 
-from scanl.errors import ConfigError
-from scanl.layers.base import nearest
+from scanl.errors import ConfigError, nearest
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):

@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, ShapeError
-from scanl.layers.base import Layer, nearest, register, widen
+from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.layers.base import Layer, register, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType
 from scanl.ops import associative_scan, linear_scan, weighted_average

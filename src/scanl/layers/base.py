@@ -1,15 +1,16 @@
 """The layer protocol and the registry."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.errors import ShapeError, nearest
 from scanl.layers.packing import check_offsets
 from scanl.layers.state import Device, DType, State, leaves, map_leaves
+from scanl.registry import Registry
 
 
 class Layer(nn.Module):
@@ -130,38 +131,8 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-L = TypeVar("L", bound=type[Layer])
-_registry: dict[str, type[Layer]] = {}
-
-
-def register(name: str) -> Callable[[L], L]:
-    """Give a layer class the name by which models, the command line and the tests find it."""
-
-    def add(cls: L) -> L:
-        if name in _registry:
-            raise ConfigError(f"layer {name!r} is registered twice: {_registry[name].__name__} and {cls.__name__}")
-        cls.name = name
-        _registry[name] = cls
-        return cls
-
-    return add
-
-
-def names() -> list[str]:
-    """Every registered layer."""
-    return sorted(_registry)
-
-
-def nearest(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """The error for an unknown name, with the nearest known one."""
-    return ConfigError(unknown(kind, name, known))
-
-
-def get(name: str) -> type[Layer]:
-    """The class registered under a name."""
-    if name not in _registry:
-        raise nearest("layer", name, names())
-    return _registry[name]
+registry: Registry[Layer] = Registry("layer")
+register, names, get = registry.add, registry.names, registry.get
 
 
 def build(name: str, dim: int, **options: Any) -> Layer:

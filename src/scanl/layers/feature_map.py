@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
-from scanl.layers.base import nearest, widen
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import widen
 from scanl.ops import (
     FEATURE_MAPS,
     cosine_reweighting,

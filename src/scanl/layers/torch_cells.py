@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
-from scanl.layers.base import Layer, nearest, register, widen
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer, register, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType, State
 

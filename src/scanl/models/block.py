@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
-from scanl.layers.base import Layer, check_options, nearest
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer, check_options
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
 

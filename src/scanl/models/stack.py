@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
-from scanl.layers.base import Layer, build, names, nearest, tie_by_class
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer, build, names, tie_by_class
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm
 

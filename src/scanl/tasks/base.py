@@ -2,14 +2,15 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.errors import ConfigError, unknown
+from scanl.errors import ConfigError, nearest
+from scanl.registry import Registry
 
 IGNORED = -100  # the target where nothing is scored; what torch's cross entropy leaves out
 Seed = int | Sequence[int]
@@ -129,33 +130,8 @@ class FreshExamples:
         return Examples(whole.inputs[mine], whole.targets[mine])
 
 
-T = TypeVar("T", bound=type[Task])
-_registry: dict[str, type[Task]] = {}
-
-
-def register(name: str) -> Callable[[T], T]:
-    """Give a task class the name by which the command line, the benchmark and the tests find it."""
-
-    def add(cls: T) -> T:
-        if name in _registry:
-            raise ConfigError(f"task {name!r} is registered twice: {_registry[name].__name__} and {cls.__name__}")
-        cls.name = name
-        _registry[name] = cls
-        return cls
-
-    return add
-
-
-def names() -> list[str]:
-    """Every registered task."""
-    return sorted(_registry)
-
-
-def get(name: str) -> type[Task]:
-    """The class registered under a name."""
-    if name not in _registry:
-        raise ConfigError(unknown("task", name, names()))
-    return _registry[name]
+registry: Registry[Task] = Registry("task")
+register, names, get = registry.add, registry.names, registry.get
 
 
 def options(cls: type[Task]) -> list[Any]:
@@ -177,5 +153,5 @@ def build(name: str, **given: Any) -> Task:
     known = [option.name for option in options(cls)]
     for option in given:
         if option not in known:
-            raise ConfigError(unknown(f"option of {name}", option, known))
+            raise nearest(f"option of {name}", option, known)
     return cls(**given)

@@ -57,6 +57,13 @@ def before(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bo
 
 
 @njit(forceinline=True)
+def piece(ranges, unit, count, size, width):
+    """A unit of work as its sequence, its row of the batch, its bounds in time, its first channel and how many."""
+    n, channel = unit // count, unit % count * size
+    return n, ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2], channel, min(size, width - channel)
+
+
+@njit(forceinline=True)
 def longest(ranges, first, count):
     """The steps of the longest of `count` sequences from the first on."""
     steps = 0

@@ -77,17 +77,6 @@ def widen_vectors(function: ir.Function) -> None:
             set.add(function.attributes, attribute)  # its own `add` knows attributes without values only
 
 
-@intrinsic
-def wide_vectors(typingctx):
-    """`widen_vectors` of the function that calls this."""
-
-    def codegen(context, builder, signature, args):
-        widen_vectors(builder.function)
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
 class Kernel:
     """A kernel for every element type: `build(dtype)` gives its function over the address of the arguments.
 

@@ -16,7 +16,7 @@ from scanl.ops._cpu import _math
 from scanl.ops._cpu._team import widen_vectors
 
 STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a row at a time
-CHUNK = 64  # bytes of the vectors that are summed to numbers
+LINE = 64  # bytes of the vectors that are summed to numbers
 _FLAGS = ("contract", "nsz")
 
 
@@ -95,7 +95,7 @@ class Emitter:
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        for line in range(0, self.strip.count, CHUNK // self.item):
+        for line in range(0, self.strip.count, LINE // self.item):
             self.builder.call(function, [self.builder.bitcast(self.at(place, line), byte), word(0), word(3), word(1)])
 
     def _masked(self, kind: str, result: Any, arguments: list[Any]) -> Any:
@@ -168,8 +168,8 @@ class Emitter:
         return _Rows(self.builder, count, step)
 
     def dot(self, a: Any, b: Any) -> Any:
-        """The products of two strips, summed up to a vector of CHUNK bytes; see `totals`."""
-        width, total = CHUNK // self.item, None
+        """The products of two strips, summed up to a vector of LINE bytes; see `totals`."""
+        width, total = LINE // self.item, None
         for first in range(0, self.strip.count, width):
             product = [self._lanes(value, range(first, first + width)) for value in (a, b)]
             total = self.times(*product) if total is None else self.add(total, *product)
@@ -177,7 +177,7 @@ class Emitter:
 
     def totals(self, four: Sequence[Any]) -> Any:
         """A vector of four numbers: what the lanes of four vectors from `dot` add up to."""
-        width, unit = CHUNK // self.item, 16 // self.item  # unit: lanes that shuffle among themselves at no cost
+        width, unit = LINE // self.item, 16 // self.item  # unit: lanes that shuffle among themselves at no cost
 
         def meet(a: Any, b: Any, low: Sequence[int], high: Sequence[int]) -> Any:
             places = [range(block, block + unit) for block in range(0, width, unit)]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from scanl.ops._cpu._cells import FLUSH, blocks, rows, sequences
+from scanl.ops._cpu._cells import FLUSH, blocks, piece, rows, sequences
 from scanl.ops._cpu._gates import tanh
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._team import Kernel, array, take
@@ -67,9 +67,7 @@ def _build_forward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part = min(size, width - channel)
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
             s = array(state + item * (n * width + channel), part, dtype)
             ws = array(w + item * channel, part, dtype)
             for i in range(end - begin):
@@ -99,9 +97,7 @@ def _build_backward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part = min(size, width - channel)
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
             at = item * (n * width + channel)
             c, total = array(carry + at, part, dtype), array(dw + at, part, dtype)
             ws = array(w + item * channel, part, dtype)

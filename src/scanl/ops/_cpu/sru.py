@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from scanl.ops._cpu._cells import FLUSH, blocks, rows, sequences
+from scanl.ops._cpu._cells import FLUSH, blocks, piece, rows, sequences
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._team import Kernel, array, take
@@ -81,9 +81,7 @@ def _build_forward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part = min(size, width - channel)
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
             c = array(state + item * (n * width + channel), part, dtype)
             vf, vr = array(v_f + item * channel, part, dtype), array(v_r + item * channel, part, dtype)
             gate = gate_row[:part]
@@ -115,9 +113,7 @@ def _build_backward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part = min(size, width - channel)
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
             at = item * (n * width + channel)
             vf, vr = array(v_f + item * channel, part, dtype), array(v_r + item * channel, part, dtype)
             total_f = array(dv + item * (2 * n * width + channel), part, dtype)

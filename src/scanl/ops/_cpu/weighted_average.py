@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from scanl.ops._cpu._cells import blocks, rows, sequences
+from scanl.ops._cpu._cells import blocks, piece, rows, sequences
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._team import Kernel, array, take
@@ -183,9 +183,7 @@ def _build_forward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part = min(size, width - channel)
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
             carry = array(state + item * (3 * n * width + channel), 2 * width + part, dtype)
             us = array(u + item * channel, part, dtype)
             _start(carry, width, part, s)
@@ -231,9 +229,8 @@ def _build_backward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            n, channel = unit // count, unit % count * size
-            b, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-            part, steps = min(size, width - channel), end - begin
+            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
+            steps = end - begin
             carry = array(carries + item * (3 * n * width + channel), 2 * width + part, dtype)
             us = array(u + item * channel, part, dtype)
             _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
