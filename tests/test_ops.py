@@ -607,3 +607,40 @@ def test_laws_kill_broken_forward_passes(monkeypatch, mutant):
 
 def test_an_operand_prints_as_it_is_declared():
     assert str(Operand("g", (("H",), ("B", "T", "H")))) == "(H,) or (B, T, H)"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, when its tracer is imported
+def test_transformations_see_every_call():
+    """A call that nothing watches skips torch's dispatcher; whatever watches must not be skipped."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    x, a = torch.randn(2, 5, 3), torch.rand(3)
+    wanted, _ = scanl.ops.linear_scan(x, a)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        found, _ = scanl.ops.linear_scan(x, a, backend="cpu")
+    assert "scanl.linear_scan_cpu.default" in seen
+    assert torch.equal(found, wanted)
+    with FakeTensorMode() as mode:
+        fake, _ = scanl.ops.linear_scan(mode.from_tensor(x), mode.from_tensor(a))
+    assert type(fake) is not torch.Tensor
+    graph = make_fx(lambda x: scanl.ops.linear_scan(x, a, backend="cpu")[0])(x)
+    assert "scanl.linear_scan_cpu" in graph.code
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="linear_scan_cpu has no forward-mode derivative; backend='paral"):
+            scanl.ops.linear_scan(dual, a, backend="cpu")
+    with pytest.raises(NotImplementedError, match="has no forward-mode derivative"):
+        torch.func.jvp(lambda x: scanl.ops.linear_scan(x, a, backend="cpu")[0], (x,), (x,))
+    slope = torch.func.jvp(lambda x: scanl.ops.linear_scan(x, a, backend="parallel")[0], (x,), (x,))[1]
+    torch.testing.assert_close(slope, wanted)
+    mapped = torch.vmap(lambda x: scanl.ops.linear_scan(x, a, backend="cpu")[0])(x[None])
+    torch.testing.assert_close(mapped[0], wanted)

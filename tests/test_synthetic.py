@@ -476,6 +476,25 @@ def test_until_ends_a_run_early_and_for_good(tmp_path, capfd):
     assert len(rows(hard)) == 24
 
 
+def test_a_run_starts_from_the_weights_of_another(tmp_path, capfd):
+    """A shorter task first; nothing else of that run counts, and afterwards it may be gone."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["train", *task_options("parity"), "--out", str(first)]) == 0
+    trained = load_file(first / "model.safetensors")
+    argv = ["train", *task_options("parity"), "--task-options.length", "9", "--init", str(first), "--out", str(second)]
+    assert main([*argv, "--lr", "1e-12", "--weight-decay", "0"]) == 0
+    for name, value in load_file(second / "model.safetensors").items():
+        torch.testing.assert_close(value, trained[name], atol=1e-9, rtol=1e-6)
+    shutil.rmtree(first)
+    assert main(["train", "--resume", str(second)]) == 0
+    capfd.readouterr()
+    argv = ["train", *task_options("parity"), "--dim", "12", "--init", str(second), "--out", str(tmp_path / "third")]
+    assert main(argv) == 2
+    expected = r"train: init is .*second, whose .* is \(\d+.*\), expected \(\d+.*\) of this"
+    assert re.search(expected, capfd.readouterr().err)
+    assert not (tmp_path / "third").exists()
+
+
 def test_better_is_higher_or_lower():
     assert small("parity").reaches(0.9, 0.9)
     assert not small("parity").reaches(0.8, 0.9)

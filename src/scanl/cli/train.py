@@ -53,6 +53,8 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     if resumed is None and config.out is not None:
         RunFolder(config.out).refuse_if_used()
     model = seeded_model(config)
+    if config.init is not None and resumed is None:
+        _start_from(config.init, model)
     data = _data(config)
     if isinstance(data, Corpus):
         data.check(config.sequence_length)
@@ -109,6 +111,16 @@ def _join() -> int:
     with suppress(DivergenceError):
         train(config, seeded_model(config), _data(config), folder)
     return 0
+
+
+def _start_from(init: str, model: Model) -> None:
+    """Give a model the weights of a run; ConfigError for one of another shape."""
+    weights, own = RunFolder.open(init).load_model().state_dict(), model.state_dict()
+    for name in sorted(weights.keys() | own.keys()):
+        found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
+        if found != expected:
+            raise ConfigError(f"train: init is {init}, whose {name} is {found}, expected {expected} of this model")
+    model.load_state_dict(weights)
 
 
 def _data(config: TrainConfig) -> Data:

@@ -24,6 +24,7 @@ class TrainConfig:
     task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
     task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
     out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
+    init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
     layer: Annotated[str, "a registered layer, or a repeating pattern: hawk,hawk,lru"] = "hawk"
     layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
         default_factory=dict

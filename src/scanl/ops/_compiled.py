@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from scanl.ops._op import Op
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
+_PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
 
 
@@ -141,4 +143,33 @@ def _opaque(
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
     torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
-    return getattr(torch.ops.scanl, name).default
+    registered = getattr(torch.ops.scanl, name).default
+
+    def run(*args):
+        if not torch.compiler.is_compiling():
+            if _nobody_watches(args):
+                return implementation(*args)
+            if forward_ad._current_level >= 0 and any(_has_tangent(value) for value in args):
+                raise NotImplementedError(f"scanl::{name} has no forward-mode derivative; backend='parallel' has one")
+        return registered(*args)
+
+    return run
+
+
+def _nobody_watches(args: Sequence[Any]) -> bool:
+    """Whether a call is arithmetic alone: no gradient, tracing, transformation or subclass of Tensor that must see it.
+
+    Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out.
+    """
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+        and all(type(value) in _PLAIN for value in args)
+        and not (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in args))
+    )
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None

@@ -126,6 +126,23 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
 
 
 @njit(forceinline=True)
+def _gather(target, source, count, size, step, stride):
+    """Rows of channels that lie anywhere, `step` apart and `stride` from channel to channel, as rows WIDEST apart.
+
+    A copy by torch, where channels are not next to each other, costs more than all of a short sequence's work.
+    """
+    item = target.itemsize
+    for r in range(count):
+        row = target[r * WIDEST : r * WIDEST + size]
+        if stride == item:
+            _copy(row, array(source + r * step, size, target.dtype))
+        else:
+            column = array(source + r * step, (size - 1) * (stride // item) + 1, target.dtype)
+            for i in range(size):
+                row[i] = column[i * (stride // item)]
+
+
+@njit(forceinline=True)
 def _begin(out, source):
     """The row at an address, or zeros when there is none."""
     if source != 0:
@@ -142,8 +159,12 @@ def _build_forward(dtype):
         pieces = array(pointer[2], 6 * pointer[3], np.int64)
         width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
         sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        w, bias, state, y, y_batch, last = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17], pointer[18]
-        row, kept = item * width, window - 1
+        w, w_tap, w_channel, bias = pointer[13], item * pointer[14], item * pointer[15], pointer[16]
+        state, state_step, state_channel = pointer[17], item * pointer[19], item * pointer[20]
+        y, y_batch, last = pointer[21], pointer[22], pointer[23]
+        row, kept, apart = item * width, window - 1, item * WIDEST
+        weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
+        newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
         while True:
             unit = take(counter)
             if unit >= units:
@@ -153,16 +174,19 @@ def _build_forward(dtype):
             part, step = min(size, width - channel), sign * item * x_time
             xs = x + item * (b * x_batch + first * x_time + channel)
             ys = y + item * (b * y_batch + first * width + channel)
-            old, newest = state + item * ((n + 1) * kept * width + channel), w + item * (kept * width + channel)
+            _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
+            if pieces[piece + 4] < kept or steps < kept:
+                at = state + item * n * pointer[18] + channel * state_channel
+                _gather(before, at, kept, part, state_step, state_channel)
             for i in range(pieces[piece + 4], pieces[piece + 5]):
                 out = array(ys + i * sign * row, part, dtype)
                 _begin(out, bias + item * channel if bias else 0)
-                _convolve(out, i, window, xs, step, old, row, newest, -row)
+                _convolve(out, i, window, xs, step, old, apart, newest, -apart)
                 if silu:
                     _silu(out)
             if pieces[piece + 5] == steps:
                 for r in range(kept):
-                    source = array(_row(steps - kept + r, xs, step, old, row), part, dtype)
+                    source = array(_row(steps - kept + r, xs, step, old, apart), part, dtype)
                     _copy(array(last + item * ((n * kept + r) * width + channel), part, dtype), source)
 
     return forward
@@ -176,10 +200,15 @@ def _build_backward(dtype):
         pieces = array(pointer[2], 6 * pointer[3], np.int64)
         width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
         sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        w, bias, state, dy, dy_batch = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17]
-        dy_time, dlast, dx, dx_batch = pointer[18], pointer[19], pointer[20], pointer[21]
-        dw, dbias, dstate = pointer[22], pointer[23], pointer[24]
-        row, kept = item * width, window - 1
+        w, w_tap, w_channel, bias = pointer[13], item * pointer[14], item * pointer[15], pointer[16]
+        state, state_step, state_channel = pointer[17], item * pointer[19], item * pointer[20]
+        dy, dy_batch, dy_time, dlast, dx, dx_batch = (
+            pointer[21], pointer[22], pointer[23], pointer[24], pointer[25], pointer[26]
+        )  # fmt: skip
+        dw, dbias, dstate = pointer[27], pointer[28], pointer[29]
+        row, kept, apart = item * width, window - 1, item * WIDEST
+        weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
+        newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
         sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
         ahead = np.empty(window * size, dtype)
         while True:
@@ -191,7 +220,10 @@ def _build_backward(dtype):
             begin, end = pieces[piece + 4], pieces[piece + 5]
             part, step = min(size, width - channel), sign * item * x_time
             xs = x + item * (b * x_batch + first * x_time + channel)
-            old, newest = state + item * ((n + 1) * kept * width + channel), w + item * (kept * width + channel)
+            _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
+            if begin < kept or steps < kept:
+                at = state + item * n * pointer[18] + channel * state_channel
+                _gather(before, at, kept, part, state_step, state_channel)
             dold, dnew = dstate + item * (n * kept * width + channel), dlast + item * (n * kept * width + channel)
             dys, dy_step = dy + item * (b * dy_batch + first * dy_time + channel), sign * item * dy_time
             dxs, dx_step = dx + item * (b * dx_batch + first * width + channel), sign * row
@@ -210,16 +242,15 @@ def _build_backward(dtype):
                     d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, part, dtype)
                     if silu:
                         _begin(d, bias + item * channel if bias else 0)
-                        _convolve(d, i, window, xs, step, old, row, newest, -row)
+                        _convolve(d, i, window, xs, step, old, apart, newest, -apart)
                         _silu_backward(d, array(dys + i * dy_step, part, dtype))
                     if i < end:
-                        _correlate(sums, d, i, window, xs, step, old, row)
+                        _correlate(sums, d, i, window, xs, step, old, apart)
                         _add(bias_sums, d)
                     if begin == 0:
                         for r in range(i, kept):
-                            _tap(
-                                array(dold + r * row, part, dtype), d, array(newest - (kept - r + i) * row, part, dtype)
-                            )
+                            tap = array(newest - (kept - r + i) * apart, part, dtype)
+                            _tap(array(dold + r * row, part, dtype), d, tap)
                 done = i - kept
                 if done >= begin:
                     out, left = spare[:part], steps - kept
@@ -227,7 +258,7 @@ def _build_backward(dtype):
                     # rows done + j, counted back from the last of the piece
                     _convolve(
                         out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
-                        over - over_step, -over_step, newest, -row,
+                        over - over_step, -over_step, newest, -apart,
                     )  # fmt: skip
                     _copy(array(dxs + done * dx_step, part, dtype), out)
             for j in range(window):
@@ -261,15 +292,16 @@ def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
     batch, steps, width = x.shape
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, steps, "short_convolution")
     pieces = _pieces(batch, steps, bounds, w.shape[1], reverse)
-    x, state, w = rows(x), state.contiguous(), w.mT.contiguous()
+    x = rows(x)
     bias = None if bias is None else bias.contiguous()
     size = min(width, WIDEST)
     count = -(-width // size) if size else 0
     head = [
-        pieces.ctypes.data, len(pieces), width, count, size, len(w), -1 if reverse else 1, int(silu),
-        x.data_ptr(), *x.stride()[:2], w.data_ptr(), 0 if bias is None else bias.data_ptr(), state.data_ptr(),
+        pieces.ctypes.data, len(pieces), width, count, size, w.shape[1], -1 if reverse else 1, int(silu),
+        x.data_ptr(), *x.stride()[:2], w.data_ptr(), w.stride(1), w.stride(0), 0 if bias is None else bias.data_ptr(),
+        state.data_ptr(), *state.stride(),
     ]  # fmt: skip
-    return head, len(pieces), count * len(pieces), (pieces, x, w, bias, state)
+    return head, len(pieces), count * len(pieces), (pieces, x, bias)
 
 
 def forward(x, w, bias, state, reverse, cu_seqlens, silu):
