@@ -2,11 +2,14 @@
 
 import copy
 import inspect
+import itertools
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+
+from transformers import DynamicCache
 
 from hub_models import CASES, VOCAB
 from scanl import hub
@@ -58,12 +61,21 @@ def cache_name(model):
     return next(name for name in ("cache_params", "past_key_values", "state") if name in names)
 
 
+def first_cache(model):
+    """What a prompt in pieces begins with: a cache only where the model does not return the one that it makes."""
+    returned = hasattr(model(tokens(1, 1), use_cache=True), cache_name(model))
+    return None if returned else DynamicCache(config=model.config)
+
+
 def in_pieces(model, ids, cuts, mask=None):
-    name, cache, logits = cache_name(model), None, []
+    name, cache, logits = cache_name(model), first_cache(model), []
+    places = "position_ids" in inspect.signature(type(model).forward).parameters
     for begin, end in zip([0, *cuts], [*cuts, ids.shape[1]], strict=True):
         given = {} if mask is None else {"attention_mask": mask[:, :end]}
+        if places:  # Bamba starts from 0 again with every piece unless told
+            given["position_ids"] = torch.arange(begin, end).expand(len(ids), -1)
         out = model(ids[:, begin:end], **{name: cache}, use_cache=True, **given)
-        cache = getattr(out, name)
+        cache = getattr(out, name, cache)
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
@@ -94,9 +106,11 @@ def test_pieces(name, model, cuts):
 @torch.no_grad()
 def test_pieces_with_left_padding(name, model):
     mask = padding()
+    if "masks" in CASES[name].wrong:  # and takes padding for a token where it comes alone
+        model = _without_attention(CASES[name].build())
     hub.accelerate(model)
     alone = model(tokens()[:1, 5:]).logits
-    for cuts in ([7], [3, 9], list(range(6, STEPS))):
+    for cuts in ([7], [5], [3, 9], list(range(1, STEPS))):
         found = in_pieces(model, tokens(), cuts, mask)
         close(found[:1, 5:], alone)
         close(found[1:], model(tokens()[1:]).logits)
@@ -132,9 +146,12 @@ def test_generate(name, model, beams):
     """The same tokens as before; where the original errs, each sequence's own."""
     options = {"max_new_tokens": 9, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
     wrong = CASES[name].wrong
+    if "order" in wrong and beams > 1:  # the model's own cache refuses to be reordered
+        options["use_cache"] = False
     mask = torch.ones_like(tokens()) if "padding" in wrong else padding()
-    if not wrong & {"batch", "cache"}:
-        wanted = model.generate(tokens(), attention_mask=mask, **options)
+    if not wrong & {"batch", "cache", "steps"}:
+        cached = {"use_cache": False} if "generate" in wrong or ("beams" in wrong and beams > 1) else {}
+        wanted = model.generate(tokens(), attention_mask=mask, **options, **cached)
         hub.accelerate(model)
         assert torch.equal(model.generate(tokens(), attention_mask=mask, **options), wanted)
     hub.accelerate(model)
@@ -143,6 +160,42 @@ def test_generate(name, model, beams):
     for row, begin in ((0, 5), (1, 0)):
         alone = model.generate(tokens()[row : row + 1, begin:], **options)[0, STEPS - begin :]
         assert torch.equal(both[row, STEPS : STEPS + len(alone)], alone)
+
+
+@each_model
+@torch.no_grad()
+def test_static_cache(name, model):
+    """`generate` then hands the model a dict of masks, and the mixers caches that never grow."""
+    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "attention_mask": padding()}
+    try:
+        model.generate(tokens(), **options, cache_implementation="static")
+    except (RuntimeError, ValueError) as error:
+        pytest.skip(f"the original cannot: {error}")
+    hub.accelerate(model)
+    wanted = model.generate(tokens(), **options)
+    assert torch.equal(model.generate(tokens(), **options, cache_implementation="static"), wanted)
+
+
+@each_model
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_recorded_past(name, model, padded):
+    """A cache that records its past, for assisted decoding, gives up its last tokens again."""
+    cache = getattr(model(tokens()[:, :2], use_cache=True), cache_name(model), None)
+    if not getattr(cache, "is_croppable", False):
+        pytest.skip("its cache holds a state that cannot be undone")
+    hub.accelerate(model)
+    mask = padding() if padded else torch.ones_like(tokens())
+    wanted = model(tokens(), attention_mask=mask).logits
+    cache = type(cache)(config=model.config)
+    cache.activate_past_recording()
+    guesses, found = torch.full((2, 3), 7), []
+    for begin, end in itertools.pairwise([0, 2, 3, 7, STEPS]):
+        ids = torch.cat([tokens()[:, begin:end], guesses], 1)
+        given = {"attention_mask": torch.cat([mask[:, :end], torch.ones_like(guesses)], 1), "use_cache": True}
+        found.append(model(ids, **{cache_name(model): cache}, **given).logits[:, : end - begin])
+        cache.crop(-3)
+    close(torch.cat(found, 1)[mask.bool()], wanted[mask.bool()])
 
 
 @each_model
@@ -171,16 +224,28 @@ def test_gradients(name, model):
 @each_model
 @torch.no_grad()
 def test_packing(name, model):
-    """Packed sequences are kept apart by the mixers; attention does that by itself, where it can."""
+    """Packed sequences are kept apart by the mixers; attention is told by a mask which tokens may see which."""
     if not all("packed sequences are kept apart" in row.note for row in hub.accelerate(model)):
         pytest.fail(f"{name}: the report does not say that packed sequences are kept apart")
-    if any("attention" in type(m).__name__.lower() for m in model.modules() if not _is_mixer(m)):
-        pytest.skip("attention among the layers: torch's own does not keep packed sequences apart")
-    ids = tokens(1)
+    ids, index = tokens(1), torch.tensor([[0] * 4 + [1] + [2] * 8])
+    given: dict = {"use_cache": False}
+    if "masks" in CASES[name].wrong:
+        model = _without_attention(CASES[name].build())
+        hub.accelerate(model)
+    elif any("attention" in type(m).__name__.lower() for m in model.modules() if not _is_mixer(m)):
+        together = (index.mT == index).tril()[None, None]
+        given["attention_mask"] = torch.where(together, 0.0, torch.finfo(torch.float32).min)
     wanted = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:5]).logits, model(ids[:, 5:]).logits], 1)
-    close(model(ids, cu_seq_lens_q=torch.tensor([0, 4, 5, STEPS]), use_cache=False).logits, wanted)
-    index = torch.tensor([[0] * 4 + [1] + [2] * 8])
-    close(model(ids, seq_idx=index, use_cache=False).logits, wanted)
+    close(model(ids, cu_seq_lens_q=torch.tensor([0, 4, 5, STEPS]), **given).logits, wanted)
+    close(model(ids, seq_idx=index, **given).logits, wanted)
+
+
+def _without_attention(model):
+    """The same with attention that adds nothing, for those that no mask can tell."""
+    for module in model.modules():
+        if type(module).__name__.endswith("TextAttention"):
+            module.o_proj.weight.zero_()
+    return model
 
 
 def _is_mixer(module):
@@ -221,7 +286,7 @@ def test_what_is_left_alone_has_a_reason():
 
 
 def test_errors():
-    with pytest.raises(ConfigError, match="accelerate: model is a str, expected a torch.nn.Module"):
+    with pytest.raises(ConfigError, match=r"accelerate: model is a str, expected a torch\.nn\.Module"):
         hub.accelerate("mamba")
     model = CASES["mamba"].build()
     hub.accelerate(model)
@@ -248,3 +313,83 @@ def test_every_family_is_tried():
         found |= {row.kind for row in report.accelerated}
     named = {path.split(".")[1] for name in mixers.names() for path in mixers.get(name).modules}
     assert named == found
+
+
+@pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma", "xlstm"])
+def test_checkpointing_is_refused_what_it_would_lose(name, model):
+    """Layers that run once more, after the model's call, would take padding for tokens."""
+    hub.accelerate(model)
+    model.train()
+    given = {"attention_mask": padding()}, {"cu_seq_lens_q": torch.tensor([0, 4, STEPS])}
+    model(tokens(), **given[0])
+    model.activation_checkpointing_enable()
+    try:
+        for batch, lost in zip((2, 1), ("padding", "packing"), strict=True):
+            with pytest.raises(ConfigError, match=f"{lost} with gradient checkpointing, expected one of the two"):
+                model(tokens(batch), **given[batch == 1], use_cache=False)
+        model(tokens(), use_cache=False)
+    finally:
+        model.activation_checkpointing_disable()
+
+
+@pytest.mark.parametrize("name", ["rwkv", "rwkv_rescaled", "xlstm", "xlstm_fused"])
+@torch.no_grad()
+def test_state_outside_a_cache_means_the_same(name, model):
+    """What the original left off ours takes up, and the other way round; packed sequences do not."""
+    begin, end, field = tokens()[:, :7], tokens()[:, 7:], cache_name(model)
+    wanted = model(tokens()).logits[:, 7:]
+    state = getattr(model(begin), field)
+    hub.accelerate(model)
+    close(model(end, **{field: state}).logits, wanted)
+    state = getattr(model(begin), field)
+    hub.restore(model)
+    close(model(end, **{field: state}).logits, wanted)
+    hub.accelerate(model)
+    offsets = torch.tensor([0, 4, STEPS])
+    state = getattr(model(tokens(1), cu_seq_lens_q=offsets), field)
+    close(
+        model(tokens(1), **{field: state}).logits, model(torch.cat([tokens(1)[:, 4:], tokens(1)], 1)).logits[:, -STEPS:]
+    )
+    with pytest.raises(ConfigError, match="packed sequences start from nothing, but the cache holds a state"):
+        model(tokens(1), cu_seq_lens_q=offsets, **{field: state})
+
+
+@pytest.mark.parametrize("name", ["xlstm"])
+@torch.no_grad()
+def test_prompts_that_the_model_cuts(name, model):
+    hub.accelerate(model)
+    wanted = model(tokens()[:1, 5:]).logits
+    offsets = torch.tensor([0, 4, STEPS])
+    model.config.max_inference_chunksize = 4
+    try:
+        close(model(tokens(), attention_mask=padding()).logits[:1, 5:], wanted)
+        with pytest.raises(ConfigError, match="packed sequences of 13 tokens come in parts of 4, expected one part"):
+            model(tokens(1), cu_seq_lens_q=offsets)
+    finally:
+        model.config.max_inference_chunksize = 16384
+
+
+@pytest.mark.parametrize("name", ["recurrent_gemma", "recurrent_gemma_wide"])
+@torch.no_grad()
+def test_recurrent_gemma_keeps_its_state_in_the_cache(name, model):
+    """Two prompts at once, one of which begins with a single token; documents told by their positions."""
+    hub.accelerate(model)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    found = [[], []]
+    for begin, end in ((0, 1), (1, 6), (6, STEPS)):
+        for ids, cache, logits in zip((tokens(), tokens().flip(1)), caches, found, strict=True):
+            logits.append(model(ids[:, begin:end], past_key_values=cache, use_cache=True).logits)
+    close(torch.cat(found[0], 1), model(tokens()).logits)
+    close(torch.cat(found[1], 1), model(tokens().flip(1)).logits)
+    positions = torch.cat([torch.arange(4), torch.arange(9)])[None]
+    wanted = torch.cat([model(tokens(1)[:, :4]).logits, model(tokens(1)[:, 4:]).logits], 1)
+    close(model(tokens(1), position_ids=positions, use_cache=False).logits, wanted)
+    with pytest.raises(
+        ConfigError, match=r"no recurrent state for layer 0, expected DynamicCache\(config=model.config\)"
+    ):
+        model(tokens(), past_key_values=DynamicCache(), use_cache=True)
+    block = model.model.layers[0].temporal_block
+    hub.restore(model)
+    hub.accelerate(block)
+    with pytest.raises(ConfigError, match="was accelerated by itself: it does not know its place in a cache"):
+        model(tokens(), use_cache=True)

@@ -183,7 +183,7 @@ def test_rglru_bounds_the_derivative_of_its_root():
     y.sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
     plain = torch.zeros(1, requires_grad=True)
-    root = layers.rglru._BoundedSqrt.apply(plain + torch.tensor([0.0, 1e-8, 0.25]))
+    root = layers.rglru.BoundedSqrt.apply(plain + torch.tensor([0.0, 1e-8, 0.25]))
     (gradient,) = torch.autograd.grad(root.sum(), plain)
     torch.testing.assert_close(gradient, torch.tensor([1000.0 + 1000.0 + 1.0]))
 

@@ -59,7 +59,16 @@ def test_pieces_and_tokens_equal_the_whole(name):
     assert_same_state(state, last)
 
 
-@pytest.mark.parametrize("options", [{}, {"channel_mixer": "none"}, {"tie_embeddings": True}, {"norm": "layernorm"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"channel_mixer": "none"},
+        {"tie_embeddings": True},
+        {"norm": "layernorm"},
+        {"embedding_norm": True, "norm_eps": 0.1},
+    ],
+)
 def test_hybrid_stack_equals_itself_token_by_token(options):
     model, x = hybrid(**options), tokens(2, 6)
     assert [type(block.mixer).name for block in model.stack.blocks] == ["hawk", "hgrn", "lru", "hawk", "hgrn"]
@@ -69,6 +78,30 @@ def test_hybrid_stack_equals_itself_token_by_token(options):
         y, state = model(x[:, t : t + 1], state)
         logits.append(y)
     torch.testing.assert_close(torch.cat(logits, 1), whole)
+
+
+def test_norm_options():
+    model, x = hybrid(embedding_norm=True, norm_eps=0.1), tokens(2, 6)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.RMSNorm)]
+    assert len(norms) == 2 * 5 + 2
+    assert all(norm.eps == 0.1 for norm in norms)
+    embedded = model.embedding(x)
+    normed = embedded / (embedded.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(model(x)[0], F.linear(model.stack(normed)[0], model.head.weight))
+
+
+def test_residual_in_float32_keeps_what_bfloat16_would_drop():
+    torch.manual_seed(0)
+    stacks = [Stack(8, 2, "lru", residual_in_float32=wide).to(torch.bfloat16) for wide in (False, True)]
+    stacks[1].load_state_dict(stacks[0].state_dict())
+    full, x, streams = Stack(8, 2, "lru"), 1000 * torch.randn(1, 4, 8).to(torch.bfloat16), []
+    full.load_state_dict(stacks[0].state_dict())
+    for stack in (*stacks, full):
+        stack.blocks[1].register_forward_hook(lambda _, args, result: streams.append(result[0]))
+        assert stack(x.to(stack.norm.weight.dtype))[0].dtype == stack.norm.weight.dtype
+    narrow, wide, wanted = streams
+    assert (narrow.dtype, wide.dtype) == (torch.bfloat16, torch.float32)
+    assert (wide - wanted).norm() < 0.1 * (narrow.float() - wanted).norm()
 
 
 def ragged(side):

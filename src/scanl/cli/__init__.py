@@ -15,6 +15,7 @@ COMMANDS = {  # name: where it is, what it does
     "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
     "tasks": ("tasks:list_tasks", "the synthetic tasks: what guessing and solving them scores"),
     "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
+    "accelerate": ("accelerate:run", "run a transformers model's recurrent mixers on scanl's ops"),
     "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
 }
 
@@ -50,5 +51,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: scanl COMMAND ...", "", *lines, "", "`scanl COMMAND --help` lists its options."])

@@ -1,48 +1,119 @@
-"""`scanl generate RUN`."""
+"""`scanl generate RUN`, and `scanl generate --hub PATH` for a checkpoint of transformers."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.errors import ConfigError
+from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.models import LanguageModel
 
 
 def run(argv: Sequence[str]) -> int:
-    """Stream the prompt and its continuation to the standard output as raw bytes."""
-    parser = Parser("generate", "Continue a prompt, byte by byte.")
-    parser.add_argument("run", type=str, help="run folder")
+    """Stream the prompt and its continuation to the standard output."""
+    parser = Parser("generate", "Continue a prompt: byte by byte with a run, token by token with a hub's model.")
+    parser.add_argument("run", type=str | None, nargs="?", default=None, help="run folder")
+    parser.add_argument(
+        "--hub", type=str | None, default=None, metavar="PATH", help="in its place: a checkpoint folder, or OWNER/NAME"
+    )
     parser.add_argument("--prompt", type=str, default="", help="text to continue; none: the start of a file")
-    parser.add_argument("--bytes", type=int, default=500, help="bytes to generate; 0: until interrupted")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest byte")
+    parser.add_argument("--bytes", type=int | None, default=None, help="of a run: bytes, 500; 0: until interrupted")
+    parser.add_argument("--tokens", type=int | None, default=None, help="with --hub: tokens, 200; 0: until it ends")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest")
     parser.add_argument("--top-k", type=int | None, default=None, help="choose among the k likeliest")
     parser.add_argument("--top-p", type=float | None, default=None, help="choose among the likeliest of mass p")
     parser.add_argument("--seed", type=int | None, default=None, help="for the same text again")
     args = parser.parse(argv)
-    if args.bytes < 0:
-        raise ConfigError(f"generate: bytes is {args.bytes}, expected at least 0")
-    folder = RunFolder.open(args.run)
-    if (task := folder.config().task) is not None:
-        raise ConfigError(f"generate: {args.run} was trained on {task}, expected a run on text; scanl eval scores it")
-    model = folder.load_model()
-    assert isinstance(model, LanguageModel)
-    torch.set_num_threads(1)  # one byte at a time is too little work to share
-    prompt = args.prompt.encode(errors="surrogateescape")
-    tokens = model.generate(
-        torch.tensor([list(prompt) or [0]]),
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-    )
-    write(prompt)
-    stream(tokens if args.bytes == 0 else islice(tokens, args.bytes))
+    if (args.run is None) == (args.hub is None):
+        raise ConfigError(f"generate: run is {args.run} and hub is {args.hub}, expected one of them")
+    count, other = ("bytes", "tokens") if args.hub is None else ("tokens", "bytes")
+    if getattr(args, other) is not None:
+        whose = "a run" if args.hub is None else "--hub"
+        raise ConfigError(f"generate: {other} is {getattr(args, other)}, expected none because of {whose}: use {count}")
+    if (getattr(args, count) or 0) < 0:
+        raise ConfigError(f"generate: {count} is {getattr(args, count)}, expected at least 0")
+    torch.set_num_threads(1)  # one token at a time is too little work to share
+    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    if args.hub is None:
+        _of_run(args.run, args.prompt, 500 if args.bytes is None else args.bytes, sampling)
+    else:
+        _of_hub(args.hub, args.prompt, 200 if args.tokens is None else args.tokens, sampling)
     write(b"\n")
     return 0
+
+
+def _of_run(path: str, text: str, count: int, sampling: dict[str, Any]) -> None:
+    folder = RunFolder.open(path)
+    if (task := folder.config().task) is not None:
+        raise ConfigError(f"generate: {path} was trained on {task}, expected a run on text; scanl eval scores it")
+    model = folder.load_model()
+    assert isinstance(model, LanguageModel)
+    prompt = text.encode(errors="surrogateescape")
+    tokens = model.generate(torch.tensor([list(prompt) or [0]]), **sampling)
+    write(prompt)
+    stream(tokens if count == 0 else islice(tokens, count))
+
+
+def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> None:
+    from scanl.hub.checkpoints import load
+    from scanl.hub.folders import locate
+
+    folder = locate(path)
+    model, tokenizer = load(folder), _tokenizer(folder)
+    read = tokenizer(prompt)["input_ids"]
+    if not read:
+        read = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None][:1]
+    if not read:
+        raise ConfigError("generate: prompt is empty, expected some text because the tokenizer has no token to start")
+    if max(read) >= model.vocab_size:
+        found = f"token {max(read)}, expected less than {model.vocab_size} because of the model"
+        raise CheckpointError(f"generate: the tokenizer of {folder} gives {found}")
+    tokens = map(int, model.generate(torch.tensor([read]), max_new_tokens=count or None, **sampling))
+    until_end = iter(lambda: next(tokens, tokenizer.eos_token_id), tokenizer.eos_token_id)
+    write(prompt.encode(errors="surrogateescape"))
+    for text in whole_characters(tokenizer.decode, read, until_end):
+        write(text.encode())
+
+
+def _tokenizer(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError("generate: --hub reads text with transformers; pip install transformers") from error
+    # Of nothing transformers makes a tokenizer too, an empty one.
+    if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.iterdir()):
+        raise CheckpointError(f"generate: {folder} has no tokenizer, expected tokenizer.json")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"generate: {folder} has no tokenizer that transformers reads: {reason}") from error
+
+
+def whole_characters(decode: Callable[..., str], read: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
+    """The text of each token as soon as its characters are whole, after the tokens that were read.
+
+    A few tokens before each are decoded with it, since a token's text may depend on its neighbours.
+    """
+    kept = list(read)[-8:]
+    before = _text(decode, kept)
+    for token in tokens:
+        kept.append(token)
+        text = _text(decode, kept)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # what stands for a character that has only begun
+            yield text[len(before) :]
+            kept = kept[-8:]
+            before = _text(decode, kept)
+    yield _text(decode, kept)[len(before) :]
+
+
+def _text(decode: Callable[..., str], tokens: list[int]) -> str:
+    return decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def stream(tokens: Iterator[torch.Tensor]) -> None:

@@ -67,20 +67,22 @@ def accelerate(model: nn.Module) -> Report:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
-    rows, before = [], set(_accelerated(model))
+    rows, before, alone = [], set(_accelerated(model)), set[str]()
     for name, module in model.named_modules():
         mixer = _mixer(module)
         if mixer is not None:
             reason = _unable(module)
             if not reason and module not in before:
-                _install(module, mixer)
+                _install(module, mixer, name)
+            alone.update(mixer.call_alone)
             note = reason or "; ".join(mixer.corrects)
             rows.append(Row(name, type(module).__name__, mixer.before, "" if reason else mixer.runs, note))
     if any(row.now for row in rows):
+        begin = functools.partial(call.begin, alone=frozenset(alone))
         for module in model.modules():
             if _is_model(module) and "_scanl_hooks" not in module.__dict__:
                 hooks = (
-                    module.register_forward_pre_hook(call.begin, with_kwargs=True),
+                    module.register_forward_pre_hook(begin, with_kwargs=True),
                     module.register_forward_hook(call.end, always_call=True),
                 )
                 module.__dict__["_scanl_hooks"] = hooks
@@ -90,6 +92,7 @@ def accelerate(model: nn.Module) -> Report:
 def restore(model: nn.Module) -> None:
     """Undo `accelerate`: every module computes again what it computed before, bit for bit."""
     for module in _accelerated(model):
+        module.__dict__.pop("_scanl_layer")
         slot, previous = module.__dict__.pop("_scanl_before")
         if previous is None:
             del module.__dict__[slot]
@@ -144,8 +147,9 @@ def _unable(module: nn.Module) -> str:
     return ""
 
 
-def _install(module: nn.Module, mixer: type[Mixer]) -> None:
+def _install(module: nn.Module, mixer: type[Mixer], name: str) -> None:
     slot = _slot(module)
+    module.__dict__["_scanl_layer"] = next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
     module.__dict__["_scanl_before"] = slot, module.__dict__.get(slot)
     original = getattr(module, slot)
     module.__dict__[slot] = functools.partial(_forward, mixer, module, original)
@@ -165,7 +169,9 @@ def _has_kernels(cls: type[nn.Module], mixer: type[Mixer]) -> bool:
     functions = [getattr(found, name, None) for name in mixer.kernels]
     return bool(functions) and all(
         function is not None
-        and inspect.getclosurevars(inspect.unwrap(function, stop=_chooses)).nonlocals.get("is_new_implementation", False)
+        and inspect.getclosurevars(inspect.unwrap(function, stop=_chooses)).nonlocals.get(
+            "is_new_implementation", False
+        )
         for function in functions
     )
 

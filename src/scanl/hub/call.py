@@ -18,12 +18,14 @@ class Call(NamedTuple):
 
     mask: (B, T) bool, False at padding; None without any padding.   cu_seqlens: offsets of the sequences among all B T
     tokens, row after row; None where every row is one.   outer: the call within which this one was made.
+    fed: how many steps `part` gave each module.
     """
 
     shape: torch.Size
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     outer: "Call | None" = None
+    fed: "dict[nn.Module, int] | None" = None
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -35,19 +37,38 @@ def of(x: Tensor, attention_mask: Tensor | None = None) -> Call:
     return found if found is not None and found.shape == shape else Call(shape, valid(attention_mask, shape[1]))
 
 
-def valid(attention_mask: Tensor | None, steps: int) -> Tensor | None:
+def part(module: nn.Module, x: Tensor) -> Call:
+    """As `of`, for a module that its model may feed the steps of one call in several parts, in their order."""
+    found, shape = _current.get(), x.shape[:2]
+    if found is None or found.shape[:1] != shape[:1] or found.shape[1] <= shape[1] or found.fed is None:
+        return of(x)
+    if found.cu_seqlens is not None:
+        raise ConfigError(f"packed sequences of {found.shape[1]} tokens come in parts of {shape[1]}, expected one part")
+    start = found.fed.get(module, 0)
+    found.fed[module] = start + shape[1]
+    return Call(shape, None if found.mask is None else valid(found.mask[:, start : start + shape[1]], shape[1]))
+
+
+def valid(attention_mask: Any, steps: int) -> Tensor | None:
     """The last T columns of a padding mask as bool; None when nothing is masked there.
 
-    Masks of attention, (B, 1, T, S), say nothing of padding to a recurrence.
+    Masks of attention, (B, 1, T, S), say nothing of padding to a recurrence; of a dict of masks, which `generate`
+    makes beside static caches, one that does is taken.
     """
-    if attention_mask is None or attention_mask.ndim != 2 or steps == 0:
+    if isinstance(attention_mask, dict):
+        masks = (mask for mask in attention_mask.values() if isinstance(mask, Tensor) and mask.ndim == 2)
+        attention_mask = next(masks, None)
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or steps == 0:
         return None
     mask = attention_mask[:, -steps:].bool()
     return None if mask.shape[1] == steps and bool(mask.all()) else mask
 
 
-def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before the forward of a model: what it is given holds for every mixer inside it."""
+def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: frozenset[str] = frozenset()) -> None:
+    """A hook before the forward of a model: what it is given holds for every mixer inside it.
+
+    alone: what its mixers know from here only, and so not when checkpointing runs them once more: "padding", "packing".
+    """
     given = dict(zip(_parameters(type(model)), args, strict=False)) | kwargs
     outer = _current.get()
     tokens = given.get("input_ids")
@@ -60,13 +81,13 @@ def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if outer is not None and outer.shape == shape:  # a model inside the model, which is not told all
         mask = outer.mask if mask is None else mask
         cu_seqlens = outer.cu_seqlens if cu_seqlens is None else cu_seqlens
-    if cu_seqlens is not None:
-        who = type(model).__name__
-        if mask is not None:
-            raise ConfigError(f"{who}: attention_mask marks padding beside packed sequences, expected one of the two")
-        if model.training and getattr(model, "is_gradient_checkpointing", False):
-            raise ConfigError(f"{who}: packed sequences with gradient checkpointing, expected one of the two")
-    _current.set(Call(shape, mask, cu_seqlens, outer))
+    who = type(model).__name__
+    if cu_seqlens is not None and mask is not None:
+        raise ConfigError(f"{who}: attention_mask marks padding beside packed sequences, expected one of the two")
+    lost = "padding" if mask is not None else "packing" if cu_seqlens is not None else ""
+    if lost in alone and model.training and any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
+        raise ConfigError(f"{who}: {lost} with gradient checkpointing, expected one of the two")
+    _current.set(Call(shape, mask, cu_seqlens, outer, {}))
 
 
 def end(*_: object) -> None:
@@ -82,18 +103,24 @@ def _parameters(cls: type[nn.Module]) -> list[str]:
 
 def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:
     cu_seqlens, index = given.get("cu_seq_lens_q"), given.get("seq_idx")
-    batch, steps = shape
     if cu_seqlens is not None:
-        if batch != 1:
-            raise ShapeError(f"cu_seq_lens_q is given for input_ids of batch {batch}, expected a batch of 1")
+        if shape[0] != 1:
+            raise ShapeError(f"cu_seq_lens_q is given for input_ids of batch {shape[0]}, expected a batch of 1")
         return cu_seqlens
     if index is None:
         return None
     if index.shape != shape:
         raise ShapeError(f"seq_idx has shape {tuple(index.shape)}, expected {tuple(shape)} of input_ids")
-    starts = torch.ones_like(index, dtype=torch.bool)
+    starts = torch.zeros_like(index, dtype=torch.bool)
     starts[:, 1:] = index[:, 1:] != index[:, :-1]
-    return F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=batch * steps)
+    return offsets(starts)
+
+
+def offsets(starts: Tensor) -> Tensor:
+    """`cu_seqlens` of sequences that begin where `starts` (B, T) says so, and with each row."""
+    starts = starts.clone()
+    starts[:, 0] = True
+    return F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
 
 
 class Rows(NamedTuple):
@@ -113,12 +140,17 @@ class Rows(NamedTuple):
             return cls(x.shape[:2], call.mask, cu_seqlens), packed
         return cls(x.shape[:2], None, None), x
 
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds several sequences, each of which starts from nothing."""
+        return self.cu_seqlens is not None and self.mask is None
+
     def back(self, y: Tensor) -> Tensor:
         """What the ops gave, as the tokens came; zero at padding."""
         return y.view(*self.shape, *y.shape[2:]) if self.mask is None else unpack(y, self.mask)
 
     def last(self, state: Tensor) -> Tensor:
-        """Of the states of all sequences (N, ...) those of the last in each row (B, ...), which is what a cache keeps."""
+        """Of the states of all sequences (N, ...) that of the last in each row (B, ...): what a cache keeps."""
         if self.cu_seqlens is None or self.mask is not None:
             return state
         batch, steps = self.shape

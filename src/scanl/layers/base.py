@@ -102,12 +102,15 @@ class Layer(nn.Module):
 
 
 def _any_parameter(module: nn.Module) -> Tensor | None:
-    """As `next(module.parameters())`, at a tenth of its cost: this runs for every token."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter
+    """Of a child, if there is one: a layer's own, decays and the like, may be kept wider than its projections.
+
+    A tenth of the cost of `next(module.parameters())`: this runs for every token.
+    """
     for child in module._modules.values():
         if child is not None and (parameter := _any_parameter(child)) is not None:
+            return parameter
+    for parameter in module._parameters.values():
+        if parameter is not None:
             return parameter
     return None
 

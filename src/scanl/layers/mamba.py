@@ -47,6 +47,7 @@ class Mamba(Layer):
         dt_init_floor: least initial Δ.
         conv_bias: bias in the convolution.
         bias: biases in in_proj and out_proj.
+        norm_eps: epsilon of an RMS norm, without weights, of δ, B and C, as in Falcon-Mamba; None is no norm.
 
     `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
 
@@ -81,6 +82,7 @@ class Mamba(Layer):
         dt_init_floor: float = 1e-4,
         conv_bias: bool = True,
         bias: bool = False,
+        norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         if min(dim, d_state, d_conv) < 1:
@@ -97,6 +99,7 @@ class Mamba(Layer):
         self.d_inner = int(expand * dim)
         self.d_state = d_state
         self.d_conv = d_conv
+        self.norm_eps = norm_eps
         self.dt_rank = math.ceil(dim / 16) if isinstance(dt_rank, str) else dt_rank
         self.in_proj = nn.Linear(dim, 2 * self.d_inner, bias=bias)
         self.conv1d = nn.Conv1d(
@@ -136,6 +139,8 @@ class Mamba(Layer):
         u, z = self.in_proj(x).chunk(2, -1)
         u, conv = convolve(self.conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         low, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        if self.norm_eps is not None:
+            low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
         # The bias is added in float32: it sets the time scale, which half precision would round by 0.4 %.
         delta, bias = F.linear(low, self.dt_proj.weight), widen(self.dt_proj.bias)
         if timespans is not None:

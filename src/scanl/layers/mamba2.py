@@ -42,6 +42,7 @@ class Mamba2(Layer):
         dt_min, dt_max, dt_init_floor: initial Δ, log-uniform in [dt_min, dt_max] and at least the floor.
         bias: biases in in_proj and out_proj.
         conv_bias: bias in the convolution.
+        norm_eps: epsilon of the norm.
 
     Parameters as in mamba_ssm: in_proj (2 d_inner + 2 G N + H, D) for z, x, B, C and dt; conv1d.weight
     (d_inner + 2 G N, 1, W) and its bias; dt_bias, A_log, D (H), without weight decay; norm.weight (d_inner);
@@ -74,6 +75,7 @@ class Mamba2(Layer):
         dt_init_floor: float = 1e-4,
         bias: bool = False,
         conv_bias: bool = True,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.dim = dim
@@ -98,7 +100,7 @@ class Mamba2(Layer):
         self.dt_bias = tag(nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor)), weight_decay=False)
         self.A_log = tag(nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log()), weight_decay=False)
         self.D = tag(nn.Parameter(torch.ones(heads)), weight_decay=False)
-        self.norm = GatedRMSNorm(inner, gate_first=True, groups=ngroups)
+        self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True, groups=ngroups)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Mamba2State:
@@ -122,4 +124,4 @@ class Mamba2(Layer):
         g = dt * -widen(self.A_log).exp()
         y, ssm = linear_attention(C, B, dt[..., None] * u, g, state=ssm, scale=1.0, cu_seqlens=cu_seqlens)
         y = torch.addcmul(y, self.D[:, None], u).flatten(-2)
-        return self.out_proj(self.norm(y, z)), Mamba2State(ssm, conv)
+        return self.out_proj(self.norm(y, z).to(z.dtype)), Mamba2State(ssm, conv)

@@ -164,7 +164,7 @@ class MLSTM(Layer):
         conv = F.silu(conv)
         q, k, v = self.q_proj(conv), self.k_proj(conv), self.v_proj(inner)
         i, log_f = self.mlstm_cell(q, k, v)
-        now, before, m = _stabiliser(i, log_f, m, cu_seqlens)
+        now, before, m = stabiliser(i, log_f, m, cu_seqlens)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (widen(q), k, v))
         k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
         h, memory = linear_attention(
@@ -175,7 +175,7 @@ class MLSTM(Layer):
         return self.proj_down(h * F.silu(z)), MLSTMState(memory, m, window)
 
 
-def _stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """m_t = max(ln f_t + m_{t-1}, ĩ_t) for all t: at each step, before each step (B, T, H), and at the end (B, H).
 
     An affine map in the semiring of max and +, scanned; sums of ln f from the start would lose digits on long streams.

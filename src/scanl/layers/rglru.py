@@ -41,7 +41,7 @@ class RGLRUState(NamedTuple):
     fresh: Tensor
 
 
-class _BoundedSqrt(torch.autograd.Function):
+class BoundedSqrt(torch.autograd.Function):
     """sqrt whose derivative is at most 1000: at a = 1 the true one is infinite."""
 
     @staticmethod
@@ -107,7 +107,7 @@ class RGLRU(Layer):
         recurrent, fresh = self.init_state(rows) if state is None else state
         log_a = widen(self.a_gate(x).sigmoid()) * (-8 * F.softplus(widen(self.a_param)))
         square = -torch.expm1(2 * log_a)
-        scale = _BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
+        scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
         if cu_seqlens is None:
             if x.shape[1]:
                 first = scale[:, :1].clamp(min=fresh[:, None])

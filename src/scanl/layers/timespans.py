@@ -1,5 +1,7 @@
 """The time between steps, where a layer discretises a continuous one: samples need not come at equal intervals."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,5 +24,5 @@ def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
 
 def log_uniform(count: int, low: float, high: float) -> Tensor:
     """(count,): ln Δ, drawn uniformly between the logarithms of low and high."""
-    start, end = torch.tensor([low, high], dtype=torch.float64).log().tolist()
+    start, end = math.log(low), math.log(high)
     return torch.rand(count) * (end - start) + start

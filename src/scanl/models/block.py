@@ -54,11 +54,16 @@ CHANNEL_MIXERS: dict[str, type[Layer] | None] = {
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
 
 
-def make_norm(name: str, dim: int) -> nn.Module:
-    """`rmsnorm` or `layernorm` over the features, epsilon 1e-6."""
+def make_norm(name: str, dim: int, eps: float = 1e-6) -> nn.RMSNorm | nn.LayerNorm:
+    """`rmsnorm` or `layernorm` over the features."""
     if name not in NORMS:
         raise nearest("norm", name, list(NORMS))
-    return NORMS[name](dim, eps=1e-6)
+    return NORMS[name](dim, eps=eps)
+
+
+def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
+    """norm(x), x read in the dtype of the norm's weight."""
+    return norm(x.to(norm.weight.dtype))
 
 
 class BlockState(NamedTuple):
@@ -69,7 +74,10 @@ class BlockState(NamedTuple):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + channel_mixer(norm(x))."""
+    """x + mixer(norm(x)), then x + channel_mixer(norm(x)).
+
+    x may be wider than the parameters: the norms read it in their own dtype, and the sum stays as wide.
+    """
 
     def __init__(
         self,
@@ -77,14 +85,15 @@ class Block(nn.Module):
         channel_mixer: str = "gated_mlp",
         channel_options: dict[str, Any] | None = None,
         norm: str = "rmsnorm",
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         if channel_mixer not in CHANNEL_MIXERS:
             raise nearest("channel mixer", channel_mixer, list(CHANNEL_MIXERS))
         channel = CHANNEL_MIXERS[channel_mixer]
-        self.mixer_norm = make_norm(norm, mixer.dim)
+        self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
-        self.channel_norm = None if channel is None else make_norm(norm, mixer.dim)
+        self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
         self.channel = None
         if channel is not None:
             check_options(channel_mixer, channel, channel_options or {})
@@ -106,9 +115,9 @@ class Block(nn.Module):
         """memo: what the blocks of one pass share, for layers that take it."""
         mixer, channel = (None, None) if state is None else state
         more = {"memo": memo} if self.mixer.takes_memo else {}
-        y, mixer = self.mixer(self.mixer_norm(x), mixer, cu_seqlens=cu_seqlens, **more)
+        y, mixer = self.mixer(normed(self.mixer_norm, x), mixer, cu_seqlens=cu_seqlens, **more)
         x = x + y
         if self.channel is not None and self.channel_norm is not None:
-            y, channel = self.channel(self.channel_norm(x), channel, cu_seqlens=cu_seqlens)
+            y, channel = self.channel(normed(self.channel_norm, x), channel, cu_seqlens=cu_seqlens)
             x = x + y
         return x, BlockState(mixer, () if self.channel is None else channel)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
+from scanl.models.block import make_norm
 from scanl.models.generation import Generation
 from scanl.models.stack import Stack, StackState
 
@@ -19,7 +20,9 @@ class LanguageModel(nn.Module):
 
     Args:
         vocab_size: V; 256 for bytes.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm: of the `Stack`.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32: of the
+            `Stack`.
+        embedding_norm: a norm between the embedding and the first block, as in RWKV.
         tie_embeddings: read out with the embedding's own matrix.
 
     tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState a block, constant in size.
@@ -38,6 +41,9 @@ class LanguageModel(nn.Module):
         channel_mixer: str = "gated_mlp",
         channel_options: Mapping[str, Any] | None = None,
         norm: str = "rmsnorm",
+        norm_eps: float = 1e-6,
+        residual_in_float32: bool = False,
+        embedding_norm: bool = False,
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__()
@@ -49,11 +55,14 @@ class LanguageModel(nn.Module):
             channel_mixer=channel_mixer,
             channel_options=channel_options,
             norm=norm,
+            norm_eps=norm_eps,
+            residual_in_float32=residual_in_float32,
         )
         if self.stack.bidirectional:
             raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, dim)
+        self.embedding_norm = make_norm(norm, dim, norm_eps) if embedding_norm else None
         self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         if self.head is not None:
@@ -135,7 +144,9 @@ class LanguageModel(nn.Module):
             if cu_seqlens is not None:
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
             tokens, cu_seqlens = pack(tokens, mask)
-        hidden, after = self.stack(self.embedding(tokens), state, cu_seqlens=cu_seqlens)
+        x = self.embedding(tokens)
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
+        hidden, after = self.stack(x, state, cu_seqlens=cu_seqlens)
         return hidden, after, mask
 
     def _read_out(self, hidden: Tensor) -> Tensor:

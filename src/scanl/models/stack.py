@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, build, names, tie_by_class
+from scanl.layers.base import Layer, build, names, tie_by_class, widen
 from scanl.layers.state import Device, DType
-from scanl.models.block import Block, BlockState, make_norm
+from scanl.models.block import Block, BlockState, make_norm, normed
 
 StackState = tuple[BlockState, ...]
 
@@ -31,7 +31,8 @@ class Stack(nn.Module):
             pattern: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
         channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
-        norm: "rmsnorm" or "layernorm".
+        norm: "rmsnorm" or "layernorm".   norm_eps: its epsilon.
+        residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
 
     Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
     depth, so that the stream's variance does not grow with depth. State: one BlockState a block.
@@ -47,6 +48,8 @@ class Stack(nn.Module):
         channel_mixer: str = "gated_mlp",
         channel_options: Mapping[str, Any] | None = None,
         norm: str = "rmsnorm",
+        norm_eps: float = 1e-6,
+        residual_in_float32: bool = False,
     ) -> None:
         super().__init__()
         given = [layer] if isinstance(layer, str) else list(layer)
@@ -56,10 +59,13 @@ class Stack(nn.Module):
         options = _options_by_name(pattern, layer_options or {}, single=layer == pattern[0])
         mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
         self.dim = dim
-        self.blocks = nn.ModuleList(Block(m, channel_mixer, dict(channel_options or {}), norm) for m in mixers)
+        self.blocks = nn.ModuleList(
+            Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps) for m in mixers
+        )
         tie_by_class(mixers)
         tie_by_class([block.channel for block in self._each() if block.channel is not None])
-        self.norm = make_norm(norm, dim)
+        self.norm = make_norm(norm, dim, norm_eps)
+        self.residual_in_float32 = residual_in_float32
         self._scale_residual_writers()
 
     @property
@@ -85,10 +91,11 @@ class Stack(nn.Module):
         self, x: Tensor, state: StackState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, StackState]:
         states, memo = [], {}
+        x = widen(x) if self.residual_in_float32 else x
         for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
             x, after = block(x, before, cu_seqlens=cu_seqlens, memo=memo)
             states.append(after)
-        return self.norm(x), tuple(states)
+        return normed(self.norm, x), tuple(states)
 
 
 def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:

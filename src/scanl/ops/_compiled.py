@@ -163,7 +163,7 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
     """
     return (
         torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
         and all(type(value) in _PLAIN for value in args)

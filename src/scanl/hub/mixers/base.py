@@ -37,7 +37,7 @@ register, names, get = registry.add, registry.names, registry.get
 
 
 class CachedMixer(Mixer):
-    """A family whose state lies in transformers' `Cache`, as a window of inputs and a recurrent state, or one of the two.
+    """A family whose state lies in transformers' `Cache`: a window of inputs, a recurrent state, or both.
 
     A subclass gives `run`.
     """
@@ -54,6 +54,11 @@ class CachedMixer(Mixer):
         None for what the family does not have.
         """
 
+    @staticmethod
+    def slot(module: Any) -> int:
+        """Which of its layer's states in the cache is this module's, where a layer has several modules with one."""
+        return 0
+
     @classmethod
     def forward(
         cls,
@@ -61,46 +66,72 @@ class CachedMixer(Mixer):
         hidden_states: Tensor,
         cache_params: Any = None,
         attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
         **_: Any,
     ) -> Tensor:
+        cache_params = past_key_values if cache_params is None else cache_params
         found = call.of(hidden_states, attention_mask)
         rows, x = call.Rows.lay(found, hidden_states)
-        conv = recurrent = None
+        conv, recurrent, slot = None, None, cls.slot(module)
         if cache_params is not None:
-            conv, recurrent = read(cache_params, module.layer_idx)
+            conv, recurrent = read(cache_params, module.layer_idx, slot)
             if found.cu_seqlens is not None and (conv is not None or recurrent is not None):
                 raise ConfigError("packed sequences start from nothing, but the cache holds a state")
         y, inputs, conv, recurrent = cls.run(module, x, conv, recurrent, rows.cu_seqlens)
         if cache_params is not None:
-            write(cache_params, module, rows, inputs, conv, recurrent)
+            write(cache_params, module, rows, inputs, conv, recurrent, slot)
         return rows.back(y)
 
 
-def read(cache: Any, index: int) -> tuple[Tensor | None, Tensor | None]:
+def place(module: Any) -> int:
+    """Which layer of its model this is: what the module says, or else its name when it was accelerated."""
+    index = getattr(module, "layer_idx", None)
+    index = module.__dict__.get("_scanl_layer") if index is None else index
+    if index is None:
+        raise ConfigError(f"{type(module).__name__} was accelerated by itself: it does not know its place in a cache")
+    return index
+
+
+def read(cache: Any, index: int, slot: int = 0) -> tuple[Tensor | None, Tensor | None]:
     """The last W-1 inputs (B, W-1, C) and the recurrent state of a layer of a cache; None before the first input."""
-    conv = cache.get_conv_state(index)
-    return None if conv is None else conv[..., 1:].mT, cache.get_recurrent_state(index)
+    conv = cache.get_conv_state(index, slot)
+    if conv is not None:
+        # A cache that records its past holds more than the window, or less when the past is shorter.
+        spare = conv.shape[-1] - cache.layers[index].conv_kernel_size[slot]
+        conv = (conv if spare == 0 else nn.functional.pad(conv, (-spare, 0)))[..., 1:].mT
+    return conv, cache.get_recurrent_state(index, slot)
 
 
 def write(
-    cache: Any, module: Any, rows: call.Rows, inputs: Tensor | None, conv: Tensor | None, recurrent: Tensor | None
+    cache: Any,
+    module: Any,
+    rows: call.Rows,
+    inputs: Tensor | None,
+    conv: Tensor | None,
+    recurrent: Tensor | None,
+    slot: int = 0,
 ) -> None:
-    """Keep what comes next: the window of the last W inputs, and the recurrent state."""
-    index = module.layer_idx
+    """Keep what comes next: the window of the last W inputs, or all where the past is recorded; the recurrent state."""
+    index = place(module)
     if inputs is not None:
         assert conv is not None
-        window = conv.shape[1] + 1
-        if rows.cu_seqlens is None:
-            recent = inputs if cache.is_recording_past(index) else inputs[:, -window:]
-            cache.update_conv_state(recent.mT, index, conv_kernel_size=window)
+        layer, window = cache.layers[index], conv.shape[1] + 1
+        if cache.is_recording_past(index) and not rows.packed:
+            cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
+        elif layer.has_previous_state[slot]:
+            # The cache holds one input more than a convolution looks back to: nothing reads the first.
+            layer.conv_states[slot][..., 1:].copy_(rows.last(conv).mT)
         else:
-            # The cache holds one input more than a convolution looks back to: nothing reads it.
             kept = nn.functional.pad(rows.last(conv).mT.to(inputs.dtype), (1, 0))
-            cache.layers[index].has_previous_state[0] = False
-            cache.update_conv_state(kept, index, conv_kernel_size=window)
+            cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
     if recurrent is not None:
-        cache.update_recurrent_state(rows.last(recurrent), index)
-        cache.layers[index].has_previous_state[0] = True
+        recurrent, layer = rows.last(recurrent), cache.layers[index]
+        kept = layer.recurrent_states[slot]
+        if kept is None or kept.is_cuda:
+            cache.update_recurrent_state(recurrent, index, slot)
+        else:  # a graph of CUDA alone needs the place in memory to stay
+            layer.recurrent_states[slot] = recurrent.to(kept.dtype)
+        layer.has_previous_state[slot] = True
 
 
 def convolved(

@@ -29,7 +29,7 @@ class Mamba(CachedMixer):
         delta, B, C = module.x_proj(u).split([rank, width, width], -1)
         if hasattr(module, "dt_layernorm"):
             delta, B, C = module.dt_layernorm(delta), module.b_layernorm(B), module.c_layernorm(C)
-        y, recurrent = selective_scan(
+        y, last = selective_scan(
             u,
             F.linear(delta, module.dt_proj.weight),
             decay(module.A_log),
@@ -42,12 +42,12 @@ class Mamba(CachedMixer):
             delta_softplus=True,
             cu_seqlens=cu_seqlens,
         )
-        return module.out_proj(y), inputs, conv, recurrent
+        return module.out_proj(y), inputs, conv, last
 
 
 @register("mamba_heads")
 class MambaHeads(CachedMixer):
-    """Zamba's: the projections to B, C and the step size are each head's own, so B and C are shared by the head alone."""
+    """Zamba's: each head has projections to B, C and the step size of its own, so a head's channels share B and C."""
 
     modules: ClassVar = ("zamba.ZambaMambaMixer",)
     before: ClassVar = Mamba.before
@@ -67,7 +67,7 @@ class MambaHeads(CachedMixer):
         low = torch.einsum("bthd,hrd->bthr", u.unflatten(-1, (heads, -1)), module.x_proj_weight)
         delta, B, C = low.split([module.time_step_rank, width, width], -1)
         delta = torch.einsum("bthr,hdr->bthd", delta, module.dt_proj_weight).flatten(2)
-        y, recurrent = selective_scan(
+        y, last = selective_scan(
             u,
             delta,
             decay(module.A_log).flatten(0, 1),
@@ -80,4 +80,4 @@ class MambaHeads(CachedMixer):
             delta_softplus=True,
             cu_seqlens=cu_seqlens,
         )
-        return module.out_proj(y), inputs, conv, recurrent.unflatten(1, (heads, -1))
+        return module.out_proj(y), inputs, conv, last.unflatten(1, (heads, -1))

@@ -1,0 +1,321 @@
+"""Time transformers' recurrent models before and after `scanl.hub.accelerate`.
+
+    python benchmarks/hub.py [--families NAME ...] [--tokens 1024] [--rounds 3] [--train] [--decode]
+
+Models of published widths with random weights, cut to two layers (and the vocabulary with them, so that the read-out
+keeps its share). Medians of interleaved runs in one process: the prefill of a prompt, whole and inside the mixers
+without their projections; with --decode tokens after it, one at a time. With --train one training step of a one-layer
+model and its peak memory, each in a process of its own. Prints a table; writes benchmarks/results/hub-cpu.json.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import logging
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from scanl import hub
+
+RESULTS = Path(__file__).parent / "results"
+DECODED = 32  # tokens
+
+
+def mamba(layers: int) -> Any:
+    """state-spaces/mamba-130m."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(
+        MambaConfig(hidden_size=768, state_size=16, num_hidden_layers=layers, vocab_size=50280 * layers // 24)
+    )
+
+
+def mamba2(layers: int) -> Any:
+    """state-spaces/mamba2-130m."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    return Mamba2ForCausalLM(
+        Mamba2Config(
+            hidden_size=768,
+            num_heads=24,
+            head_dim=64,
+            state_size=128,
+            n_groups=1,
+            num_hidden_layers=layers,
+            vocab_size=50288 * layers // 24,
+        )
+    )
+
+
+def gated_deltanet(layers: int) -> Any:
+    """Qwen/Qwen3.5-0.8B's gated DeltaNet layers."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    return Qwen3_5ForCausalLM(
+        Qwen3_5TextConfig(
+            hidden_size=1024,
+            intermediate_size=3584,
+            num_hidden_layers=layers,
+            layer_types=["linear_attention"] * layers,
+            linear_num_key_heads=16,
+            linear_num_value_heads=16,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            vocab_size=248320 * layers // 24,
+        )
+    )
+
+
+def kimi_delta_attention(layers: int) -> Any:
+    """moonshotai/Kimi-Linear-48B-A3B's delta attention layers, one expert of its width."""
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    return KimiLinearForCausalLM(
+        KimiLinearConfig(
+            hidden_size=2304,
+            intermediate_size=1024,
+            num_hidden_layers=layers,
+            layer_types=["linear_attention"] * layers,
+            mlp_layer_types=["dense"] * layers,
+            num_attention_heads=32,
+            vocab_size=163840 * layers // 27,
+        )
+    )
+
+
+def rwkv(layers: int) -> Any:
+    """RWKV/rwkv-4-169m-pile."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    return RwkvForCausalLM(
+        RwkvConfig(hidden_size=768, num_hidden_layers=max(2, layers), vocab_size=50277 * layers // 12)
+    )
+
+
+def recurrent_gemma(layers: int) -> Any:
+    """google/recurrentgemma-2b's recurrent layers."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    return RecurrentGemmaForCausalLM(
+        RecurrentGemmaConfig(
+            hidden_size=2560,
+            lru_width=2560,
+            intermediate_size=15360,
+            num_hidden_layers=layers,
+            block_types=["recurrent"],
+            vocab_size=256000 * layers // 26,
+        )
+    )
+
+
+def xlstm(layers: int) -> Any:
+    """NX-AI/xLSTM's mLSTM layers at the width of a small model."""
+    from transformers import xLSTMConfig, xLSTMForCausalLM
+
+    return xLSTMForCausalLM(
+        xLSTMConfig(hidden_size=1024, num_heads=4, num_hidden_layers=layers, vocab_size=50304 * layers // 24)
+    )
+
+
+def lightning_attention(layers: int) -> Any:
+    """MiniMax' lightning attention, heads of its width."""
+    from transformers import MiniMaxConfig, MiniMaxForCausalLM
+
+    return MiniMaxForCausalLM(
+        MiniMaxConfig(
+            hidden_size=2048,
+            intermediate_size=2048,
+            num_hidden_layers=layers,
+            layer_types=["linear_attention"] * layers,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            head_dim=128,
+            num_local_experts=1,
+            num_experts_per_tok=1,
+            vocab_size=200064 * layers // 80,
+        )
+    )
+
+
+def short_convolution(layers: int) -> Any:
+    """LiquidAI/LFM2-350M's convolutions, and a layer of attention, without which the original cannot run."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(
+        Lfm2Config(
+            hidden_size=1024,
+            intermediate_size=6656,
+            num_hidden_layers=layers + 1,
+            layer_types=["conv"] * layers + ["full_attention"],
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            vocab_size=65536 * layers // 16,
+        )
+    )
+
+
+FAMILIES: dict[str, Callable[[int], Any]] = {
+    build.__name__: build
+    for build in (
+        mamba,
+        mamba2,
+        gated_deltanet,
+        kimi_delta_attention,
+        rwkv,
+        recurrent_gemma,
+        xlstm,
+        lightning_attention,
+        short_convolution,
+    )
+}
+
+
+class Inside:
+    """Seconds spent in the mixers of a model, and in the projections inside them."""
+
+    def __init__(self) -> None:
+        self.mixers = self.projections = 0.0
+
+    @contextlib.contextmanager
+    def watch(self, modules: list[nn.Module]) -> Iterator[None]:
+        began: list[float] = []
+
+        def before(*_: object) -> None:
+            began.append(time.perf_counter())
+
+        def after(module: nn.Module, *_: object) -> None:
+            seconds = time.perf_counter() - began.pop()
+            if isinstance(module, nn.Linear):
+                self.projections += seconds
+            else:
+                self.mixers += seconds
+
+        watched = [*modules, *(child for m in modules for child in m.modules() if isinstance(child, nn.Linear))]
+        hooks = [
+            handle for m in watched for handle in (m.register_forward_pre_hook(before), m.register_forward_hook(after))
+        ]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+
+def mixers_of(model: nn.Module) -> list[nn.Module]:
+    names = {row.module for row in hub.accelerate(model).accelerated}
+    hub.restore(model)
+    return [module for name, module in model.named_modules() if name in names]
+
+
+@torch.no_grad()
+def measure(name: str, tokens: int, rounds: int, decode: bool) -> dict[str, Any]:
+    """Seconds before and after: prefill, inside the mixers without projections, and a token."""
+    torch.manual_seed(0)
+    model = FAMILIES[name](2).eval()
+    ids = torch.randint(2, 500, (1, tokens))
+    mixers = mixers_of(model)
+    found: dict[str, list[list[float]]] = {"prefill": [[], []], "inside": [[], []]}
+    if decode:
+        found["token"] = [[], []]
+    for turn in range(rounds + 1):
+        for way in (0, 1):
+            if way:
+                hub.accelerate(model)
+            inside = Inside()
+            begin = time.perf_counter()
+            model(ids)
+            seconds = time.perf_counter() - begin
+            with inside.watch(mixers):
+                model(ids)
+            if turn:  # the first compiles and warms up
+                found["prefill"][way].append(seconds)
+                found["inside"][way].append(inside.mixers - inside.projections)
+            if decode:
+                begin = time.perf_counter()
+                model.generate(ids[:, :16], max_new_tokens=1, min_new_tokens=1, do_sample=False, pad_token_id=0)
+                first = time.perf_counter() - begin
+                begin = time.perf_counter()
+                model.generate(
+                    ids[:, :16], max_new_tokens=DECODED, min_new_tokens=DECODED, do_sample=False, pad_token_id=0
+                )
+                if turn:
+                    found["token"][way].append((time.perf_counter() - begin - first) / (DECODED - 1))
+            hub.restore(model)
+    return {kind: [statistics.median(times) for times in both] for kind, both in found.items()}
+
+
+def step(name: str, tokens: int, accelerated: bool) -> None:
+    """One training step in this process: prints its seconds and the peak memory that it added, in bytes."""
+    torch.manual_seed(0)
+    model = FAMILIES[name](1).train()
+    if accelerated:
+        hub.accelerate(model)
+        warm = torch.randint(2, 500, (1, 16))
+        model(warm, labels=warm, use_cache=False).loss.backward()
+    ids = torch.randint(2, 500, (1, tokens))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    seconds = time.perf_counter() - begin
+    print(json.dumps([seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)]))
+
+
+def train(name: str, tokens: int) -> dict[str, Any]:
+    both = []
+    for accelerated in (False, True):
+        argv = [sys.executable, __file__, "--step", name, "--tokens", str(tokens)]
+        argv += ["--accelerated"] if accelerated else []
+        both.append(
+            json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        )
+    return {"training step": [seconds for seconds, _ in both], "training memory": [size for _, size in both]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=None)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--train", action="store_true", help="minutes for Mamba as it comes")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--accelerated", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    if options.step:
+        step(options.step, options.tokens, options.accelerated)
+        return
+    table = {}
+    for name in options.families or FAMILIES:
+        found = measure(name, options.tokens, options.rounds, options.decode)
+        if options.train:
+            found |= train(name, options.tokens)
+        table[name] = found
+        timed = {kind: pair for kind, pair in found.items() if kind != "training memory"}
+        cells = [f"{kind} {a * 1e3:,.1f} -> {b * 1e3:,.1f} ms, {a / b:.1f} x" for kind, (a, b) in timed.items()]
+        if "training memory" in found:
+            a, b = found["training memory"]
+            cells.append(f"memory {a / 2**20:,.0f} -> {b / 2**20:,.0f} MiB, {a / max(1, b):.0f} x")
+        print(f"{name:<22}" + "   ".join(cells), flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "tokens": options.tokens,
+    }
+    path = RESULTS / "hub-cpu.json"
+    path.write_text(json.dumps({**about, "seconds": table}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

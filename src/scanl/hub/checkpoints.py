@@ -1,0 +1,116 @@
+"""Checkpoints of transformers read into `LanguageModel`, and written back."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from scanl.errors import CheckpointError, ConfigError
+from scanl.hub import families
+from scanl.hub.folders import folder_written_whole, locate, read_config
+from scanl.hub.weights import Weights
+from scanl.models import LanguageModel
+
+CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # the tokenizer, and how to generate
+NOT_CARRIED = ("config.json", "model.safetensors.index.json")
+
+
+def load(
+    path_or_id: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> LanguageModel:
+    """The language model of a checkpoint of transformers, in evaluation mode. Nothing is unpickled.
+
+    path_or_id: a folder, or OWNER/NAME on the Hugging Face hub.   revision: of the hub's repository.
+    dtype: of the parameters; None keeps those of the file.
+
+    Raises CheckpointError for what is missing, damaged, left over, or beyond what scanl has.
+    """
+    folder = locate(path_or_id, revision)
+    config = read_config(folder)
+    family, who = _family(config, folder), f"checkpoint: {folder / 'config.json'}"
+    try:
+        model = family.build(config, who)
+    except ConfigError as error:
+        raise CheckpointError(f"{who}: {error}") from error
+    weights = Weights(folder)
+    names = {name: family.their_name(name) for name in model.state_dict()}
+    spare = {family.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
+    weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, spare)
+    tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
+    tensors = {name: weights.read(theirs, dtype, device) for name, theirs in names.items()}
+    model.load_state_dict(tensors, assign=True)
+    for name, parameter in model.named_parameters():
+        vars(parameter).update(tags[name])
+    return model.eval()
+
+
+def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> None:
+    """Write the model as a checkpoint that transformers loads; the folder appears whole or not at all.
+
+    like: the checkpoint that the model came from: its tokenizer and what else its config.json says are carried over.
+    Without, config.json has no token ids.
+
+    Raises CheckpointError when the folder is in use, or when transformers has no such model.
+    """
+    family, entries = _described(model)
+    config = dict(family.new)
+    if like is not None:
+        like = locate(like)
+        config = read_config(like)
+        if _family(config, like) is not family:
+            found = config["model_type"]
+            raise CheckpointError(f"save: {like} is a {found}, expected a {family.name} because of the model")
+    for key in ("torch_dtype", "transformers_version"):
+        config.pop(key, None)
+    config |= {"architectures": [family.architecture], "model_type": family.name, **entries}
+    config["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
+    tensors = {family.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    with folder_written_whole(Path(path)) as folder:
+        if like is not None:
+            for found in {file for pattern in CARRIED for file in like.glob(pattern)}:
+                if found.name not in NOT_CARRIED:
+                    shutil.copyfile(found, folder / found.name)
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _family(config: Mapping[str, Any], folder: Path) -> type[families.Family]:
+    kind = config.get("model_type")
+    if kind not in families.names():
+        known = ", ".join(families.names())
+        raise CheckpointError(f"checkpoint: {folder / 'config.json'}: model_type is {kind!r}, expected one of {known}")
+    return families.get(kind)
+
+
+def _described(model: LanguageModel) -> tuple[type[families.Family], dict[str, Any]]:
+    """The family whose model this is, and its entries of config.json."""
+    for family in map(families.get, families.names()):
+        if family.holds(model):
+            try:
+                entries = family.entries(model)
+                again = family.build(entries, "save")
+            except ConfigError as error:
+                raise CheckpointError(f"save: {error}") from error
+            if _parts(again) != _parts(model):
+                raise CheckpointError(
+                    f"save: the model differs from {family.architecture} in its blocks or norms, expected what "
+                    f"scanl.hub.load makes of model_type {family.name}"
+                )
+            return family, entries
+    mixers = ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in families.blocks(model)))
+    known = ", ".join(families.names())
+    raise CheckpointError(f"save: transformers has no such model of {mixers}, expected one of {known}")
+
+
+def _parts(model: LanguageModel) -> tuple[Any, ...]:
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    return repr(model), shapes, model.stack.residual_in_float32

@@ -1,0 +1,72 @@
+"""The folder of a checkpoint: found or fetched, its config.json, and how a new one is written."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from scanl.errors import CheckpointError
+
+PATTERNS = ["*.json", "*.safetensors"]  # what is fetched of a repository: nothing that has to be unpickled
+
+
+def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder of a checkpoint, fetched from the hub when there is none of that name."""
+    folder = Path(path_or_id)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"checkpoint: {folder} is a file, expected a folder with config.json")
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path_or_id)):
+        raise CheckpointError(f"checkpoint: {folder} does not exist; name a folder, or OWNER/NAME on the hub")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"checkpoint: {folder} is no folder, and without huggingface_hub nothing is fetched; "
+            "pip install huggingface_hub"
+        ) from error
+    try:
+        return Path(snapshot_download(str(path_or_id), revision=revision, allow_patterns=PATTERNS))
+    except (OSError, ValueError) as error:  # what the hub's errors are made of
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"checkpoint: {folder} is no folder, and the hub did not give it: {reason}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Its config.json."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint: {path} does not exist, expected transformers' description") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint: {path} is damaged ({error}), expected JSON") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"checkpoint: {path} holds a {type(config).__name__}, expected an object of options")
+    return config
+
+
+@contextmanager
+def folder_written_whole(path: Path) -> Iterator[Path]:
+    """A temporary folder beside; when the block ends well, its files are flushed and it is renamed to `path`."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(f"save: {path} exists and is not empty; choose another folder, or remove it")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.iterdir():
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"save: {path} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

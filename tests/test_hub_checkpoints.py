@@ -1,0 +1,475 @@
+"""Checkpoints of transformers in and out: the same logits, the same bits, and an error for everything else."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+
+import transformers
+from safetensors.torch import load_file, save_file
+
+from scanl import hub
+from scanl.cli import main
+from scanl.cli.generate import whole_characters
+from scanl.errors import CheckpointError
+from scanl.hub import checkpoints, families
+from scanl.models import LanguageModel
+
+VOCAB = 50
+SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "vocab_size": VOCAB}
+TURNED = {"use_bias": True, "use_conv_bias": False, "residual_in_fp32": False, "layer_norm_epsilon": 0.01}
+SPLIT = {"num_heads": 4, "head_dim": 8, "state_size": 4}
+MODELS = {
+    "mamba": ("Mamba", {"state_size": 4}),
+    "mamba_turned": ("Mamba", {**TURNED, "conv_kernel": 3, "expand": 3, "time_step_rank": 5}),
+    "mamba_untied": ("Mamba", {"tie_word_embeddings": False, "hidden_act": "swish"}),
+    "mamba2": ("Mamba2", {**SPLIT, "n_groups": 2}),
+    "mamba2_turned": ("Mamba2", {**SPLIT, **TURNED, "n_groups": 1, "tie_word_embeddings": True, "conv_kernel": 2}),
+    "rwkv": ("Rwkv", {}),
+    "rwkv_turned": ("Rwkv", {"intermediate_size": 24, "tie_word_embeddings": True, "rescale_every": 0}),
+    "falcon_mamba": ("FalconMamba", {"state_size": 4, "tie_word_embeddings": False}),
+    "falcon_mamba_turned": ("FalconMamba", {**TURNED, "mixer_rms_eps": 0.1}),
+}
+each = pytest.mark.parametrize("name", MODELS)
+
+
+def made(name):
+    """Every number random, so that none can be left where it was."""
+    kind, options = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **options)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Checkpoints that transformers wrote, each once."""
+    folder, models = tmp_path_factory.mktemp("hub"), {}
+
+    def get(name):
+        if name not in models:
+            models[name] = made(name)
+            models[name].save_pretrained(folder / name)
+        return models[name], folder / name
+
+    return get
+
+
+@pytest.fixture
+def folder(stored, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(stored("mamba")[1], tmp_path / "spoilt")
+
+
+def tokens(batch=2, steps=11):
+    return torch.randint(1, VOCAB, (batch, steps), generator=torch.Generator().manual_seed(1))
+
+
+def close(found, wanted, error=1e-5):
+    assert found.shape == wanted.shape
+    assert wanted.isfinite().all()
+    assert (found - wanted).abs().max() <= error * wanted.abs().max()
+
+
+def edit(folder, **entries):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@each
+@torch.no_grad()
+def test_logits_are_those_of_transformers(name, stored):
+    theirs, path = stored(name)
+    model, x = hub.load(path), tokens()
+    assert not model.training
+    wanted = theirs(x).logits
+    close(model(x)[0], wanted)
+    state, steps = None, []
+    for t in range(x.shape[1]):
+        y, state = model(x[:, t : t + 1], state)
+        steps.append(y)
+    close(torch.cat(steps, 1), wanted)
+
+
+@each
+def test_gradients_are_those_of_transformers(name, stored):
+    theirs, path = stored(name)
+    model, x = hub.load(path), tokens()
+    family = families.get(theirs.config.model_type)
+    wanted = torch.autograd.grad(theirs(x, use_cache=False).logits.square().sum(), list(theirs.parameters()))
+    wanted = dict(zip([name for name, _ in theirs.named_parameters()], wanted, strict=True))
+    model(x)[0].square().sum().backward()
+    for name, parameter in model.named_parameters():
+        close(parameter.grad, wanted[family.their_name(name)], 1e-4)
+
+
+@each
+@torch.no_grad()
+def test_round_trip_is_bit_identical(name, stored, tmp_path):
+    theirs, path = stored(name)
+    hub.save(hub.load(path), tmp_path / "out", like=path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    again = type(theirs).from_pretrained(tmp_path / "out").eval()
+    wanted = type(theirs).from_pretrained(path).eval()  # before the first forward: RWKV's rescales the weights
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), wanted.parameters(), strict=True))
+    assert torch.equal(again(tokens()).logits, wanted(tokens()).logits)
+    ours, source = (json.loads((p / "config.json").read_text()) for p in (tmp_path / "out", path))
+    assert {key: ours.get(key) for key in source if key != "transformers_version"} == {
+        key: value for key, value in source.items() if key != "transformers_version"
+    }
+
+
+@each
+def test_entries_and_arguments_are_inverse(name, stored):
+    theirs, path = stored(name)
+    family = families.get(theirs.config.model_type)
+    entries = family.entries(hub.load(path))
+    assert entries.keys() == family.defaults.keys()
+    assert entries == {key: getattr(theirs.config, key) for key in entries}
+
+
+@pytest.mark.parametrize("family", families.names())
+def test_defaults_are_those_of_transformers(family):
+    found = families.get(family)
+    config = getattr(transformers, found.architecture.replace("ForCausalLM", "Config"))
+    fields = {key: getattr(config, key) for key in [*found.defaults, *found.only]}
+    assert fields == found.defaults | {key: allowed[0] for key, allowed in found.only.items()}
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv", "falcon_mamba"])
+@torch.no_grad()
+def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
+    family = families.get(name)
+    config = family.defaults | json.loads((stored(name)[1] / "config.json").read_text())
+    model = LanguageModel(**family.arguments(config)).eval()
+    hub.save(model, tmp_path / "out")
+    theirs = getattr(transformers, family.architecture).from_pretrained(tmp_path / "out").eval()
+    close(model(tokens())[0], theirs(tokens()).logits)
+    found = theirs.generate(tokens(1), max_new_tokens=5, do_sample=False)
+    wanted = list(model.generate(tokens(1), max_new_tokens=5, temperature=0))
+    assert found[0, -5:].tolist() == torch.cat(wanted).tolist()
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv", "falcon_mamba"])
+@torch.no_grad()
+def test_bfloat16(name, stored, tmp_path):
+    """In its dtype, nearer to the float32 model than twice transformers' own error."""
+    whole = made(name)
+    half = made(name).to(torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    model = hub.load(tmp_path / "half")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    wide = hub.load(tmp_path / "half", dtype=torch.float32)
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+    exact = type(whole)(whole.config).eval()
+    exact.load_state_dict(half.float().state_dict())
+    wanted = exact(tokens()).logits
+    close(wide(tokens())[0], wanted)
+    theirs = type(half).from_pretrained(tmp_path / "half", dtype=torch.bfloat16).eval()(tokens()).logits.float()
+    ours = model(tokens())[0].float()
+    assert (ours - wanted).norm() <= 2 * (theirs - wanted).norm()
+    hub.save(model, tmp_path / "again")
+    files = [load_file(tmp_path / place / "model.safetensors") for place in ("half", "again")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+@torch.no_grad()
+def test_decays_in_float32_beside_half_precision(tmp_path):
+    """As transformers stores RWKV in float16."""
+    whole = made("rwkv")
+    whole.save_pretrained(tmp_path / "whole")
+    half = type(whole).from_pretrained(tmp_path / "whole", dtype=torch.float16)
+    half.save_pretrained(tmp_path / "half")
+    model = hub.load(tmp_path / "half")
+    assert model.stack.blocks[0].mixer.time_decay.dtype == torch.float32
+    assert model.embedding.weight.dtype == torch.float16
+    logits, state = model(tokens())
+    assert logits.dtype == torch.float16
+    close(logits.float(), hub.load(tmp_path / "whole")(tokens())[0], 0.01)
+    model(tokens(), state)
+    hub.save(model, tmp_path / "again")
+    files = [load_file(tmp_path / place / "model.safetensors") for place in ("half", "again")]
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+@torch.no_grad()
+def test_shards(stored, tmp_path):
+    theirs, path = stored("mamba")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    whole = hub.load(path).state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in hub.load(tmp_path / "shards").state_dict().items())
+
+
+def test_loaded_models_train_as_built_ones(stored):
+    """Weight decay as the layers want it, gradients on, and tensors of their own."""
+    model = hub.load(stored("mamba")[1])
+    family = families.get("mamba")
+    twin = LanguageModel(**family.arguments({**family.defaults, **SMALL, "state_size": 4}))
+    tags = [
+        {name: vars(parameter) for name, parameter in each.named_parameters() if vars(parameter)}
+        for each in (model, twin)
+    ]
+    assert tags[0] == tags[1]
+    assert "stack.blocks.0.mixer.A_log" in tags[0]
+    assert all(p.requires_grad and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in model.parameters())
+
+
+@torch.no_grad()
+def test_rescaled_rwkv(tmp_path):
+    """transformers halves the stream at inference, so that its norms' epsilon weighs more; we do as its training."""
+    config = transformers.RwkvConfig(**SMALL, rescale_every=1)
+    torch.manual_seed(0)
+    theirs = transformers.RwkvForCausalLM(config)
+    theirs.save_pretrained(tmp_path / "rwkv")
+    close(hub.load(tmp_path / "rwkv")(tokens())[0], theirs.train()(tokens()).logits)
+
+
+def test_tied_weights_stored_twice(folder):
+    """Accepted when they are the same."""
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["backbone.embeddings.weight"].clone()
+    save_file(weights, folder / "model.safetensors")
+    assert hub.load(folder).head is None
+    weights["lm_head.weight"][0, 0] += 1
+    save_file(weights, folder / "model.safetensors")
+    refused("lm_head.weight differs from backbone.embeddings.weight", folder)
+
+
+def refused(message, folder, **options):
+    with pytest.raises(CheckpointError) as caught:
+        hub.load(folder, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, mamba, mamba2, rwkv"),
+        ({"model_type": ["mamba"]}, "model_type is ['mamba'], expected one of"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
+        ({"state_size": "4"}, "state_size is '4', expected an integer of at least 1"),
+        ({"vocab_size": -1}, "vocab_size is -1, expected an integer of at least 1"),
+        ({"time_step_rank": True}, "time_step_rank is True, expected an integer of at least 1 or 'auto'"),
+        ({"use_bias": 1}, "use_bias is 1, expected true or false"),
+        ({"layer_norm_epsilon": None}, "layer_norm_epsilon is None, expected a number"),
+        ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
+        ({"state_size": 5}, "backbone.layers.0.mixer.A_log has shape (32, 4), expected (32, 5) because of config.json"),
+    ],
+)
+def test_options_that_do_not_fit(folder, entries, message):
+    edit(folder, **entries)
+    refused(message, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is (0.0, 0.1), expected (0.0, inf)"),
+        ("mamba2", {"num_heads": 3}, "num_heads * head_dim is 24, expected 32 because of expand * hidden_size"),
+        ("mamba2", {"n_groups": 3}, "ngroups is 3, expected a divisor"),
+        ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06, expected 1e-05"),
+    ],
+)
+def test_options_of_other_families(stored, tmp_path, name, entries, message):
+    folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
+    edit(folder, **entries)
+    refused(message, folder)
+    refused("config.json", folder)
+
+
+def test_damaged_weights(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for end in (0, 7, 100, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        refused(f"{path} is damaged or cut short", folder)
+    path.write_bytes(whole)
+    weights = load_file(path)
+    weights["backbone.norm_f.weight"] = weights["backbone.norm_f.weight"].to(torch.int8)
+    save_file(weights, path)
+    refused("backbone.norm_f.weight is I8, expected one of", folder)
+
+
+def test_missing_and_left_over_weights_are_all_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    gone = ["backbone.layers.0.mixer.D", "backbone.norm_f.weight"]
+    save_file({**weights, "more": torch.ones(1)}, folder / "model.safetensors")
+    refused("has also more; expected the weights", folder)
+    for name in gone:
+        del weights[name]
+    save_file({**weights, "more": torch.ones(1), "most": torch.ones(1)}, folder / "model.safetensors")
+    refused(f"lacks {', '.join(gone)} and has also more, most", folder)
+
+
+def test_damaged_shards(stored, tmp_path):
+    folder = tmp_path / "shards"
+    stored("mamba")[0].save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    text, last = index.read_text(), sorted(folder.glob("*.safetensors"))[-1]
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-1])
+    refused(f"{last} is damaged or cut short", folder)
+    last.unlink()
+    refused(f"{last} does not exist", folder)
+    for wrong in ("{", "[]", "{}", '{"weight_map": [1]}'):
+        index.write_text(wrong)
+        refused(f"{index} is damaged", folder)
+    for wrong in ("../else.safetensors", "pytorch_model.bin"):
+        index.write_text(text.replace(last.name, wrong))
+        refused(f"{index} names '{wrong}', expected safetensors files in the same folder", folder)
+
+
+def test_folders_that_are_none(folder, tmp_path):
+    refused("does not exist; name a folder", tmp_path / "nothing")
+    refused("is a file, expected a folder", folder / "config.json")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused("has pickled weights alone (pytorch_model.bin), expected model.safetensors", folder)
+    (folder / "pytorch_model.bin").unlink()
+    refused("has no weights, expected model.safetensors", folder)
+    for text, message in (("{", "is damaged"), ("[1]", "holds a list")):
+        (folder / "config.json").write_text(text)
+        refused(message, folder)
+    (folder / "config.json").unlink()
+    refused("config.json does not exist", folder)
+
+
+def test_names_go_to_the_hub(stored, monkeypatch, tmp_path):
+    import huggingface_hub
+
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    fetch = lambda name, **options: calls.append((name, options)) or str(stored("mamba")[1])  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert isinstance(hub.load("owner/name-1.0", revision="main"), LanguageModel)
+    assert calls == [("owner/name-1.0", {"revision": "main", "allow_patterns": ["*.json", "*.safetensors"]})]
+
+    def fail(name, **_):
+        raise huggingface_hub.errors.OfflineModeIsEnabled("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    refused("owner/name is no folder, and the hub did not give it: no", "owner/name")
+
+
+def test_save_refuses_what_transformers_has_not(stored, tmp_path):
+    def unsaved(message, model, **options):
+        with pytest.raises(CheckpointError) as caught:
+            hub.save(model, tmp_path / "out", **options)
+        assert message in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+
+    unsaved("no such model of LRU, expected one of falcon_mamba, mamba", LanguageModel(9, 8, 1, "lru"))
+    unsaved("no such model of Mamba", LanguageModel(9, 8, 1, "mamba"))
+    plain = {"channel_mixer": "none"}
+    unsaved("differs from MambaForCausalLM", LanguageModel(9, 8, 1, "mamba", embedding_norm=True, **plain))
+    unsaved("expand is 1.5", LanguageModel(9, 8, 1, "mamba", layer_options={"expand": 1.5}, **plain))
+    unsaved("norm_eps of the layers is", LanguageModel(9, 8, 1, "mamba2", layer_options={"headdim": 4}, **plain))
+    rwkv = {"channel_mixer": "rwkv4", "norm": "layernorm", "embedding_norm": True}
+    unsaved("layer_norm_epsilon is 1e-06, expected 1e-05", LanguageModel(9, 8, 1, "rwkv4", **rwkv))
+    wide = LanguageModel(9, 8, 1, "rwkv4", norm_eps=1e-5, residual_in_float32=True, **rwkv)
+    unsaved("differs from RwkvForCausalLM", wide)
+    mamba = hub.load(stored("mamba")[1])
+    unsaved("is a rwkv, expected a mamba because of the model", mamba, like=stored("rwkv")[1])
+
+
+def test_save_is_whole_or_not_at_all(stored, tmp_path, monkeypatch):
+    model = hub.load(stored("mamba")[1])
+    (tmp_path / "used").mkdir()
+    hub.save(model, tmp_path / "used")
+    with pytest.raises(CheckpointError, match="exists and is not empty"):
+        hub.save(model, tmp_path / "used")
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoints, "save_file", fail)
+    with pytest.raises(CheckpointError, match="cannot be written: disk full"):
+        hub.save(model, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory):
+    """A Mamba over bytes, with a tokenizer of one token a byte and an end."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    path = tmp_path_factory.mktemp("speaker") / "mamba"
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)} | {"<end>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=257, eos_token_id=256)
+    transformers.MambaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path, tokenizer
+
+
+def test_generate_with_a_hub_model(speaker, capfdbinary):
+    path, tokenizer = speaker
+
+    def said(*options):
+        assert main(["generate", "--hub", str(path), "--temperature", "0", *options]) == 0
+        return capfdbinary.readouterr().out.decode()
+
+    prompt = "añ €"
+    theirs = transformers.MambaForCausalLM.from_pretrained(path)
+    capfdbinary.readouterr()
+    read = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    wanted = theirs.generate(read, max_new_tokens=20, do_sample=False)[0]
+    assert said("--prompt", prompt, "--tokens", "20") == tokenizer.decode(wanted, skip_special_tokens=True) + "\n"
+    assert said("--tokens", "3")
+
+
+def test_generate_ends_at_the_end(speaker, tmp_path, capfdbinary):
+    path = shutil.copytree(speaker[0], tmp_path / "ending")
+    weights = load_file(path / "model.safetensors")
+    weights["backbone.embeddings.weight"] = torch.zeros(257, 16)
+    weights["backbone.embeddings.weight"][:, 0] = 1
+    weights["backbone.embeddings.weight"][256] = 100  # always the likeliest
+    weights["backbone.norm_f.weight"] = torch.ones(16)
+    weights["backbone.layers.0.mixer.out_proj.weight"] = torch.zeros(16, 32)
+    save_file(weights, path / "model.safetensors")
+    assert main(["generate", "--hub", str(path), "--prompt", "x", "--temperature", "0", "--tokens", "0"]) == 0
+    assert capfdbinary.readouterr().out == b"x\n"
+
+
+def test_characters_come_out_whole(speaker):
+    _, tokenizer = speaker
+    text = "a ñ€𝄞 end\n" * 3
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) > len(text)
+    for start in (0, 1, len(ids)):
+        pieces = list(whole_characters(tokenizer.decode, ids[:start], iter(ids[start:])))
+        assert "".join(pieces) == text[start if start < 2 else len(text) :]
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+        assert sum(map(bool, pieces)) == len(text[start if start < 2 else len(text) :])
+    cut = tokenizer("€")["input_ids"][:2]
+    assert "".join(whole_characters(tokenizer.decode, [], iter(cut))) == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "run is None and hub is None, expected one of them"),
+        (["a", "--hub", "b"], "run is a and hub is b, expected one of them"),
+        (["a", "--tokens", "3"], "tokens is 3, expected none because of a run: use bytes"),
+        (["--hub", "a", "--bytes", "3"], "bytes is 3, expected none because of --hub: use tokens"),
+        (["--hub", "a", "--tokens", "-3"], "tokens is -3, expected at least 0"),
+        (["--hub", "./nothing"], "nothing does not exist; name a folder"),
+        (["--hub", "FOLDER"], "has no tokenizer, expected tokenizer.json"),
+    ],
+)
+def test_generate_refuses(stored, options, message, capfd):
+    path = str(stored("mamba")[1])
+    assert main(["generate", *(path if option == "FOLDER" else option for option in options)]) == 2
+    assert message in capfd.readouterr().err
