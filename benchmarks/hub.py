@@ -59,15 +59,15 @@ def mamba2(layers: int) -> Any:
 
 
 def gated_deltanet(layers: int) -> Any:
-    """Qwen/Qwen3.5-0.8B's gated DeltaNet layers."""
+    """Qwen/Qwen3.5-0.8B's gated DeltaNet layers, and one of attention, without which the original cannot run."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     return Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
             hidden_size=1024,
             intermediate_size=3584,
-            num_hidden_layers=layers,
-            layer_types=["linear_attention"] * layers,
+            num_hidden_layers=layers + 1,
+            layer_types=["linear_attention"] * layers + ["full_attention"],
             linear_num_key_heads=16,
             linear_num_value_heads=16,
             linear_key_head_dim=128,
@@ -78,18 +78,19 @@ def gated_deltanet(layers: int) -> Any:
 
 
 def kimi_delta_attention(layers: int) -> Any:
-    """moonshotai/Kimi-Linear-48B-A3B's delta attention layers, one expert of its width."""
+    """moonshotai/Kimi-Linear-48B-A3B's delta attention layers, one expert wide, and one of attention."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
     return KimiLinearForCausalLM(
         KimiLinearConfig(
             hidden_size=2304,
             intermediate_size=1024,
-            num_hidden_layers=layers,
-            layer_types=["linear_attention"] * layers,
-            mlp_layer_types=["dense"] * layers,
+            num_hidden_layers=layers + 1,
+            layer_types=["linear_attention"] * layers + ["full_attention"],
+            mlp_layer_types=["dense"] * (layers + 1),
             num_attention_heads=32,
             vocab_size=163840 * layers // 27,
+            pad_token_id=0,
         )
     )
 
@@ -104,7 +105,7 @@ def rwkv(layers: int) -> Any:
 
 
 def recurrent_gemma(layers: int) -> Any:
-    """google/recurrentgemma-2b's recurrent layers."""
+    """google/recurrentgemma-2b's recurrent layers, and one of attention, without which the original cannot run."""
     from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
     return RecurrentGemmaForCausalLM(
@@ -112,8 +113,8 @@ def recurrent_gemma(layers: int) -> Any:
             hidden_size=2560,
             lru_width=2560,
             intermediate_size=15360,
-            num_hidden_layers=layers,
-            block_types=["recurrent"],
+            num_hidden_layers=layers + 1,
+            block_types=["recurrent"] * layers + ["attention"],
             vocab_size=256000 * layers // 26,
         )
     )
@@ -291,6 +292,9 @@ def main() -> None:
     parser.add_argument("--accelerated", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
+    if not torch.cuda.is_available():
+        # transformers would take flash-linear-attention's kernels, where installed, and fail for want of a GPU.
+        sys.modules["fla"] = None  # pyright: ignore[reportArgumentType]
     if options.step:
         step(options.step, options.tokens, options.accelerated)
         return

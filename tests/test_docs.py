@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from scanl import layers
+from scanl.cli.accelerate import table as mixer_table
 from scanl.cli.layers import table as layer_table
 from scanl.cli.ops import table as op_table
 from scanl.layers.base import registry
@@ -24,6 +25,7 @@ def _blocks(name: str) -> list[str]:
 
 def test_readme_examples_run(capsys):
     """In order, in one namespace, as a reader would type them."""
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     namespace: dict = {}
     for block in _blocks("README.md"):
         exec(compile(block, "README.md", "exec"), namespace)
@@ -46,6 +48,16 @@ def test_readme_table_is_the_registry():
 
 def test_table_of_ops_is_the_registry():
     assert op_table() in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+
+
+def test_table_of_mixers_is_the_registry():
+    assert mixer_table() in (ROOT / "docs" / "hub.md").read_text(encoding="utf-8")
+
+
+def test_a_model_is_made_fast_as_the_page_says(capsys):
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+    exec(compile(_blocks("docs/hub.md")[0], "docs/hub.md", "exec"), {})
+    assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", capsys.readouterr().out, re.DOTALL)
 
 
 def test_readme_links_lead_somewhere():

@@ -285,6 +285,12 @@ def test_what_is_left_alone_has_a_reason():
     assert "no recurrent mixer" in str(hub.accelerate(torch.nn.Linear(2, 2)))
 
 
+def test_an_old_transformers_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "5.9.1")
+    with pytest.raises(ConfigError, match=r"accelerate: transformers is 5\.9\.1, expected at least 5\.23"):
+        hub.accelerate(CASES["mamba"].build())
+
+
 def test_errors():
     with pytest.raises(ConfigError, match=r"accelerate: model is a str, expected a torch\.nn\.Module"):
         hub.accelerate("mamba")

@@ -12,6 +12,7 @@ from torch import Tensor
 from scanl import hub
 from scanl.cli.parser import Parser
 from scanl.errors import CheckpointError, ConfigError
+from scanl.hub import mixers
 
 ROUNDS = 5
 
@@ -33,6 +34,16 @@ def run(argv: Sequence[str]) -> int:
     if args.bench and report.accelerated:
         print(f"\n{_bench(model, args.length, args.decode)}")
     return 0
+
+
+def table() -> str:
+    """Every family of mixers as rows of Markdown, as docs/hub.md has them."""
+    rows = ["| mixers of | before | now | corrected |", "| --- | --- | --- | --- |"]
+    for name in mixers.names():
+        family = mixers.get(name)
+        cells = (", ".join(family.modules), family.before, family.runs, "; ".join(family.corrects))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def _load(path: str) -> Any:

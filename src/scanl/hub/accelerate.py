@@ -1,6 +1,7 @@
 """Run the recurrent mixers of a transformers model on scanl's ops, in place."""
 
 import functools
+import importlib.metadata
 import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from scanl.errors import ConfigError
 from scanl.hub import call, mixers
 from scanl.hub.mixers import Mixer
 
+OLDEST = 5, 23  # of transformers: before, not every cache keeps every state
 _MODELS = "transformers.models."
 
 
@@ -63,10 +65,14 @@ def accelerate(model: nn.Module) -> Report:
     A mixer is left alone, with the reason in the report, when its forward is not transformers' own, or when its
     weights are not on any device yet. On CUDA a mixer whose compiled kernels transformers has found keeps them.
 
-    Raises ConfigError when `model` is not a module.
+    Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
+    if any(map(_mixer, model.modules())):
+        found = importlib.metadata.version("transformers")
+        if tuple(map(int, found.split(".")[:2])) < OLDEST:
+            raise ConfigError(f"accelerate: transformers is {found}, expected at least {'.'.join(map(str, OLDEST))}")
     rows, before, alone = [], set(_accelerated(model)), set[str]()
     for name, module in model.named_modules():
         mixer = _mixer(module)
