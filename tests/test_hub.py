@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import io
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -262,6 +264,24 @@ def test_copies_are_their_own(name, model):
     hub.restore(twin)
     assert torch.equal(twin(tokens()).logits, wanted)
     assert len(hub.accelerate(model).accelerated) == len(hub.accelerate(twin).accelerated)
+
+
+def test_company():
+    """Calls from several threads keep their own padding; what torch.save writes and torch.compile makes is the same."""
+    model = CASES["mamba"].build()
+    hub.accelerate(model)
+    masks = [padding(), padding(left=False), torch.ones_like(tokens())] * 2
+    with torch.no_grad():
+        wanted = [model(tokens(), attention_mask=mask).logits for mask in masks]
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(lambda mask: torch.no_grad()(model)(tokens(), attention_mask=mask).logits, masks))
+        assert all(map(torch.equal, found, wanted))
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=False)(tokens(), attention_mask=masks[0]).logits, wanted[0])
+        compiled = torch.compile(model, backend="eager")
+        close(compiled(tokens(), attention_mask=masks[0], use_cache=False).logits, wanted[0])
 
 
 def test_nothing_but_the_object_is_changed():

@@ -84,14 +84,14 @@ def accelerate(model: nn.Module) -> Report:
             note = reason or "; ".join(mixer.corrects)
             rows.append(Row(name, type(module).__name__, mixer.before, "" if reason else mixer.runs, note))
     if any(row.now for row in rows):
-        begin = functools.partial(call.begin, alone=frozenset(alone))
         for module in model.modules():
             if _is_model(module) and "_scanl_hooks" not in module.__dict__:
-                hooks = (
+                names = list(inspect.signature(type(module).forward).parameters)[1:]
+                begin = functools.partial(call.begin, names=names, alone=frozenset(alone))
+                module.__dict__["_scanl_hooks"] = (
                     module.register_forward_pre_hook(begin, with_kwargs=True),
                     module.register_forward_hook(call.end, always_call=True),
                 )
-                module.__dict__["_scanl_hooks"] = hooks
     return Report(rows)
 
 

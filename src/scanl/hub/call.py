@@ -1,7 +1,6 @@
 """What every mixer of a model needs to know of one call: which tokens are padding, and where packed sequences begin."""
 
-import functools
-import inspect
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -64,12 +63,20 @@ def valid(attention_mask: Any, steps: int) -> Tensor | None:
     return None if mask.shape[1] == steps and bool(mask.all()) else mask
 
 
-def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: frozenset[str] = frozenset()) -> None:
+def begin(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    names: Sequence[str],
+    alone: frozenset[str] = frozenset(),
+) -> None:
     """A hook before the forward of a model: what it is given holds for every mixer inside it.
 
-    alone: what its mixers know from here only, and so not when checkpointing runs them once more: "padding", "packing".
+    names: of the forward's parameters, in order.   alone: what its mixers know from here only, and so not when
+    checkpointing runs them once more: "padding", "packing".
     """
-    given = dict(zip(_parameters(type(model)), args, strict=False)) | kwargs
+    given = dict(zip(names, args, strict=False)) | kwargs
     outer = _current.get()
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
@@ -94,11 +101,6 @@ def end(*_: object) -> None:
     """A hook after the forward of a model, even when it failed."""
     found = _current.get()
     _current.set(None if found is None else found.outer)
-
-
-@functools.cache
-def _parameters(cls: type[nn.Module]) -> list[str]:
-    return list(inspect.signature(cls.forward).parameters)[1:]
 
 
 def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:
