@@ -42,7 +42,7 @@ def short_then_long(layer: str, options: str, shorter: str = "") -> Seen:
 
 MQAR = "num_pairs: 8, vocab_size: 1024"
 DELTA = "--layer-options '{num_heads: 2, head_dim: 32, expand_v: 1}' --dim 64 --depth 2 --weight-decay 0.01"
-ADDING = "--layer-options '{r_min: 0.998, r_max: 0.99998, max_phase: 0.002}' --dim 32 --depth 2 --batch-size 32"
+ADDING = "--layer-options '{r_min: 0.998, r_max: 0.99998, max_phase: 0.002}' --dim 32 --depth 2 --eval-examples 256"
 SEEN = {
     "selective_copy-mamba": short_then_long("mamba", "{}"),
     "selective_copy-gla": short_then_long("gla", "{num_heads: 4, expand_k: 1}"),
@@ -69,9 +69,7 @@ SEEN = {
     "adding-lru": Seen(
         "adding",
         "lru",
-        (
-            f"--task-options.length 500 {ADDING} --steps 8000 --lr 4e-3 --eval-examples 256 --eval-every 200 --until 0.008",
-        ),
+        (f"--task-options.length 500 {ADDING} --batch-size 32 --steps 8000 --lr 4e-3 --eval-every 200 --until 0.008",),
     ),
 }
 

@@ -46,19 +46,14 @@ class XLSTM(Mixer):
             m = now[:, 0]
         else:
             now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
-        memory = None if state is None else torch.cat([state[0], state[1][..., None]], -1)
-        y, memory = linear_attention(
-            widen(q),
-            k * (i - now).exp()[..., None],
-            F.pad(v, (0, 1), value=1.0),
-            log_f + before - now,
-            state=memory,
-            cu_seqlens=rows.cu_seqlens,
-        )
-        h = y[..., :-1] / (torch.maximum(y[..., -1].abs(), (-now).exp()) + module.config.eps)[..., None]
+        memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
+        q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
+        # Two calls: side by side, as one more value, the states would be copied together and apart at every token.
+        y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
+        total, sums = linear_attention(q, k, torch.ones_like(v[..., :1]), g, state=sums, cu_seqlens=rows.cu_seqlens)
+        h = y / (torch.maximum(total.abs(), (-now).exp()[..., None]) + module.config.eps)
         y = module.out_proj(module.ogate_act_fn(o) * _normed(module.multihead_norm, h).to(x.dtype))
-        memory, m = rows.last(memory), rows.last(m)
-        return rows.back(y), (memory[..., :-1], memory[..., -1], m[..., None])
+        return rows.back(y), (rows.last(memory), rows.last(sums)[..., 0], rows.last(m)[..., None])
 
 
 def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
