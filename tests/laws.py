@@ -67,7 +67,7 @@ def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any
         for name, value in evaluate(op, moved, options, "reference").items():
             apart = (value - exact[name])[~exact[name].isinf()].abs()
             largest[name] += apart.max().item() / change if apart.numel() else 0.0
-    entering = max(value.numel() for value in operands.values())
+    entering = sum(value.numel() for value in operands.values())
     return {name: entering * torch.finfo(exact[name].dtype).eps * size for name, size in largest.items()}
 
 
