@@ -3,8 +3,8 @@
     python benchmarks/seen_to_learn.py                       # lists them
     python benchmarks/seen_to_learn.py selective_copy-mamba  # minutes to half an hour on one core
 
-Each is one or two `scanl train` commands, which are printed: the second starts from the weights of the first, which
-learnt a shorter version of the task. Runs lie under runs/seen_to_learn and are exact to the seed.
+Each is one to three `scanl train` commands, which are printed: a later one starts from the weights of the one before,
+often of a shorter version of the task. Runs lie under runs/seen_to_learn and are exact to the seed.
 """
 
 import argparse
@@ -27,15 +27,15 @@ class Seen(NamedTuple):
     length: int | None = None
 
 
-def short_then_long(layer: str, options: str, shorter: str = "") -> Seen:
+def short_then_long(layer: str, options: str, steps: int = 3000, often: int = 250) -> Seen:
     """Selective copy of 16 symbols among 16 noise tokens, then among 256."""
-    model = f"--layer-options '{options}' --dim 64 --depth 4"
+    model = f"--layer-options '{options}' --dim 64 --depth 4 --eval-every {often}"
     return Seen(
         "selective_copy",
         layer,
         (
             f"--task-options.length 16 {model} --batch-size 32 --steps 3000 --lr 3e-3 --until 0.99",
-            f"--task-options.length 256 {model} --batch-size 16 --steps 3000 --lr 2e-3 --eval-every 250 --until 0.995",
+            f"--task-options.length 256 {model} --batch-size 16 --steps {steps} --lr 2e-3 --until 0.995",
         ),
     )
 
@@ -43,11 +43,15 @@ def short_then_long(layer: str, options: str, shorter: str = "") -> Seen:
 MQAR = "num_pairs: 8, vocab_size: 1024"
 DELTA = "--layer-options '{num_heads: 2, head_dim: 32, expand_v: 1}' --dim 64 --depth 2 --weight-decay 0.01"
 ADDING = "--layer-options '{r_min: 0.998, r_max: 0.99998, max_phase: 0.002}' --dim 32 --depth 2 --eval-examples 256"
+LASTING = (  # steps so small at the start that nothing is forgotten within 2^14 of them
+    "--layer-options '{dt_min: 1e-6, dt_max: 1e-4, dt_init_floor: 1e-7}' --channel-mixer none --dim 64 --depth 1 "
+    "--batch-size 32 --weight-decay 0"
+)
 SEEN = {
     "selective_copy-mamba": short_then_long("mamba", "{}"),
     "selective_copy-gla": short_then_long("gla", "{num_heads: 4, expand_k: 1}"),
-    "selective_copy-rwkv6": short_then_long("rwkv6", "{head_size: 16}"),
-    "selective_copy-s4d": short_then_long("s4d", "{}"),
+    "selective_copy-rwkv6": short_then_long("rwkv6", "{head_size: 16}", steps=2000),
+    "selective_copy-s4d": short_then_long("s4d", "{}", often=500),
     "selective_copy-gated_deltanet": Seen(
         "selective_copy",
         "gated_deltanet",
@@ -65,6 +69,16 @@ SEEN = {
             f"--task-options '{{length: 128, {MQAR}}}' {DELTA} --batch-size 32 --steps 2000 --lr 2e-3 --eval-every 250 "
             "--until 0.995",
         ),
+    ),
+    "induction-mamba": Seen(
+        "induction",
+        "mamba",
+        (
+            f"--task-options.length 32 {LASTING} --steps 1500 --lr 5e-3 --eval-every 250 --until 0.999",
+            f"--task-options.length 256 {LASTING} --steps 1000 --lr 1e-3 --eval-every 100",
+            f"--task-options.length 256 {LASTING} --steps 500 --lr 3e-4 --eval-every 500",
+        ),
+        2**14,
     ),
     "adding-lru": Seen(
         "adding",
