@@ -1,6 +1,6 @@
 """Stream a long sequence through every layer, one token at a time.
 
-    python benchmarks/streaming.py [--steps 100000] [--dim 16] [--layers NAME ...]
+    python benchmarks/streaming.py [--steps 100000] [--dim 12] [--layers NAME ...]
 
 For each layer that can stream: the largest difference to the whole sequence at once, at 20 random steps and relative to
 the largest output; the memory that the process has gained between a tenth of the steps and all of them; and the time of
@@ -37,6 +37,8 @@ def stream(name: str, dim: int, steps: int) -> tuple[float, float, float]:
     if "max_length" in inspect.signature(cls).parameters:
         options["max_length"] = steps
     layer = layers.build(name, dim, **options)
+    for parameter in layer.parameters():  # some maps begin at zero
+        parameter.add_(torch.randn_like(parameter), alpha=0.02)
     x = torch.randn(1, steps, dim)
     whole = layer(x)[0][0]
     places = set(torch.randint(steps, (PLACES,)).tolist())
@@ -58,7 +60,7 @@ def stream(name: str, dim: int, steps: int) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--dim", type=int, default=12)
     parser.add_argument("--layers", nargs="+", default=None, help="some of them")
     options = parser.parse_args()
     failed = []
