@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._op import Op, Operand, Sample
+from scanl.ops._op import HALF, Op, Operand, Sample
 
 
-def close(actual: Tensor, exact: Tensor, rounding: float, what: str) -> None:
+def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:
     """The error is at most twice the reference's own and one rounding more, of the largest value.
 
-    rounding: the reference's own error in units of the dtype's eps, see `own_rounding`.
+    rounding: the reference's own error in units of the dtype's eps, see `own_rounding`.   dtype: what the numbers on
+    the way are rounded to, where that is coarser than the result's own.
     """
     assert actual.shape == exact.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
     if actual.numel() == 0:
@@ -21,7 +22,8 @@ def close(actual: Tensor, exact: Tensor, rounding: float, what: str) -> None:
     infinite = exact.isinf()
     assert (actual[infinite] == exact[infinite]).all(), f"{what}: finite where {exact[infinite][:3]} is expected"
     error = (actual.to(exact.dtype) - exact).abs().masked_fill(infinite, 0).max()
-    bound = 2 * (rounding + 1) * torch.finfo(actual.dtype).eps * exact.abs().masked_fill(infinite, 0).max()
+    eps = max(torch.finfo(kind).eps for kind in (actual.dtype, dtype or actual.dtype))
+    bound = 2 * (rounding + 1) * eps * exact.abs().masked_fill(infinite, 0).max()
     assert error <= bound, f"{what}: error {error:.3g}, at most {bound:.3g} allowed"
 
 
@@ -34,6 +36,19 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
     operands = {name: value.to(same_kind.get(value.dtype, value.dtype)) for name, value in operands.items()}
     exact = evaluate(op, wide(operands), options, "reference")
     return worst(evaluate(op, operands, options, "reference"), exact)
+
+
+def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
+    """Why a backend, as it declares, does not take the shapes and options of a sample."""
+    operands = {name: sample.operands.get(name) for name in op.names}
+    sizes = op.sizes(operands, sample.options.get("cu_seqlens"))
+    options = {name: sample.options.get(name, option.default) for name, option in op.options.items()}
+    return op.backends[backend].needs(**sizes, **options, given=frozenset(sample.operands))
+
+
+def coarsest(op: Op, backend: str, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype to which a backend rounds what it multiplies, if not to that of its results."""
+    return dtype if dtype in HALF and op.backends[backend].half_products else None
 
 
 def worst(own: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
@@ -104,17 +119,25 @@ def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any],
     return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def truth(op: Op, sample: Sample, more: Mapping[str, Any], backend: str, dtype: torch.dtype) -> None:
-    """The backend equals the reference, in values and in every gradient."""
+def truth(
+    op: Op,
+    sample: Sample,
+    more: Mapping[str, Any],
+    backend: str,
+    dtype: torch.dtype,
+    wider: Mapping[str, torch.dtype] | None = None,
+) -> None:
+    """The backend equals the reference, in values and in every gradient. wider: operands of another dtype."""
     more = {**options(sample, backend), **more}
     operands = at(op, sample, dtype, backend)
+    operands = {name: value.to((wider or {}).get(name, value.dtype)) for name, value in operands.items()}
     rounding = own_rounding(op, operands, more)
     exact = evaluate(op, wide(operands), more, "reference")
     same = evaluate(op, operands, more, "reference")
     actual = evaluate(op, operands, more, backend)
     for name in exact:
         assert actual[name].dtype == same[name].dtype, f"{op.name} {backend} {name} is {actual[name].dtype}"
-        close(actual[name], exact[name], rounding, f"{op.name} {backend} {name}")
+        close(actual[name], exact[name], rounding, f"{op.name} {backend} {name}", coarsest(op, backend, dtype))
 
 
 def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tensor]:

@@ -55,4 +55,4 @@ def test_more_keys_than_the_kernels_hold_room_for(op):
     with pytest.raises(BackendError, match=r"K=513 is over 512"):
         op(q, q, v, *more, backend="cpu")
     assert torch.equal(op(q, q, v, *more)[0], op(q, q, v, *more, backend="parallel")[0])
-    assert op.explain(q[..., :512], q[..., :512], v, *(m[..., :512] for m in more)).startswith("cpu: can run")
+    assert op.explain(q[..., :512], q[..., :512], v, *(m[..., :512] for m in more)).splitlines()[1] == "cpu: can run"

@@ -258,6 +258,28 @@ def mlstm(layer, xs):
     return ys
 
 
+def mlstm_large(layer, xs):
+    """As mlstm, on x itself; gates of c tanh(x / c)."""
+    H, cap = layer.num_heads, layer.gate_soft_cap
+    K, V = layer.q.out_features // H, layer.v.out_features // H
+    C, n, m, ys = torch.zeros(H, K, V), torch.zeros(H, K), torch.zeros(H), []
+    for x in xs:
+        i = torch.exp(cap * torch.tanh(linear(layer.igate_preact, x) / cap))
+        f = sigmoid(cap * torch.tanh(linear(layer.fgate_preact, x) / cap))
+        m = torch.maximum(f.log() + m, i.log())
+        q, k, v = (layer.q.weight @ x).view(H, K), (layer.k.weight @ x).view(H, K), (layer.v.weight @ x).view(H, V)
+        C = f[:, None, None] * C + i[:, None, None] * k[:, :, None] * v[:, None, :]
+        n = f[:, None] * n + i[:, None] * k
+        heads = []
+        for h in range(H):
+            read = q[h] / math.sqrt(K)
+            o = C[h].T @ read / (max(abs(n[h] @ read), torch.ones(())) + layer.eps * torch.exp(m[h]))
+            heads.append((o - o.mean()) / torch.sqrt(o.var(correction=0) + layer.multihead_norm.eps))
+        y = torch.cat(heads) * layer.multihead_norm.weight
+        ys.append(layer.out_proj.weight @ (sigmoid(layer.ogate_preact.weight @ x) * y))
+    return ys
+
+
 def gateloop(layer, xs):
     H, K = layer.heads, layer.size
     S, ys = torch.zeros(H, K, K, dtype=torch.complex128), []
@@ -358,6 +380,20 @@ EQUATIONS = {
             conv1d_kernel_size=2,
         ),
         mlstm,
+    ),
+    "mlstm_large": (lambda: layers.build("mlstm_large", DIM, num_heads=2), mlstm_large),
+    "mlstm_large_capped": (
+        lambda: layers.build(
+            "mlstm_large",
+            DIM,
+            num_heads=4,
+            qk_dim_factor=1.5,
+            v_dim_factor=2.0,
+            gate_soft_cap=0.5,
+            norm_eps=0.1,
+            eps=0.1,
+        ),
+        mlstm_large,
     ),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
@@ -555,6 +591,19 @@ def test_init_of_mlstm():
     assert_normal(wide.mlstm_cell.igate.bias, 0.1)
 
 
+def test_init_of_mlstm_large():
+    layer = layers.build("mlstm_large", 200, num_heads=4)
+    assert (layer.q.out_features, layer.v.out_features) == (100, 200)
+    for project in (layer.q, layer.k, layer.v, layer.ogate_preact):
+        assert_normal(project.weight, math.sqrt(2 / 1000))
+    assert_normal(layer.out_proj.weight, 2 / math.sqrt(200))
+    assert not layer.igate_preact.weight.any()
+    assert not layer.fgate_preact.weight.any()
+    assert (layer.igate_preact.bias == -10).all()
+    assert (layer.fgate_preact.bias == torch.linspace(3, 6, 4)).all()
+    assert (layer.multihead_norm.weight == 1).all()
+
+
 def test_gates_of_mlstm_stay_in_range():
     """Input gates of e^±40 and forget gates of nearly 0 and nearly 1, in float32, as in float64."""
     torch.manual_seed(0)
@@ -599,6 +648,9 @@ WRONG = [
     ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of proj_factor"),
     ("mlstm", {"qkv_proj_blocksize": 0}, "qkv_proj_blocksize is 0, expected a divisor of 64 channels"),
     ("mlstm", {"proj_factor": 0}, "proj_factor is 0, round_proj_up_to_multiple_of is 64, conv1d_kernel_size is 4 and"),
+    ("mlstm_large", {"num_heads": 3}, "num_heads is 3, expected a divisor of 4 channels because of qk_dim_factor=0.5"),
+    ("mlstm_large", {"num_heads": 4, "v_dim_factor": 0}, "of 0 channels because of v_dim_factor=0"),
+    ("mlstm_large", {"num_heads": 4, "gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
     ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
 ]
 

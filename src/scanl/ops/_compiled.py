@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from scanl.ops._op import Op
+from scanl.ops._op import Op, _cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
@@ -86,7 +86,8 @@ def compiled(
                 for key, v in zip(names, inputs, strict=True)
                 if v is not None and key != "y"
             }
-            dy, dlast, operands = leaves["dy"], leaves["dlast"], [leaves.get(key) for key in op.names]
+            given = {key: _cast(v, torch.promote_types(v.dtype, torch.float32)) for key, v in leaves.items()}
+            dy, dlast, operands = given["dy"], given["dlast"], [given.get(key) for key in op.names]
             outputs = op.evaluate(
                 plain,
                 operands,
@@ -99,7 +100,7 @@ def compiled(
             grads = torch.autograd.grad(
                 outputs, present, (dy, dlast), create_graph=True, allow_unused=True, materialize_grads=True
             )
-            live = [(grad, by) for grad, by in zip(grads, cotangents, strict=True) if grad.requires_grad]
+            live = [(grad, by.to(grad.dtype)) for grad, by in zip(grads, cotangents, strict=True) if grad.requires_grad]
             found = torch.autograd.grad(
                 [grad for grad, _ in live],
                 list(leaves.values()),

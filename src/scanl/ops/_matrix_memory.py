@@ -15,3 +15,8 @@ def row_decays(g: Tensor | None, q: Tensor) -> Tensor | None:
     if g is None:
         return None
     return g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
+
+
+def over_a_tile(*, K: int, V: int, **_: object) -> list[str]:
+    """Reasons against kernels that hold a whole row and column of the state."""
+    return [f"{axis}={size} is over 256" for axis, size in (("K", K), ("V", V)) if size > 256]

@@ -65,7 +65,8 @@ class Backend:
     dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower ones are widened first
     whole: bool = False  # takes reverse and cu_seqlens itself; else it sees forward time and one sequence a row
     package: str | None = None  # what it needs and is not installed
-    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes and options
+    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes, options and `given`, the operands
+    half_products: bool = False  # of operands in half precision it rounds to that what it multiplies; sums are float32
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
         """Why it cannot run these arguments: nothing, when it can."""
@@ -110,6 +111,7 @@ class Op:
         derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None = None,
         initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
         real: Sequence[str] = (),
+        wide: Sequence[str] = (),
     ):
         functools.update_wrapper(self, reference)
         self.name: str = reference.__name__
@@ -125,6 +127,7 @@ class Op:
         self.derived = derived or {}  # axes of the state whose size follows from those of the operands
         self.initial = initial
         self.real = tuple(real)  # operands that stay real beside complex ones
+        self.wide = tuple(wide)  # operands that may be float32 beside others in half precision, which they do not widen
         self.names = tuple(operand.name for operand in self.operands)
         self.id, self.equation, self.source = id, equation, source
         self.samples, self.errors = samples, errors
@@ -171,13 +174,16 @@ class Op:
                 self._plans[key] = plan
             if cu_seqlens is not None:
                 assert first is not None
-                offsets(cu_seqlens, first.shape[1], self.name)
+                self._check_packing(cu_seqlens, first.shape[1])
         chosen, dtype, compute, device, state_shape, y_shape = plan
         state = operands.pop("state")
         if state is None:
             state = self.initial(torch.zeros(state_shape, dtype=_WIDER.get(compute, compute), device=device))
         real = _REAL.get(compute, compute)
-        values = [_cast(value, real if name in self.real else compute) for name, value in operands.items()]
+        values = [
+            value if compute in HALF and name in self.wide else _cast(value, real if name in self.real else compute)
+            for name, value in operands.items()
+        ]
         values.append(_cast(state, _WIDER.get(compute, compute)))
         y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return _cast(y, dtype), state
@@ -237,7 +243,7 @@ class Op:
         """
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self._kind(operands)
-        chosen = self._choose(backend, device, common, {**sizes, **options})
+        chosen = self._choose(backend, device, common, {**sizes, **options, "given": _given(operands)})
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         shape = (batch, *_full(self.operands[-1].choices[0][1:], sizes))
         return chosen.name, dtype, chosen.compute_dtype(common), device, shape, self.output_shape(sizes)
@@ -248,7 +254,7 @@ class Op:
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
         operands, options = self._bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
-        sizes = {**self.sizes(operands, cu_seqlens), **options}
+        sizes = {**self.sizes(operands, cu_seqlens), **options, "given": _given(operands)}
         device, _, dtype = self._kind(operands)
         lines = []
         for name in self.preference():
@@ -343,6 +349,16 @@ class Op:
         because = " with " + ", ".join(known) if known else ""
         raise ShapeError(f"{self.name}: {operand.name} has shape {tuple(shape)}, expected {operand}{because}")
 
+    def _check_packing(self, cu_seqlens: Tensor, steps: int) -> None:
+        """Its values, which a GPU has to be waited for: of one tensor but once."""
+        if cu_seqlens.is_inference():
+            offsets(cu_seqlens, steps, self.name)
+            return
+        now = (cu_seqlens._version, steps)
+        if getattr(cu_seqlens, "_scanl_checked", None) != now:
+            offsets(cu_seqlens, steps, self.name)
+            cu_seqlens._scanl_checked = now  # pyright: ignore[reportAttributeAccessIssue]
+
     def _check_offsets(self, cu_seqlens: Tensor, first: Tensor) -> None:
         if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
             raise ShapeError(
@@ -365,8 +381,11 @@ class Op:
             if name in self.real and value.is_complex():
                 raise ShapeError(f"{self.name}: {name} is {_short(value.dtype)}, expected real numbers")
         given.pop("state", None)
-        common = functools.reduce(torch.promote_types, (value.dtype for value in given.values()))
         first = given[self.names[0]]
+        common = functools.reduce(torch.promote_types, (v.dtype for k, v in given.items() if k not in self.wide))
+        for name, value in given.items():
+            if name in self.wide and not (common in HALF and value.dtype in (torch.float32, *HALF)):
+                common = torch.promote_types(common, value.dtype)
         return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
 
     def _choose(self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Backend:
@@ -383,6 +402,10 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.preference())}>"
+
+
+def _given(operands: Mapping[str, Tensor | None]) -> frozenset[str]:
+    return frozenset(name for name, value in operands.items() if value is not None)
 
 
 def _cast(value: Tensor | None, dtype: torch.dtype) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._matrix_memory import row_decays, scale_of
+from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
 from scanl.ops._op import FLOATING, HALF, Sample, op
 from scanl.ops.dplr_scan import chunked
 
@@ -66,6 +66,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={"beta": 0.0, "g": 0.0},
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
+    wide=("beta", "g"),
 )
 def delta_rule(
     q: Tensor,
@@ -143,4 +144,13 @@ compiled(
     package="numba",
     dtypes=FLOATING,
     needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)
+compiled(
+    delta_rule,
+    "triton",
+    devices=("cuda",),
+    package="triton",
+    dtypes=HALF + FLOATING,
+    half_products=True,
+    needs=over_a_tile,
 )

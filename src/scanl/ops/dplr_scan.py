@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
-from scanl.ops._matrix_memory import row_decays, scale_of
+from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
 from scanl.ops._op import FLOATING, HALF, Sample, op
 
 
@@ -60,6 +60,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
+    wide=("g",),
 )
 def dplr_scan(
     q: Tensor,
@@ -159,4 +160,13 @@ compiled(
     package="numba",
     dtypes=FLOATING,
     needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)
+compiled(
+    dplr_scan,
+    "triton",
+    devices=("cuda",),
+    package="triton",
+    dtypes=HALF + FLOATING,
+    half_products=True,
+    needs=over_a_tile,
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
-from scanl.ops._matrix_memory import row_decays, scale_of
+from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
 from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
@@ -67,6 +67,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "H"},
+    wide=("g", "gv", "u"),
 )
 def linear_attention(
     q: Tensor,
@@ -181,6 +182,17 @@ compiled(
     package="numba",
     dtypes=FLOATING,
     needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
+)
+
+
+compiled(
+    linear_attention,
+    "triton",
+    devices=("cuda",),
+    package="triton",
+    dtypes=HALF + FLOATING,
+    half_products=True,
+    needs=lambda given, **sizes: [*over_a_tile(**sizes), *(["gv is given"] if "gv" in given else [])],
 )
 
 

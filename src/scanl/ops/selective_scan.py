@@ -11,6 +11,7 @@ program and not as in their eq. (4). Differs from that program: channels come la
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "E"},
     real=("u", "delta", "D", "z", "delta_bias"),
+    wide=("delta", "A", "D", "delta_bias"),
 )
 def selective_scan(
     u: Tensor,
@@ -161,4 +163,9 @@ def _parallel(
     return _output(2 * y.real if y.is_complex() else y, u, D, z), last
 
 
+def _needs(N: int, **_: Any) -> list[str]:
+    return [] if 0 < N <= 256 else [f"N={N} is over 256" if N else "N=0"]
+
+
 compiled(selective_scan, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING + COMPLEX)
+compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)

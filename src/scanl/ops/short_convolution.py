@@ -64,6 +64,7 @@ def _kept(sizes: Mapping[str, Any]) -> int:
     neutral={},
     dtypes=HALF + FLOATING,
     derived={"R": _kept},
+    wide=("w", "bias"),
 )
 def short_convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, state: Tensor, *, silu: bool = False
@@ -106,4 +107,9 @@ def _parallel(x: Tensor, w: Tensor, bias: Tensor | None, state: Tensor, *, silu:
     return torch.nn.functional.silu(y) if silu else y, window[:, steps:].clone()
 
 
+def _needs(W: int, **_: Any) -> list[str]:
+    return [f"W={W} is over 16"] if W > 16 else []
+
+
 compiled(short_convolution, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
+compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)

@@ -72,6 +72,7 @@ def _empty(zeros: Tensor) -> Tensor:
     errors=_errors,
     neutral={"k": -torch.inf, "decay": 0.0},
     dtypes=HALF + FLOATING,
+    wide=("decay", "bonus"),
     initial=_empty,
 )
 def weighted_average(
@@ -158,6 +159,7 @@ def _parallel(k: Tensor, v: Tensor, decay: Tensor | None, bonus: Tensor | None, 
 
 
 compiled(weighted_average, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
+compiled(weighted_average, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING)
 
 
 def noncausal_weighted_average(

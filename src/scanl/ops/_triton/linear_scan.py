@@ -119,30 +119,11 @@ def _range(n, p_table, length, a_batch, TABLE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks"])
 def _forward(
-    p_x,
-    p_a,
-    p_carry,
-    p_y,
-    p_last,
-    p_table,
-    length,
-    a_batch,
-    a_row,
-    a_outer,
-    outer,
-    inner,
-    blocks,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    A_TIME: tl.constexpr,
-    A_INNER: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    SUMMARY: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_x, p_a, p_carry, p_y, p_last, p_table, length, a_batch, a_row, a_outer, outer, inner, blocks,
+    REVERSE: tl.constexpr, TABLE: tl.constexpr, A_TIME: tl.constexpr, A_INNER: tl.constexpr,
+    COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, ADJOINT: tl.constexpr, STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """y and the last state of each range; as a summary the last state from one of zero, and in y's place the product.
 
     The adjoint, of which only the summary is wanted, is the scan of conj(a) dy with conj(a).
@@ -206,32 +187,11 @@ def _forward(
 
 @triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks", "sequences"])
 def _backward(
-    p_dy,
-    p_a,
-    p_y,
-    p_carry,
-    p_state,
-    p_dx,
-    p_da,
-    p_dstate,
-    p_table,
-    length,
-    a_batch,
-    a_row,
-    a_outer,
-    outer,
-    inner,
-    blocks,
-    sequences,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    A_TIME: tl.constexpr,
-    A_INNER: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_dy, p_a, p_y, p_carry, p_state, p_dx, p_da, p_dstate, p_table, length, a_batch, a_row, a_outer, outer,
+    inner, blocks, sequences, REVERSE: tl.constexpr, TABLE: tl.constexpr, A_TIME: tl.constexpr,
+    A_INNER: tl.constexpr, COMPLEX: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
+    STAGES: tl.constexpr
+):  # fmt: skip
     """A state's gradient is d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)

@@ -1,0 +1,154 @@
+"""`scanl warmup`: compile and tune for this machine's GPU what a layer, or ops of given sizes, will launch.
+
+Triton keeps what it compiled, and which configuration was fastest, in its cache on disk: a job that starts after it
+starts at once.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import scanl.ops  # noqa: F401 (fills the registry)
+from scanl.cli.parser import Parser
+from scanl.errors import ConfigError, nearest
+from scanl.layers import build
+from scanl.ops._op import REGISTRY, Op
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+SIZES = {
+    "batch": "B",
+    "steps": "T",
+    "heads": "H",
+    "key": "K",
+    "value": "V",
+    "dim": "D E *F",
+    "states": "N",
+    "window": "W",
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run each forwards, backwards and for one step."""
+    parser = Parser("warmup", "Compile, and tune, the GPU kernels of a layer or of ops, before they are needed.")
+    parser.add_argument("--layer", type=str | None, default=None, help="a registered layer, of width --dim")
+    parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="its options, as for train")
+    parser.add_argument(
+        "--autocast", action="store_true", help="the layer's parameters in float32, autocast to --dtype"
+    )
+    parser.add_argument(
+        "--ops", type=str | None, default=None, help="ops, by commas; all when no layer is given either"
+    )
+    parser.add_argument("--dtype", type=str, default="bfloat16", help=", ".join(DTYPES))
+    parser.add_argument("--packed", action="store_true", help="packed sequences too")
+    parser.add_argument("--batch", type=int, default=1, help="B")
+    parser.add_argument("--steps", type=int, default=256, help="T; linear_scan chooses its tiles by it")
+    parser.add_argument("--heads", type=int, default=16, help="H, heads of a matrix memory")
+    parser.add_argument("--shared-heads", type=int | None, default=None, help="G, heads of q and k; H when left out")
+    parser.add_argument("--key", type=int, default=128, help="K, key width")
+    parser.add_argument("--value", type=int, default=128, help="V, value width")
+    parser.add_argument("--dim", type=int, default=1024, help="the layer's width, or channels of an op of vectors")
+    parser.add_argument("--states", type=int, default=16, help="N, states a channel of selective_scan")
+    parser.add_argument("--window", type=int, default=4, help="W of short_convolution")
+    args = parser.parse(argv)
+    for name in SIZES:
+        if args[name] < 1:
+            raise ConfigError(f"warmup: {name} is {args[name]}, expected at least 1")
+    if args.dtype not in DTYPES:
+        raise nearest("dtype", args.dtype, DTYPES)
+    device, dtype = _device(), DTYPES[args.dtype]
+    if args.layer is not None:
+        layer = build(args.layer, args.dim, **args.layer_options).to(device, torch.float32 if args.autocast else dtype)
+        mixed = torch.autocast(device, dtype) if args.autocast else contextlib.nullcontext()
+        with _timed(f"{args.layer} of width {args.dim}"), mixed:
+            _warm_layer(layer, torch.zeros(args.batch, args.steps, args.dim).to(next(layer.parameters())), args.packed)
+    if args.ops is not None or args.layer is None:
+        sizes = {axis: args[name] for name, axes in SIZES.items() for axis in axes.split()}
+        sizes |= {"G": args.shared_heads or args.heads, "*F": (args.dim,)}
+        for op in _ops(args.ops):
+            with _timed(op.name):
+                for axes in variants(op, sizes):
+                    _warm_op(op, axes, sizes, device, dtype, args.packed)
+    return 0
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    raise ConfigError("warmup: no CUDA device: nothing to compile for")
+
+
+def _ops(names: str | None) -> list[Op]:
+    able = {name: op for name, op in REGISTRY.items() if "triton" in op.backends}
+    for name in chosen if (chosen := names and names.split(",")) else ():
+        if name not in able:
+            raise nearest("op with a triton backend", name, able)
+    return [op for name, op in able.items() if not chosen or name in chosen]
+
+
+@contextlib.contextmanager
+def _timed(what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    print(f"{what}: {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def variants(op: Op, sizes: Mapping[str, Any]) -> list[dict[str, tuple[str, ...]]]:
+    """Axes by operand: what it requires alone, every other choice beside it, and all that may be given at once."""
+    defaults = {name: option.default for name, option in op.options.items()}
+
+    def able(axes: Mapping[str, Any]) -> bool:
+        return not op.backends["triton"].needs(**sizes, **defaults, given=frozenset(axes))
+
+    base = {operand.name: operand.choices[0] for operand in op.operands if not operand.optional}
+    full, found = base, [base]
+    for operand in op.operands:
+        for axes in operand.choices[0 if operand.optional else 1 :]:
+            found.append(base | {operand.name: axes})
+        if operand.optional and able(more := full | {operand.name: operand.choices[-1]}):
+            full = more
+    found = [axes for axes in [*found, full] if axes is base or able(axes)]
+    return [axes for i, axes in enumerate(found) if axes not in found[:i]]
+
+
+def _warm_op(
+    op: Op, axes: Mapping[str, tuple[str, ...]], sizes: Mapping[str, Any], device: str, dtype: torch.dtype, packed: bool
+) -> None:
+    for steps in (sizes["T"], 1):
+        here = {**sizes, "T": steps, **({"B": 1} if packed else {})}
+        operands = {
+            name: _zeros(names, here, device, torch.float32 if name in op.wide else dtype)
+            for name, names in axes.items()
+            if name != "state"
+        }
+        for offsets in (None, torch.tensor([0, steps], device=device)) if packed else (None,):
+            leaves = [value.requires_grad_(steps > 1) for value in operands.values()]
+            results = op(*map(operands.get, op.names), cu_seqlens=offsets, backend="triton")
+            if steps > 1:
+                torch.autograd.grad(results, leaves, [torch.zeros_like(value) for value in results])
+
+
+def _zeros(axes: Sequence[str], sizes: Mapping[str, Any], device: str, dtype: torch.dtype) -> Tensor:
+    shape: list[int] = []
+    for axis in axes:
+        size = int(axis) if axis.isdigit() else sizes[axis]
+        shape.extend(size if isinstance(size, tuple) else [size])
+    return torch.zeros(shape, device=device, dtype=dtype)
+
+
+def _warm_layer(layer: Any, x: Tensor, packed: bool) -> None:
+    x.requires_grad_()
+    for offsets in (None, torch.tensor([0, x.shape[1]], device=x.device)) if packed else (None,):
+        y, _ = layer(x if offsets is None else x[:1], cu_seqlens=offsets)
+        y.sum().backward()
+    if not layer.bidirectional:
+        with torch.no_grad():
+            layer.step(x[:, 0], layer.init_state(len(x)))

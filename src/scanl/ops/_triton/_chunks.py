@@ -1,0 +1,314 @@
+"""Chunks of time for matrix memories on a GPU: where they lie, sums of log decays in one, and pairs of its steps.
+
+A pair is a step t and one s before it, decayed by what lies between: A_ts = sum over k of x_t[k] y_s[k] e^{D_ts[k]},
+D_ts = sum of g_i over s < i <= t (i < t if EXCLUSIVE). No exponent may be positive, as 1/e^{sum} overflows, so a
+product of two factors needs a step m between: e^{D_tm} e^{D_ms}. The chunk is halved until nothing is left: at a
+level, segments of 2^{i+1} steps have their middle for m, the x of their upper half meet the y of their lower half, and
+each pair of steps meets at one level. A level is a product of matrices, and so are its sums of decays, of g with zeros
+and ones: g is exact in the dtype that it came in, and no sum is a difference. log2(C) exponentials a number and log2(C)
+products, of which a matrix unit wastes what is masked, take the place of C/2 exponentials. One decay for all channels
+stands outside of the product, as a number for each pair.
+
+Legend: C steps of a chunk, its i_row are t and its i_col are s; DECAY 0 none, 1 of each step, 2 of each step and
+channel; a unit is what a program does. Under the interpreter, whose time is that of the calls, a program does many
+units: their indices are (UNITS, 1, 1), so that blocks have one axis more, before theirs, and axes count from the end.
+"""
+
+import os
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 64  # short ones let small tests cross their borders
+C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
+MOST = 64 if CHUNK == 16 else 1  # units of a program
+LOWEST: tl.constexpr = tl.constexpr(-128.0)  # its exponential is zero in float32, as that of -inf, but it times 0 is 0
+LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # and in float64
+SCALED: tl.constexpr = tl.constexpr(256.0)  # LOWEST times it fits float16, where few decays then have subnormal parts
+
+
+@triton.jit
+def units(UNITS: tl.constexpr):
+    """Which are this program's."""
+    if UNITS == 1:
+        return tl.program_id(0)
+    else:
+        return tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None, None]
+
+
+def units_of(count: int) -> int:
+    """How many of them a program has."""
+    return min(MOST, count & -count)
+
+
+@triton.jit
+def chunk(i_chunk, p_chunks, length, each, REVERSE: tl.constexpr, TABLE: tl.constexpr):
+    """The row of a chunk's first step, and how many steps it has; `each` chunks a sequence of `length` steps."""
+    if TABLE:
+        return tl.load(p_chunks + 2 * i_chunk), tl.load(p_chunks + 2 * i_chunk + 1).to(tl.int32)
+    else:
+        i_n, start = (i_chunk // each).to(tl.int64), i_chunk % each * C
+        first = i_n * length + (length - 1 - start if REVERSE else start)
+        return first, tl.minimum(length - start, C)
+
+
+@triton.jit
+def sequence(i_n, p_sequences, length, each, REVERSE: tl.constexpr, TABLE: tl.constexpr):
+    """The row of a sequence's first step, how many steps it has, and which of all chunks is its first."""
+    if TABLE:
+        p = p_sequences + 3 * i_n
+        return tl.load(p), tl.load(p + 1).to(tl.int32), tl.load(p + 2)
+    else:
+        begin = i_n.to(tl.int64) * length
+        return begin + (length - 1 if REVERSE else 0), length.to(tl.int32), i_n.to(tl.int64) * each
+
+
+@triton.jit
+def _place(
+    rows,
+    i_column,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REVERSE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    i_row = tl.arange(0, ROWS)[:, None]
+    i_col = i_column + tl.arange(0, COLUMNS)[None, :]
+    return (-i_row if REVERSE else i_row) * (HEADS * WIDTH) + i_col, (i_row < rows) & (i_col < WIDTH)
+
+
+@triton.jit
+def load(p, first, rows, i_head, i_column, HEADS: tl.constexpr, WIDTH: tl.constexpr, REVERSE: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
+    """(C, BLOCK) of a tensor (rows, HEADS, WIDTH), in the order of the scan; zero where there is none."""
+    at, there = _place(rows, i_column, HEADS, WIDTH, REVERSE, C, BLOCK)
+    return tl.load(p + (first * HEADS + i_head) * WIDTH + at, mask=there, other=0.0)
+
+
+@triton.jit
+def store(p, value, first, rows, i_head, i_column, HEADS: tl.constexpr, WIDTH: tl.constexpr, REVERSE: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    """Undo `load`."""
+    at, there = _place(rows, i_column, HEADS, WIDTH, REVERSE, C, BLOCK)
+    tl.store(p + (first * HEADS + i_head) * WIDTH + at, value, mask=there)
+
+
+@triton.jit
+def load_state(p, some, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """(BK, BV) of `some` matrix (K, V), 1 or 0 of them: an empty chunk has none."""
+    at, there = _place(some * K - i_k, i_v, 1, V, False, BK, BV)
+    return tl.load(p + i_k * V + at, mask=there, other=0.0)
+
+
+@triton.jit
+def store_state(p, value, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    at, there = _place(K - i_k, i_v, 1, V, False, BK, BV)
+    tl.store(p + i_k * V + at, value, mask=there)
+
+
+@triton.jit
+def dot(x, y, dtype: tl.constexpr):
+    """Factors are rounded to `dtype`, sums are float32, or float64 of float64."""
+    x, y = _paired(x.to(dtype), y.to(dtype))
+    return tl.dot(x, y, input_precision="ieee")
+
+
+@triton.jit
+def _paired(x, y):
+    """A factor for all units, for each."""
+    if len(x.shape) < len(y.shape):
+        return tl.broadcast_to(x[None, :, :], (y.shape[0], x.shape[0], x.shape[1])), y
+    elif len(y.shape) < len(x.shape):
+        return x, tl.broadcast_to(y[None, :, :], (x.shape[0], y.shape[0], y.shape[1]))
+    else:
+        return x, y
+
+
+@triton.jit
+def load_decays(p_g, first, rows, i_head, i_column, H: tl.constexpr, K: tl.constexpr, REVERSE: tl.constexpr,
+                DECAY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Log decays as the others here take them: (C, BLOCK) of channels, (1, C) of steps, or nothing."""
+    if DECAY == 2:
+        b_g = load(p_g, first, rows, i_head, i_column, H, K, REVERSE, BLOCK)
+    elif DECAY == 1:
+        i_col = tl.arange(0, C)[None, :]
+        p = p_g + first * H + i_head + (-i_col if REVERSE else i_col) * H
+        b_g = tl.load(p, mask=i_col < rows + 0 * i_head, other=0.0)
+    if DECAY == 0:
+        return tl.zeros((1, 1), tl.float32)
+    else:
+        dtype: tl.constexpr = p_g.dtype.element_ty
+        return tl.maximum(b_g, LOWEST_IN_DOUBLE if dtype == tl.float64 else LOWEST).to(dtype)
+
+
+@triton.jit
+def _added(chosen, b_g):
+    """Zeros and ones times log decays, to the last digit of these: tensor cores take float32 as thrice float16."""
+    if b_g.dtype == tl.float32:
+        chosen, b_rest = _paired(chosen.to(tl.float16), b_g * SCALED)
+        b_high = b_rest.to(tl.float16)
+        b_rest -= b_high.to(tl.float32)
+        b_middle = b_rest.to(tl.float16)
+        b_sum = tl.dot(chosen, (b_rest - b_middle.to(tl.float32)).to(tl.float16))
+        return tl.dot(chosen, b_high, tl.dot(chosen, b_middle, b_sum)) / SCALED
+    else:
+        return dot(chosen, b_g, b_g.dtype)
+
+
+@triton.jit
+def _sums(chosen, b_g, DECAY: tl.constexpr):
+    """For each step (C, 1 or BLOCK) the sum of the log decays of the steps that are chosen (C, C) for it."""
+    if DECAY == 2:
+        return _added(chosen, b_g)
+    elif DECAY == 1:
+        wide: tl.constexpr = tl.float64 if b_g.dtype == tl.float64 else tl.float32
+        return tl.sum(tl.where(chosen, b_g.to(wide), 0.0), -1, keep_dims=True)
+    else:
+        return b_g
+
+
+@triton.jit
+def leading(b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """The decay from the chunk's beginning to each step, that of the step left out if EXCLUSIVE."""
+    i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return tl.exp(_sums(i_col < i_row if EXCLUSIVE else i_col <= i_row, b_g, DECAY))
+
+
+@triton.jit
+def trailing(b_g, DECAY: tl.constexpr):
+    """The decay after each step, to the chunk's end."""
+    i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return tl.exp(_sums(i_col > i_row, b_g, DECAY))
+
+
+@triton.jit
+def whole(b_g, DECAY: tl.constexpr):
+    """The decay of the whole chunk, (1, 1 or BLOCK)."""
+    wide: tl.constexpr = tl.float64 if b_g.dtype == tl.float64 else tl.float32
+    return tl.exp(tl.sum(b_g.to(wide), -2 if DECAY == 2 else -1, keep_dims=True))
+
+
+@triton.jit
+def _level(i, b_g, EXCLUSIVE: tl.constexpr):
+    """Of segments of 2^{i+1} steps: what lies between each step and the middle, its decay; upper halves; who share."""
+    i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    middle = ((i_row >> i) | 1) << i
+    upper, after = i_row >= middle, i_row + 1
+    begin, end = tl.where(upper, middle, after), tl.where(upper, i_row if EXCLUSIVE else after, middle)
+    between = (i_col >= begin) & (i_col < end)  # no mask that is the same at each level, to be kept in registers
+    return between, tl.exp(_sums(between, b_g, 2)), upper, (i_row >> (i + 1)) == (i_col >> (i + 1))
+
+
+@triton.jit
+def pairs(b_A, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """b_A and the pairs of a block of channels: see `decayed` for what is left to do once all are added."""
+    if DECAY == 2:
+        for i in tl.range(0, LEVELS, num_stages=1, disable_licm=True):
+            _, b_e, upper, near = _level(i, b_g, EXCLUSIVE)
+            b_up, b_low = tl.where(upper, b_x * b_e, 0.0), tl.where(upper, 0.0, b_y * b_e)
+            b_A += tl.where(near, dot(b_up, tl.trans(b_low), b_x.dtype), 0.0)
+        return b_A
+    else:
+        return b_A + dot(b_x, tl.trans(b_y), b_x.dtype)
+
+
+@triton.jit
+def decayed(b_A, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Pairs, or their gradient, with what one decay for all channels makes of them; strictly lower, as others are."""
+    if DECAY == 2:
+        return b_A
+    else:
+        i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+        if DECAY == 1:
+            to_step = i_col < i_row if EXCLUSIVE else i_col <= i_row
+            b_A *= tl.exp(_added(to_step, tl.where(i_row > i_col, tl.trans(b_g), 0.0)))
+        return tl.where(i_row > i_col, b_A, 0.0)
+
+
+@triton.jit
+def pairs_backward(b_dA, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, b_dx=None, b_dy=None, b_dg=None):
+    """The gradients of x and y of a block of channels, from that of the pairs after `decayed`, and that of the decays.
+
+    Each is added to what is given. A decay's gradient, as `decay_gradient` gives it, is the sum over the pairs that it
+    decays. The sums of x dx less those of y dy from a step on are the same, but pairs of later steps would have to
+    cancel in them.
+    """
+    if b_dx is None:
+        b_dx, b_dy = tl.zeros(b_x.shape, b_dA.dtype), tl.zeros(b_x.shape, b_dA.dtype)
+    if DECAY == 2:
+        if b_dg is None:
+            b_dg = tl.zeros(b_x.shape, b_dA.dtype)
+        b_dA = b_dA.to(b_x.dtype)
+        for i in tl.range(0, LEVELS, num_stages=1, disable_licm=True):
+            between, b_e, upper, near = _level(i, b_g, EXCLUSIVE)
+            b_d = tl.where(near, b_dA, 0.0)
+            b_low = dot(b_d, tl.where(upper, 0.0, b_y * b_e), b_x.dtype)
+            b_low = tl.where(upper, b_e * b_low, 0.0)
+            b_up = dot(tl.trans(b_d), tl.where(upper, b_x * b_e, 0.0), b_x.dtype)
+            b_up = tl.where(upper, 0.0, b_e * b_up)
+            b_dx += b_low
+            b_dy += b_up
+            b_dg += dot(tl.trans(between), b_x * b_low + b_y * b_up, b_x.dtype)
+        return b_dx, b_dy, b_dg
+    else:
+        if b_dg is None:
+            b_dg = tl.zeros((1, 1), b_dA.dtype)
+        if DECAY == 1:
+            i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+            to_step = i_row > i_col if EXCLUSIVE else i_row >= i_col
+            b_more = dot(tl.trans(b_dA * dot(b_x, tl.trans(b_y), b_x.dtype)), to_step, b_x.dtype)
+            b_dg += tl.sum(tl.where(i_row < i_col, b_more, 0.0), -2, keep_dims=True)
+        return b_dx + dot(b_dA, b_y, b_x.dtype), b_dy + dot(tl.trans(b_dA), b_x, b_x.dtype), b_dg
+
+
+@triton.jit
+def decay_gradient(b_x, b_y, dtype: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """The gradient of each log decay, (C, BLOCK) of channels, (1, C) of steps: of what crosses the chunk's borders.
+
+    b_x: x dx, of what is read of the chunk's beginning; b_y: y dy, of what is written for its end, or None.
+    """
+    i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    if DECAY == 2:
+        b_dg = dot(i_col > i_row if EXCLUSIVE else i_col >= i_row, b_x, dtype)
+        return b_dg if b_y is None else b_dg + dot(i_col < i_row, b_y, dtype)
+    else:
+        b_x = tl.sum(b_x, -1, keep_dims=True)
+        b_x = tl.where(i_row > i_col if EXCLUSIVE else i_row >= i_col, b_x, 0.0)
+        if b_y is not None:
+            b_x += tl.where(i_row < i_col, tl.sum(b_y, -1, keep_dims=True), 0.0)
+        return tl.sum(b_x, -2, keep_dims=True)
+
+
+class Chunks(NamedTuple):
+    """Where the chunks of all sequences lie."""
+
+    count: int  # at most: with packed sequences those too many stay empty
+    sequences: int
+    numbers: tuple[Tensor | None, Tensor | None, int, int]  # chunks, sequences, length, each: as `chunk` takes them
+    flags: dict[str, bool | int]
+
+
+def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) -> Chunks:
+    """Without waiting for the device."""
+    flags: dict[str, bool | int] = {"REVERSE": reverse, "TABLE": cu_seqlens is not None}
+    each = -(-length // CHUNK)
+    if cu_seqlens is None:
+        return Chunks(batch * each, batch, (None, None, length, each), flags)
+    offsets = cu_seqlens.long()
+    n = len(offsets) - 1
+    steps = offsets.diff()
+    first = offsets[1:] - 1 if reverse else offsets[:-1]
+    parts = (steps + CHUNK - 1) // CHUNK
+    ends = parts.cumsum(0)
+    count = length // CHUNK + n
+    if MOST > 1:  # more than there may be, that a program of the interpreter may have them all
+        count = triton.next_power_of_2(count)
+    i = torch.arange(count, device=offsets.device)
+    owner = torch.searchsorted(ends, i, right=True).clamp(max=n - 1)
+    start = (i - (ends - parts)[owner]) * CHUNK
+    table = torch.stack([first[owner] + (-start if reverse else start), (steps[owner] - start).clamp(0, CHUNK)], 1)
+    return Chunks(count, n, (table, torch.stack([first, steps, ends - parts], 1), length, each), flags)

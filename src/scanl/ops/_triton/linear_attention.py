@@ -1,0 +1,23 @@
+"""Linear attention through the chunks of matrix memories; in few steps, in one pass."""
+
+import torch
+
+from scanl.ops._triton import _matrix_memory as memory
+from scanl.ops._triton import _recurrent
+
+
+def forward(q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
+    if q.numel() == 0 or v.numel() == 0:
+        return torch.zeros_like(v, memory_format=torch.contiguous_format), state.clone()
+    if q.shape[1] <= _recurrent.STEPS:
+        return _recurrent.forward(q, k, v, g, state, reverse, cu_seqlens, scale, u=u)
+    return memory.forward(q, k, v, g, state, reverse, cu_seqlens, scale, u=u)
+
+
+def backward(dy, dlast, q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
+    given = {"q": q, "k": k, "v": v, "g": g, "u": u, "state": state}
+    given = {name: value for name, value in given.items() if value is not None}
+    if q.numel() == 0 or v.numel() == 0:
+        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in given.items()]
+    grads = memory.backward(dy, dlast, q, k, v, g, state, reverse, cu_seqlens, scale, u=u)
+    return [memory.of_operand(grads[name], value) for name, value in given.items()]

@@ -1,0 +1,493 @@
+"""The selective scan on a GPU: a program goes along time over a block of channels, their N states in registers.
+
+Tiles are (steps, states, channels), and steps are taken row by row: where the compiler spreads threads over channels
+and states alone, as it does forwards at N = 16, rows are registers, all that is masked is folded away, and a step is
+one multiply-add. Asked for is the state before each step, as the gradients of decays need it.
+
+Forwards a token of a channel reads u, Δ (and z), writes y, and takes N exponentials and 5 N multiply-adds. Backwards
+the states at the borders of chunks of CHUNK steps are found again (Δ, u read; 8 N / CHUNK bytes written and read); from
+each, the states at the borders of its tiles, which stay in the second-level cache; from those, all others: u, Δ, dy (z)
+are read and du, dΔ (dz) written, 3 N exponentials in all. dB and dC are summed over the channels of a program inside
+it, over programs by torch: 8 N / CHANNELS bytes a channel and token for each of the two.
+
+When programs are few, time is cut: a first pass gives what leaves each piece from a state of zero, and exp(A Σ Δ), its
+product; the linear scan over pieces gives what enters each. Channels of a block belong to one group of B and of C.
+
+Legend: p_ is a pointer, i_ an index, b_ a block. E channels, N states; a row is a step of a sequence.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from scanl.ops._triton import linear_scan
+from scanl.ops._triton._rows import INTERPRETED, place, ranges, rows, sigmoid
+
+ELEMENTS = 8192  # of a tile: 32 registers of each of 256 threads
+CHANNELS = 8 if INTERPRETED else 64  # at most: their sums for dB and dC are written once a block
+STEPS = 8  # at most
+CHUNK = 16 if INTERPRETED else 32
+SHORTEST = 64  # steps of a piece
+WARPS, STAGES = 8, 2
+_sum = tl.standard._sum_combine  # calls of functions, tl.sum among them, cost the interpreter far more than sums
+
+
+@triton.jit
+def _before(a, x, b_h, i_row, STEPS: tl.constexpr, TURNED: tl.constexpr):
+    """Of h = a h + x down a tile (up, when turned): h before each step, b_h before the first; and the last h.
+
+    Row by row, which are rows of registers: what is masked is not even compiled.
+    """
+    b = tl.zeros_like(a)
+    for i in tl.static_range(STEPS):
+        here = i_row == (STEPS - 1 - i if TURNED else i)
+        b = tl.where(here, b_h, b)
+        b_h = tl.reduce(tl.where(here, a * b_h + x, 0.0), 0, _sum, keep_dims=True)
+    return b, b_h
+
+
+@triton.jit
+def _softplus(x):
+    """As torch's, which over 20 is x; to log(1 + e) is added what rounding took from e."""
+    small = tl.exp2(tl.abs(x) * -1.4426950408889634)
+    more = 1.0 + small
+    return tl.where(x > 20.0, x, tl.maximum(x, 0.0) + (tl.log(more) - ((more - 1.0) - small) / more))
+
+
+@triton.jit
+def _step_size(p, offsets, mask, b_bias, POSITIVE: tl.constexpr, dtype: tl.constexpr):
+    """Δ, of which 0 leaves the state as it is; and what softplus took it from."""
+    b_raw = tl.load(p + offsets, mask=mask, other=0.0).to(dtype) + b_bias
+    b_delta = _softplus(b_raw) if POSITIVE else b_raw
+    return tl.where(mask, b_delta, 0.0), b_raw
+
+
+@triton.jit
+def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, CHANNELS: tl.constexpr):
+    """Of a program its range, group of channels, block in it, and channels."""
+    i_block, i_group = i_unit % blocks, i_unit // blocks % groups
+    i_range = (i_unit // blocks // groups).to(tl.int64)
+    begin, steps, _, before, after = place(i_range, p_table, length, length, TABLE)
+    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    return i_range, i_group, i_block, begin, steps, before, after, i_group * span + i_inner, i_inner < span
+
+
+@triton.jit(do_not_specialize=["length"])
+def _forward(
+    p_u,
+    p_delta,
+    p_A,
+    p_B,
+    p_C,
+    p_D,
+    p_z,
+    p_bias,
+    p_carry,
+    p_y,
+    p_last,
+    p_table,
+    length,
+    u_row,
+    delta_row,
+    B_row,
+    C_row,
+    z_row,
+    B_groups,
+    C_groups,
+    width,
+    span,
+    blocks,
+    groups,
+    states,
+    REVERSE: tl.constexpr,
+    TABLE: tl.constexpr,
+    B_TIMED: tl.constexpr,
+    C_TIMED: tl.constexpr,
+    POSITIVE: tl.constexpr,
+    GIVES: tl.constexpr,
+    ADJOINT: tl.constexpr,
+    STEPS: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The last state of each range, and in y what it GIVES: "y", the "borders" of chunks, or the "product" of decays.
+
+    A summary, which gives the product, begins at zero. The adjoint scans a C dy: dy is in u's place and C in B's.
+    """
+    i_range, i_group, _i_block, begin, steps, before, after, i_channel, there = _block(
+        tl.program_id(0), p_table, length, span, blocks, groups, TABLE, CHANNELS
+    )
+    dtype: tl.constexpr = p_carry.dtype.element_ty
+    sign: tl.constexpr = -1 if REVERSE else 1
+    first = begin + steps - 1 if REVERSE else begin
+    i_row = tl.arange(0, STEPS)[:, None, None]
+    i_state = tl.arange(0, STATES)[None, :, None]
+    named = i_state < states
+    i_fixed, all_there = i_channel * states + i_state, there & named
+    b_A = tl.load(p_A + i_fixed, mask=all_there, other=0.0).to(dtype) * 1.4426950408889634  # exponents of 2
+    b_bias = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    if p_bias is not None:
+        b_bias += tl.load(p_bias + i_channel, mask=there, other=0.0).to(dtype)
+    if p_D is not None:
+        b_D = tl.load(p_D + i_channel, mask=there, other=0.0).to(dtype)
+    i_B, i_C = i_group % B_groups * states + i_state, i_group % C_groups * states + i_state
+    if not B_TIMED:
+        b_B = tl.load(p_B + i_fixed, mask=all_there, other=0.0).to(dtype)
+    if not C_TIMED and GIVES == "y":
+        b_C = tl.load(p_C + i_fixed, mask=all_there, other=0.0).to(dtype)
+    if GIVES == "product":
+        b_h = tl.full((1, STATES, CHANNELS), 0.0, dtype)
+        b_sum = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    else:
+        b_h = tl.load(
+            p_carry + (after if REVERSE else before) * width * states + i_fixed, mask=all_there, other=0.0
+        ).to(dtype)
+    for i in tl.range(0, steps, STEPS, num_stages=STAGES):
+        live = i + i_row < steps
+        mask, row = live & there, first + sign * i
+        at, aside = sign * i_row, live & named
+        b_delta, _b_raw = _step_size(
+            p_delta + row * delta_row, at * delta_row + i_channel, mask, b_bias, POSITIVE, dtype
+        )
+        b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
+        if B_TIMED:
+            b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
+        b_a = tl.exp2(b_delta * b_A)
+        if ADJOINT:
+            if p_z is not None:
+                b_z = tl.load(p_z + row * z_row + (at * z_row + i_channel), mask=mask, other=0.0).to(dtype)
+                b_u *= b_z * sigmoid(b_z)
+            b_x = b_a * (b_u * b_B)
+        else:
+            b_x = (b_delta * b_u) * b_B
+        if GIVES == "borders":
+            p_border = p_y + (begin // CHUNK + i_range + i // CHUNK) * width * states
+            i_border = i_state * width + i_channel
+            tl.store(p_border + i_border, b_h, mask=all_there & (i % CHUNK == 0))
+        b_b, b_h = _before(b_a, b_x, b_h, i_row, STEPS, False)
+        if GIVES == "y":
+            if C_TIMED:
+                b_C = tl.load(p_C + row * C_row + (at * C_row + i_C), mask=aside, other=0.0).to(dtype)
+            b_y = tl.sum((b_a * b_b + b_x) * b_C, 1, keep_dims=True)
+            if p_D is not None:
+                b_y += b_D * b_u
+            if p_z is not None:
+                b_z = tl.load(p_z + row * z_row + (at * z_row + i_channel), mask=mask, other=0.0).to(dtype)
+                b_y *= b_z * sigmoid(b_z)
+            tl.store(p_y + row * width + (at * width + i_channel), b_y, mask=mask)
+        elif GIVES == "product":
+            b_sum += tl.sum(b_delta, 0, keep_dims=True)
+    tl.store(p_last + i_range * width * states + i_fixed, b_h, mask=all_there)
+    if GIVES == "product":
+        tl.store(p_y + i_range * width * states + i_fixed, tl.exp2(b_sum * b_A), mask=all_there)
+
+
+@triton.jit(do_not_specialize=["length", "all_rows"])
+def _backward(
+    p_dy,
+    p_u,
+    p_delta,
+    p_A,
+    p_B,
+    p_C,
+    p_D,
+    p_z,
+    p_bias,
+    p_border,
+    p_scratch,
+    p_carry,
+    p_du,
+    p_ddelta,
+    p_dA,
+    p_dB,
+    p_dC,
+    p_dD,
+    p_dz,
+    p_dbias,
+    p_dstate,
+    p_table,
+    length,
+    all_rows,
+    dy_row,
+    u_row,
+    delta_row,
+    B_row,
+    C_row,
+    z_row,
+    B_groups,
+    C_groups,
+    width,
+    span,
+    blocks,
+    groups,
+    states,
+    REVERSE: tl.constexpr,
+    TABLE: tl.constexpr,
+    B_TIMED: tl.constexpr,
+    C_TIMED: tl.constexpr,
+    POSITIVE: tl.constexpr,
+    STEPS: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """With s_t = C_t dy_t + a_u s_u, u the step after t, the gradient of h_t, and p_t = a_t h_{t-1} s_t:
+
+    dA = Σ Δ_t p_t,  dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,  du_t = Δ_t Σ_n B_t s_t + D dy_t,  dB_t = Σ Δ_t u_t s_t and
+    dC_t = Σ dy_t h_t, sums over channels. From step to step goes a_t s_t.
+    """
+    i_unit = tl.program_id(0)
+    i_range, i_group, i_block, begin, steps, before, after, i_channel, there = _block(
+        i_unit, p_table, length, span, blocks, groups, TABLE, CHANNELS
+    )
+    dtype: tl.constexpr = p_carry.dtype.element_ty
+    sign: tl.constexpr = -1 if REVERSE else 1
+    first = begin + steps - 1 if REVERSE else begin
+    i_row = tl.arange(0, STEPS)[:, None, None]
+    i_state = tl.arange(0, STATES)[None, :, None]
+    named = i_state < states
+    i_fixed, all_there = i_channel * states + i_state, there & named
+    b_A = tl.load(p_A + i_fixed, mask=all_there, other=0.0).to(dtype) * 1.4426950408889634
+    b_bias = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    if p_bias is not None:
+        b_bias += tl.load(p_bias + i_channel, mask=there, other=0.0).to(dtype)
+    if p_D is not None:
+        b_D = tl.load(p_D + i_channel, mask=there, other=0.0).to(dtype)
+        b_dD = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    i_B, i_C = i_group % B_groups * states + i_state, i_group % C_groups * states + i_state
+    if not B_TIMED:
+        b_B = tl.load(p_B + i_fixed, mask=all_there, other=0.0).to(dtype)
+    if not C_TIMED:
+        b_C = tl.load(p_C + i_fixed, mask=all_there, other=0.0).to(dtype)
+    b_dbias = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    b_dA = tl.full((1, STATES, CHANNELS), 0.0, dtype)
+    b_dB, b_dC = b_dA, b_dA
+    p_scratch += i_unit.to(tl.int64) * (CHUNK // STEPS * STATES * CHANNELS)
+    i_scratch = i_state * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
+    # where the sums over this block's channels go: a slot for each of the programs that share a row of B, or of C
+    B_slot = i_block if B_groups == groups else i_group * blocks + i_block
+    C_slot = i_block if C_groups == groups else i_group * blocks + i_block
+
+    b_e = tl.load(p_carry + (before if REVERSE else after) * width * states + i_fixed, mask=all_there, other=0.0).to(
+        dtype
+    )
+    for back in range(tl.cdiv(steps, CHUNK)):
+        chunk = tl.cdiv(steps, CHUNK) - 1 - back
+        start = chunk * CHUNK
+        tiles = tl.cdiv(tl.minimum(steps - start, CHUNK), STEPS)
+        p_from = p_border + (begin // CHUNK + i_range + chunk) * width * states
+        b_h = tl.load(p_from + i_state * width + i_channel, mask=all_there, other=0.0)
+        tl.store(p_scratch + i_scratch, b_h)
+        for tile in tl.range(1, tiles, num_stages=STAGES):
+            row, at = first + sign * (start + (tile - 1) * STEPS), sign * i_row
+            mask, aside = there, named
+            b_delta, b_raw = _step_size(
+                p_delta + row * delta_row, at * delta_row + i_channel, mask, b_bias, POSITIVE, dtype
+            )
+            b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
+            if B_TIMED:
+                b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
+            b_a, b_x = tl.exp2(b_delta * b_A), (b_delta * b_u) * b_B
+            b_b, b_h = _before(b_a, b_x, b_h, i_row, STEPS, False)
+            tl.store(p_scratch + tile * (STATES * CHANNELS) + i_scratch, b_h)
+        tl.debug_barrier()
+        for turn in tl.range(0, tiles, num_stages=STAGES):
+            tile = tiles - 1 - turn
+            i = start + tile * STEPS
+            live = i + i_row < steps
+            mask, row = live & there, first + sign * i
+            at, aside = sign * i_row, live & named
+            b_h = tl.load(p_scratch + tile * (STATES * CHANNELS) + i_scratch)
+            b_delta, b_raw = _step_size(
+                p_delta + row * delta_row, at * delta_row + i_channel, mask, b_bias, POSITIVE, dtype
+            )
+            b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
+            b_dy = tl.load(p_dy + row * dy_row + (at * dy_row + i_channel), mask=mask, other=0.0).to(dtype)
+            if B_TIMED:
+                b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
+            if C_TIMED:
+                b_C = tl.load(p_C + row * C_row + (at * C_row + i_C), mask=aside, other=0.0).to(dtype)
+            i_out = at * width + i_channel
+
+            b_a, b_du = tl.exp2(b_delta * b_A), b_delta * b_u
+            b_b, b_h = _before(b_a, b_du * b_B, b_h, i_row, STEPS, False)
+            b_b *= b_a
+            b_after = b_b + b_du * b_B
+            if p_z is not None:
+                b_z = tl.load(p_z + row * z_row + (at * z_row + i_channel), mask=mask, other=0.0).to(dtype)
+                b_gate = sigmoid(b_z)
+                b_y = tl.sum(b_after * b_C, 1, keep_dims=True)
+                if p_D is not None:
+                    b_y += b_D * b_u
+                tl.store(p_dz + row * width + i_out, b_dy * b_y * (b_gate + b_z * b_gate * (1 - b_gate)), mask=mask)
+                b_dy *= b_z * b_gate
+            if C_TIMED:
+                p_to = p_dC + ((C_slot.to(tl.int64) * all_rows + row) * C_groups + i_group % C_groups) * states
+                b_to = tl.sum(b_dy * b_after, 2, keep_dims=True)
+                tl.store(p_to + (at * C_groups * states + i_state), b_to, mask=aside)
+            else:
+                b_dC += tl.sum(b_dy * b_after, 0, keep_dims=True)
+
+            b_s = b_dy * b_C
+            b_later, b_e = _before(b_a, b_a * b_s, b_e, i_row, STEPS, True)
+            b_s += b_later
+            if B_TIMED:
+                p_to = p_dB + ((B_slot.to(tl.int64) * all_rows + row) * B_groups + i_group % B_groups) * states
+                b_to = tl.sum(b_du * b_s, 2, keep_dims=True)
+                tl.store(p_to + (at * B_groups * states + i_state), b_to, mask=aside)
+            else:
+                b_dB += tl.sum(b_du * b_s, 0, keep_dims=True)
+            b_written = tl.sum(b_s * b_B, 1, keep_dims=True)
+            b_s *= b_b
+            b_dA += tl.sum(b_delta * b_s, 0, keep_dims=True)
+            b_ddelta = tl.sum(b_s * b_A, 1, keep_dims=True) * 0.6931471805599453 + b_u * b_written
+            if POSITIVE:
+                b_ddelta *= tl.where(b_raw > 20.0, 1.0, sigmoid(b_raw))
+            b_du = b_delta * b_written
+            if p_D is not None:
+                b_dD += tl.sum(b_dy * b_u, 0, keep_dims=True)
+                b_du += b_D * b_dy
+            b_dbias += tl.sum(tl.where(mask, b_ddelta, 0.0), 0, keep_dims=True)
+            tl.store(p_du + row * width + i_out, b_du, mask=mask)
+            tl.store(p_ddelta + row * width + i_out, b_ddelta, mask=mask)
+        tl.debug_barrier()
+    i_out = i_range * width * states + i_fixed
+    tl.store(p_dstate + i_out, b_e, mask=all_there)
+    tl.store(p_dA + i_out, b_dA, mask=all_there)
+    if not B_TIMED:
+        tl.store(p_dB + i_out, b_dB, mask=all_there)
+    if not C_TIMED:
+        tl.store(p_dC + i_out, b_dC, mask=all_there)
+    if p_D is not None:
+        tl.store(p_dD + i_range * width + i_channel, b_dD, mask=there)
+    if p_bias is not None:
+        tl.store(p_dbias + i_range * width + i_channel, b_dbias, mask=there)
+
+
+class _Plan:
+    """What to launch for operands of these sizes."""
+
+    def __init__(self, u: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor | None):
+        self.width, self.states = A.shape
+        self.groups = max(_groups(B), _groups(C))
+        self.span = self.width // self.groups
+        states = triton.next_power_of_2(self.states)
+        channels = min(CHANNELS, triton.next_power_of_2(self.span), max(ELEMENTS // states, 16))
+        self.blocks = triton.cdiv(self.span, channels)
+        self.ranges = ranges(u, cu_seqlens, self.groups * self.blocks, max(SHORTEST, CHUNK))
+        self.steps = min(STEPS, max(ELEMENTS // (states * channels), 1))
+        self.steps_back = max(self.steps // 2, 1)  # three tiles are alive at a time
+        self.sizes = (self.width, self.span, self.blocks, self.groups, self.states)
+        self.flags = {
+            "TABLE": self.ranges.table is not None,
+            "STATES": states,
+            "CHANNELS": channels,
+            "CHUNK": CHUNK,
+            "STAGES": STAGES,
+            "num_warps": max(min(states * channels // 128, WARPS), 1),  # so that all steps of a state are one thread's
+            "enable_fp_fusion": True,
+        }
+
+    @property
+    def units(self) -> int:
+        return self.ranges.count * self.groups * self.blocks
+
+    def launch(self, kernel: Any, *arguments: Any, **flags: Any) -> None:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[self.units,](*arguments, *self.sizes, **flags, **self.flags)
+
+    def forward(self, u, delta, A, B, C, D, z, bias, carry, y, last, **flags) -> None:
+        """u and what is like it are pairs of a tensor and its stride from row to row."""
+        pointers = (u[0], delta[0], A, B[0], C[0], D, z[0], bias, carry, y, last, self.ranges.table, u[0].shape[1])
+        strides = (u[1], delta[1], B[1], C[1], z[1], _groups(B[0]), _groups(C[0]))
+        timed = {"B_TIMED": B[0].ndim > 2, "C_TIMED": C[0].ndim > 2}
+        self.launch(_forward, *pointers, *strides, STEPS=self.steps, maxnreg=128, **timed, **flags)
+
+    def enter(self, u, delta, A, B, z, bias, carry, **flags) -> tuple[Tensor, Tensor]:
+        """The carries of the sequences and after them what leaves each piece; then what leaves each sequence."""
+        ends = carry.new_empty(1, self.ranges.count, *A.shape)
+        products = torch.empty_like(ends)
+        self.forward(u, delta, A, B, B, None, z, bias, carry, products, ends, GIVES="product", **flags)
+        ends, left = linear_scan.forward(ends, products, carry, flags["REVERSE"], self.ranges.cut)
+        return torch.cat([carry, ends[0]]), left
+
+
+def _groups(B: Tensor) -> int:
+    return B.shape[2] if B.ndim == 4 else 1
+
+
+def _operands(u, delta, A, B, C, D, z, delta_bias, state, cu_seqlens):
+    """The plan, and the operands as kernels take them: those of each step with the stride of their rows."""
+    plan = _Plan(u, A, B, C, cu_seqlens)
+    B, C = (rows(value) if value.ndim > 2 else (value.contiguous(), 0) for value in (B, C))
+    A, D, delta_bias = (value if value is None else value.contiguous() for value in (A, D, delta_bias))
+    z = (None, 0) if z is None else rows(z)
+    return plan, rows(u), rows(delta), A, B, C, D, z, delta_bias, state.contiguous()
+
+
+def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
+    y = torch.empty_like(u, memory_format=torch.contiguous_format)
+    if u.numel() == 0:
+        return y, state.clone(memory_format=torch.contiguous_format)
+    operands = _operands(u, delta, A, B, C, D, z, delta_bias, state, cu_seqlens)
+    plan, u, delta, A, B, C, D, z, bias, carry = operands
+    flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
+    left = None
+    if plan.ranges.cut is not None:
+        carry, left = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
+    last = carry.new_empty(plan.ranges.count, *A.shape)
+    plan.forward(u, delta, A, B, C, D, z, bias, carry, y, last, GIVES="y", **flags)
+    return y, last if left is None else left
+
+
+def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
+    given = (u, delta, A, B, C, D, z, delta_bias, state)
+    if u.numel() == 0:
+        return [*[torch.zeros_like(value) for value in given[:-1] if value is not None], dlast.clone()]
+    plan, *operands = _operands(*given, cu_seqlens)
+    u, delta, A, B, C, D, z, bias, carry = operands
+    dy, dcarry, count = rows(dy), dlast.contiguous(), plan.ranges.count
+    flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
+    left = None
+    if plan.ranges.cut is not None:
+        carry, _ = plan.enter(u, delta, A, B, (None, 0), bias, carry, **flags)
+        adjoint = {"REVERSE": not reverse, "POSITIVE": delta_softplus, "ADJOINT": True}
+        dcarry, left = plan.enter(dy, delta, A, C, z, bias, dcarry, **adjoint)
+    all_rows = u[0].shape[0] * u[0].shape[1]
+    border = carry.new_empty(all_rows // CHUNK + count, *A.shape)
+    dstate = carry.new_empty(count, *A.shape)
+    plan.forward(u, delta, A, B, C, None, (None, 0), bias, carry, border, dstate, GIVES="borders", **flags)
+
+    tile = plan.flags["STATES"] * plan.flags["CHANNELS"]
+    scratch = carry.new_empty(plan.units * (CHUNK // plan.steps_back) * tile)
+    du, ddelta = (torch.empty(u[0].shape, dtype=u[0].dtype, device=carry.device) for _ in range(2))
+    dz = None if z[0] is None else torch.empty_like(du)
+    dB, dC = (_sums(value, plan, carry) for value in (B[0], C[0]))
+    dA = carry.new_empty(count, *A.shape)
+    dD, dbias = (carry.new_empty(count, plan.width) for _ in range(2))
+    pointers = (dy[0], u[0], delta[0], A, B[0], C[0], D, z[0], bias, border, scratch, dcarry)
+    results = (du, ddelta, dA, dB, dC, dD, dz, dbias, dstate)
+    strides = (dy[1], u[1], delta[1], B[1], C[1], z[1], _groups(B[0]), _groups(C[0]))
+    timed = {"B_TIMED": B[0].ndim > 2, "C_TIMED": C[0].ndim > 2}
+    del flags["ADJOINT"]
+    flags["STEPS"] = plan.steps_back
+    plan.launch(_backward, *pointers, *results, plan.ranges.table, u[0].shape[1], all_rows, *strides, **timed, **flags)
+    found = (du, ddelta, _total(dA, A), _total(dB, B[0]), _total(dC, C[0]))
+    found += (None if D is None else _total(dD, D), dz, None if bias is None else _total(dbias, bias))
+    return [*[value for value in found if value is not None], dstate if left is None else left]
+
+
+def _sums(B: Tensor, plan: _Plan, carry: Tensor) -> Tensor:
+    """Room for the gradient of B by each of the programs that share it."""
+    slots = plan.ranges.count if B.ndim == 2 else plan.blocks * plan.groups // _groups(B)
+    return torch.empty(slots, *B.shape, dtype=B.dtype if slots == 1 else carry.dtype, device=B.device)
+
+
+def _total(parts: Tensor, of: Tensor) -> Tensor:
+    return parts[0].to(of.dtype) if len(parts) == 1 else parts.sum(0).to(of.dtype)

@@ -1,0 +1,110 @@
+"""The benchmarks run: each on tiny operands, beside its peers of a CPU, and the summary of a GPU from their rows."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import beside
+import gpu
+import run
+from scanl.ops._op import REGISTRY
+
+TINY = {
+    "linear_scan": (2, 16, 3),
+    "linear_attention-mamba2": (1, 16, 4, 8, 5),
+    "selective_scan": (2, 16, 6, 4),
+    "weighted_average": (2, 16, 6),
+    "short_convolution": (2, 16, 6, 4),
+    "linear_attention-decode": (3, 1, 2, 8),
+    "delta_rule-decode": (3, 1, 2, 8),
+}
+
+
+@pytest.mark.parametrize("name", beside.BENCHMARKS)
+def test_each_runs(name, capfd):
+    """Those that time what the op computes are checked to agree with it."""
+    benchmark = beside.BENCHMARKS[name]
+    rows = run.run(name, TINY.get(name, (2, 16, 2, 8)), 1, "cpu", quick=name == "linear_scan")
+    found = {row["name"]: row for row in rows}
+    assert {"floor", "cpu", "parallel", "reference"} <= set(found)
+    assert ("attention" in found) == ("attention" in benchmark.peers)
+    assert set(found["cpu"]["seconds"]) == ({"forward", "both"} if benchmark.backward else {"forward"})
+    assert "left out" not in capfd.readouterr().out
+    shapes = [len(shape) for shape in (benchmark.sweep(16), *benchmark.shapes, TINY.get(name, (2, 16, 2, 8)))]
+    assert len(set(shapes)) == 1
+
+
+@pytest.mark.parametrize("name", ["weighted_average", "linear_attention-decode"])
+def test_tables_and_pictures(name, monkeypatch, tmp_path, capfd):
+    shape = TINY[name]
+    sweep = (lambda n: (n, *shape[1:])) if name.endswith("decode") else (lambda n: (1, n, *shape[2:]))
+    small = beside.BENCHMARKS[name]._replace(shapes=(shape,), lengths=(1, 3), sweep=sweep)
+    monkeypatch.setitem(beside.BENCHMARKS, name, small)
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", name])
+    run.main()
+    found = json.loads((tmp_path / f"{name}-cpu.json").read_text())
+    assert {row["shape"][0] * row["shape"][1] for row in found["rows"]} == {2, 8, shape[0] * shape[1]}
+    assert (tmp_path / f"{name}-cpu.png").stat().st_size > 0
+
+
+def test_every_op_of_a_gpu_is_timed():
+    timed = {benchmark.op for benchmark in beside.BENCHMARKS.values()}
+    assert {op.name for op in REGISTRY.values() if "triton" in op.backends} <= timed
+
+
+def test_a_wrong_peer_is_left_out(monkeypatch, capfd):
+    def wrong(*operands):
+        return beside.in_torch(lambda q, k, v: 2 * v, *operands[:3], operands[-1])
+
+    benchmark = beside.BENCHMARKS["linear_attention"]
+    peers = {"wrong": beside.Peer(wrong, ("cpu",)), "another": beside.Peer(wrong, ("cpu",), same=False)}
+    monkeypatch.setitem(beside.BENCHMARKS, "linear_attention", benchmark._replace(peers=peers))
+    rows = run.run("linear_attention", (2, 16, 2, 8), 1, "cpu", quick=False, only=("cpu",))
+    assert [row["name"] for row in rows] == ["floor", "cpu", "another"]
+    assert "wrong: left out: AssertionError" in capfd.readouterr().out
+
+
+def test_half_precision_agrees_by_its_norm():
+    right = torch.randn(1000).bfloat16()
+    run.agree(right + 0.01 * torch.randn(1000), right)
+    with pytest.raises(AssertionError, match="of the output's norm"):
+        run.agree(right + 0.1 * torch.randn(1000), right)
+
+
+def test_bytes_of_the_floor():
+    q, dy = torch.zeros(4, dtype=torch.float32), torch.zeros(2, dtype=torch.float32)
+    assert beside.moved(q, None, q, dy) == (40, 112)  # in, out; and again, with dy, and as many gradients
+    floor = beside.copy(q, None, q, dy)
+    assert (floor.forward, floor.both) == (40, 112)
+    assert floor.call().nbytes == 20  # read and written
+
+
+def test_summary_of_a_gpu(tmp_path):
+    seconds = {"triton": 2.0, "fla": 3.0, "attention": 1.0, "floor": 0.5}
+    rows = [
+        {"name": name, "seconds": {"forward": s, "both": 4 * s}, "ratio": {"forward": s / 0.5, "both": s / 0.5}}
+        for name, s in seconds.items()
+    ]
+    del rows[2]["seconds"]["both"]
+    found = gpu.ratios(rows)
+    assert found == [
+        {"beside": "fla", "forward": 1.5, "both": 1.5},
+        {"beside": "attention", "forward": 0.5},
+        {"beside": "floor", "forward": 0.25, "both": 0.25},
+    ]
+    assert gpu.ratios(rows[1:]) == []
+    gpu.picture([{"name": "op", "shape": (1, 2), "times_as_long": found}], "a machine", tmp_path / "gpu.png")
+    assert (tmp_path / "gpu.png").stat().st_size > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
+@pytest.mark.parametrize("program", [gpu, run], ids=["gpu", "run"])
+def test_without_a_gpu(program, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x"] if program is gpu else ["x", "linear_scan", "--device", "cuda"])
+    with pytest.raises(SystemExit, match="no CUDA device"):
+        program.main()
