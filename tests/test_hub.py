@@ -4,6 +4,8 @@ import copy
 import inspect
 import io
 import itertools
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -303,6 +305,23 @@ def test_what_is_left_alone_has_a_reason():
     hub.restore(model)
     assert "forward" in mixer.__dict__
     assert "no recurrent mixer" in str(hub.accelerate(torch.nn.Linear(2, 2)))
+
+
+def test_kernels_that_transformers_found_are_known(monkeypatch):
+    """All of a mixer's have to be there before it is left to them, on CUDA."""
+    from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback as choose
+    from transformers.models.mamba import modeling_mamba
+
+    from scanl.hub.accelerate import _has_kernels
+
+    family, found = mixers.get("mamba"), types.ModuleType("kernels_for_a_test")
+    monkeypatch.setitem(sys.modules, found.__name__, found)
+    for name, expected in (("mamba_selective_scan", False), ("causal_conv1d_fn", True)):
+        setattr(found, name, lambda x: x)
+        monkeypatch.setattr(modeling_mamba, name, choose(name, found.__name__)(lambda x: -x))
+        _has_kernels.cache_clear()
+        assert _has_kernels(modeling_mamba.MambaMixer, family) is expected
+    _has_kernels.cache_clear()
 
 
 def test_an_old_transformers_is_refused(monkeypatch):

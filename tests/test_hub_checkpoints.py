@@ -22,6 +22,34 @@ VOCAB = 50
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "vocab_size": VOCAB}
 TURNED = {"use_bias": True, "use_conv_bias": False, "residual_in_fp32": False, "layer_norm_epsilon": 0.01}
 SPLIT = {"num_heads": 4, "head_dim": 8, "state_size": 4}
+GRIFFIN = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48, "attention_window_size": 4}
+GRIFFIN_TURNED = {
+    "hidden_size": 24,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": None,
+    "head_dim": 8,
+    "lru_width": 32,
+    "conv1d_width": 3,
+    "attention_bias": True,
+    "block_types": ["attention", "recurrent"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    "rms_norm_eps": 0.01,
+    "logits_soft_cap": 2.0,
+    "tie_word_embeddings": False,
+}
+LARGE = {"hidden_size": 128, "num_heads": 2, "chunk_size": 4}  # its cache takes multiples of 64 channels alone
+LARGE_TURNED = {
+    "num_heads": 4,
+    "qk_dim_factor": 1.0,
+    "v_dim_factor": 0.5,
+    "gate_soft_cap": 2.0,
+    "norm_eps": 0.01,
+    "eps": 0.1,
+    "ffn_proj_factor": 1.1,
+    "ffn_round_up_to_multiple_of": 32,
+    "output_logit_soft_cap": 2.0,
+}
 MODELS = {
     "mamba": ("Mamba", {"state_size": 4}),
     "mamba_turned": ("Mamba", {**TURNED, "conv_kernel": 3, "expand": 3, "time_step_rank": 5}),
@@ -32,18 +60,24 @@ MODELS = {
     "rwkv_turned": ("Rwkv", {"intermediate_size": 24, "tie_word_embeddings": True, "rescale_every": 0}),
     "falcon_mamba": ("FalconMamba", {"state_size": 4, "tie_word_embeddings": False}),
     "falcon_mamba_turned": ("FalconMamba", {**TURNED, "mixer_rms_eps": 0.1}),
+    "recurrent_gemma": ("RecurrentGemma", GRIFFIN),
+    "recurrent_gemma_turned": ("RecurrentGemma", {**GRIFFIN, **GRIFFIN_TURNED}),
+    "xlstm": ("xLSTM", LARGE),
+    "xlstm_turned": ("xLSTM", {**LARGE, **LARGE_TURNED}),
 }
 each = pytest.mark.parametrize("name", MODELS)
 
 
-def made(name):
+def made(name, **more):
     """Every number random, so that none can be left where it was."""
     kind, options = MODELS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SMALL, **options)
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **options, **more})
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if name.endswith("igate_preact.bias"):
+                parameter.zero_()  # xLSTM's starts so low that nothing enters its memory
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
@@ -139,11 +173,12 @@ def test_entries_and_arguments_are_inverse(name, stored):
 def test_defaults_are_those_of_transformers(family):
     found = families.get(family)
     config = getattr(transformers, found.architecture.replace("ForCausalLM", "Config"))
-    fields = {key: getattr(config, key) for key in [*found.defaults, *found.only]}
+    fields = {key: getattr(config, key, None) for key in [*found.defaults, *found.only]}
+    assert all(hasattr(config(), key) for key in fields)  # some have only what has been built
     assert fields == found.defaults | {key: allowed[0] for key, allowed in found.only.items()}
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv", "falcon_mamba"])
+@pytest.mark.parametrize("name", families.names())
 @torch.no_grad()
 def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
     family = families.get(name)
@@ -157,7 +192,7 @@ def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
     assert found[0, -5:].tolist() == torch.cat(wanted).tolist()
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv", "falcon_mamba"])
+@pytest.mark.parametrize("name", families.names())
 @torch.no_grad()
 def test_bfloat16(name, stored, tmp_path):
     """In its dtype, nearer to the float32 model than twice transformers' own error."""
@@ -233,6 +268,19 @@ def test_rescaled_rwkv(tmp_path):
     close(hub.load(tmp_path / "rwkv")(tokens())[0], theirs.train()(tokens()).logits)
 
 
+@torch.no_grad()
+def test_rotary_entries_of_older_checkpoints(stored, tmp_path):
+    """Before transformers 5 they stood among the others; what rope_parameters has is worth more."""
+    folder = shutil.copytree(stored("recurrent_gemma")[1], tmp_path / "older")
+    old = {"rope_theta": 7.0, "partial_rotary_factor": 1.0}
+    for new in (None, {"rope_theta": 9.0}):
+        edit(folder, rope_parameters=new, **old)
+        model = hub.load(folder)
+        close(model(tokens())[0], transformers.RecurrentGemmaForCausalLM.from_pretrained(folder)(tokens()).logits)
+        assert model.stack.blocks[2].mixer.rope_base == (9 if new else 7)
+        assert model.stack.blocks[2].mixer.rotated == 8
+
+
 def test_tied_weights_stored_twice(folder):
     """Accepted when they are the same."""
     weights = load_file(folder / "model.safetensors")
@@ -253,7 +301,7 @@ def refused(message, folder, **options):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, mamba, mamba2, rwkv"),
+        ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, mamba, mamba2, recurrent"),
         ({"model_type": ["mamba"]}, "model_type is ['mamba'], expected one of"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
         ({"state_size": "4"}, "state_size is '4', expected an integer of at least 1"),
@@ -277,6 +325,20 @@ def test_options_that_do_not_fit(folder, entries, message):
         ("mamba2", {"num_heads": 3}, "num_heads * head_dim is 24, expected 32 because of expand * hidden_size"),
         ("mamba2", {"n_groups": 3}, "ngroups is 3, expected a divisor"),
         ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06, expected 1e-05"),
+        ("recurrent_gemma", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected 'gelu_pytorch_tanh'"),
+        (
+            "recurrent_gemma",
+            {"block_types": [[]]},
+            "block_types is [[]], expected a list of 'recurrent' and 'attention'",
+        ),
+        ("recurrent_gemma", {"rope_parameters": 3}, "rope_parameters is 3, expected an object"),
+        ("recurrent_gemma", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default'"),
+        ("recurrent_gemma", {"rope_parameters": {"rope_theta": 0}}, "rope_theta is 0, expected a number above 0"),
+        ("recurrent_gemma", {"num_key_value_heads": 3}, "num_kv_heads is 3, expected a divisor of num_heads=2"),
+        ("xlstm", {"weight_mode": "fused"}, "weight_mode is 'fused', expected 'single'"),
+        ("xlstm", {"num_blocks": 4}, "num_blocks is 4, expected 3 because of num_hidden_layers"),
+        ("xlstm", {"gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
+        ("xlstm", {"output_logit_soft_cap": 0}, "logit_cap is 0, expected more than 0"),
     ],
 )
 def test_options_of_other_families(stored, tmp_path, name, entries, message):
@@ -376,6 +438,20 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
     unsaved("layer_norm_epsilon is 1e-06, expected 1e-05", LanguageModel(9, 8, 1, "rwkv4", **rwkv))
     wide = LanguageModel(9, 8, 1, "rwkv4", norm_eps=1e-5, residual_in_float32=True, **rwkv)
     unsaved("differs from RwkvForCausalLM", wide)
+    griffin = {"layer_options": {"hawk": {"num_heads": 2, "width": 8}, "window_attention": {"num_heads": 1}}}
+    griffin |= {"norm": "zero_centered_rmsnorm", "logit_cap": 1.0}
+    unsaved("num_heads of the layers is 1 and 2, expected one", LanguageModel(9, 8, 3, "griffin", **griffin))
+    griffin["layer_options"]["window_attention"] = {"num_heads": 2}
+    griffin["channel_options"] = {"bias": True, "activation": "gelu_tanh"}
+    unsaved("differs from RecurrentGemmaForCausalLM", LanguageModel(9, 8, 3, "griffin", **griffin))
+    griffin["embedding_scale"] = 2.828125
+    griffin_model = LanguageModel(9, 8, 6, "griffin", **griffin)
+    griffin_model.stack.blocks[5].mixer.reach = 7
+    unsaved("differs from RecurrentGemmaForCausalLM", griffin_model)
+    griffin_model.stack.blocks[5].mixer.reach = 1024
+    hub.save(griffin_model, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    unsaved("logits_soft_cap is None, expected", LanguageModel(9, 8, 3, "griffin", **griffin | {"logit_cap": None}))
     mamba = hub.load(stored("mamba")[1])
     unsaved("is a rwkv, expected a mamba because of the model", mamba, like=stored("rwkv")[1])
 
@@ -407,22 +483,23 @@ def speaker(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    torch.manual_seed(0)
-    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=257, eos_token_id=256)
-    transformers.MambaForCausalLM(config).save_pretrained(path)
+    made("mamba", num_hidden_layers=1, vocab_size=257, eos_token_id=256).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path, tokenizer
 
 
-def test_generate_with_a_hub_model(speaker, capfdbinary):
-    path, tokenizer = speaker
+@pytest.mark.parametrize("name", families.names())
+def test_generate_with_a_hub_model(name, speaker, tmp_path, capfdbinary):
+    path, tokenizer = tmp_path, speaker[1]
+    theirs = made(name, vocab_size=257, eos_token_id=256)
+    theirs.save_pretrained(path)
+    tokenizer.save_pretrained(path)
 
     def said(*options):
         assert main(["generate", "--hub", str(path), "--temperature", "0", *options]) == 0
         return capfdbinary.readouterr().out.decode()
 
     prompt = "añ €"
-    theirs = transformers.MambaForCausalLM.from_pretrained(path)
     capfdbinary.readouterr()
     read = tokenizer(prompt, return_tensors="pt")["input_ids"]
     wanted = theirs.generate(read, max_new_tokens=20, do_sample=False)[0]

@@ -335,8 +335,10 @@ def test_gradients_cross_a_carried_state(streaming):
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch does so
 def test_compiles_to_one_graph(name):
-    torch.compiler.reset()
     layer, x = make(name), inputs(2, 6)
+    if layer.name != name and layer.name in layers.names():
+        pytest.skip("its class is compiled under its own name")
+    torch.compiler.reset()
     before = some_state(layer, 2)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for arguments in ((x,), (x, before)):

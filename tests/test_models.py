@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
-from scanl.models import LanguageModel, SequenceClassifier, Stack
+from scanl.models import GatedMLP, LanguageModel, SequenceClassifier, Stack
+from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 
 VOCAB, DIM = 11, 12
@@ -67,6 +68,8 @@ def test_pieces_and_tokens_equal_the_whole(name):
         {"tie_embeddings": True},
         {"norm": "layernorm"},
         {"embedding_norm": True, "norm_eps": 0.1},
+        {"norm": "zero_centered_rmsnorm"},
+        {"embedding_scale": 3.0, "logit_cap": 0.5, "channel_options": {"activation": "gelu_tanh"}},
     ],
 )
 def test_hybrid_stack_equals_itself_token_by_token(options):
@@ -88,6 +91,56 @@ def test_norm_options():
     embedded = model.embedding(x)
     normed = embedded / (embedded.square().mean(-1, keepdim=True) + 0.1).sqrt()
     torch.testing.assert_close(model(x)[0], F.linear(model.stack(normed)[0], model.head.weight))
+
+
+def test_scaled_embeddings_and_capped_logits():
+    model, x = hybrid(embedding_scale=3.0, logit_cap=0.5), tokens(2, 6)
+    logits = 50 * F.linear(model.stack(3 * model.embedding(x))[0], model.head.weight)
+    model.head.weight.data *= 50
+    capped = 0.5 * (logits / 0.5).tanh()
+    assert (logits - capped).abs().max() > 1
+    torch.testing.assert_close(model(x)[0], capped)
+    torch.testing.assert_close(model.next_logits(x)[0], capped[:, -1])
+    assert "embedding_scale=3.0, logit_cap=0.5" in repr(model)
+    assert "logit_cap" not in repr(hybrid())
+
+
+def test_the_weight_of_a_zero_centered_norm_is_added_to_one():
+    norm = make_norm("zero_centered_rmsnorm", 4, 0.1)
+    x = torch.tensor([[1.0, -2.0, 3.0, 4.0]])
+    root = math.sqrt(30 / 4 + 0.1)
+    torch.testing.assert_close(norm(x), x / root)
+    norm.weight.data[:] = torch.tensor([0.0, 1.0, -1.0, 0.5])
+    torch.testing.assert_close(norm(x), torch.tensor([[1.0, -4.0, 0.0, 6.0]]) / root)
+    half = make_norm("zero_centered_rmsnorm", 4, 0.1).to(torch.bfloat16)
+    half.weight.data += 2**-8  # 1 + 2^-8 is 1 in bfloat16
+    assert torch.equal(half(x.to(torch.bfloat16)), (x / root * (1 + 2**-8)).to(torch.bfloat16))
+    assert not torch.equal(half(x.to(torch.bfloat16)), (x / root).to(torch.bfloat16))
+
+
+def test_gated_mlp_by_hand():
+    x = torch.tensor([[[2.0]]])
+    for activation, wanted in (("silu", 2 / (1 + math.exp(-2))), ("gelu_tanh", 1.9545977)):
+        mlp = GatedMLP(1, 1, bias=True, activation=activation)
+        for linear, weight, bias in ((mlp.gate, 3.0, -4.0), (mlp.up, 5.0, 1.0), (mlp.down, 7.0, 0.5)):
+            linear.weight.data.fill_(weight)
+            linear.bias.data.fill_(bias)
+        torch.testing.assert_close(mlp(x)[0], torch.tensor([[[7 * wanted * 11 + 0.5]]]))  # f(3*2-4), 5*2+1
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [
+        ({}, 20),
+        ({"expand": 1.55}, 15),
+        ({"expand": 1.55, "round_up_to_multiple_of": 8}, 16),
+        ({"expand": 1.6, "round_up_to_multiple_of": 8}, 16),
+        ({"intermediate_size": 7}, 7),
+    ],
+)
+def test_hidden_features_of_the_gated_mlp(options, hidden):
+    mlp = GatedMLP(10, **options)
+    assert [mlp.gate.out_features, mlp.up.out_features, mlp.down.in_features] == [hidden] * 3
 
 
 def test_residual_in_float32_keeps_what_bfloat16_would_drop():
@@ -408,6 +461,14 @@ WRONG = [
     (lambda: Stack(8, 1, channel_mixer="gated"), ConfigError, r"channel mixer 'gated'; did you mean 'gated_mlp'\?"),
     (lambda: Stack(8, 1, channel_options={"expnd": 2}), ConfigError, r"option of gated_mlp 'expnd'; did you mean"),
     (lambda: Stack(8, 1, channel_options={"expand": 0}), ConfigError, "gated_mlp: expand is 0, expected at least 1/8"),
+    (
+        lambda: Stack(8, 1, channel_options={"activation": "gelu"}),
+        ConfigError,
+        r"unknown activation of gated_mlp 'gelu'; did you mean 'gelu_tanh'\?",
+    ),
+    (lambda: GatedMLP(8, intermediate_size=0), ConfigError, "intermediate_size is 0, expected at least 1"),
+    (lambda: GatedMLP(8, round_up_to_multiple_of=0), ConfigError, "round_up_to_multiple_of is 0, expected at least 1"),
+    (lambda: LanguageModel(5, 8, 1, logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected more than 0"),
     (lambda: Stack(8, 1, norm="rms"), ConfigError, r"unknown norm 'rms'; did you mean 'rmsnorm'\?"),
     (lambda: SequenceClassifier(2, 8, 1), ConfigError, "vocab_size is None and input_dim is None, expected one"),
     (lambda: SequenceClassifier(2, 8, 1, input_dim=2, pool="max"), ConfigError, "pool is 'max', expected 'mean'"),

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.hub import call, mixers
@@ -162,8 +162,8 @@ def _install(module: nn.Module, mixer: type[Mixer], name: str) -> None:
 
 
 def _forward(mixer: type[Mixer], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
-    x = args[0] if args else next(iter(kwargs.values()))
-    if x.is_cuda and _has_kernels(type(module), mixer):
+    on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
+    if on_cuda and _has_kernels(type(module), mixer):
         return original(*args, **kwargs)
     return mixer.forward(module, *args, **kwargs)
 
@@ -183,4 +183,5 @@ def _has_kernels(cls: type[nn.Module], mixer: type[Mixer]) -> bool:
 
 
 def _chooses(function: Any) -> bool:
-    return "is_new_implementation" in function.__code__.co_freevars
+    code = getattr(function, "__code__", None)
+    return code is not None and "is_new_implementation" in code.co_freevars

@@ -147,13 +147,18 @@ class Rows(NamedTuple):
         """Whether a row holds several sequences, each of which starts from nothing."""
         return self.cu_seqlens is not None and self.mask is None
 
+    def start_anew(self, held: bool) -> None:
+        """ConfigError where packed sequences meet a state that is held for their row."""
+        if held and self.packed:
+            raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+
     def back(self, y: Tensor) -> Tensor:
         """What the ops gave, as the tokens came; zero at padding."""
         return y.view(*self.shape, *y.shape[2:]) if self.mask is None else unpack(y, self.mask)
 
     def last(self, state: Tensor) -> Tensor:
         """Of the states of all sequences (N, ...) that of the last in each row (B, ...): what a cache keeps."""
-        if self.cu_seqlens is None or self.mask is not None:
+        if self.cu_seqlens is None or not self.packed:
             return state
         batch, steps = self.shape
         ends = torch.arange(1, batch + 1, device=state.device) * steps

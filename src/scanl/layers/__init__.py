@@ -24,6 +24,7 @@ from scanl.layers.mamba2 import Mamba2 as Mamba2
 from scanl.layers.mega_ema import MegaEMA as MegaEMA
 from scanl.layers.mingru import MinGRU as MinGRU
 from scanl.layers.mlstm import MLSTM as MLSTM
+from scanl.layers.mlstm_large import MLSTMLarge as MLSTMLarge
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
 from scanl.layers.retnet import RetNet as RetNet

@@ -134,6 +134,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), in float32 or wider: x where it is small, and never beyond cap."""
+    return cap * torch.tanh(widen(x) / cap)
+
+
 registry: Registry[Layer] = Registry("layer")
 register, names, get = registry.add, registry.names, registry.get
 

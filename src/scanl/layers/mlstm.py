@@ -34,14 +34,18 @@ class HeadwiseLinear(nn.Module):
 
 
 class MultiHeadNorm(nn.Module):
-    """LayerNorm of each head, times 1 + weight (H P), zeros at first."""
+    """LayerNorm of each head, times weight (H P), ones at first; or times 1 + weight, zeros at first."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, eps: float = 1e-5, zero_centered: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps, self.center = eps, float(zero_centered)
+        self.weight = nn.Parameter(torch.full((width,), 1 - self.center))
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], eps=1e-5).flatten(-2) * (1 + widen(self.weight))
+        return F.layer_norm(x, x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
 
 
 class MLSTMCell(nn.Module):
@@ -164,15 +168,29 @@ class MLSTM(Layer):
         conv = F.silu(conv)
         q, k, v = self.q_proj(conv), self.k_proj(conv), self.v_proj(inner)
         i, log_f = self.mlstm_cell(q, k, v)
-        now, before, m = stabiliser(i, log_f, m, cu_seqlens)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (widen(q), k, v))
-        k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
-        h, memory = linear_attention(
-            q, k, F.pad(v, (0, 1), value=1.0), log_f + before - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens
-        )
-        h = h[..., :-1] / (torch.maximum(h[..., -1].abs(), (-now).exp()) + 1e-6)[..., None]
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
+        h, memory, m = remember(q, k, v, i, log_f, memory, m, cu_seqlens)
         h = self.mlstm_cell.outnorm(h).to(x.dtype) + self.learnable_skip * conv
         return self.proj_down(h * F.silu(z)), MLSTMState(memory, m, window)
+
+
+def remember(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    log_f: Tensor,
+    memory: Tensor,
+    m: Tensor,
+    cu_seqlens: Tensor | None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h (B, T, H, V), and the memory and m after it, as of MLSTMState; q and k (B, T, H, K), ĩ and ln f (B, T, H)."""
+    now, before, m = stabiliser(i, log_f, m, cu_seqlens)
+    k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
+    v = F.pad(v, (0, 1), value=1.0)
+    h, memory = linear_attention(widen(q), k, v, log_f + before - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens)
+    return h[..., :-1] / (torch.maximum(h[..., -1].abs(), (-now).exp()) + eps)[..., None], memory, m
 
 
 def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,6 +58,12 @@ class WindowAttention(SoftmaxAttention):
         if window < 1:
             raise ConfigError(f"window_attention: window is {window}, expected at least 1")
         super().__init__(dim, num_heads, num_kv_heads, head_dim, window, rope_base, rope_fraction, bias, True)
+        self.rope_fraction = rope_fraction
+
+    def extra_repr(self) -> str:
+        """What the weights do not tell."""
+        options = ("num_heads", "num_kv_heads", "reach", "rope_base", "rope_fraction")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in options)
 
     def forward(
         self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None

@@ -1,18 +1,30 @@
 """One residual block: a layer mixes over time, a channel mixer over features, each behind its own norm."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, check_options
+from scanl.layers.base import Layer, check_options, widen
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"silu": nn.SiLU, "gelu_tanh": partial(nn.GELU, approximate="tanh")}
+
 
 class GatedMLP(Layer):
-    """y = W_down (SiLU(W_gate x) * W_up x), with expand * dim hidden features. No state.
+    """y = W_down (f(W_gate x) * W_up x). No state.
+
+    Args:
+        dim: D, model width.
+        expand, round_up_to_multiple_of: there are expand * D hidden features, a fraction left out, rounded up to a
+            multiple.
+        bias: biases in the three projections.
+        activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
+        intermediate_size: hidden features, in place of what `expand` says.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (6).
     Initialised N(0, 1/fan_in).
@@ -20,16 +32,33 @@ class GatedMLP(Layer):
 
     residual_out = "down"
 
-    def __init__(self, dim: int, expand: float = 2.0, bias: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        expand: float = 2.0,
+        bias: bool = False,
+        activation: str = "silu",
+        intermediate_size: int | None = None,
+        round_up_to_multiple_of: int = 1,
+    ) -> None:
         super().__init__()
-        self.dim = dim
-        hidden = int(expand * dim)
-        if hidden < 1:
-            raise ConfigError(f"gated_mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        if activation not in ACTIVATIONS:
+            raise nearest("activation of gated_mlp", activation, list(ACTIVATIONS))
+        if round_up_to_multiple_of < 1:
+            raise ConfigError(f"gated_mlp: round_up_to_multiple_of is {round_up_to_multiple_of}, expected at least 1")
+        self.dim, self.expand, self.round_up_to_multiple_of = dim, expand, round_up_to_multiple_of
+        hidden, multiple = intermediate_size, round_up_to_multiple_of
+        if hidden is None:
+            hidden = int((expand * dim + multiple - 1) // multiple) * multiple
+            if hidden < 1:
+                raise ConfigError(f"gated_mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        elif hidden < 1:
+            raise ConfigError(f"gated_mlp: intermediate_size is {hidden}, expected at least 1")
         # Two matrices, not one cut in half: contiguous activations are a third quicker on a CPU.
         self.gate = nn.Linear(dim, hidden, bias=bias)
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
+        self.activation = ACTIVATIONS[activation]()
         for linear in (self.gate, self.up, self.down):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             if bias:
@@ -39,7 +68,7 @@ class GatedMLP(Layer):
         return ()
 
     def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        return self.down(F.silu(self.gate(x)) * self.up(x)), ()
+        return self.down(self.activation(self.gate(x)) * self.up(x)), ()
 
 
 CHANNEL_MIXERS: dict[str, type[Layer] | None] = {
@@ -51,11 +80,25 @@ CHANNEL_MIXERS: dict[str, type[Layer] | None] = {
 }
 
 
-NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
+class ZeroCenteredRMSNorm(nn.RMSNorm):
+    """RMSNorm times 1 + weight, zeros at first, so that weight decay pulls to 1. In float32 or wider."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(widen(x), self.normalized_shape, 1 + widen(self.weight), self.eps).to(x.dtype)
+
+
+NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {
+    "rmsnorm": nn.RMSNorm,
+    "zero_centered_rmsnorm": ZeroCenteredRMSNorm,
+    "layernorm": nn.LayerNorm,
+}
 
 
 def make_norm(name: str, dim: int, eps: float = 1e-6) -> nn.RMSNorm | nn.LayerNorm:
-    """`rmsnorm` or `layernorm` over the features."""
+    """One of `NORMS` over the features."""
     if name not in NORMS:
         raise nearest("norm", name, list(NORMS))
     return NORMS[name](dim, eps=eps)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers.base import soft_cap
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
 from scanl.models.block import make_norm
@@ -23,6 +24,8 @@ class LanguageModel(nn.Module):
         dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32: of the
             `Stack`.
         embedding_norm: a norm between the embedding and the first block, as in RWKV.
+        embedding_scale: times the embedding, as in RecurrentGemma; None for 1.
+        logit_cap: c, for logits c tanh(logits / c), in (-c, c); None for no cap.
         tie_embeddings: read out with the embedding's own matrix.
 
     tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState a block, constant in size.
@@ -44,9 +47,13 @@ class LanguageModel(nn.Module):
         norm_eps: float = 1e-6,
         residual_in_float32: bool = False,
         embedding_norm: bool = False,
+        embedding_scale: float | None = None,
+        logit_cap: float | None = None,
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__()
+        if logit_cap is not None and not logit_cap > 0:
+            raise ConfigError(f"language model: logit_cap is {logit_cap}, expected more than 0")
         self.stack = Stack(
             dim,
             depth,
@@ -61,12 +68,19 @@ class LanguageModel(nn.Module):
         if self.stack.bidirectional:
             raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
         self.vocab_size = vocab_size
+        self.embedding_scale = embedding_scale
+        self.logit_cap = logit_cap
         self.embedding = nn.Embedding(vocab_size, dim)
         self.embedding_norm = make_norm(norm, dim, norm_eps) if embedding_norm else None
         self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=0.02)
+
+    def extra_repr(self) -> str:
+        """What the weights do not tell."""
+        options = {"embedding_scale": self.embedding_scale, "logit_cap": self.logit_cap}
+        return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> StackState:
         return self.stack.init_state(batch_size, device=device, dtype=dtype)
@@ -145,9 +159,11 @@ class LanguageModel(nn.Module):
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
             tokens, cu_seqlens = pack(tokens, mask)
         x = self.embedding(tokens)
+        x = x if self.embedding_scale is None else x * self.embedding_scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         hidden, after = self.stack(x, state, cu_seqlens=cu_seqlens)
         return hidden, after, mask
 
     def _read_out(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        logits = F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        return logits if self.logit_cap is None else soft_cap(logits, self.logit_cap).to(logits.dtype)

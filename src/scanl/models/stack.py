@@ -31,7 +31,7 @@ class Stack(nn.Module):
             pattern: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
         channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
-        norm: "rmsnorm" or "layernorm".   norm_eps: its epsilon.
+        norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
 
     Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the

@@ -24,9 +24,10 @@ class Family(ABC):
     architecture: ClassVar[str] = ""  # transformers' class
     defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; transformers leaves some out
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for: what they may be
+    own: ClassVar[tuple[str, ...]] = ()  # those of `defaults` that `arguments` checks by itself
     new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that the model does not tell
     weights: ClassVar[Mapping[str, str]] = {}  # how names begin, ours: theirs; * is the number of a block
-    mixer: ClassVar[type[Layer]]
+    mixers: ClassVar[tuple[type[Layer], ...]]
     channel: ClassVar[type[Layer] | None] = None
     norm: ClassVar[type[nn.Module]] = nn.RMSNorm
 
@@ -44,7 +45,7 @@ class Family(ABC):
     def holds(cls, model: LanguageModel) -> bool:
         """Whether the model is built of this family's parts."""
         return all(
-            type(block.mixer) is cls.mixer
+            type(block.mixer) in cls.mixers
             and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
             and type(block.mixer_norm) is cls.norm
             for block in blocks(model)
@@ -62,7 +63,7 @@ class Family(ABC):
                 raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has nothing else")
         read = {key: config.get(key, default) for key, default in cls.defaults.items()}
         for key, default in cls.defaults.items():
-            if not _fits(read[key], default):
+            if key not in cls.own and not _fits(read[key], default):
                 raise CheckpointError(f"{who}: {key} is {read[key]!r}, expected {_expected(default)}")
         with torch.device("meta"):
             return LanguageModel(**cls.arguments(read))

@@ -34,7 +34,7 @@ class Mamba(Family):
         "stack.norm.": "backbone.norm_f.",
         "head.": "lm_head.",
     }
-    mixer: ClassVar = layers.Mamba
+    mixers: ClassVar = (layers.Mamba,)
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Mamba2(Family):
     only: ClassVar = {**Mamba.only, "time_step_limit": ((0.0, math.inf),)}
     new: ClassVar = Mamba.new
     weights: ClassVar = Mamba.weights
-    mixer: ClassVar = layers.Mamba2
+    mixers: ClassVar = (layers.Mamba2,)
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Rwkv(Family):
         "stack.norm.": "rwkv.ln_out.",
         "head.": "head.",
     }
-    mixer: ClassVar = layers.RWKV4
+    mixers: ClassVar = (layers.RWKV4,)
     channel: ClassVar = RWKV4ChannelMix
     norm: ClassVar = nn.LayerNorm
 

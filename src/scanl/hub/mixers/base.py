@@ -70,13 +70,11 @@ class CachedMixer(Mixer):
         **_: Any,
     ) -> Tensor:
         cache_params = past_key_values if cache_params is None else cache_params
-        found = call.of(hidden_states, attention_mask)
-        rows, x = call.Rows.lay(found, hidden_states)
+        rows, x = call.Rows.lay(call.of(hidden_states, attention_mask), hidden_states)
         conv, recurrent, slot = None, None, cls.slot(module)
         if cache_params is not None:
             conv, recurrent = read(cache_params, module.layer_idx, slot)
-            if found.cu_seqlens is not None and (conv is not None or recurrent is not None):
-                raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+            rows.start_anew(conv is not None or recurrent is not None)
         y, inputs, conv, recurrent = cls.run(module, x, conv, recurrent, rows.cu_seqlens)
         if cache_params is not None:
             write(cache_params, module, rows, inputs, conv, recurrent, slot)

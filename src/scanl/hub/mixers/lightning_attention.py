@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
 from scanl.hub import call
 from scanl.hub.mixers.base import Mixer, register
 from scanl.ops import linear_attention
@@ -35,11 +34,9 @@ class LightningAttention(Mixer):
         past_key_values: Any = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        found = call.of(hidden_states, attention_mask)
-        rows, x = call.Rows.lay(found, hidden_states)
+        rows, x = call.Rows.lay(call.of(hidden_states, attention_mask), hidden_states)
         state = None if past_key_values is None else past_key_values.get_linear_cache(module.layer_idx)
-        if found.cu_seqlens is not None and state is not None:
-            raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+        rows.start_anew(state is not None)
         heads = module.act_fn(module.qkv_proj(x)).unflatten(-1, (module.num_attention_heads, -1))
         q, k, v = heads.split(module.head_dim, -1)
         decay = -module.slope_rate.float().flatten()

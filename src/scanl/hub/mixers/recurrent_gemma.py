@@ -15,6 +15,8 @@ from scanl.layers.rglru import BoundedSqrt
 from scanl.layers.short_convolution import convolve
 from scanl.ops import linear_scan
 
+CACHED = 1 << 18  # numbers of a tensor, several of which lie in the second-level cache
+
 
 @register("recurrent_gemma")
 class RecurrentGemma(Mixer):
@@ -57,8 +59,7 @@ class RecurrentGemma(Mixer):
         if cache is not None:
             layer = _layer(cache, module)
             conv, recurrent = read(cache, place(module))
-            if rows.packed and recurrent is not None:
-                raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+            rows.start_anew(recurrent is not None)
         fresh = None if recurrent is None or layer is None else layer.__dict__.get("_scanl_fresh")
         inputs = module.linear_x(x)
         u, conv = convolve(module.conv_1d, inputs, conv, cu_seqlens=rows.cu_seqlens)
@@ -107,6 +108,16 @@ def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -
 def _rg_lru(
     module: Any, u: Tensor, first: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    # A piece of some steps stays in the second-level cache on its way through a dozen operations.
+    steps = max(1, CACHED // max(1, u.shape[0] * u.shape[2]))
+    pieces = [_gated(module, *piece) for piece in zip(u.split(steps, 1), first.split(steps, 1), strict=True)]
+    entering, a = (torch.cat(values, 1) for values in zip(*pieces, strict=True))
+    y, last = linear_scan(entering, a, state, cu_seqlens=cu_seqlens)
+    return y.to(u.dtype), last
+
+
+def _gated(module: Any, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """What enters the recurrence at every step, and the decay there."""
     heads = u.reshape(-1, module.num_attention_heads, module.block_width).transpose(0, 1)
     enter, forget = (
         torch.baddbmm(bias[:, None], heads, weight).transpose(0, 1).reshape(u.shape).sigmoid()
@@ -118,6 +129,4 @@ def _rg_lru(
     log_a = widen(forget) * (-8 * F.softplus(widen(module.recurrent_param)))
     square = 1 - (2 * log_a).exp()  # with the original's rounding, which matters where a is near 1
     scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
-    entering = u * enter * scale.masked_fill(first[..., None], 1)
-    y, last = linear_scan(entering, log_a.exp(), state, cu_seqlens=cu_seqlens)
-    return y.to(u.dtype), last
+    return u * enter * scale.masked_fill(first[..., None], 1), log_a.exp()

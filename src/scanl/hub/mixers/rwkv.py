@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
 from scanl.hub import call
 from scanl.hub.mixers.base import Mixer, decay, register
 from scanl.layers.short_convolution import token_shift
@@ -48,8 +47,7 @@ class RWKV(Mixer):
         )
         recurrent = None if state is None else torch.stack([part[..., module.layer_id] for part in state[2:]], 1)
         if recurrent is not None and rows.packed:
-            if bool((recurrent[:, 1] != 0).any()):
-                raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+            rows.start_anew(bool((recurrent[:, 1] != 0).any()))
             recurrent = None
         average, recurrent = weighted_average(
             k, v, decay(module.time_decay), module.time_first.float(), recurrent, cu_seqlens=rows.cu_seqlens

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
 from scanl.hub import call
 from scanl.hub.mixers.base import Mixer, register
 from scanl.layers.base import widen
@@ -33,8 +32,7 @@ class XLSTM(Mixer):
     def forward(module: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         rows, x = call.Rows.lay(call.part(module, x), x)
         if rows.packed and state is not None:
-            if bool((state[1] != 0).any()):
-                raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+            rows.start_anew(bool((state[1] != 0).any()))
             state = None
         q, k, v, o, i, f = _projected(module, x)
         i, log_f = widen(i), F.logsigmoid(widen(f))
