@@ -1,7 +1,10 @@
 """Layers with a matrix memory against others' programs: weights copied by name, outputs and every gradient."""
 
 import inspect
+import sys
 import warnings
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ with warnings.catch_warnings():
 from transformers.models.mamba2 import configuration_mamba2, modeling_mamba2
 from transformers.models.olmo_hybrid import configuration_olmo_hybrid, modeling_olmo_hybrid
 
+XLSTM = "needs xlstm, which is not in the extra `outside`: transformers takes its classes in place of its own"
 pytestmark = pytest.mark.filterwarnings("ignore")
 B, T, DIM = 2, 70, 16
 
@@ -154,46 +158,67 @@ def test_deltanet_is_that_of_fla(monkeypatch, options):
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-5)
 
 
-class Args:
-    """What torchscale asks for."""
+@pytest.fixture
+def torchscale(monkeypatch):
+    """Their retention and its positions; what their file imports beside that, for blocks and experts, is left out."""
+    retention = pytest.importorskip("torchscale.component.multiscale_retention", reason="needs the extra `outside`")
+    for name in ("fairscale", "fairscale.nn", "timm", "timm.models", "timm.models.layers"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    from torchscale.architecture.retnet import RetNetRelPos
 
-    layernorm_eps, multiway, recurrent_chunk_size = 1e-6, False, 16
-    decoder_embed_dim, decoder_retention_heads = DIM, 4
+    def build(num_heads: int, value_dim: int, eps: float):
+        """In float64, the norm and the decays too."""
+        args = SimpleNamespace(
+            layernorm_eps=eps, multiway=False, recurrent_chunk_size=14, decoder_embed_dim=DIM,
+            decoder_retention_heads=num_heads,
+        )  # fmt: skip
+        theirs = shaken(retention.MultiScaleRetention(args, DIM, value_dim, num_heads)).double()
+        theirs.group_norm.forward = theirs.group_norm._norm
+        positions = RetNetRelPos(args).double()
+        exponents = torch.linspace(0, 1, DIM // num_heads // 2, dtype=torch.float64)
+        positions.angle = (10000**-exponents).repeat_interleave(2)
+        positions.decay = torch.log(1 - 2 ** (-5 - torch.arange(num_heads).double()))
+        return theirs, positions
+
+    return build
 
 
-def test_retnet_is_that_of_torchscale(monkeypatch):
-    retention = pytest.importorskip("torchscale.component.multiscale_retention")
-    theirs = shaken(retention.MultiScaleRetention(Args, DIM, 24, 4)).double()
-    layer = layers.build("retnet", DIM, num_heads=4, value_dim=24).double()
+RETENTIONS = [(4, 24), (2, 16), (8, 32)]  # heads, value_dim
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), RETENTIONS)
+@pytest.mark.parametrize("form", ["parallel", "chunks", "steps"])
+def test_retnet_is_that_of_torchscale(torchscale, form, heads, value_dim):
+    """Each form scales in its own way what the norm makes one again, but for its epsilon: which is 0 here."""
+    theirs, positions = torchscale(heads, value_dim, 0.0)
+    layer = layers.build("retnet", DIM, num_heads=heads, value_dim=value_dim, eps=0.0).double()
     layer.load_state_dict(theirs.state_dict())
-    angle = (1 / 10000 ** torch.linspace(0, 1, 2).double()).repeat_interleave(2)
+
+    def run(x):
+        if form != "steps":
+            chunked = form == "chunks"
+            return theirs(x, positions(T, chunkwise_recurrent=chunked), chunkwise_recurrent=chunked)
+        cache, places = {}, (positions(t + 1, activate_recurrent=True) for t in range(T))
+        return torch.cat([theirs(x[:, t : t + 1], place, False, cache) for t, place in enumerate(places)], 1)
+
+    agree(layer, run, dict(theirs.named_parameters()), 1e-9)
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), RETENTIONS)
+def test_retnet_is_that_of_torchscale_without_its_scales(torchscale, monkeypatch, heads, value_dim):
+    """As in the paper's recurrence, so that the epsilon of the norm is the same too."""
+    theirs, positions = torchscale(heads, value_dim, 1e-6)
+    layer = layers.build("retnet", DIM, num_heads=heads, value_dim=value_dim).double()
+    layer.load_state_dict(theirs.state_dict())
+    turn, _ = positions(T)
     index = torch.arange(T).double()
-    apart = index[:, None] - index
-    decay = torch.log(1 - 2 ** (-5 - torch.arange(4).double()))
-    mask = (apart * decay[:, None, None]).exp().tril()
+    mask = ((index[:, None] - index) * positions.decay[:, None, None]).exp().tril()
 
-    # as the paper: without their rescaling, which their norm cancels but for its epsilon
     def retain(self, q, k, v, mask):
-        return (q @ k.mT * mask @ v.view(B, T, 4, -1).transpose(1, 2)).transpose(1, 2)
+        return (q @ k.mT * mask @ v.view(B, T, heads, -1).transpose(1, 2)).transpose(1, 2)
 
-    monkeypatch.setattr(retention.MultiScaleRetention, "parallel_forward", retain)
-    positions = ((index[:, None] * angle).sin(), (index[:, None] * angle).cos())
-    agree(layer, lambda x: theirs(x, (positions, mask)), dict(theirs.named_parameters()), 1e-6)  # its norm is float32
-
-
-def test_retnet_is_torchscale_s_decoding():
-    """Their recurrent form, with the rescaling that the norm cancels: unlike ours by its epsilon alone."""
-    retention = pytest.importorskip("torchscale.component.multiscale_retention")
-    theirs = shaken(retention.MultiScaleRetention(Args, DIM, 24, 4)).double()
-    theirs.group_norm.eps = 0.0
-    layer = layers.build("retnet", DIM, num_heads=4, value_dim=24, eps=0.0).double()
-    layer.load_state_dict(theirs.state_dict())
-    angle = (1 / 10000 ** torch.linspace(0, 1, 2).double()).repeat_interleave(2)
-    decay = 1 - 2 ** (-5 - torch.arange(4).double())
-    x, cache, ys = torch.randn(B, T, DIM, dtype=torch.float64), {}, []
-    for t in range(T):
-        ys.append(theirs(x[:, t : t + 1], (((t * angle).sin(), (t * angle).cos()), decay), incremental_state=cache))
-    torch.testing.assert_close(layer(x)[0], torch.cat([y.view(B, 1, DIM) for y in ys], 1), rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(type(theirs), "parallel_forward", retain)
+    agree(layer, lambda x: theirs(x, (turn, mask)), dict(theirs.named_parameters()), 1e-9)
 
 
 @pytest.mark.usefixtures("plain_modules")
@@ -224,32 +249,84 @@ def test_linear_attention_is_that_of_fla(monkeypatch, options, theirs):
     agree(layer, lambda x: other(x)[0], dict(other.named_parameters()), 1e-5)
 
 
-def test_mlstm_is_that_of_xlstm():
-    theirs = pytest.importorskip("xlstm.blocks.mlstm.layer")
-    config = theirs.mLSTMLayerConfig(
-        embedding_dim=DIM, context_length=T, num_heads=4, round_proj_up_to_multiple_of=8, bias=True
-    )
-    other = shaken(theirs.mLSTMLayer(config)).double()
-    layer = layers.build("mlstm", DIM, num_heads=4, round_proj_up_to_multiple_of=8, bias=True).double()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_heads": 4, "bias": True},
+        {"num_heads": 1, "conv1d_kernel_size": 2, "qkv_proj_blocksize": 8},
+        {"num_heads": 8, "proj_factor": 1.5},
+    ],
+    ids=str,
+)
+def test_mlstm_is_that_of_xlstm(options):
+    theirs = pytest.importorskip("xlstm.blocks.mlstm.layer", reason=XLSTM)
+    from xlstm.blocks.mlstm.backends import recurrent_step_stabilized_simple
+
+    options = {"round_proj_up_to_multiple_of": 8, **options}
+    other = shaken(theirs.mLSTMLayer(theirs.mLSTMLayerConfig(embedding_dim=DIM, context_length=T, **options))).double()
+    layer = layers.build("mlstm", DIM, **options).double()
     layer.load_state_dict(other.state_dict())
     # their whole sequence has no m before the first step, their steps have 0, as ours: the 1e-6 differs by e^m
     agree(layer, other, dict(other.named_parameters()), 1e-6)
-    x, cache, ys = torch.randn(B, T, DIM, dtype=torch.float64), {}, []
-    with torch.no_grad():
+
+    def step_by_step(queries, keys, values, igate_preact, fgate_preact, **_):
+        head = queries.new_zeros(B, queries.shape[1], queries.shape[3], queries.shape[3])
+        state, hs = (head, head[..., :1], head[..., :1, :1]), []
         for t in range(T):
-            y, cache = other.step(x[:, t : t + 1], **cache)
-            ys.append(y)
-        torch.testing.assert_close(layer(x)[0], torch.cat(ys, 1), rtol=1e-9, atol=1e-9)
+            given = (part[:, :, t : t + 1].clone() for part in (queries, keys, values, igate_preact, fgate_preact))
+            h, state = recurrent_step_stabilized_simple(*state, *given)
+            hs.append(h)
+        return torch.cat(hs, 2)
+
+    other.mlstm_cell.backend_fn = step_by_step
+    agree(layer, other, dict(other.named_parameters()), 1e-9)
 
 
-@pytest.mark.parametrize(("sub_ln", "gating", "inner"), [(True, True, 24), (False, True, DIM)])
-def test_gateloop_is_that_of_gateloop_transformer(sub_ln, gating, inner):
-    theirs = pytest.importorskip("gateloop_transformer.gateloop_transformer")
-    other = theirs.GateLoopedAttention(
-        DIM, dim_inner=inner, add_swish_gating=gating, sub_ln=sub_ln, checkpoint_gate_looped_attn=False,
-        frac_gradient_state_transition=1.0,
+@pytest.mark.parametrize(
+    "options", [{"num_heads": 2}, {"num_heads": 4, "qk_dim_factor": 1.0, "v_dim_factor": 2.0}], ids=str
+)
+def test_mlstm_large_is_that_of_xlstm(options):
+    theirs = pytest.importorskip("xlstm.xlstm_large.model", reason=XLSTM)
+    backend = theirs.mLSTMBackendConfig(
+        chunkwise_kernel="chunkwise--native_autograd", sequence_kernel="native_sequence__native", step_kernel="native",
+        chunk_size=14, autocast_kernel_dtype="float64", return_last_states=True,
     )  # fmt: skip
-    shaken(other).double()
-    layer = layers.build("gateloop", DIM, dim_inner=inner, add_swish_gating=gating, sub_ln=sub_ln, polar=True).double()
+    config = theirs.mLSTMLayerConfig(DIM, norm_reduction_force_float32=False, mlstm_backend=backend, **options)
+    other = shaken(theirs.mLSTMLayer(config)).double()
+    layer = layers.build("mlstm_large", DIM, **options).double()
+    layer.load_state_dict(other.state_dict())
+    agree(layer, lambda x: other(x)[0], dict(other.named_parameters()), 1e-9)
+
+
+@pytest.fixture
+def gateloop():
+    module = pytest.importorskip("gateloop_transformer.gateloop_transformer", reason="needs the extra `outside`")
+
+    def build(**options) -> nn.Module:
+        # the gradient as it is, of the transition too
+        options |= {"checkpoint_gate_looped_attn": False, "frac_gradient_state_transition": 1.0}
+        return shaken(module.GateLoopedAttention(DIM, **options)).double()
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("sub_ln", "gating", "inner"), [(True, True, 24), (False, True, DIM), (True, False, 24), (False, False, 8)]
+)
+def test_gateloop_is_that_of_gateloop_transformer(gateloop, sub_ln, gating, inner):
+    options = {"dim_inner": inner, "add_swish_gating": gating, "sub_ln": sub_ln}
+    other = gateloop(**options)
+    layer = layers.build("gateloop", DIM, polar=True, **options).double()
+    layer.load_state_dict(other.state_dict())
+    agree(layer, other, dict(other.named_parameters()), 1e-9)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_gateloop_of_larger_heads_is_that_of_gateloop_transformer(gateloop, heads):
+    """Theirs has one transition a head; with one for each key channel, as in the paper, it is ours."""
+    other = gateloop(heads=heads)
+    layer = layers.build("gateloop", DIM, heads=heads, sub_ln=False, polar=True).double()
+    other.to_a[0] = nn.Linear(DIM, 2 * DIM).double()
+    other.to_a[1].forward = lambda a: a.view(B, T, heads, -1, 1, 2).transpose(1, 2).flatten(0, 1)
     layer.load_state_dict(other.state_dict())
     agree(layer, other, dict(other.named_parameters()), 1e-9)

@@ -1,14 +1,17 @@
 """RWKV, AFT, sLSTM and the gated cells against programs that others wrote: outputs and every gradient."""
 
+import importlib.util
 import warnings
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from scanl.layers import AFT, GRU, LSTM, RWKV4, RWKV6, RWKV7, SLSTM, Elman
-from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix
+from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 B, T, DIM = 2, 17, 12
@@ -115,33 +118,177 @@ def test_rwkv7_over_the_recurrence_of_fla(fla, monkeypatch):
     agree((layer, lambda x: layer(x)[0]), (layer, over), torch.randn(B, T, DIM), 1e-5)
 
 
+@pytest.mark.usefixtures("fla", "double")
+@pytest.mark.parametrize("hidden", [9, 20])
+@pytest.mark.parametrize("version", [6, 7])
+def test_channel_mixes_are_those_of_fla(monkeypatch, version, hidden):
+    """With their shift and their square said in torch: those they call are Triton kernels."""
+    from fla.models.rwkv6 import modeling_rwkv6
+    from fla.models.rwkv7 import modeling_rwkv7
+    from fla.modules.token_shift import token_shift_ref
+
+    renamed = {}
+    if version == 6:
+        monkeypatch.setattr(modeling_rwkv6, "token_shift", token_shift_ref)
+        layer, theirs = RWKV6ChannelMix(DIM, hidden), modeling_rwkv6.RWKV6FeedForward(DIM, intermediate_size=hidden)
+        renamed = {"time_maa_k": "key.mu", "time_maa_r": "receptance.mu"}
+        renamed |= {f"{name}.weight": f"{name}.linear.weight" for name in ("key", "receptance")}
+    else:
+        monkeypatch.setattr(modeling_rwkv7, "token_shift", lambda x, *_, **__: (token_shift_ref(x), None))
+        layer = RWKV7ChannelMix(DIM, hidden)
+        theirs = modeling_rwkv7.RWKV7FeedForward(DIM, intermediate_size=hidden, layer_idx=0, num_hidden_layers=2)
+    theirs.act_fn = lambda x: x.relu().square()
+    layer = flat(shaken(layer))
+    parameters = {renamed.get(name, name): part for name, part in layer.state_dict().items()}
+    theirs.load_state_dict(parameters, strict=True)
+    x = torch.randn(B, T, DIM)
+    agree(
+        (layer, lambda x: layer(x)[0]), (theirs, lambda x: theirs(x)[0]), x, 1e-9, lambda name: renamed.get(name, name)
+    )
+
+
+def flat(layer):
+    """Vectors (1, 1, D) as (D), as fla has them."""
+    for name, part in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, nn.Parameter(part.detach().flatten()))
+    return layer
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The authors' own program, PyPI's rwkv; the environment decides which versions its module has."""
+    pytest.importorskip("rwkv", reason="needs the extra `outside`")
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32  # it sets them for the whole process
+
+    def load(version: int) -> ModuleType:
+        for name, value in {"V7_ON": int(version == 7), "JIT_ON": int(version == 7), "CUDA_ON": 0}.items():
+            monkeypatch.setenv(f"RWKV_{name}", str(value))
+        spec = importlib.util.find_spec("rwkv.model")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def stored(layer):
+    """The parameters as that program stores them: matrices turned, vectors (D)."""
+    matrices = ("receptance", "key", "value", "gate", "output")
+    return {
+        name: part.t() if name.split(".")[0] in matrices else part.view(-1) if part.shape[:2] == (1, 1) else part
+        for name, part in layer.named_parameters()
+    }
+
+
+def agree_with_authors(layer, ours, theirs):
+    """theirs: a function of the parameters as stored and of one sequence (T, D), in float32."""
+    agree(
+        (layer, ours),
+        (layer, lambda x: torch.stack([theirs(stored(layer), row) for row in x])),
+        torch.randn(B, T, DIM),
+        1e-5,
+    )
+
+
+@pytest.mark.parametrize("head_size", [4, 6])
+def test_rwkv6_is_that_of_its_authors(program, head_size):
+    """Their parts have the norm before and the residual in them."""
+    model, heads = program(6).RWKV, DIM // head_size
+    ones, zeros, unscaled = torch.ones(DIM), torch.zeros(DIM), [None] * 4
+
+    def time_mix(p, x):
+        return model.att_seq_v6_0(
+            None, x, zeros, torch.zeros(heads, head_size, head_size), ones, zeros, p["ln_x.weight"], p["ln_x.bias"],
+            *(p[f"time_maa_{name}"] for name in "xwkvrg"), p["time_maa_w1"], p["time_maa_w2"],
+            p["time_decay_w1"], p["time_decay_w2"], p["time_decay"].view(heads, -1, 1), p["time_faaaa"][..., None],
+            *(p[f"{name}.weight"] for name in ("key", "value", "receptance", "gate", "output")), *(5 * unscaled),
+        )[0]  # fmt: skip
+
+    def channel_mix(p, x):
+        weights = (p[f"{name}.weight"] for name in ("key", "value", "receptance"))
+        return model.ffn_seq_v6(
+            None, x, zeros, ones, zeros, p["time_maa_k"], p["time_maa_r"], *weights, *(3 * unscaled)
+        )[0]
+
+    for layer, theirs in ((RWKV6(DIM, head_size, 3, 5), time_mix), (RWKV6ChannelMix(DIM, 20), channel_mix)):
+        shaken(layer)
+        agree_with_authors(layer, lambda x, layer=layer: x + layer(F.layer_norm(x, (DIM,)))[0], theirs)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("head_size", [4, 6])
+def test_rwkv7_is_that_of_its_authors(program, depth, head_size):
+    """Step by step: over a sequence their program writes where autograd reads."""
+    theirs, heads = program(7), DIM // head_size
+    layer = RWKV7(DIM, head_size, 3, 4, 5, 6)
+    layer.init_depth(depth, 2)
+    shaken(layer)
+    firsts = torch.randn(B, T, DIM)
+
+    def ours(x):
+        return layer(x, memo={"v_first": firsts} if depth else None)[0]
+
+    def steps(p, x, first):
+        before, state, ys = torch.zeros(DIM), torch.zeros(heads, head_size, head_size), []
+        adapters = [p.get(f"{name}{i}", p["w0"]) for name in "wav" for i in range(3)]  # no v in the lowest layer
+        for t in range(T):
+            y, before, state, _ = theirs.RWKV_x070_TMix_one(
+                depth, heads, head_size, x[t], before, first[t], state, *(p[f"x_{name}"] for name in "rwkvag"),
+                *adapters, p["g1"], p["g2"], p["k_k"], p["k_a"], p["r_k"].view(-1),
+                *(p[f"{name}.weight"] for name in ("receptance", "key", "value", "output")),
+                p["ln_x.weight"], p["ln_x.bias"],
+            )  # fmt: skip
+            ys.append(y)
+        return torch.stack(ys)
+
+    def both(x):
+        return torch.stack([steps(stored(layer), *rows) for rows in zip(x, firsts, strict=True)])
+
+    agree((layer, ours), (layer, both), torch.randn(B, T, DIM), 1e-5)
+
+
+@pytest.mark.parametrize("hidden", [9, 48])
+def test_rwkv7_channel_mix_is_that_of_its_authors(program, hidden):
+    mix = program(7).RWKV_x070_CMix_seq
+    layer = shaken(RWKV7ChannelMix(DIM, hidden))
+
+    def theirs(p, x):
+        return mix(x, torch.zeros(DIM), p["x_k"], p["key.weight"], p["value.weight"])[0]
+
+    agree_with_authors(layer, lambda x: layer(x)[0], theirs)
+
+
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("hidden", [8, DIM])
 @pytest.mark.parametrize("variant", ["simple", "full", "local"])
-def test_aft_is_that_of_aft_pytorch(variant):
-    """Theirs sees the future: for ours, w is -inf there, and the simple form is compared at the last step."""
-    outside = pytest.importorskip("aft_pytorch", reason="needs aft-pytorch from PyPI")
-    layer = shaken(AFT(DIM, variant, 8, 20, 4))
-    theirs = (outside.AFTSimple if variant == "simple" else outside.AFTFull)(20, DIM, 8)
+def test_aft_is_that_of_aft_pytorch(variant, hidden):
+    """Theirs sees the future: for ours, w is -inf there, and the simple form is given what came before each step."""
+    outside = pytest.importorskip("aft_pytorch", reason="needs the extra `outside`")
+    layer = shaken(AFT(DIM, variant, hidden, 20, 4))
+    theirs = (outside.AFTSimple if variant == "simple" else outside.AFTFull)(20, DIM, hidden)
     theirs.load_state_dict(layer.state_dict(), strict=True)
 
     def causal(x):
         if variant == "simple":
-            return theirs(x)[:, -1]
+            return torch.cat([theirs(x[:, : t + 1])[:, -1:] for t in range(T)], 1)
         w = theirs.wbias if variant == "full" else theirs.wbias - theirs.wbias.tril(-4)
         past = torch.ones(20, 20, dtype=torch.bool).tril()
         return torch.func.functional_call(theirs, {"wbias": torch.where(past, w, -torch.inf)}, (x,))
 
-    last = -1 if variant == "simple" else slice(None)
-    agree((layer, lambda x: layer(x)[0][:, last]), (theirs, causal), torch.randn(B, T, DIM), 1e-9)
+    agree((layer, lambda x: layer(x)[0]), (theirs, causal), torch.randn(B, T, DIM), 1e-9)
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("window", [4, 0])
-def test_slstm_is_that_of_xlstm(window):
-    outside = pytest.importorskip("xlstm", reason="needs xlstm from PyPI")
-    options = {"embedding_dim": DIM, "num_heads": 3, "conv1d_kernel_size": window, "backend": "vanilla"}
+@pytest.mark.parametrize(("heads", "window"), [(3, 4), (3, 0), (1, 2), (12, 3)])
+def test_slstm_is_that_of_xlstm(heads, window):
+    outside = pytest.importorskip("xlstm", reason="needs xlstm, which is not in the extra `outside`")
+    options = {"embedding_dim": DIM, "num_heads": heads, "conv1d_kernel_size": window, "backend": "vanilla"}
     theirs = outside.sLSTMLayer(outside.sLSTMLayerConfig(**options))
-    layer = shaken(SLSTM(DIM, 3, window))
+    layer = shaken(SLSTM(DIM, heads, window))
     theirs.load_state_dict(layer.state_dict(), strict=True)
     agree((layer, lambda x: layer(x)[0]), (theirs, theirs), torch.randn(B, T, DIM), 1e-9)
 

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from scanl.layers import S4, S4D, Attention, Mamba, WindowAttention
+from scanl.layers import LRU, S4, S4D, S5, Attention, Hyena, Mamba, MinGRU, WindowAttention
 
 DIM, T = 16, 23
 
@@ -126,3 +128,134 @@ def test_s4_of_scipy():
             read.append(torch.stack(ys))
         y = torch.stack(read, -1)[None] + u * ours.layer.D[0]
         torch.testing.assert_close(ours(u)[0], ours.output_linear(torch.nn.functional.gelu(y)))
+
+
+def compare(layer, ours, theirs, parameters: dict[str, Tensor], rtol):
+    """Outputs of two functions of x, and the gradients of x and of the parameters: theirs as functions, ours by name.
+
+    theirs: (x, parameters) -> y, of what is ours under our names, so that what they hold otherwise is made of it.
+    """
+    x = torch.randn(2, T, DIM, dtype=next(iter(parameters.values())).dtype)
+    results = []
+    for run, leaves in ((ours, dict(layer.named_parameters())), (lambda x: theirs(x, parameters), parameters)):
+        given = x.clone().requires_grad_()
+        y = run(given)
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).cos().view(y.shape)
+        grads = torch.autograd.grad(y, [given, *leaves.values()], weights)
+        results.append({"y": y, "x": grads[0], **dict(zip(leaves, grads[1:], strict=True))})
+    mine, other = results
+    assert mine.keys() == other.keys()
+    for name, value in mine.items():
+        error = (value - other[name]).abs().max() / other[name].abs().max()
+        assert error <= rtol, f"{name}: {error}"
+
+
+def copies(layer) -> dict[str, Tensor]:
+    return {name: part.detach().clone().requires_grad_() for name, part in layer.named_parameters()}
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("spans", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_s5_of_s5_pytorch(monkeypatch, rule, spans, blocks):
+    """Without the conjugate half and the activation, which it lacks; in float64, where it says complex64."""
+    model = pytest.importorskip("s5.s5_model", reason="needs the extra `outside`")
+    monkeypatch.setattr(model, "as_complex", torch.view_as_complex)
+    theirs = model.S5(DIM, 8, block_count=blocks).seq
+    theirs.discretize = getattr(model, f"discretize_{rule}")
+    layer = S5(DIM, 8, blocks, conj_sym=False, activation="none", discretization=rule).double()
+    timespans = torch.rand(2, T, dtype=torch.float64) + 0.5
+
+    def run(x, p):
+        held = {"Lambda": torch.complex(p["Lambda_re"], p["Lambda_im"]), "C": torch.view_as_complex(p["C"])}
+        held |= {"B": p["B"], "D": p["D"], "log_step": p["log_step"][:, 0]}
+        scales = timespans if spans else torch.ones(2)
+        return torch.stack([torch.func.functional_call(theirs, held, row) for row in zip(x, scales, strict=True)])
+
+    def ours(x):
+        return layer(x, timespans=timespans if spans else None)[0]
+
+    compare(layer, ours, run, copies(layer), 1e-9)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("size", [5, DIM])
+def test_lru_of_lru_pytorch(size):
+    """Its D is a matrix; ours, as in the paper's program, is the diagonal of one."""
+    outside = pytest.importorskip("LRU_pytorch", reason="needs the extra `outside`")
+    theirs = outside.LRU(DIM, DIM, size)
+    layer = LRU(DIM, size)
+
+    def run(x, p):
+        held = {name: p[name] for name in ("nu_log", "theta_log", "gamma_log")} | {"D": p["D"].diag()}
+        held |= {name: torch.complex(p[f"{name}_re"], p[f"{name}_im"]) for name in "BC"}
+        return torch.func.functional_call(theirs, held, (x,))
+
+    compare(layer, lambda x: layer(x)[0], run, copies(layer), 1e-9)
+
+
+@pytest.mark.parametrize("expand", [1.0, 1.5])
+def test_mingru_of_mingru_pytorch(expand):
+    """The whole sequence, which it scans in logarithms, and one step at a time."""
+    outside = pytest.importorskip("minGRU_pytorch", reason="needs the extra `outside`")
+    theirs = outside.minGRU(DIM, expand, proj_out=True).double()
+    layer = MinGRU(DIM, expand, bias=False).double()
+    layer.load_state_dict(theirs.state_dict(), strict=True)
+
+    def steps(x, _):
+        before, ys = None, []
+        for t in range(T):
+            y, before = theirs(x[:, t : t + 1], before, return_next_prev_hidden=True)
+            ys.append(y)
+        return torch.cat(ys, 1)
+
+    for run in (lambda x, _: theirs(x), steps):
+        compare(layer, lambda x: layer(x)[0], run, dict(theirs.named_parameters()), 1e-9)
+
+
+class ModalFilters(nn.Module):
+    """Filters of Hyena as sums of exponentials, Re Σ residue pole^j: poles, residues (channels or 1, N, 1, 2)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(DIM))
+        poles = torch.polar(0.4 + 0.5 * torch.rand(channels, 3, 1), 3 * torch.rand(channels, 3, 1))
+        self.poles = nn.Parameter(torch.view_as_real(poles))
+        self.residues = nn.Parameter(torch.randn(channels, 3, 1, 2))
+
+    def filters(self) -> Tensor:
+        poles, residues = torch.view_as_complex(self.poles), torch.view_as_complex(self.residues)
+        return (residues * poles ** torch.arange(T)).real.sum(1).expand(DIM, T)
+
+
+@pytest.mark.parametrize("channels", [DIM, 1])
+@pytest.mark.parametrize("window", [3, 4])
+def test_hyena_of_stripedhyena(channels, window):
+    """All but the network that makes the filters, which there are sums of exponentials; theirs is in float32."""
+    reason = "needs stripedhyena: pip install --no-deps stripedhyena, for it asks for flash-attn and does without"
+    model = pytest.importorskip("stripedhyena.model", reason=reason)
+    from stripedhyena.utils import dotdict
+
+    config = {"hidden_size": DIM, "num_filters": DIM, "num_attention_heads": 1, "column_split_hyena": False}
+    config |= {"short_filter_length": window, "short_filter_bias": True}
+    config |= {"state_size": 3, "hyena_filter_groups": DIM // channels}
+    theirs = model.ParallelHyenaFilter(dotdict(config), 0)
+    layer = Hyena(DIM, T, short_filter_order=window)
+    layer.filter_fn = ModalFilters(channels)
+
+    def run(x, p):
+        held = {"D": p["filter_fn.bias"], **{name: p[f"filter_fn.{name}"] for name in ("poles", "residues")}}
+        held |= {f"short_filter_{name}": p[f"short_filter.{name}"] for name in ("weight", "bias")}
+        inside = F.linear(x, p["in_proj.weight"], p["in_proj.bias"])
+        y, _ = torch.func.functional_call(theirs, held, (inside,))
+        return F.linear(y, p["out_proj.weight"], p["out_proj.bias"])
+
+    compare(layer, lambda x: layer(x)[0], run, copies(layer), 1e-5)
