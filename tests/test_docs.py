@@ -12,6 +12,7 @@ import torch
 
 from scanl import layers
 from scanl.cli.accelerate import table as mixer_table
+from scanl.cli.layers import page as layer_page
 from scanl.cli.layers import table as layer_table
 from scanl.cli.ops import table as op_table
 from scanl.layers.base import registry
@@ -44,6 +45,11 @@ def test_readme_order():
 
 def test_readme_table_is_the_registry():
     assert layer_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_page_of_layers_is_the_registry():
+    """`scanl list --markdown` writes it."""
+    assert (ROOT / "docs" / "layers.md").read_text(encoding="utf-8") == layer_page()
 
 
 def test_table_of_ops_is_the_registry():

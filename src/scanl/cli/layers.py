@@ -14,7 +14,18 @@ from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
-from scanl.ops._op import REGISTRY
+from scanl.ops._op import REGISTRY, Backend
+
+WIDTH = 256  # of the model, for the sizes
+INTRODUCTION = f"""\
+# The layers
+
+All that are registered, from the code: `scanl list --markdown` prints this page. A layer that streams runs a token at a
+time from a state of constant size, with the numbers of the whole sequence. Below the table stands of each what
+`scanl show NAME` says on any machine, built with its default options at a model width of {WIDTH}: its parameters; the
+floats of state that a sequence carries; the multiplications in matrices that a step from the empty state costs, beside
+the elementwise work of the op; and the backends of the op, in the order they are tried.
+"""
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -24,12 +35,16 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer."""
-    Parser("list", "The layers.").parse(argv)
+    """Print a line for each registered layer, or docs/layers.md."""
+    parser = Parser("list", "The layers.")
+    parser.add_argument("--markdown", action="store_true", help="print docs/layers.md: a table, and all of each layer")
+    if parser.parse(argv).markdown:
+        print(page(), end="")
+        return 0
     width = max(map(len, names())) + 2
     for name in names():
         cls = get(name)
-        print(f"{name:<{width}}{inspect.cleandoc(cls.__doc__ or '').splitlines()[0]}")
+        print(f"{name:<{width}}{_summary(cls)}")
         print(f"{'':<{width}}{cls.equation}")
     print("\n`scanl show NAME` has the rest.")
     return 0
@@ -37,80 +52,125 @@ def list_layers(argv: Sequence[str]) -> int:
 
 def table() -> str:
     """Every layer as rows of Markdown, as the README has them."""
-    rows = ["| layer | what it is | recurrence | source |", "|---|---|---|---|"]
-    for name in names():
-        cls = get(name)
-        papers = [
-            f"[{paper}](https://arxiv.org/abs/{paper})" for paper in re.findall(r"arXiv:(\d{4}\.\d{5})", cls.source)
-        ]
-        cells = (f"`{name}`", inspect.cleandoc(cls.__doc__ or "").splitlines()[0].rstrip("."), f"`{cls.equation}`")
-        source = ", ".join(papers) or cls.source.split('"')[0].rstrip(", ")
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, source)) + " |")
-    return "\n".join(rows)
+    header = ("layer", "what it is", "recurrence", "source")
+    rows = [(f"`{name}`", _summary(cls).rstrip("."), f"`{cls.equation}`", _papers(cls)) for name, cls in _classes()]
+    return _markdown(header, rows)
+
+
+def page() -> str:
+    """docs/layers.md: an index, and below it what `scanl show` says of each layer on any machine."""
+    header, rows = ("layer", "id", "what it is", "source", "op", "streams"), []
+    for name, cls in _classes():
+        layer = build(name, WIDTH)
+        op = f"`{cls.op}`" if cls.op else _without_op(layer)
+        streams = "no, it sees the future" if layer.bidirectional else "yes"
+        rows.append((f"[`{name}`](#{name})", cls.id, _summary(cls).rstrip("."), _papers(cls), op, streams))
+    sections = [f"## {name}\n\n```text\n{describe(name)}\n```\n" for name in names()]
+    return "\n".join([INTRODUCTION, _markdown(header, rows), "", *sections])
+
+
+def describe(name: str, dim: int = WIDTH) -> str:
+    """What is known of a layer, the same on any machine."""
+    cls, layer = get(name), build(name, dim)
+    parameters = sum(p.numel() for p in layer.parameters())
+    state = step = "none: it reads the whole sequence"
+    if not layer.bidirectional:
+        state = f"{state_size(layer):,} floats a sequence at dim {dim}"
+        step = f"{step_cost(layer):,} multiplications by matrices at dim {dim}"
+    rows = [
+        ("equation", cls.equation),
+        ("source", cls.source),
+        ("options", ", ".join(f"{option}={default}" for option, default in options_of(name).items())),
+        ("parameters", f"{parameters:,} at dim {dim}"),
+        ("state", state),
+        ("step", step),
+        ("op", cls.op or _without_op(layer)),
+    ]
+    lines = [f"{name}: {_summary(cls)}", ""]
+    for title, text in rows:
+        lines.append(textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False))
+    for backend in _backends(cls):
+        where = "any device" if backend.devices is None else ", ".join(backend.devices)
+        lines.append(f"{'':<12}{backend.name}: {where}")
+    return "\n".join(lines)
 
 
 def show_layer(argv: Sequence[str]) -> int:
-    """Print what is known of a layer."""
+    """Print what is known of a layer, and what of it depends on this machine."""
     parser = Parser("show", "One layer: equation, source, options, size, backends.")
     parser.add_argument("name", type=str, help="a registered layer; `scanl list` has them")
-    parser.add_argument("--dim", type=int, default=256, help="model width for the sizes")
+    parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
     cls = get(args.name)
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
+    print(describe(args.name, args.dim))
     layer = build(args.name, args.dim)
-    parameters = sum(p.numel() for p in layer.parameters())
-    rows = [
-        ("equation", cls.equation),
-        ("source", cls.source),
-        ("options", ", ".join(f"{option}={default}" for option, default in options_of(args.name).items())),
-        ("parameters", f"{parameters:,} at dim {args.dim}"),
-        ("state", f"{state_size(layer)} at dim {args.dim}"),
-        ("step", step_cost(layer)),
-        (
-            "op",
-            cls.op or ("of the layer inside" if _inside(layer) else "plain functions of PyTorch and scanl.ops"),
-        ),
-    ]
-    print(f"{args.name}: {inspect.cleandoc(cls.__doc__ or '').splitlines()[0]}\n")
-    for title, text in rows:
-        print(textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False))
-    if cls.op is not None:
-        op = REGISTRY[cls.op]
-        for name in op.preference():
-            backend = op.backends[name]
-            where = "any device" if backend.devices is None else ", ".join(backend.devices)
-            missing = f"; package {backend.package} is not installed" if backend.package else ""
-            print(f"{'':<12}{name}: {where}{missing}")
+    here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
+    here += [f"{each.name}: package {each.package} is not installed" for each in _backends(cls) if each.package]
+    for i, line in enumerate(here):
+        print(f"{'' if i else 'here':<12}{line}")
     return 0
 
 
-def _inside(layer: Layer) -> bool:
-    return any(isinstance(module, Layer) for module in layer.modules() if module is not layer)
+def _classes() -> list[tuple[str, type[Layer]]]:
+    return [(name, get(name)) for name in names()]
+
+
+def _summary(cls: type[Layer]) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+
+
+def _papers(cls: type[Layer]) -> str:
+    papers = [f"[{paper}](https://arxiv.org/abs/{paper})" for paper in re.findall(r"arXiv:(\d{4}\.\d{5})", cls.source)]
+    return ", ".join(papers) or cls.source.split('"')[0].rstrip(", ")
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first, *others = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows))
+    return "\n".join([first, "|" + "---|" * len(header), *others])
+
+
+def _backends(cls: type[Layer]) -> list[Backend]:
+    if cls.op is None:
+        return []
+    return [REGISTRY[cls.op].backends[name] for name in REGISTRY[cls.op].preference()]
+
+
+def _without_op(layer: Layer) -> str:
+    if any(isinstance(module, Layer) for module in layer.modules() if module is not layer):
+        return "of the layer inside"
+    return "plain functions of PyTorch and scanl.ops"
 
 
 @torch.no_grad()
-def step_cost(layer: Layer) -> str:
-    """What one token of one sequence costs: multiplications in matrices, and the time it takes here."""
-    if layer.bidirectional:
-        return "none: it reads the whole sequence"
+def step_cost(layer: Layer) -> int:
+    """The multiplications in matrices that one token of one sequence costs, from the empty state."""
     x, state = torch.zeros(1, layer.dim), layer.init_state(1)
-    with FlopCounterMode(display=False) as counter:
-        layer.step(x, state)
+    fused = torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = False  # its fused LSTM is not counted, and not every machine has it
+        with FlopCounterMode(display=False) as counter:
+            layer.step(x, state)
+    finally:
+        torch.backends.mkldnn.enabled = fused
+    return counter.get_total_flops() // 2
+
+
+@torch.no_grad()
+def step_time(layer: Layer) -> float:
+    """Milliseconds that one token of one sequence takes here."""
+    x, state = torch.zeros(1, layer.dim), layer.init_state(1)
+    layer.step(x, state)
     times = []
     for _ in range(20):
         begin = time.perf_counter()
         layer.step(x, state)
         times.append(time.perf_counter() - begin)
-    return (
-        f"{counter.get_total_flops() // 2:,} multiplications by matrices, {1e3 * min(times):.2f} ms here "
-        "for one sequence on the CPU"
-    )
+    return 1e3 * min(times)
 
 
-def state_size(layer: Any) -> str:
+def state_size(layer: Layer) -> int:
     """Floats that a sequence carries from step to step; a complex number counts as two."""
-    if layer.bidirectional:
-        return "none: it reads the whole sequence"
     parts = [(2 if leaf.is_complex() else 1) * leaf.numel() for _, leaf in leaves(layer.init_state(1, device="meta"))]
-    return f"{sum(parts):,} floats a sequence"
+    return sum(parts)
