@@ -115,7 +115,7 @@ def load(path: str | PathLike[str], like: State) -> State:
                 f"state: {place} in {path} is {found.dtype} {tuple(found.shape)}, "
                 f"expected {wanted.dtype} {('B', *wanted.shape[1:])} of this layer"
             )
-        found = found.to(leaf.device)
+        found = found.to(leaf.device, copy=True)  # aligned as torch does: products of matrices may round by that
         return torch.view_as_complex(found) if leaf.is_complex() else found
 
     return map_leaves(take, like)
