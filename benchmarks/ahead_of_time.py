@@ -1,13 +1,14 @@
 """Compile for sm_90, without a GPU, every kernel that the triton backends would launch; print what each of them uses.
 
-    python benchmarks/ahead_of_time.py [CASE or OP ...]
+    python benchmarks/ahead_of_time.py [--first] [CASE or OP ...]
 
-A JSON line for each kernel, each configuration of an autotuned one: registers a thread, bytes a thread spilled, bytes
-of shared memory, asynchronous copies, products on tensor cores, programs that a multiprocessor holds at once. Without
-arguments every case, as a table too; writes benchmarks/results/triton-sm_90.json. The operands have no memory ("meta"),
-so what would wait for a device fails here.
+A JSON line for each kernel, each configuration of an autotuned one (with --first of the one tried first alone):
+registers a thread, bytes a thread spilled, bytes of shared memory, asynchronous copies, products on tensor cores,
+programs that a multiprocessor holds at once. Without a name every case, as a table too; writes
+benchmarks/results/triton-sm_90.json. The operands have no memory ("meta"), so what would wait for a device fails here.
 """
 
+import argparse
 import importlib
 import json
 import re
@@ -197,8 +198,8 @@ def report(function: JITFunction, kernel: Any, flags: Mapping[str, Any]) -> dict
     }
 
 
-def kernels(case: Case, way: str) -> Iterator[dict[str, Any]]:
-    """Each kernel once, as it is launched: `JITFunction.run` compiles and does not launch, an autotuner runs all."""
+def kernels(case: Case, way: str, tried: int | None = None) -> Iterator[dict[str, Any]]:
+    """Each kernel once, as it is launched: `JITFunction.run` compiles only, an autotuner runs all or `tried` it has."""
     found: dict[str, dict[str, Any]] = {}
     run, tune = JITFunction.run, Autotuner.run
 
@@ -212,7 +213,7 @@ def kernels(case: Case, way: str) -> Iterator[dict[str, Any]]:
 
     def every(self, *arguments, **flags):
         self.nargs = dict(zip(self.arg_names, arguments, strict=False))
-        for config in self.prune_configs(flags):
+        for config in self.prune_configs(flags)[:tried]:
             self.fn.run(*arguments, **flags, **config.all_kwargs())
 
     JITFunction.run, Autotuner.run = compile_only, every
@@ -240,9 +241,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     if triton.knobs.runtime.interpret:
         sys.exit("ahead_of_time: TRITON_INTERPRET is set: its kernels are interpreted, not compiled")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="CASE or OP")
+    parser.add_argument("--first", action="store_true", help="of each kernel the configuration that is tried first")
+    options = parser.parse_args()
     warnings.simplefilter("error")
     driver.set_active(Chip())
-    known, wanted = cases(), sys.argv[1:]
+    known, wanted = cases(), options.names
     for name in wanted:
         if name not in known and not any(case.op == name for case in known.values()):
             sys.exit(f"ahead_of_time: unknown case {name!r}; known: {'; '.join(known)}")
@@ -253,7 +258,7 @@ def main() -> int:
         for way in ("forward", "backward") if case.backward else ("forward",):
             head = {"case": name, "op": case.op, "way": way}
             try:
-                found = [{**head, **row} for row in kernels(case, way)]
+                found = [{**head, **row} for row in kernels(case, way, 1 if options.first else None)]
             except Exception as error:  # the other cases are wanted all the same
                 found = [{**head, "error": f"{type(error).__name__}: {error}"}]
             for row in found:

@@ -122,6 +122,7 @@ def test_gradients_of_a_single_step(op):
 def test_chunks_of_a_device(op, size, monkeypatch):
     for module in (_chunks, _low_rank, _matrix_memory):
         monkeypatch.setattr(module, "C", tl.constexpr(size))
+    for module in (_chunks, _low_rank):
         monkeypatch.setattr(module, "CHUNK", size)
     monkeypatch.setattr(_chunks, "LEVELS", tl.constexpr(size.bit_length() - 1))
     laws.truth(op, draw(op, size + 9, "BTHK"), {}, "triton", torch.float32)

@@ -14,7 +14,6 @@ channel; a unit is what a program does. Under the interpreter, whose time is tha
 units: their indices are (UNITS, 1, 1), so that blocks have one axis more, before theirs, and axes count from the end.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 64  # short ones let small tests cross their borders
+from scanl.ops._triton._tuned import INTERPRETED
+
+CHUNK = 16 if INTERPRETED else 64  # short ones let small tests cross their borders
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
 MOST = 64 if CHUNK == 16 else 1  # units of a program
 LOWEST: tl.constexpr = tl.constexpr(-128.0)  # its exponential is zero in float32, as that of -inf, but it times 0 is 0

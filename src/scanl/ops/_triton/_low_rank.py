@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scanl.ops._op import FLOATING
+from scanl.ops._triton import _tuned
 from scanl.ops._triton._chunks import (
     CHUNK,
     C,
@@ -46,16 +47,26 @@ from scanl.ops._triton._chunks import (
     units,
     units_of,
 )
+from scanl.ops._triton._tuned import Tile, cut, of_memory
 
-NARROWEST: tl.constexpr = tl.constexpr(16)  # what a product of matrices takes
-MOST = 16 if CHUNK == 16 else 64  # so that small tests cross blocks
-# Wider than half precision, decays of channels: key channels, value channels and warps of the three kernels. Registers
-# decide, see `_matrix_memory`.
-TILES = {
-    (False, False): ((64, 64, 8), (64, 64, 8), (64, 64, 4)),
-    (False, True): ((32, 64, 8), (64, 64, 8), (16, 64, 4)),
-    (True, False): ((16, 16, 8), (32, 16, 8), (32, 16, 8)),
-    (True, True): ((16, 16, 8), (32, 16, 8), (16, 16, 8)),
+NARROWEST: tl.constexpr = tl.constexpr(_tuned.NARROWEST)
+# Wider than half precision, decays of channels: key channels, value channels, warps and stages of the three kernels.
+# Registers decide which is first, see `_matrix_memory`.
+FORWARD = {
+    (False, False): (Tile(64, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 128, 8, 2), Tile(32, 64, 4, 3)),
+    (False, True): (Tile(32, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 8, 2)),
+    (True, False): (Tile(16, 16, 8, 3), Tile(32, 32, 8, 2)),
+    (True, True): (Tile(16, 16, 8, 3), Tile(16, 32, 4, 2)),
+}
+SOLVE = {
+    False: (Tile(64, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    True: (Tile(32, 16, 8, 3), Tile(16, 16, 8, 2)),
+}
+PAIRS = {
+    (False, False): (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3), Tile(32, 64, 4, 3)),
+    (False, True): (Tile(16, 64, 4, 3), Tile(32, 64, 4, 3), Tile(16, 64, 8, 3)),
+    (True, False): (Tile(32, 16, 8, 3), Tile(16, 16, 8, 3)),
+    (True, True): (Tile(16, 16, 8, 3), Tile(16, 16, 4, 3)),
 }
 
 
@@ -117,33 +128,10 @@ def _reads(p_b, p_beta, first, rows, i_head, i_k, H: tl.constexpr, B: tl.constex
 
 @triton.jit(do_not_specialize=["length", "each"])
 def _forward(
-    p_b,
-    p_beta,
-    p_a,
-    p_k,
-    p_v,
-    p_g,
-    p_w,
-    p_z,
-    p_t,
-    p_m,
-    p_chunks,
-    length,
-    each,
-    B: tl.constexpr,
-    A: tl.constexpr,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    EXCLUSIVE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-):
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_chunks, length, each, B: tl.constexpr, A: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr,
+    REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """w and z; T, and M if k is given, where they are to be kept."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
@@ -185,37 +173,11 @@ def _forward(
 
 @triton.jit(do_not_specialize=["length", "each"])
 def _backward_solve(
-    p_b,
-    p_beta,
-    p_a,
-    p_k,
-    p_v,
-    p_g,
-    p_w,
-    p_z,
-    p_t,
-    p_m,
-    p_dw,
-    p_dz,
-    p_dv,
-    p_dbeta,
-    p_chunks,
-    length,
-    each,
-    B: tl.constexpr,
-    A: tl.constexpr,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    EXCLUSIVE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-):
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_dz, p_dv, p_dbeta, p_chunks, length, each,
+    B: tl.constexpr, A: tl.constexpr, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The gradients of v and beta, of b e^lead in dw's place, of L and M in T's and M's."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
@@ -259,39 +221,11 @@ def _backward_solve(
 
 @triton.jit(do_not_specialize=["length", "each"])
 def _backward_pairs(
-    p_b,
-    p_beta,
-    p_a,
-    p_k,
-    p_v,
-    p_g,
-    p_w,
-    p_z,
-    p_t,
-    p_m,
-    p_dw,
-    p_db,
-    p_dbeta,
-    p_da,
-    p_dk,
-    p_dg,
-    p_chunks,
-    length,
-    each,
-    B: tl.constexpr,
-    A: tl.constexpr,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    EXCLUSIVE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-):
+    p_b, p_beta, p_a, p_k, p_v, p_g, p_w, p_z, p_t, p_m, p_dw, p_db, p_dbeta, p_da, p_dk, p_dg, p_chunks, length, each,
+    B: tl.constexpr, A: tl.constexpr, G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The gradient of b; to those of beta, a, k and g, as far as they are known, what comes from L, M and b e^lead."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
@@ -352,23 +286,23 @@ class Pair:
         self.chunks = chunks(batch, length, reverse, cu_seqlens)
         self.flags = {"B": b.shape[2], "A": a.shape[2], "G": 0 if k is None else k.shape[2], "H": heads, "K": K, "V": V}
         self.flags |= {"DECAY": 0 if g is None else g.ndim - 2, "EXCLUSIVE": beta is None, **self.chunks.flags}
-        self.tiles = TILES[v.dtype in FLOATING, self.flags["DECAY"] == 2]
+        self.kind = (v.dtype in FLOATING, self.flags["DECAY"] == 2)
         self.w, self.z = v.new_empty(batch, length, heads, K), v.new_empty(v.shape)
         self.t = v.new_empty(batch, length, heads, CHUNK) if keep else None
         self.m = v.new_empty(batch, length, heads, CHUNK) if keep and k is not None else None
-        self.launch(_forward, self.tiles[0])
+        self.launch(_forward, FORWARD[self.kind])
 
-    def launch(self, kernel: Any, tile: tuple[int, int, int], *gradients: Tensor | None) -> None:
+    def launch(
+        self, kernel: Any, tiles: tuple[Tile, ...], *gradients: Tensor | None, restored: tuple[str, ...] = ()
+    ) -> None:
         p_chunks, _, length, each = self.chunks.numbers
         operands = (self.b, self.beta, self.a, self.k, self.v, self.g, self.w, self.z, self.t, self.m)
         count = self.chunks.count * self.flags["H"]
         together = units_of(count)
         with torch.cuda.device_of(self.w):
-            kernel[(count // together,)](
-                *operands, *gradients, p_chunks, length, each, **self.flags, UNITS=together,
-                BK=_block(self.flags["K"], tile[0]), BV=_block(self.flags["V"], tile[1]), num_warps=tile[2],
-                enable_fp_fusion=True,
-            )  # fmt: skip
+            of_memory(kernel, cut(tiles, self.flags["K"], self.flags["V"]), restored)[(count // together,)](
+                *operands, *gradients, p_chunks, length, each, **self.flags, UNITS=together, enable_fp_fusion=True
+            )
 
     def backward(self, grads: dict[str, Tensor]) -> None:
         """What passes through w and z added to the gradients of `_matrix_memory`; those of b or beta made."""
@@ -377,9 +311,9 @@ class Pair:
         else:
             wide = torch.promote_types(self.v.dtype, torch.float32)
             grads["beta"], grads["v"] = torch.empty_like(self.beta, dtype=wide), torch.empty_like(self.v)
-        self.launch(_backward_solve, self.tiles[1], *(grads.get(name) for name in ("w", "z", "v", "beta")))
-        self.launch(_backward_pairs, self.tiles[2], *(grads.get(name) for name in ("w", "b", "beta", "a", "k", "g")))
-
-
-def _block(width: int, most: int) -> int:
-    return max(16, min(most, MOST, triton.next_power_of_2(width)))
+        dw, dz, dv, db, dbeta, da, dk, dg = (grads.get(name) for name in ("w", "z", "v", "b", "beta", "a", "k", "g"))
+        # Given k, dv is added to; the first kernel leaves in the place of dw, T and M what the second reads.
+        changed = ("p_dw", "p_t", "p_m", "p_dv")
+        self.launch(_backward_solve, SOLVE[self.kind[0]], dw, dz, dv, dbeta, restored=changed)
+        changed = ("p_da", "p_dk", "p_dg", "p_dbeta")
+        self.launch(_backward_pairs, PAIRS[self.kind], dw, db, dbeta, da, dk, dg, restored=changed)

@@ -26,6 +26,7 @@ each channel, 2.5 and 6 KB otherwise (512 bytes whenever S or its gradient is wr
 forwards are pairs at six levels, and 390 backwards.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ from torch import Tensor
 from scanl.ops._matrix_memory import scale_of
 from scanl.ops._op import FLOATING
 from scanl.ops._triton._chunks import (
-    CHUNK,
     C,
     chunk,
     chunks,
@@ -57,54 +57,34 @@ from scanl.ops._triton._chunks import (
     units_of,
     whole,
 )
+from scanl.ops._triton._tuned import NARROWEST, Tile, block, cut, of_memory
 
-NARROWEST = 16  # what a product of matrices takes
-MOST = NARROWEST if CHUNK == 16 else 256  # so that small tests cross blocks
 PROGRAMS = 128  # as many as a GPU has multiprocessors
 STATES, WIDE_STATES = 4096, 2048  # elements of S in registers
-# Wider than half precision, decays of channels: key channels, value channels and warps, of `_apply` and of `_keys`.
-# Registers decide. Where decays are of channels a product's result is a factor of the next, which leaves all its rows
-# to four warps, and eight would repeat them.
-TILES = {
-    (False, False): ((64, 128, 4), (64, 32, 8)),
-    (False, True): ((32, 128, 4), (32, 64, 4)),
-    (True, False): ((32, 64, 8), (16, 32, 8)),
-    (True, True): ((16, 32, 8), (16, 32, 8)),
+# Wider than half precision, decays of channels: key channels, value channels, warps and stages. Registers decide which
+# is first. Where decays are of channels a product's result is a factor of the next, which leaves all its rows to four
+# warps, and eight would repeat them.
+APPLY = {
+    (False, False): (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3), Tile(64, 128, 8, 3), Tile(64, 128, 4, 2)),
+    (False, True): (Tile(32, 128, 4, 3), Tile(32, 64, 4, 3), Tile(32, 128, 4, 2), Tile(32, 128, 8, 3)),
+    (True, False): (Tile(32, 64, 8, 3), Tile(16, 64, 8, 3), Tile(32, 64, 8, 2)),
+    (True, True): (Tile(16, 32, 8, 3), Tile(16, 64, 8, 2)),
+}
+KEYS = {
+    (False, False): (Tile(64, 32, 8, 3), Tile(64, 64, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
+    (False, True): (Tile(32, 64, 4, 3), Tile(32, 32, 4, 3), Tile(32, 64, 4, 2), Tile(64, 32, 8, 3)),
+    (True, False): (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
+    (True, True): (Tile(16, 32, 8, 3), Tile(16, 16, 8, 2)),
 }
 
 
 @triton.jit(do_not_specialize=["length", "each"])
 def _states(
-    p_x,
-    p_y,
-    p_g,
-    p_a,
-    p_w,
-    p_z,
-    p_state,
-    p_S,
-    p_r,
-    p_last,
-    p_chunks,
-    p_sequences,
-    length,
-    each,
-    SCALE: tl.constexpr,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    A: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    EXCLUSIVE: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_x, p_y, p_g, p_a, p_w, p_z, p_state, p_S, p_r, p_last, p_chunks, p_sequences, length, each, SCALE: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, A: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, ADJOINT: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The state before each chunk, S <- e^{g_sum} S + (k e^trail)ᵀ v + (a e^trail)ᵀ r with r = z + w S, and the last.
 
     The adjoint goes from the last chunk to the first, with the gradient of the state after each: in the place of k
@@ -123,7 +103,7 @@ def _states(
     i_last = (steps + C - 1) // C - 1
 
     b_S = load_state(p_state + at_state, 1, i_k, i_v, K, V, BK, BV)
-    for i in tl.range(0, i_last + 1, num_stages=STAGES):
+    for i in range(i_last + 1):
         i_chunk = i_last - i if ADJOINT else i
         first, rows = begin + sign * i_chunk * C, tl.minimum(steps - i_chunk * C, C)
         store_state(p_S + ((i_first + i_chunk) * H + i_head) * (K * V), b_S.to(dtype), i_k, i_v, K, V, BK, BV)
@@ -146,32 +126,10 @@ def _states(
 
 @triton.jit(do_not_specialize=["length", "each"])
 def _apply(
-    p_q,
-    p_k,
-    p_y,
-    p_g,
-    p_u,
-    p_a,
-    p_r,
-    p_S,
-    p_o,
-    p_chunks,
-    length,
-    each,
-    SCALE: tl.constexpr,
-    G: tl.constexpr,
-    KEYS: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-):
+    p_q, p_k, p_y, p_g, p_u, p_a, p_r, p_S, p_o, p_chunks, length, each, SCALE: tl.constexpr, G: tl.constexpr,
+    KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, ADJOINT: tl.constexpr,
+    REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The outputs o = c ((q e^lead) S + A v + A' r), A the pairs of q with k, A' those with a.
 
     The adjoint is the gradient of v, dv = c Aᵀ do + (k e^trail) dS; of z alone what stands before dS, which is not
@@ -232,40 +190,11 @@ def _weighed(b, p_u, i_head, i_k, K: tl.constexpr, BK: tl.constexpr, wide: tl.co
 
 @triton.jit(do_not_specialize=["length", "each", "total"])
 def _keys(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_u,
-    p_a,
-    p_r,
-    p_do,
-    p_dr,
-    p_S,
-    p_dS,
-    p_dq,
-    p_dk,
-    p_da,
-    p_dw,
-    p_dg,
-    p_du,
-    p_chunks,
-    length,
-    each,
-    total,
-    SCALE: tl.constexpr,
-    G: tl.constexpr,
-    KEYS: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    UNITS: tl.constexpr,
-):
+    p_q, p_k, p_v, p_g, p_u, p_a, p_r, p_do, p_dr, p_S, p_dS, p_dq, p_dk, p_da, p_dw, p_dg, p_du, p_chunks, length,
+    each, total, SCALE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
     """The gradients of q, k, a, w, u and g, for a block of channels of the keys."""
     blocks: tl.constexpr = (K + BK - 1) // BK
     i_unit = units(UNITS)
@@ -347,10 +276,6 @@ def _keys(
         tl.store(p, b_dg, mask=i_col < rows)
 
 
-def _block(width: int, most: int) -> int:
-    return max(NARROWEST, min(most, MOST, triton.next_power_of_2(width)))
-
-
 class _Plan:
     """What to launch for operands of these sizes."""
 
@@ -367,10 +292,8 @@ class _Plan:
         )
         self.rows = batch * length
         wide = q.dtype in FLOATING
-        self.apply_tile, self.keys_tile = (
-            {"BK": _block(self.K, keys), "BV": _block(self.V, values), "num_warps": warps}
-            for keys, values, warps in TILES[wide, self.decay == 2]
-        )
+        self.apply_kernel = of_memory(_apply, cut(APPLY[wide, self.decay == 2], self.K, self.V))
+        self.keys_kernel = of_memory(_keys, cut(KEYS[wide, self.decay == 2], self.K, self.V))
         self.elements = WIDE_STATES if wide else STATES
         self.flags = {
             "SCALE": scale_of(q, scale),
@@ -382,11 +305,19 @@ class _Plan:
         }
         self.flags |= self.chunks.flags
 
-    def launch(self, kernel: Any, count: int, together: int, *arguments: Any, **flags: Any) -> None:
-        """`count` units; those of a program divide `together`."""
-        n = units_of(together)
+    def launch(
+        self, kernel: Any, parts: int, units: Callable[[Mapping[str, int]], int], *arguments: Any, apart: bool = False,
+        **flags: Any
+    ) -> None:  # fmt: skip
+        """So many units for each part, as the tile has it; those of a program are of one part if `apart`."""
+        each = units(kernel.configs[0].kwargs)
+        n = units_of(each if apart else parts * each)
+
+        def grid(tile: Mapping[str, int]) -> tuple[int]:
+            return (parts * units(tile) // n,)
+
         with torch.cuda.device_of(self.q):
-            kernel[(count // n,)](*arguments, UNITS=n, enable_fp_fusion=True, **self.flags, **flags)
+            kernel[grid](*arguments, UNITS=n, enable_fp_fusion=True, **self.flags, **flags)
 
     def states(self, start: Tensor, y: Tensor | None, z: Tensor | None, *, adjoint: bool) -> tuple[Tensor, ...]:
         """Those at the border of each chunk, the pair's values, and what the last leaves."""
@@ -394,35 +325,35 @@ class _Plan:
         x = self.q if adjoint else self.k
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
-        keys = _block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r needs all of S
-        values = _block(self.V, max(NARROWEST, self.elements // keys))
+        keys = block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r needs all of S
+        values = block(self.V, max(NARROWEST, self.elements // keys))
         heads = self.H * triton.cdiv(self.K, keys)
         while values > NARROWEST and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
             values //= 2
-        together = heads * triton.cdiv(self.V, values)
-        count = self.chunks.sequences * together
+        likely, half = Tile(keys, values, 4, 2), max(NARROWEST, values // 2)
+        tiles = dict.fromkeys(
+            (likely, likely._replace(stages=3), likely._replace(warps=8), likely._replace(values=half))
+        )
         self.launch(
-            _states, count, together if self.chunks.flags["TABLE"] else count, x, y, self.g, self.a, self.w, z, start,
-            S, r, last, p_chunks, p_sequences, length, each, A=0 if self.a is None else self.a.shape[2],
-            EXCLUSIVE=self.u is not None, ADJOINT=adjoint, STAGES=2, BK=keys, BV=values, num_warps=4,
+            of_memory(_states, tuple(tiles)), self.chunks.sequences,
+            lambda tile: heads * triton.cdiv(self.V, tile["BV"]), x, y, self.g, self.a, self.w, z, start, S, r, last,
+            p_chunks, p_sequences, length, each, A=0 if self.a is None else self.a.shape[2],
+            EXCLUSIVE=self.u is not None, ADJOINT=adjoint, apart=bool(self.flags["TABLE"]),
         )  # fmt: skip
         return S, r, last
 
     def apply(self, k, y, S, *, a=None, r=None, adjoint: bool) -> Tensor:
         p_chunks, _, length, each = self.chunks.numbers
         o = self.q.new_empty(y.shape)
-        count = self.chunks.count * self.H * triton.cdiv(self.V, self.apply_tile["BV"])
         self.launch(
-            _apply, count, count, self.q, k, y, self.g, self.u, a, r, S, o, p_chunks,
-            length, each, KEYS=k.shape[2], ADJOINT=adjoint, **self.apply_tile,
+            self.apply_kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.V, tile["BV"]), self.q, k, y,
+            self.g, self.u, a, r, S, o, p_chunks, length, each, KEYS=k.shape[2], ADJOINT=adjoint,
         )  # fmt: skip
         return o
 
     def keys(self, do, k, v, dr, S, dS, *, a=None, r=None) -> dict[str, Tensor]:
         p_chunks, _, length, each = self.chunks.numbers
         wide = self.state.dtype
-        blocks = triton.cdiv(self.K, self.keys_tile["BK"])
-        units = self.chunks.count * self.H * blocks
         full = (*do.shape[:3], self.K)
 
         def gradient(of: Tensor) -> Tensor:
@@ -438,13 +369,14 @@ class _Plan:
         if self.decay == 2:
             dg = self.q.new_empty(full, dtype=self.q.dtype if dr is None else wide)
         elif self.decay == 1:
-            dg = self.q.new_empty((blocks, *full[:3]), dtype=wide)
+            narrowest = min(config.kwargs["BK"] for config in self.keys_kernel.configs)  # others leave some as they are
+            dg = self.q.new_zeros((triton.cdiv(self.K, narrowest), *full[:3]), dtype=wide)
         if self.u is not None:
             du = self.q.new_empty((self.chunks.count, self.H, self.K), dtype=wide)
         self.launch(
-            _keys, units, units, self.q, k, v, self.g, self.u, a, r, do, dr, S, dS, grads["q"], grads["k"],
-            grads.get("a"), grads.get("w"), dg, du, p_chunks, length, each, self.rows, KEYS=k.shape[2],
-            **self.keys_tile,
+            self.keys_kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.K, tile["BK"]), self.q, k, v,
+            self.g, self.u, a, r, do, dr, S, dS, grads["q"], grads["k"], grads.get("a"), grads.get("w"), dg, du,
+            p_chunks, length, each, self.rows, KEYS=k.shape[2],
         )  # fmt: skip
         if dg is not None:
             grads["g"] = dg if self.decay == 2 else dg.sum(0)

@@ -11,48 +11,26 @@ Legend: S is (K, V), B or N sequences, H heads, G heads of q and k that H/G head
 b_ a block; b_S is (heads, K, columns), and all else is of three axes too, of size 1 where nothing depends on one.
 """
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 
 from scanl.ops._matrix_memory import scale_of
+from scanl.ops._triton._tuned import INTERPRETED
 
 STEPS = 16  # the most for which this is meant
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
 STAGES = 3  # steps whose operands are on their way
 SHARE = 1024  # elements of S that a warp keeps, 32 registers a thread
-MOST = 8 if os.environ.get("TRITON_INTERPRET") == "1" else 1  # heads of a program: the interpreter likes few programs
+MOST = 8 if INTERPRETED else 1  # heads of a program: the interpreter likes few programs
 
 
 @triton.jit(do_not_specialize=["length"])
 def _forward(
-    p_q,
-    p_k,
-    p_v,
-    p_g,
-    p_u,
-    p_beta,
-    p_a,
-    p_b,
-    p_state,
-    p_o,
-    p_last,
-    p_offsets,
-    length,
-    SCALE: tl.constexpr,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    DECAY: tl.constexpr,
-    REVERSE: tl.constexpr,
-    HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_q, p_k, p_v, p_g, p_u, p_beta, p_a, p_b, p_state, p_o, p_last, p_offsets, length, SCALE: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """DECAY: how many axes g has, 0 when there is none. Operands that are None leave out what they are for."""
     dtype: tl.constexpr = p_last.dtype.element_ty
     blocks: tl.constexpr = (V + COLUMNS - 1) // COLUMNS

@@ -1,7 +1,6 @@
 """Rows (batch, step) of channels as the kernels of vectors walk along them: where they lie, and the pieces of time."""
 
 import math
-import os
 
 import triton
 import triton.language as tl
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from scanl.ops._triton.linear_scan import _range, _Ranges, _ranges
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROGRAMS = 512  # to fill a GPU
 
 place = _range  # of a range: first row, steps, (for linear_scan,) the carries before it and after it

@@ -1,7 +1,5 @@
 """The delta rule in the chunks of matrix memories, its keys made of unit length before; in few steps, in one pass."""
 
-import os
-
 import torch
 import triton
 import triton.language as tl
@@ -9,8 +7,9 @@ from torch import Tensor
 
 from scanl.ops._triton import _low_rank, _recurrent
 from scanl.ops._triton import _matrix_memory as memory
+from scanl.ops._triton._tuned import INTERPRETED
 
-TILE = 4096 if os.environ.get("TRITON_INTERPRET") == "1" else 2048  # numbers of a program
+TILE = 4096 if INTERPRETED else 2048  # numbers of a program
 
 
 @triton.jit(do_not_specialize=["count"])

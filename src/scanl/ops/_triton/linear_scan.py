@@ -13,21 +13,26 @@ a real one is written twice, as (re, re), and the second is never used.
 
 import functools
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import Config
+
+from scanl.ops._triton._tuned import INTERPRETED, tuned
 
 # bytes of one operand in a tile: two operands of three tiles in flight stay well within shared memory. Triton's
 # interpreter joins element by element, and most of a tile would be masked in what it is given.
-TILE = 128 if os.environ.get("TRITON_INTERPRET") == "1" else 8192
+TILE = 128 if INTERPRETED else 8192
 WIDEST, NARROW = 128, 16  # channels of a block: coalesced at least by sectors of 32 bytes
 PROGRAMS = 512  # to fill a GPU; half of it is enough not to narrow the blocks, a quarter not to cut in time
 SHORTEST = 8  # tiles of a piece
-WARPS, STAGES = 4, 3
+_tuned = tuned(
+    [Config({"STAGES": stages}, warps) for stages, warps in ((3, 4), (4, 4), (3, 8), (2, 2))],
+    ("COMPLEX", "A_TIME", "A_INNER", "SUMMARY", "STEPS", "CHANNELS"),
+)
 
 
 @triton.jit
@@ -117,6 +122,7 @@ def _range(n, p_table, length, a_batch, TABLE: tl.constexpr):
         return n * length, length.to(tl.int32), n * a_batch, n, n
 
 
+@_tuned
 @triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks"])
 def _forward(
     p_x, p_a, p_carry, p_y, p_last, p_table, length, a_batch, a_row, a_outer, outer, inner, blocks,
@@ -185,6 +191,7 @@ def _forward(
         _store(p_y + p_out, i_channel, b_p_re, b_p_im, there, COMPLEX)
 
 
+@_tuned
 @triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks", "sequences"])
 def _backward(
     p_dy, p_a, p_y, p_carry, p_state, p_dx, p_da, p_dstate, p_table, length, a_batch, a_row, a_outer, outer,
@@ -359,8 +366,6 @@ class _Plan:
             "COMPLEX": x.is_complex(),
             "STEPS": steps,
             "CHANNELS": channels,
-            "STAGES": STAGES,
-            "num_warps": WARPS,
             "enable_fp_fusion": True,
         }
 
@@ -379,9 +384,9 @@ class _Plan:
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
         ends, products, left = ends[None], products[None], torch.empty_like(carry)
-        over = _Plan(ends, products, carry, self.ranges.cut, whole=True)
-        over.forward(ends, carry, ends, left, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
-        return torch.cat([carry, ends[0]]), left
+        over, states = _Plan(ends, products, carry, self.ranges.cut, whole=True), torch.empty_like(ends)
+        over.forward(ends, carry, states, left, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
+        return torch.cat([carry, states[0]]), left
 
 
 def forward(x, a, state, reverse, cu_seqlens):

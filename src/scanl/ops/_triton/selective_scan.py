@@ -22,16 +22,22 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import Config
 
 from scanl.ops._triton import linear_scan
-from scanl.ops._triton._rows import INTERPRETED, place, ranges, rows, sigmoid
+from scanl.ops._triton._rows import place, ranges, rows, sigmoid
+from scanl.ops._triton._tuned import INTERPRETED, tuned
 
 ELEMENTS = 8192  # of a tile: 32 registers of each of 256 threads
 CHANNELS = 8 if INTERPRETED else 64  # at most: their sums for dB and dC are written once a block
 STEPS = 8  # at most
 CHUNK = 16 if INTERPRETED else 32
 SHORTEST = 64  # steps of a piece
-WARPS, STAGES = 8, 2
+WARPS = 8
+_tuned = tuned(
+    [Config({"STAGES": stages}, num_warps=None) for stages in (2, 1, 3)],
+    ("B_TIMED", "C_TIMED", "POSITIVE", "GIVES", "ADJOINT", "STEPS", "STATES", "CHANNELS"),
+)
 _sum = tl.standard._sum_combine  # calls of functions, tl.sum among them, cost the interpreter far more than sums
 
 
@@ -75,46 +81,14 @@ def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, C
     return i_range, i_group, i_block, begin, steps, before, after, i_group * span + i_inner, i_inner < span
 
 
+@_tuned
 @triton.jit(do_not_specialize=["length"])
 def _forward(
-    p_u,
-    p_delta,
-    p_A,
-    p_B,
-    p_C,
-    p_D,
-    p_z,
-    p_bias,
-    p_carry,
-    p_y,
-    p_last,
-    p_table,
-    length,
-    u_row,
-    delta_row,
-    B_row,
-    C_row,
-    z_row,
-    B_groups,
-    C_groups,
-    width,
-    span,
-    blocks,
-    groups,
-    states,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    B_TIMED: tl.constexpr,
-    C_TIMED: tl.constexpr,
-    POSITIVE: tl.constexpr,
-    GIVES: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    STEPS: tl.constexpr,
-    STATES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_carry, p_y, p_last, p_table, length, u_row, delta_row, B_row,
+    C_row, z_row, B_groups, C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr,
+    B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, GIVES: tl.constexpr, ADJOINT: tl.constexpr,
+    STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """The last state of each range, and in y what it GIVES: "y", the "borders" of chunks, or the "product" of decays.
 
     A summary, which gives the product, begins at zero. The adjoint scans a C dy: dy is in u's place and C in B's.
@@ -187,56 +161,15 @@ def _forward(
         tl.store(p_y + i_range * width * states + i_fixed, tl.exp2(b_sum * b_A), mask=all_there)
 
 
+@_tuned
 @triton.jit(do_not_specialize=["length", "all_rows"])
 def _backward(
-    p_dy,
-    p_u,
-    p_delta,
-    p_A,
-    p_B,
-    p_C,
-    p_D,
-    p_z,
-    p_bias,
-    p_border,
-    p_scratch,
-    p_carry,
-    p_du,
-    p_ddelta,
-    p_dA,
-    p_dB,
-    p_dC,
-    p_dD,
-    p_dz,
-    p_dbias,
-    p_dstate,
-    p_table,
-    length,
-    all_rows,
-    dy_row,
-    u_row,
-    delta_row,
-    B_row,
-    C_row,
-    z_row,
-    B_groups,
-    C_groups,
-    width,
-    span,
-    blocks,
-    groups,
-    states,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    B_TIMED: tl.constexpr,
-    C_TIMED: tl.constexpr,
-    POSITIVE: tl.constexpr,
-    STEPS: tl.constexpr,
-    STATES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    p_dy, p_u, p_delta, p_A, p_B, p_C, p_D, p_z, p_bias, p_border, p_scratch, p_carry, p_du, p_ddelta, p_dA, p_dB, p_dC,
+    p_dD, p_dz, p_dbias, p_dstate, p_table, length, all_rows, dy_row, u_row, delta_row, B_row, C_row, z_row, B_groups,
+    C_groups, width, span, blocks, groups, states, REVERSE: tl.constexpr, TABLE: tl.constexpr, B_TIMED: tl.constexpr,
+    C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """With s_t = C_t dy_t + a_u s_u, u the step after t, the gradient of h_t, and p_t = a_t h_{t-1} s_t:
 
     dA = Σ Δ_t p_t,  dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,  du_t = Δ_t Σ_n B_t s_t + D dy_t,  dB_t = Σ Δ_t u_t s_t and
@@ -389,7 +322,6 @@ class _Plan:
             "STATES": states,
             "CHANNELS": channels,
             "CHUNK": CHUNK,
-            "STAGES": STAGES,
             "num_warps": max(min(states * channels // 128, WARPS), 1),  # so that all steps of a state are one thread's
             "enable_fp_fusion": True,
         }

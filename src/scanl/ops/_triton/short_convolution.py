@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._triton._rows import INTERPRETED, rows, sigmoid
+from scanl.ops._triton._rows import rows, sigmoid
+from scanl.ops._triton._tuned import INTERPRETED
 
 # steps of a thread; of a program its stretches of ROWS steps, and its channels
 ROWS, TILES, CHANNELS = (2, 8, 4) if INTERPRETED else (8, 8, 128)
@@ -73,25 +74,10 @@ def _inputs(p_x, p_state, i_step, steps, x_row, width, i_channel, there, SIGN: t
 
 @triton.jit(do_not_specialize=["length", "tiles"])
 def _forward(
-    p_x,
-    p_w,
-    p_bias,
-    p_state,
-    p_y,
-    p_last,
-    p_table,
-    length,
-    tiles,
-    x_row,
-    width,
-    WINDOW: tl.constexpr,
-    SILU: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    p_x, p_w, p_bias, p_state, p_y, p_last, p_table, length, tiles, x_row, width, WINDOW: tl.constexpr,
+    SILU: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+    CHANNELS: tl.constexpr
+):  # fmt: skip
     KEPT: tl.constexpr = WINDOW - 1
     SIGN: tl.constexpr = -1 if REVERSE else 1
     n, begin, steps, i_step, i_channel = _place(p_table, length, tiles, width, KEPT, TABLE, ROWS, TILES, CHANNELS)
@@ -116,30 +102,10 @@ def _forward(
 
 @triton.jit(do_not_specialize=["length", "tiles"])
 def _backward(
-    p_dy,
-    p_dlast,
-    p_x,
-    p_w,
-    p_bias,
-    p_state,
-    p_dx,
-    p_dw,
-    p_dbias,
-    p_dstate,
-    p_table,
-    length,
-    tiles,
-    dy_row,
-    x_row,
-    width,
-    WINDOW: tl.constexpr,
-    SILU: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TABLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    p_dy, p_dlast, p_x, p_w, p_bias, p_state, p_dx, p_dw, p_dbias, p_dstate, p_table, length, tiles, dy_row, x_row,
+    width, WINDOW: tl.constexpr, SILU: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr,
+    TILES: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
     """dx_t = Σ_j w_{W-1-j} ds_{t+j}, ds = dy SiLU'(s), s the value before SiLU, made anew."""
     KEPT: tl.constexpr = WINDOW - 1
     SIGN: tl.constexpr = -1 if REVERSE else 1

@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._triton._rows import INTERPRETED, rows
+from scanl.ops._triton._rows import rows
+from scanl.ops._triton._tuned import INTERPRETED
 
 LANES, ROWS = (16, 4) if INTERPRETED else (32, 8)  # of a program, and steps of a tile backwards; twice that forwards
 LEAST = tl.constexpr(-1e308)  # in place of -inf, so that no difference is NaN
@@ -86,25 +87,9 @@ def _weigh_bonus(k, u, m, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "sequences"])
 def _forward(
-    p_k,
-    p_v,
-    p_w,
-    p_u,
-    p_state,
-    p_o,
-    p_last,
-    p_cu,
-    length,
-    sequences,
-    k_row,
-    v_row,
-    w_row,
-    width,
-    TIMED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    p_k, p_v, p_w, p_u, p_state, p_o, p_last, p_cu, length, sequences, k_row, v_row, w_row, width, TIMED: tl.constexpr,
+    REVERSE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
     n, i_channel, there, first, steps = _lanes(p_cu, length, sequences, width, REVERSE, LANES)
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
@@ -150,32 +135,10 @@ def _keep(p, width, b_p, b_z, b_m, there):
 
 @triton.jit(do_not_specialize=["length", "sequences"])
 def _backward(
-    p_do,
-    p_dlast,
-    p_k,
-    p_v,
-    p_w,
-    p_u,
-    p_state,
-    p_border,
-    p_dk,
-    p_dv,
-    p_dw,
-    p_du,
-    p_dstate,
-    p_cu,
-    length,
-    sequences,
-    do_row,
-    k_row,
-    v_row,
-    w_row,
-    width,
-    TIMED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    p_do, p_dlast, p_k, p_v, p_w, p_u, p_state, p_border, p_dk, p_dv, p_dw, p_du, p_dstate, p_cu, length, sequences,
+    do_row, k_row, v_row, w_row, width, TIMED: tl.constexpr, REVERSE: tl.constexpr, LANES: tl.constexpr,
+    ROWS: tl.constexpr
+):  # fmt: skip
     n, i_channel, there, first, steps = _lanes(p_cu, length, sequences, width, REVERSE, LANES)
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
