@@ -19,6 +19,8 @@ import torch
 
 from scanl import layers
 
+# The other variants have a parameter for each pair of positions.
+OPTIONS = {"aft": {"variant": "conv"}}
 PLACES = 20
 WINDOW = 200  # steps that are timed, at the beginning and at the end
 
@@ -33,7 +35,7 @@ def stream(name: str, dim: int, steps: int) -> tuple[float, float, float]:
     """Error, MiB gained, and slowing down."""
     torch.manual_seed(0)
     cls = layers.get(name)
-    options = dict(cls.sample)
+    options = {**cls.sample, **OPTIONS.get(name, {})}
     if "max_length" in inspect.signature(cls).parameters:
         options["max_length"] = steps
     layer = layers.build(name, dim, **options)
