@@ -192,6 +192,28 @@ def test_second_derivatives_leave_the_operands_as_they_are(op, backend):
 
 
 @pytest.mark.parametrize(("op", "backend"), FUSED)
+def test_second_derivatives_in_half_precision(op, backend):
+    interpreted = backend == "triton" and not torch.cuda.is_available()
+    dtype = torch.float16 if interpreted else torch.bfloat16
+    sample = _plain(op, backend)[0]
+    more, operands = laws.options(sample, backend), laws.at(op, sample, dtype, backend)
+
+    def second(operands, backend):
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in operands.items()}
+        y, last = op(**leaves, **more, backend=backend)
+        loss = 2.0**-12 * (y.double().square().sum() + last.sum())  # what float16 holds
+        first = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        found = torch.autograd.grad(sum(g.double().square().sum() for g in first), list(leaves.values()))
+        return dict(zip(leaves, found, strict=True))
+
+    exact = second(laws.wide(operands), "reference")
+    rounding = laws.worst(second(operands, "reference"), exact)
+    for name, value in second(operands, backend).items():
+        assert value.dtype == operands[name].dtype
+        laws.close(value, exact[name], rounding, f"{op.name} {backend} {name}", dtype)
+
+
+@pytest.mark.parametrize(("op", "backend"), FUSED)
 @directions
 def test_opcheck(op, backend, reverse):
     for sample in _few(_able(op, backend), backend, 8):
