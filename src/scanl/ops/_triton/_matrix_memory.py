@@ -71,8 +71,8 @@ APPLY = {
     (True, True): (Tile(16, 32, 8, 3), Tile(16, 64, 8, 2)),
 }
 KEYS = {
-    (False, False): (Tile(64, 32, 8, 3), Tile(64, 64, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
-    (False, True): (Tile(32, 64, 4, 3), Tile(32, 32, 4, 3), Tile(32, 64, 4, 2), Tile(64, 32, 8, 3)),
+    (False, False): (Tile(64, 32, 8, 3), Tile(64, 64, 8, 3), Tile(64, 32, 8, 2), Tile(32, 32, 4, 3)),
+    (False, True): (Tile(32, 64, 4, 3), Tile(32, 32, 4, 3), Tile(32, 64, 4, 2), Tile(16, 64, 4, 3)),
     (True, False): (Tile(16, 32, 8, 3), Tile(32, 32, 8, 2)),
     (True, True): (Tile(16, 32, 8, 3), Tile(16, 16, 8, 2)),
 }
@@ -332,7 +332,7 @@ class _Plan:
             values //= 2
         likely, half = Tile(keys, values, 4, 2), max(NARROWEST, values // 2)
         tiles = dict.fromkeys(
-            (likely, likely._replace(stages=3), likely._replace(warps=8), likely._replace(values=half))
+            (likely, likely._replace(stages=1), likely._replace(warps=8, stages=1), likely._replace(values=half))
         )
         self.launch(
             of_memory(_states, tuple(tiles)), self.chunks.sequences,
