@@ -81,6 +81,36 @@ def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, C
     return i_range, i_group, i_block, begin, steps, before, after, i_group * span + i_inner, i_inner < span
 
 
+@triton.jit
+def _constant(p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype: tl.constexpr, B_TIMED: tl.constexpr,
+              C_TIMED: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """Where states lie, and what is the same at all steps: A for exponents of 2, B, C, D and the bias of Δ."""
+    i_state = tl.arange(0, STATES)[None, :, None]
+    named = i_state < states
+    i_fixed, all_there = i_channel * states + i_state, there & named
+    b_A = tl.load(p_A + i_fixed, mask=all_there, other=0.0).to(dtype) * 1.4426950408889634
+    b_B, b_C = b_A, b_A
+    if not B_TIMED:
+        b_B = tl.load(p_B + i_fixed, mask=all_there, other=0.0).to(dtype)
+    if not C_TIMED:
+        b_C = tl.load(p_C + i_fixed, mask=all_there, other=0.0).to(dtype)
+    b_D, b_bias = tl.full((1, 1, CHANNELS), 0.0, dtype), tl.full((1, 1, CHANNELS), 0.0, dtype)
+    if p_D is not None:
+        b_D += tl.load(p_D + i_channel, mask=there, other=0.0).to(dtype)
+    if p_bias is not None:
+        b_bias += tl.load(p_bias + i_channel, mask=there, other=0.0).to(dtype)
+    return i_state, named, i_fixed, all_there, b_A, b_B, b_C, b_D, b_bias
+
+
+@triton.jit
+def _of_step(p, offsets, mask, b_own, TIMED: tl.constexpr):
+    """B or C of each step, or what is the same at all."""
+    if TIMED:
+        return tl.load(p + offsets, mask=mask, other=0.0).to(b_own.dtype)
+    else:
+        return b_own
+
+
 @_tuned
 @triton.jit(do_not_specialize=["length"])
 def _forward(
@@ -100,20 +130,10 @@ def _forward(
     sign: tl.constexpr = -1 if REVERSE else 1
     first = begin + steps - 1 if REVERSE else begin
     i_row = tl.arange(0, STEPS)[:, None, None]
-    i_state = tl.arange(0, STATES)[None, :, None]
-    named = i_state < states
-    i_fixed, all_there = i_channel * states + i_state, there & named
-    b_A = tl.load(p_A + i_fixed, mask=all_there, other=0.0).to(dtype) * 1.4426950408889634  # exponents of 2
-    b_bias = tl.full((1, 1, CHANNELS), 0.0, dtype)
-    if p_bias is not None:
-        b_bias += tl.load(p_bias + i_channel, mask=there, other=0.0).to(dtype)
-    if p_D is not None:
-        b_D = tl.load(p_D + i_channel, mask=there, other=0.0).to(dtype)
+    i_state, named, i_fixed, all_there, b_A, b_own_B, b_own_C, b_D, b_bias = _constant(
+        p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype, B_TIMED, C_TIMED, STATES, CHANNELS
+    )
     i_B, i_C = i_group % B_groups * states + i_state, i_group % C_groups * states + i_state
-    if not B_TIMED:
-        b_B = tl.load(p_B + i_fixed, mask=all_there, other=0.0).to(dtype)
-    if not C_TIMED and GIVES == "y":
-        b_C = tl.load(p_C + i_fixed, mask=all_there, other=0.0).to(dtype)
     if GIVES == "product":
         b_h = tl.full((1, STATES, CHANNELS), 0.0, dtype)
         b_sum = tl.full((1, 1, CHANNELS), 0.0, dtype)
@@ -129,8 +149,7 @@ def _forward(
             p_delta + row * delta_row, at * delta_row + i_channel, mask, b_bias, POSITIVE, dtype
         )
         b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
-        if B_TIMED:
-            b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
+        b_B = _of_step(p_B + row * B_row, at * B_row + i_B, aside, b_own_B, B_TIMED)
         b_a = tl.exp2(b_delta * b_A)
         if ADJOINT:
             if p_z is not None:
@@ -145,8 +164,7 @@ def _forward(
             tl.store(p_border + i_border, b_h, mask=all_there & (i % CHUNK == 0))
         b_b, b_h = _before(b_a, b_x, b_h, i_row, STEPS, False)
         if GIVES == "y":
-            if C_TIMED:
-                b_C = tl.load(p_C + row * C_row + (at * C_row + i_C), mask=aside, other=0.0).to(dtype)
+            b_C = _of_step(p_C + row * C_row, at * C_row + i_C, aside, b_own_C, C_TIMED)
             b_y = tl.sum((b_a * b_b + b_x) * b_C, 1, keep_dims=True)
             if p_D is not None:
                 b_y += b_D * b_u
@@ -183,22 +201,11 @@ def _backward(
     sign: tl.constexpr = -1 if REVERSE else 1
     first = begin + steps - 1 if REVERSE else begin
     i_row = tl.arange(0, STEPS)[:, None, None]
-    i_state = tl.arange(0, STATES)[None, :, None]
-    named = i_state < states
-    i_fixed, all_there = i_channel * states + i_state, there & named
-    b_A = tl.load(p_A + i_fixed, mask=all_there, other=0.0).to(dtype) * 1.4426950408889634
-    b_bias = tl.full((1, 1, CHANNELS), 0.0, dtype)
-    if p_bias is not None:
-        b_bias += tl.load(p_bias + i_channel, mask=there, other=0.0).to(dtype)
-    if p_D is not None:
-        b_D = tl.load(p_D + i_channel, mask=there, other=0.0).to(dtype)
-        b_dD = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    i_state, named, i_fixed, all_there, b_A, b_own_B, b_own_C, b_D, b_bias = _constant(
+        p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype, B_TIMED, C_TIMED, STATES, CHANNELS
+    )
     i_B, i_C = i_group % B_groups * states + i_state, i_group % C_groups * states + i_state
-    if not B_TIMED:
-        b_B = tl.load(p_B + i_fixed, mask=all_there, other=0.0).to(dtype)
-    if not C_TIMED:
-        b_C = tl.load(p_C + i_fixed, mask=all_there, other=0.0).to(dtype)
-    b_dbias = tl.full((1, 1, CHANNELS), 0.0, dtype)
+    b_dD, b_dbias = tl.full((1, 1, CHANNELS), 0.0, dtype), tl.full((1, 1, CHANNELS), 0.0, dtype)
     b_dA = tl.full((1, STATES, CHANNELS), 0.0, dtype)
     b_dB, b_dC = b_dA, b_dA
     p_scratch += i_unit.to(tl.int64) * (CHUNK // STEPS * STATES * CHANNELS)
@@ -224,8 +231,7 @@ def _backward(
                 p_delta + row * delta_row, at * delta_row + i_channel, mask, b_bias, POSITIVE, dtype
             )
             b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
-            if B_TIMED:
-                b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
+            b_B = _of_step(p_B + row * B_row, at * B_row + i_B, aside, b_own_B, B_TIMED)
             b_a, b_x = tl.exp2(b_delta * b_A), (b_delta * b_u) * b_B
             b_b, b_h = _before(b_a, b_x, b_h, i_row, STEPS, False)
             tl.store(p_scratch + tile * (STATES * CHANNELS) + i_scratch, b_h)
@@ -242,10 +248,8 @@ def _backward(
             )
             b_u = tl.load(p_u + row * u_row + (at * u_row + i_channel), mask=mask, other=0.0).to(dtype)
             b_dy = tl.load(p_dy + row * dy_row + (at * dy_row + i_channel), mask=mask, other=0.0).to(dtype)
-            if B_TIMED:
-                b_B = tl.load(p_B + row * B_row + (at * B_row + i_B), mask=aside, other=0.0).to(dtype)
-            if C_TIMED:
-                b_C = tl.load(p_C + row * C_row + (at * C_row + i_C), mask=aside, other=0.0).to(dtype)
+            b_B = _of_step(p_B + row * B_row, at * B_row + i_B, aside, b_own_B, B_TIMED)
+            b_C = _of_step(p_C + row * C_row, at * C_row + i_C, aside, b_own_C, C_TIMED)
             i_out = at * width + i_channel
 
             b_a, b_du = tl.exp2(b_delta * b_A), b_delta * b_u

@@ -29,8 +29,11 @@ LEAST = tl.constexpr(-1e308)  # in place of -inf, so that no difference is NaN
 
 
 @triton.jit
-def _lanes(p_cu, length, sequences, width, REVERSE: tl.constexpr, LANES: tl.constexpr):
-    """Of each lane its sequence and channel, whether it is there, the first row in the order of the scan, its steps."""
+def _begin(p_w, p_u, p_state, p_cu, length, sequences, width, TIMED: tl.constexpr, REVERSE: tl.constexpr,
+           LANES: tl.constexpr):  # fmt: skip
+    """Of each lane its sequence and channel, whether it is there, the first row in the order of the scan, its steps;
+    where its state lies, p, z and m; the decay and the bonus of all steps.
+    """
     i_lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     n, i_channel = i_lane // width, i_lane % width
     there = n < sequences
@@ -39,7 +42,16 @@ def _lanes(p_cu, length, sequences, width, REVERSE: tl.constexpr, LANES: tl.cons
     else:
         begin = tl.load(p_cu + n, mask=there, other=0).to(tl.int64)
         steps = tl.load(p_cu + n + 1, mask=there, other=0).to(tl.int64) - begin
-    return n, i_channel, there, begin + (steps - 1 if REVERSE else 0), steps
+    i_state = n * (3 * width) + i_channel
+    b_p = tl.load(p_state + i_state, mask=there, other=0.0).to(tl.float64)
+    b_z = tl.load(p_state + i_state + width, mask=there, other=0.0).to(tl.float64)
+    b_m = tl.maximum(tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64), LEAST)
+    b_w, b_u = tl.full((LANES,), 0.0, tl.float64), tl.full((LANES,), 0.0, tl.float64)
+    if p_w is not None and not TIMED:
+        b_w += tl.load(p_w + i_channel, mask=there, other=0.0).to(tl.float64)
+    if p_u is not None:
+        b_u += tl.load(p_u + i_channel, mask=there, other=0.0).to(tl.float64)
+    return n, i_channel, there, begin + (steps - 1 if REVERSE else 0), steps, i_state, b_p, b_z, b_m, b_w, b_u
 
 
 @triton.jit
@@ -90,18 +102,11 @@ def _forward(
     p_k, p_v, p_w, p_u, p_state, p_o, p_last, p_cu, length, sequences, k_row, v_row, w_row, width, TIMED: tl.constexpr,
     REVERSE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    n, i_channel, there, first, steps = _lanes(p_cu, length, sequences, width, REVERSE, LANES)
+    _n, i_channel, there, first, steps, i_state, b_p, b_z, b_m, b_w, b_u = _begin(
+        p_w, p_u, p_state, p_cu, length, sequences, width, TIMED, REVERSE, LANES
+    )
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
-    i_state = n * (3 * width) + i_channel
-    b_p = tl.load(p_state + i_state, mask=there, other=0.0).to(tl.float64)
-    b_z = tl.load(p_state + i_state + width, mask=there, other=0.0).to(tl.float64)
-    b_m = tl.maximum(tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64), LEAST)
-    b_w = tl.full((LANES,), 0.0, tl.float64)
-    if p_w is not None and not TIMED:
-        b_w += tl.load(p_w + i_channel, mask=there, other=0.0).to(tl.float64)
-    if p_u is not None:
-        b_u = tl.load(p_u + i_channel, mask=there, other=0.0).to(tl.float64)
     for i in tl.range(0, tl.max(steps), ROWS):
         ks, vs, ws = _read(
             p_k, p_v, p_w, first, i, steps, k_row, v_row, w_row, i_channel, b_w, SIGN, TIMED, ROWS, dtype
@@ -139,18 +144,11 @@ def _backward(
     do_row, k_row, v_row, w_row, width, TIMED: tl.constexpr, REVERSE: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr
 ):  # fmt: skip
-    n, i_channel, there, first, steps = _lanes(p_cu, length, sequences, width, REVERSE, LANES)
+    n, i_channel, there, first, steps, i_state, b_p, b_z, b_m, b_w, b_u = _begin(
+        p_w, p_u, p_state, p_cu, length, sequences, width, TIMED, REVERSE, LANES
+    )
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
-    i_state = n * (3 * width) + i_channel
-    b_p = tl.load(p_state + i_state, mask=there, other=0.0).to(tl.float64)
-    b_z = tl.load(p_state + i_state + width, mask=there, other=0.0).to(tl.float64)
-    b_m = tl.maximum(tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64), LEAST)
-    b_w = tl.full((LANES,), 0.0, tl.float64)
-    if p_w is not None and not TIMED:
-        b_w += tl.load(p_w + i_channel, mask=there, other=0.0).to(tl.float64)
-    if p_u is not None:
-        b_u = tl.load(p_u + i_channel, mask=there, other=0.0).to(tl.float64)
     # states at the borders of a sequence's tiles, beginning where those of the sequences before it end
     low = first - (steps - 1) if REVERSE else first
     p_border += (low // ROWS + n) * (3 * width) + i_channel
