@@ -389,6 +389,25 @@ def test_classifier_reads_pieces_as_the_whole(pool, layer):
     assert_same_state(state, last)
 
 
+@pytest.mark.parametrize("layer", ["lru", "s4d", "s5", "mamba"])
+def test_steps_of_any_length_reach_the_layers(layer):
+    options = {"layer_options": dict(layers.get(layer).sample)}
+    model = SequenceClassifier(3, DIM, 2, layer, vocab_size=VOCAB, **options).double()
+    x, mask = ragged("left")
+    spans = torch.rand(x.shape, dtype=torch.float64) + 0.5
+    y = model.input(x)
+    for block in model.stack.blocks:
+        z, _ = block.mixer(block.mixer_norm(y), timespans=spans)
+        y = y + z
+        y = y + block.channel(block.channel_norm(y))[0]
+    torch.testing.assert_close(model.stack(model.input(x), timespans=spans)[0], model.stack.norm(y))
+    logits, _ = model(x, mask=mask, timespans=spans)
+    for i in range(3):
+        alone, _ = model(x[i : i + 1, mask[i]], timespans=spans[i : i + 1, mask[i]])
+        torch.testing.assert_close(logits[i], alone[0])
+    assert not torch.allclose(logits, model(x, mask=mask)[0])
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pool", ["mean", "last"])
 @pytest.mark.parametrize("layer", ["hawk", "bidirectional"])
@@ -481,6 +500,16 @@ WRONG = [
         lambda: SequenceClassifier(2, 8, 1, "lru", vocab_size=2)(torch.zeros(1, 3)),
         ShapeError,
         r"x is torch.float32 \(1, 3\), expected integers",
+    ),
+    (
+        lambda: SequenceClassifier(2, 8, 1, "lru", input_dim=2)(torch.zeros(1, 3, 2), timespans=torch.ones(1, 2)),
+        ShapeError,
+        r"classifier: timespans is torch.float32 \(1, 2\), expected a floating dtype and \(1, 3\)",
+    ),
+    (
+        lambda: Stack(8, 2, ("lru", "hawk"))(torch.zeros(1, 3, 8), timespans=torch.ones(1, 3)),
+        ConfigError,
+        r"timespans is given, but Hawk takes none; \['lru', 'mamba', 's4d', 's5'\] do",
     ),
 ]
 

@@ -27,6 +27,7 @@ class Layer(nn.Module):
     op: ClassVar[str | None] = None
     sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
     residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
+    takes_timespans: ClassVar[bool] = False  # `forward` takes `timespans` (B, T), how long each step lasts
     takes_memo: ClassVar[bool] = False  # `forward` takes `memo`, a dict that the layers of a stack share in one pass
 
     dim: int

@@ -65,6 +65,7 @@ class Mamba(Layer):
         "algorithm 2 and figure 3"
     )
     op = "selective_scan"
+    takes_timespans = True
     sample: ClassVar = {"d_state": 3, "dt_rank": 2}
     residual_out = "out_proj"
 

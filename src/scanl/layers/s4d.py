@@ -71,6 +71,7 @@ class S4D(Layer):
         "arXiv:2206.11893, eq. (2) to (9)"
     )
     op = "linear_scan"
+    takes_timespans = True
     sample: ClassVar = {"d_state": 4}
 
     def __init__(

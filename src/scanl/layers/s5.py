@@ -61,6 +61,7 @@ class S5(Layer):
         "eq. (4) to (6)"
     )
     op = "linear_scan"
+    takes_timespans = True
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
 
     def __init__(

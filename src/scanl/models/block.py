@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, check_options, widen
+from scanl.layers.base import Layer, check_options, get, names, widen
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
 
@@ -153,11 +153,17 @@ class Block(nn.Module):
         state: BlockState | None = None,
         *,
         cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
         memo: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """memo: what the blocks of one pass share, for layers that take it."""
+        """timespans: how long each step lasts (B, T).   memo: what the blocks of one pass share."""
         mixer, channel = (None, None) if state is None else state
-        more = {"memo": memo} if self.mixer.takes_memo else {}
+        more: dict[str, Any] = {"memo": memo} if self.mixer.takes_memo else {}
+        if timespans is not None:
+            if not self.mixer.takes_timespans:
+                able = [name for name in names() if get(name).takes_timespans]
+                raise ConfigError(f"timespans is given, but {type(self.mixer).__name__} takes none; {able} do")
+            more["timespans"] = timespans
         y, mixer = self.mixer(normed(self.mixer_norm, x), mixer, cu_seqlens=cu_seqlens, **more)
         x = x + y
         if self.channel is not None and self.channel_norm is not None:

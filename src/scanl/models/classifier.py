@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, sequence_index
 from scanl.layers.state import Device, DType
+from scanl.layers.timespans import check_timespans
 from scanl.models.stack import Stack, StackState
 
 
@@ -91,16 +92,22 @@ class SequenceClassifier(nn.Module):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, ClassifierState]:
-        """Tokens (B, T) or features (B, T, input_dim) -> logits (B, C), (N, C) if packed, and the state."""
+        """Tokens (B, T) or features (B, T, input_dim) -> logits (B, C), (N, C) if packed, and the state.
+
+        timespans: how long each step lasts (B, T), for irregular times, where every layer takes it.
+        """
         self._check(x)
+        check_timespans("classifier", timespans, x)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("classifier: mask and cu_seqlens are both given, expected one of them")
+            timespans = timespans if timespans is None else pack(timespans, mask)[0]
             x, cu_seqlens = pack(x, mask)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         before = self.init_state(rows) if state is None else state
-        y, stack = self.stack(self.input(x), before.stack, cu_seqlens=cu_seqlens)
+        y, stack = self.stack(self.input(x), before.stack, cu_seqlens=cu_seqlens, timespans=timespans)
         pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)
         feature = pooled / count.clamp(min=1)[:, None] if self.pool == "mean" else pooled
         return self.head(feature.to(y.dtype)), ClassifierState(stack, pooled, count)

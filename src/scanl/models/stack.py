@@ -88,12 +88,18 @@ class Stack(nn.Module):
                     projection.weight.div_(math.sqrt(writes))
 
     def forward(
-        self, x: Tensor, state: StackState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: StackState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:
+        """timespans: how long each step lasts (B, T), where every layer takes it."""
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
         for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
-            x, after = block(x, before, cu_seqlens=cu_seqlens, memo=memo)
+            x, after = block(x, before, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             states.append(after)
         return normed(self.norm, x), tuple(states)
 
