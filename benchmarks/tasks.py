@@ -39,7 +39,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], float, dict[str, Any]]] = {
 }
 MODEL = {"dim": 64, "depth": 2, "batch-size": 32, "lr": 0.003, "steps": 5000, "eval-every": 250}
 QUICK = {"dim": 32, "steps": 1000, "eval-every": 100}
-NARROW = {"rwkv6": {"head_size": 16}, "rwkv7": {"head_size": 16}}  # options of layers for the width of QUICK
+# Options of layers for the width of QUICK.
+NARROW = {
+    "gated_deltanet": {"num_heads": 2, "head_dim": 16},
+    "rwkv6": {"head_size": 16},
+    "rwkv7": {"head_size": 16},
+}
 
 
 def command(task: str, layer: str, quick: bool) -> list[str]:
@@ -134,13 +139,13 @@ def main() -> None:
             row = cell(task, layer, options.quick) if row is None else row
             rows.append(row)
             detail = row.get("refused") or f"{row['metric']} {row['score']:.4g} after {row['steps']} steps"
-            print(f"{task:20}{layer:16}{shown(row):7}{detail}\n    {row['command']}", flush=True)
+            print(f"{task:20}{layer:18}{shown(row):7}{detail}\n    {row['command']}", flush=True)
             path.write_text(json.dumps({"machine": title, "quick": options.quick, "rows": rows}, indent=1) + "\n")
             picture(rows, title, path.with_suffix(".png"))
-    print("\n" + f"{'':16}" + "".join(f"{task[:13]:>14}" for task in wanted))
+    print("\n" + f"{'':18}" + "".join(f"{task[:13]:>14}" for task in wanted))
     at = {(row["layer"], row["task"]): row for row in rows}
     for layer in chosen:
-        print(f"{layer:16}" + "".join(f"{shown(at[layer, task]):>14}" for task in wanted))
+        print(f"{layer:18}" + "".join(f"{shown(at[layer, task]):>14}" for task in wanted))
     print(f"written: {path}, {path.with_suffix('.png')}")
 
 
