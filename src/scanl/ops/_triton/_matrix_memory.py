@@ -330,12 +330,12 @@ class _Plan:
         heads = self.H * triton.cdiv(self.K, keys)
         while values > NARROWEST and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
             values //= 2
-        likely, half = Tile(keys, values, 4, 2), max(NARROWEST, values // 2)
-        tiles = dict.fromkeys(
-            (likely, likely._replace(stages=1), likely._replace(warps=8, stages=1), likely._replace(values=half))
-        )
+        half = max(NARROWEST, values // 2)
+        tiles = [Tile(keys, values, 4, 2), Tile(keys, values, 4, 1), Tile(keys, values, 8, 1), Tile(keys, half, 4, 2)]
+        if z is not None and self.elements == WIDE_STATES:  # products of multiply-adds keep more in registers
+            tiles = [Tile(keys, values, 8, 1), Tile(keys, values, 16, 1), Tile(keys, values, 4, 2)]
         self.launch(
-            of_memory(_states, tuple(tiles)), self.chunks.sequences,
+            of_memory(_states, tuple(dict.fromkeys(tiles))), self.chunks.sequences,
             lambda tile: heads * triton.cdiv(self.V, tile["BV"]), x, y, self.g, self.a, self.w, z, start, S, r, last,
             p_chunks, p_sequences, length, each, A=0 if self.a is None else self.a.shape[2],
             EXCLUSIVE=self.u is not None, ADJOINT=adjoint, apart=bool(self.flags["TABLE"]),
