@@ -60,6 +60,21 @@ def test_the_interpreter_takes_the_first():
     assert x.tolist() == [1.0] * 32
 
 
+@pytest.mark.parametrize("name", ["delta_rule", "dplr_scan"])
+@pytest.mark.parametrize("decay", ["BTH", "BTHK"])
+def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
+    """What a kernel adds to, changes in place, or writes in some of its configurations alone."""
+    monkeypatch.setattr(_tuned, "MOST", 64)
+    for table in (_matrix_memory.APPLY, _matrix_memory.KEYS, _low_rank.FORWARD, _low_rank.PAIRS):
+        monkeypatch.setitem(table, (True, decay == "BTHK"), table[False, decay == "BTHK"])
+    for cache in (_tuned.cut, _tuned.of_memory):
+        cache.cache_clear()
+    laws.truth(REGISTRY[name], draw(REGISTRY[name], 18, decay, K=40, V=20), {}, "triton", torch.float32)
+    for cache in (_tuned.cut, _tuned.of_memory):
+        cache.cache_clear()
+    assert len(measured) > 12
+
+
 @pytest.mark.parametrize(
     ("name", "decay"),
     [("linear_attention", "BTH"), ("delta_rule", "BTH"), ("delta_rule", "BTHK"), ("dplr_scan", "BTHK")],

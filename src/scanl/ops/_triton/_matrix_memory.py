@@ -291,10 +291,7 @@ class _Plan:
             None if value is None else value.contiguous() for value in given
         )
         self.rows = batch * length
-        wide = q.dtype in FLOATING
-        self.apply_kernel = of_memory(_apply, cut(APPLY[wide, self.decay == 2], self.K, self.V))
-        self.keys_kernel = of_memory(_keys, cut(KEYS[wide, self.decay == 2], self.K, self.V))
-        self.elements = WIDE_STATES if wide else STATES
+        self.wide = q.dtype in FLOATING
         self.flags = {
             "SCALE": scale_of(q, scale),
             "G": shared,
@@ -326,13 +323,13 @@ class _Plan:
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
         keys = block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r needs all of S
-        values = block(self.V, max(NARROWEST, self.elements // keys))
+        values = block(self.V, max(NARROWEST, (WIDE_STATES if self.wide else STATES) // keys))
         heads = self.H * triton.cdiv(self.K, keys)
         while values > NARROWEST and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
             values //= 2
         half = max(NARROWEST, values // 2)
         tiles = [Tile(keys, values, 4, 2), Tile(keys, values, 4, 1), Tile(keys, values, 8, 1), Tile(keys, half, 4, 2)]
-        if z is not None and self.elements == WIDE_STATES:  # products of multiply-adds keep more in registers
+        if z is not None and self.wide:  # products of multiply-adds keep more in registers
             tiles = [Tile(keys, values, 8, 1), Tile(keys, values, 16, 1), Tile(keys, values, 4, 2)]
         self.launch(
             of_memory(_states, tuple(dict.fromkeys(tiles))), self.chunks.sequences,
@@ -345,8 +342,9 @@ class _Plan:
     def apply(self, k, y, S, *, a=None, r=None, adjoint: bool) -> Tensor:
         p_chunks, _, length, each = self.chunks.numbers
         o = self.q.new_empty(y.shape)
+        kernel = of_memory(_apply, cut(APPLY[self.wide, self.decay == 2], self.K, self.V))
         self.launch(
-            self.apply_kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.V, tile["BV"]), self.q, k, y,
+            kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.V, tile["BV"]), self.q, k, y,
             self.g, self.u, a, r, S, o, p_chunks, length, each, KEYS=k.shape[2], ADJOINT=adjoint,
         )  # fmt: skip
         return o
@@ -365,16 +363,18 @@ class _Plan:
             grads["a"] = torch.empty_like(a)
         if dr is not None:
             grads["w"] = self.q.new_empty(full)
+        # Wider blocks write fewer parts of dg, so that measuring must leave none.
+        kernel = of_memory(_keys, cut(KEYS[self.wide, self.decay == 2], self.K, self.V), ("p_dg",))
         dg = du = None
         if self.decay == 2:
             dg = self.q.new_empty(full, dtype=self.q.dtype if dr is None else wide)
         elif self.decay == 1:
-            narrowest = min(config.kwargs["BK"] for config in self.keys_kernel.configs)  # others leave some as they are
+            narrowest = min(config.kwargs["BK"] for config in kernel.configs)
             dg = self.q.new_zeros((triton.cdiv(self.K, narrowest), *full[:3]), dtype=wide)
         if self.u is not None:
             du = self.q.new_empty((self.chunks.count, self.H, self.K), dtype=wide)
         self.launch(
-            self.keys_kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.K, tile["BK"]), self.q, k, v,
+            kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.K, tile["BK"]), self.q, k, v,
             self.g, self.u, a, r, do, dr, S, dS, grads["q"], grads["k"], grads.get("a"), grads.get("w"), dg, du,
             p_chunks, length, each, self.rows, KEYS=k.shape[2],
         )  # fmt: skip
