@@ -1,7 +1,8 @@
 """The laws of ops, each stated once over any op and backend; test_ops.py runs them over everything registered."""
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,6 +114,20 @@ def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any
             largest[name] += apart.max().item() / change if apart.numel() else 0.0
     entering = sum(value.numel() for value in operands.values())
     return {name: entering * torch.finfo(exact[name].dtype).eps * size for name, size in largest.items()}
+
+
+@contextlib.contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """In which Triton compiles no kernel."""
+    import triton
+
+    compiled = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **found: compiled.append(found)
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+    assert not compiled
 
 
 def place(backend: str) -> str:
