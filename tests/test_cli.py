@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+import scanl
 from scanl.cli import COMMANDS, demo, main
 from scanl.cli.layers import options_of
 from scanl.layers import names
@@ -213,12 +214,40 @@ def test_measuring_reads_each_mark_in_chunks(monkeypatch):
     assert 10 < demo.resident_memory() < 1e6
 
 
-@pytest.mark.parametrize("code", ["import scanl", "import scanl.layers, scanl.models, scanl.cli, scanl.learning"])
-def test_import_is_light(code):
-    heavy = ("lightning", "matplotlib", "transformers", "numba", "triton")
-    check = f"{code}; import sys; print([name for name in {heavy} if name in sys.modules])"
+HEAVY = {"lightning", "matplotlib", "transformers", "numba", "triton", "torch._dynamo", "sympy"}
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        (
+            "import scanl; from scanl.cli import main; main(['--help']); main(['--version']); main(['trian'])",
+            HEAVY | {"torch", "numpy", "jsonargparse", "yaml"},
+        ),
+        ("import scanl; scanl.ops, scanl.layers, scanl.models, scanl.tasks", HEAVY | {"jsonargparse"}),
+        (
+            "import scanl; scanl.learning, scanl.hub; from scanl.cli import main; main(['list']); main(['ops']); "
+            "main(['train', '--layer', 'hwak']); main(['train', '--task', 'party']); main(['show', 'lur'])",
+            HEAVY,
+        ),
+    ],
+    ids=["help", "import", "names"],
+)
+def test_what_is_refused_or_listed_waits_for_nothing_heavy(code, heavy):
+    """Measured in modules, because seconds depend on the machine: torch takes the most, lightning as long again."""
+    check = f"{code}; import sys; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=os.environ, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_packages_are_imported_when_touched():
+    """And none is missing from what `dir` and a misspelt name say."""
+    packages = {path.parent.name for path in Path(scanl.__file__).parent.glob("*/__init__.py")} - {"cli"}
+    assert packages <= set(dir(scanl))
+    for name in packages:
+        assert scanl.__getattr__(name).__name__ == f"scanl.{name}"
+    with pytest.raises(AttributeError, match="module 'scanl' has no attribute 'layer'"):
+        _ = scanl.layer
 
 
 def test_python_m():

@@ -3,8 +3,6 @@
 import importlib.util
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,17 +90,6 @@ def test_the_model_of_contributing_is_a_model(tmp_path):
             torch.testing.assert_close(state, last)
     finally:
         registry.remove("moving_average")
-
-
-@pytest.mark.parametrize("package", ["lightning", "matplotlib", "transformers", "numba", "triton", "jsonargparse"])
-def test_import_is_light(package, loaded_by_import):
-    assert package not in loaded_by_import
-
-
-@pytest.fixture(scope="module")
-def loaded_by_import() -> set[str]:
-    code = "import scanl, sys; print(*sorted(name.split('.')[0] for name in sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_changes_are_written_down():

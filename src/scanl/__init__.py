@@ -1,11 +1,33 @@
 """Recurrent sequence models: a state, a transition and a readout.
 
 Trained over the whole sequence at once, run one token at a time in constant memory, with the same numbers.
+
+`import scanl` loads nothing else: `scanl.ops`, `scanl.layers` and the others are imported when they are first touched.
 """
 
-from scanl import layers as layers
-from scanl import models as models
-from scanl import ops as ops
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from scanl.errors import ScanlError as ScanlError
 
+if TYPE_CHECKING:
+    from scanl import hub as hub
+    from scanl import layers as layers
+    from scanl import learning as learning
+    from scanl import models as models
+    from scanl import ops as ops
+    from scanl import tasks as tasks
+
 __version__ = "0.1.0"
+
+_PACKAGES = ("hub", "layers", "learning", "models", "ops", "tasks")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"scanl.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PACKAGES})

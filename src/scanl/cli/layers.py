@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
@@ -146,6 +145,8 @@ def _without_op(layer: Layer) -> str:
 @torch.no_grad()
 def step_cost(layer: Layer) -> int:
     """The multiplications in matrices that one token of one sequence costs, from the empty state."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton: not for `scanl list`
+
     x, state = torch.zeros(1, layer.dim), layer.init_state(1)
     fused = torch.backends.mkldnn.enabled
     try:

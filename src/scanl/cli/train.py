@@ -43,8 +43,6 @@ def run(argv: Sequence[str]) -> int:
 
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Data, Model]:
     """Everything that can be refused, options, data and model, before anything is written; then the run folder."""
-    from scanl.learning.train import make_trainer
-
     config.check()
     if config.steps is None and config.minutes is None:
         config.steps = 1000
@@ -58,6 +56,10 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     data = _data(config)
     if isinstance(data, Corpus):
         data.check(config.sequence_length)
+    from scanl.learning.train import (
+        make_trainer,
+    )  # lightning takes seconds to import: after all that is refused without it
+
     make_trainer(config)
     if resumed is not None:
         resumed.remove_leftovers()
