@@ -108,15 +108,13 @@ def mingru(layer, xs):
 
 
 def mega_ema(layer, xs):
-    """The convolution of the released code: y_t = SiLU(sum_j k_j x_{t-j} + omega x_t)."""
-    p, d = sigmoid(layer.alpha[..., 0]), sigmoid(layer.delta[..., 0])
-    ys = []
-    for t, x in enumerate(xs):
-        y = layer.omega * x
-        for j in range(t + 1):
-            kernel = (p * layer.beta[..., 0] * (1 - p * d) ** j * layer.gamma).sum(1) / math.sqrt(layer.ndim)
-            y = y + kernel * xs[t - j]
-        ys.append(silu(y))
+    """The released code, a step at a time: h = q h + p beta x, its step p the logit `delta`, its damping `alpha`."""
+    p = sigmoid(layer.delta[..., 0])
+    q = 1 - p * sigmoid(layer.alpha[..., 0])
+    h, ys = torch.zeros(layer.dim, layer.ndim), []
+    for x in xs:
+        h = q * h + p * layer.beta[..., 0] * x[:, None]
+        ys.append(silu((h * layer.gamma).sum(1) / math.sqrt(layer.ndim) + layer.omega * x))
     return ys
 
 
@@ -173,6 +171,16 @@ def test_layer_is_its_equation(name):
     make, equation = EQUATIONS[name]
     layer, x = shaken(make()), torch.randn(1, T, DIM)
     torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]))))
+
+
+@pytest.mark.usefixtures("double")
+def test_released_parameters_of_mega_give_released_numbers():
+    """A step of 1/2 and a damping of 1/4: by hand, after one step h = x/2, after two (1 - 1/8) x/2 + x'/2."""
+    layer, quarter = MegaEMA(1, 1), math.log(1 / 3)
+    released = {"delta": [[[0.0]]], "alpha": [[[quarter]]], "beta": [[[1.0]]], "gamma": [[1.0]], "omega": [0.0]}
+    layer.load_state_dict({name: torch.tensor(value) for name, value in released.items()}, strict=True)
+    y, _ = layer(torch.tensor([[[1.0], [3.0]]]))
+    torch.testing.assert_close(y.flatten(), silu(torch.tensor([0.5, 0.4375 + 1.5])))
 
 
 def test_rglru_bounds_the_derivative_of_its_root():

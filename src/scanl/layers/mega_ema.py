@@ -1,8 +1,8 @@
 r"""Multi-dimensional damped exponential moving average.
 
-.. math:: h_t = (1 - p\,\delta) \odot h_{t-1} + p\,\beta\, x_t, \quad
+.. math:: h_t = q \odot h_{t-1} + p \odot \beta\, x_t, \quad
           y_t = \mathrm{SiLU}\Big(\tfrac{1}{\sqrt N} \sum_{n} \gamma_n h_{t,n} + \omega x_t\Big), \quad
-          p = \sigma(\alpha), \; \delta = \sigma(\delta')
+          p = \sigma(\delta), \; q = 1 - p\,\sigma(\alpha)
 """
 
 import math
@@ -22,20 +22,24 @@ from scanl.ops import linear_scan
 class MegaEMA(Layer):
     """The moving average of MEGA: each channel expands into N leaky sums, which are weighed together.
 
-    Not the whole of MEGA: its gated attention is not here. As in the released code, the paper's sum is
-    divided by sqrt(N), and a residual ω x and a SiLU are part of it.
+    Not the whole of MEGA: its gated attention is not here. As in the released code, the paper's sum is divided by
+    sqrt(N), and a residual ω x and a SiLU are part of it. Kernels there may be cut after `truncation` steps, here not.
 
     Args:
         dim: D, channels.
         ndim: N, averages for each channel.
 
-    Parameters as in the released code: alpha, delta, beta (D, N, 1); gamma (D, N); omega (D).
+    Parameters as in the released code: alpha, delta, beta (D, N, 1); gamma (D, N); omega (D). There `delta` is the
+    logit of the step p and `alpha` that of the damping, the reverse of the paper's letters.
     Initialisation: alpha, delta N(0, 0.2²); beta 1, -1, 1, ... plus N(0, 0.02²); gamma, omega N(0, 1).
     State: (B, D, N).
     """
 
     id = "S-mega"
-    equation = "h_t = (1 - p delta) * h_{t-1} + p beta x_t,  y_t = SiLU(sum_n gamma_n h_{t,n} / sqrt(N) + omega x_t)"
+    equation = (
+        "h_t = q * h_{t-1} + p beta x_t,  p = sigmoid(delta),  q = 1 - p sigmoid(alpha),  "
+        "y_t = SiLU(sum_n gamma_n h_{t,n} / sqrt(N) + omega x_t)"
+    )
     source = 'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.1, and its code'
     op = "linear_scan"
     sample: ClassVar = {"ndim": 3}
@@ -60,8 +64,8 @@ class MegaEMA(Layer):
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
-        p = widen(self.alpha)[..., 0].sigmoid()
-        decay = 1 - p * widen(self.delta)[..., 0].sigmoid()
+        p = widen(self.delta)[..., 0].sigmoid()
+        decay = 1 - p * widen(self.alpha)[..., 0].sigmoid()
         u = widen(x)[..., None] * (p * self.beta[..., 0])
         h, last = linear_scan(u, decay, state, cu_seqlens=cu_seqlens)
         average = (h * (self.gamma / math.sqrt(self.ndim))).sum(-1)
