@@ -1,6 +1,8 @@
 """The laws of DESIGN over every registered layer, its wrappers, and layers as a user writes them."""
 
+import copy
 import multiprocessing
+import pickle
 import threading
 from itertools import pairwise
 
@@ -11,10 +13,11 @@ from torch import Tensor, nn
 
 from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
-from scanl.layers import AFT, SLSTM, Bidirectional, LinearRNN, MultiScale, ShortConvolution, padded
+from scanl.layers import AFT, SLSTM, Bidirectional, Hint, LinearRNN, MultiScale, ShortConvolution, padded, param_groups
 from scanl.layers import state as states
 from scanl.layers.linear_rnn import LinearRNNState
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
+from scanl.models.stack import Stack
 from scanl.ops._op import REGISTRY
 
 DIM = 12
@@ -472,6 +475,46 @@ def test_every_layer_declares_what_it_is(name):
     assert cls.__doc__
     if cls.residual_out is not None:
         assert isinstance(CASES[name]().get_submodule(cls.residual_out), nn.Linear)
+
+
+def trained(model):
+    """Of every parameter by name: the learning rate and the weight decay of its group."""
+    groups = {
+        id(p): (group.get("lr"), group.get("weight_decay")) for group in param_groups(model) for p in group["params"]
+    }
+    return {name: groups[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_how_parameters_are_trained_survives_copies(name):
+    """A copy, a pickle, a model that was loaded, and one that a subclass builds: the same groups."""
+    options = layers.get(name).sample
+    layer, stack = CASES[name](), Stack(DIM, 2, name, layer_options=dict(options))
+    for model, build in ((layer, CASES[name]), (stack, lambda: Stack(DIM, 2, name, layer_options=dict(options)))):
+        expected = trained(model)
+        assert trained(copy.deepcopy(model)) == expected
+        assert trained(pickle.loads(pickle.dumps(model))) == expected
+        for assign in (False, True):
+            other = build()
+            other.load_state_dict(model.state_dict(), strict=True, assign=assign)
+            assert trained(other) == expected
+    user = type("User", (layers.get(name),), {"hints": {}})
+    assert trained(user(DIM, **options)) == trained(layer)
+
+
+def test_hints_of_a_subclass_are_added_and_those_outside_count():
+    class User(layers.S4D):
+        hints = {"D": Hint(lr="slow"), "kernel.log_dt": Hint(lr="slow")}  # noqa: RUF012
+        slow = 1e-5
+
+    rates = {name: lr for name, (lr, _) in trained(User(4, 4)).items() if lr}
+    assert rates == {"D": 1e-5, "kernel.log_dt": 1e-5, "kernel.log_A_real": 1e-3, "kernel.A_imag": 1e-3}
+
+    class Misspelt(layers.S4D):
+        hints = {"kernel.log_d": Hint(weight_decay=False)}  # noqa: RUF012
+
+    with pytest.raises(ConfigError, match=r"Misspelt: hints name 'kernel.log_d', expected a parameter or a module of"):
+        param_groups(Misspelt(4, 4))
 
 
 def test_every_public_layer_is_registered():

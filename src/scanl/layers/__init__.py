@@ -3,6 +3,7 @@
 from scanl.layers import state as state
 from scanl.layers.aft import AFT as AFT
 from scanl.layers.attention import Attention as Attention
+from scanl.layers.base import Hint as Hint
 from scanl.layers.base import Layer as Layer
 from scanl.layers.base import build as build
 from scanl.layers.base import get as get

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,19 @@ from scanl.errors import ShapeError, nearest
 from scanl.layers.packing import check_offsets
 from scanl.layers.state import Device, DType, State, leaves, map_leaves
 from scanl.registry import Registry
+
+
+class Hint(NamedTuple):
+    """How a parameter wants to be trained.
+
+    weight_decay: False where it is not pulled to 0.   lr: the attribute of the layer that holds its learning rate.
+    """
+
+    weight_decay: bool = True
+    lr: str | None = None
+
+
+UNDECAYED = Hint(weight_decay=False)
 
 
 class Layer(nn.Module):
@@ -30,8 +43,14 @@ class Layer(nn.Module):
     takes_timespans: ClassVar[bool] = False  # `forward` takes `timespans` (B, T), how long each step lasts
     takes_memo: ClassVar[bool] = False  # `forward` takes `memo`, a dict that the layers of a stack share in one pass
 
+    hints: ClassVar[Mapping[str, Hint]] = {}  # by parameter, or by module for all in it; a subclass adds to its bases'
+
     dim: int
     bidirectional: bool = False  # True: sees the future, so neither causal nor streamable
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """The state before any input; device and dtype default to the parameters'.

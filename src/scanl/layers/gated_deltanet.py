@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
+from scanl.layers.base import UNDECAYED, register, widen
 from scanl.layers.norm import GatedRMSNorm
-from scanl.layers.parameters import tag
 from scanl.layers.query_key_value import MemoryState, QueryKeyValue
 from scanl.layers.time_step import time_step_bias
 from scanl.ops import delta_rule
@@ -53,6 +52,7 @@ class GatedDeltaNet(QueryKeyValue):
     op = "delta_rule"
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4}
     residual_out = "o_proj"
+    hints: ClassVar = dict.fromkeys(("A_log", "dt_bias"), UNDECAYED)
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class GatedDeltaNet(QueryKeyValue):
         self.memory = (heads, head_dim, value)
         self._make_projections(widths, conv_size if use_short_conv else None, conv_bias)
         self.a_proj, self.b_proj = (nn.Linear(dim, heads, bias=False) for _ in range(2))
-        self.A_log = tag(nn.Parameter((16 * (1 - torch.rand(heads))).log()), weight_decay=False)  # 1 - U is never 0
-        self.dt_bias = tag(nn.Parameter(time_step_bias(heads)), weight_decay=False)
+        self.A_log = nn.Parameter((16 * (1 - torch.rand(heads))).log())  # 1 - U is never 0
+        self.dt_bias = nn.Parameter(time_step_bias(heads))
         self.g_proj = nn.Linear(dim, heads * value, bias=False) if use_gate else None
         self.o_norm = GatedRMSNorm(value, norm_eps)
         self.o_proj = nn.Linear(heads * value, dim, bias=False)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.diagonal_ssm import diagonal_ssm
 from scanl.layers.hippo import STARTS, diagonal_start
 from scanl.layers.packing import each_alone
-from scanl.layers.parameters import tag
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import log_uniform
 from scanl.ops import short_convolution
@@ -32,9 +31,9 @@ class H3State(NamedTuple):
 class ShiftKernel(nn.Module):
     """B (D, N), what enters the shift register, and C (1, D, N), what is read from it."""
 
-    def __init__(self, dim: int, d_state: int, lr: float | None) -> None:
+    def __init__(self, dim: int, d_state: int) -> None:
         super().__init__()
-        self.B = tag(nn.Parameter(torch.eye(1, d_state).repeat(dim, 1)), weight_decay=False, lr=lr)
+        self.B = nn.Parameter(torch.eye(1, d_state).repeat(dim, 1))
         self.C = nn.Parameter(torch.empty(1, dim, d_state).uniform_(-(d_state**-0.5), d_state**-0.5))
 
     def window(self) -> Tensor:
@@ -46,13 +45,13 @@ class ShiftKernel(nn.Module):
 class DiagonalKernel(nn.Module):
     """log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) in real pairs."""
 
-    def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float, lr: float | None) -> None:
+    def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
         Lambda, B = diagonal_start(init, d_state)
         real = torch.get_default_dtype()
 
         def system(value: Tensor) -> nn.Parameter:
-            return tag(nn.Parameter(value.to(real)), weight_decay=False, lr=lr)
+            return nn.Parameter(value.to(real))
 
         C = torch.view_as_complex(torch.randn(1, heads, d_state // 2, 2) * math.sqrt(0.5)) * B
         self.C = nn.Parameter(torch.view_as_real(C).to(real))
@@ -113,6 +112,11 @@ class H3(Layer):
     op = "linear_scan"
     sample: ClassVar = {"d_state": 4, "head_dim": 2}
     residual_out = "output_linear"
+    hints: ClassVar = {
+        f"{place}.kernel.{name}": Hint(weight_decay=False, lr="lr")
+        for place, names in (("ssm_k_kernel", ("B",)), ("kernel", ("log_dt", "B", "inv_A_real", "A_imag")))
+        for name in names
+    }
 
     def __init__(
         self,
@@ -141,12 +145,13 @@ class H3(Layer):
         self.head_dim = head_dim
         self.num_heads = dim // head_dim
         self.disc = disc
+        self.lr = lr
         self.q_proj = nn.Linear(dim, dim)
         self.k_proj = nn.Linear(dim, dim)
         self.v_proj = nn.Linear(dim, dim)
-        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, d_state, lr))
+        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, d_state))
         self.ssm_k_D = nn.Parameter(torch.randn(dim))
-        self.kernel = Wrapped(DiagonalKernel(self.num_heads, d_state, init, dt_min, dt_max, lr))
+        self.kernel = Wrapped(DiagonalKernel(self.num_heads, d_state, init, dt_min, dt_max))
         self.D = nn.Parameter(torch.randn(self.num_heads))
         self.output_linear = nn.Linear(dim, dim)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.hyena_filter import HyenaFilter
 from scanl.layers.packing import each_alone
 from scanl.layers.short_convolution import convolve
@@ -64,6 +64,10 @@ class Hyena(Layer):
     op = None
     sample: ClassVar = {"l_max": 5, "order": 3, "filter_order": 4, "num_inner_mlps": 1}
     residual_out = "out_proj"
+    hints: ClassVar = {
+        "filter_fn.implicit_filter": Hint(weight_decay=False, lr="lr"),
+        "filter_fn.pos_emb.z": Hint(weight_decay=False, lr="lr_pos_emb"),
+    }
 
     def __init__(
         self,
@@ -93,12 +97,13 @@ class Hyena(Layer):
         self.dim = dim
         self.l_max = l_max
         self.order = order
+        self.lr, self.lr_pos_emb = lr, lr_pos_emb
         width = (order + 1) * dim
         self.in_proj = nn.Linear(dim, width)
         self.out_proj = nn.Linear(dim, dim)
         self.short_filter = nn.Conv1d(width, width, short_filter_order, groups=width, padding=short_filter_order - 1)
         self.filter_fn = HyenaFilter(
-            (order - 1) * dim, emb_dim, filter_order, l_max, w, num_inner_mlps, lr, lr_pos_emb,
+            (order - 1) * dim, emb_dim, filter_order, l_max, w, num_inner_mlps,
             fast_decay_pct, slow_decay_pct, target, shift,
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import widen
-from scanl.layers.parameters import tag
 
 
 class Sin(nn.Module):
@@ -26,12 +25,12 @@ class PositionalEmbedding(nn.Module):
 
     t: Tensor
 
-    def __init__(self, emb_dim: int, l_max: int, lr: float) -> None:
+    def __init__(self, emb_dim: int, l_max: int) -> None:
         super().__init__()
         bands = (emb_dim - 1) // 2
         t = torch.linspace(0, 1, l_max)[None, :, None]
         angles = torch.linspace(1e-4, bands - 1, bands) * (2 * math.pi / l_max * torch.arange(l_max))[None, :, None]
-        self.z = tag(nn.Parameter(torch.cat([t, angles.cos(), -angles.sin()], -1)), weight_decay=False, lr=lr)
+        self.z = nn.Parameter(torch.cat([t, angles.cos(), -angles.sin()], -1))
         self.register_buffer("t", t)
 
 
@@ -50,21 +49,19 @@ class HyenaFilter(nn.Module):
     """bias (width); pos_emb; implicit_filter, linear maps with sines between; modulation."""
 
     def __init__(
-        self, width: int, emb_dim: int, order: int, l_max: int, w: float, inner: int, lr: float, lr_pos_emb: float,
+        self, width: int, emb_dim: int, order: int, l_max: int, w: float, inner: int,
         fast_decay_pct: float, slow_decay_pct: float, target: float, shift: float,
     ) -> None:  # fmt: skip
         super().__init__()
         self.shift = shift
         self.bias = nn.Parameter(torch.randn(width))
-        self.pos_emb = PositionalEmbedding(emb_dim, l_max, lr_pos_emb)
+        self.pos_emb = PositionalEmbedding(emb_dim, l_max)
         # One sine serves all layers; in the released code its frequencies stand in the state at each of their places.
         self._repeats = [2 * i + 3 for i in range(inner)]
         maps: dict[str, nn.Module] = {"0": nn.Linear(emb_dim, order), "1": Sin(order, w)}
         maps |= {str(2 * i + 2): nn.Linear(order, order) for i in range(inner)}
         maps[str(2 * inner + 2)] = nn.Linear(order, width, bias=False)
         self.implicit_filter = nn.ModuleDict(maps)
-        for parameter in self.implicit_filter.parameters():
-            tag(parameter, weight_decay=False, lr=lr)
         self.modulation = Modulation(width, fast_decay_pct, slow_decay_pct, target)
         self.register_load_state_dict_pre_hook(_drop_repeated_sines)
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
-from scanl.layers.parameters import tag
+from scanl.layers.base import UNDECAYED, Layer, register, widen
 from scanl.layers.short_convolution import convolve
 from scanl.layers.state import Device, DType
 from scanl.layers.time_step import time_step_bias
@@ -68,6 +67,7 @@ class Mamba(Layer):
     takes_timespans = True
     sample: ClassVar = {"d_state": 3, "dt_rank": 2}
     residual_out = "out_proj"
+    hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)
 
     def __init__(
         self,
@@ -116,9 +116,8 @@ class Mamba(Layer):
             else:
                 self.dt_proj.weight.fill_(scale)
             self.dt_proj.bias.copy_(time_step_bias(self.d_inner, dt_min, dt_max, dt_init_floor))
-        tag(self.dt_proj.bias, weight_decay=False)
-        self.A_log = tag(nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1)), weight_decay=False)
-        self.D = tag(nn.Parameter(torch.ones(self.d_inner)), weight_decay=False)
+        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(self.d_inner))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MambaState:
         sizes = ((self.d_conv - 1, self.d_inner), (self.d_inner, self.d_state))

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import UNDECAYED, Layer, register, widen
 from scanl.layers.norm import GatedRMSNorm
-from scanl.layers.parameters import tag
 from scanl.layers.short_convolution import convolve
 from scanl.layers.state import Device, DType
 from scanl.layers.time_step import time_step_bias
@@ -60,6 +59,7 @@ class Mamba2(Layer):
     op = "linear_attention"
     sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2}
     residual_out = "out_proj"
+    hints: ClassVar = dict.fromkeys(("dt_bias", "A_log", "D"), UNDECAYED)
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Mamba2(Layer):
         convolved = sum(self.widths)
         self.in_proj = nn.Linear(dim, inner + convolved + heads, bias=bias)
         self.conv1d = nn.Conv1d(convolved, convolved, d_conv, groups=convolved, bias=conv_bias)
-        self.dt_bias = tag(nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor)), weight_decay=False)
-        self.A_log = tag(nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log()), weight_decay=False)
-        self.D = tag(nn.Parameter(torch.ones(heads)), weight_decay=False)
+        self.dt_bias = nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log())
+        self.D = nn.Parameter(torch.ones(heads))
         self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True, groups=ngroups)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
 

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.dense_ssm import dense_ssm
 from scanl.layers.hippo import diagonal_legs
 from scanl.layers.packing import each_alone
-from scanl.layers.parameters import tag
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import log_uniform
 from scanl.ops import discretize_dplr
@@ -25,7 +24,7 @@ FEW = 16  # steps up to which the recurrence is taken
 class LowRankKernel(nn.Module):
     """The systems of S4: inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) in real pairs."""
 
-    def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float, lr: float | None) -> None:
+    def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float) -> None:
         super().__init__()
         half = d_state // 2
         legs = diagonal_legs(d_state)
@@ -34,7 +33,7 @@ class LowRankKernel(nn.Module):
         real = torch.get_default_dtype()
 
         def system(value: Tensor) -> nn.Parameter:
-            return tag(nn.Parameter(value.to(real).contiguous()), weight_decay=False, lr=lr)
+            return nn.Parameter(value.to(real).contiguous())
 
         def pairs(value: Tensor) -> Tensor:
             return torch.view_as_real(value.resolve_conj()).repeat(1, dim, 1, 1)
@@ -94,6 +93,9 @@ class S4(Layer):
     )
     op = None
     sample: ClassVar = {"d_state": 4}
+    hints: ClassVar = {
+        f"layer.kernel.{name}": Hint(weight_decay=False, lr="lr") for name in ("inv_dt", "A_real", "A_imag", "B", "P")
+    }
 
     def __init__(
         self,
@@ -110,7 +112,8 @@ class S4(Layer):
             raise ConfigError(f"s4: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
         self.dim = dim
         self.d_state = d_state
-        self.layer = Convolution(LowRankKernel(dim, d_state, dt_min, dt_max, lr), dim)
+        self.lr = lr
+        self.layer = Convolution(LowRankKernel(dim, d_state, dt_min, dt_max), dim)
         self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:

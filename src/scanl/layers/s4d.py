@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.diagonal_ssm import diagonal_ssm
 from scanl.layers.hippo import STARTS, diagonal_start
-from scanl.layers.parameters import tag
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import check_timespans, log_uniform
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
@@ -23,15 +22,15 @@ from scanl.ops.ssm_kernels import DISCRETIZATIONS
 class DiagonalKernel(nn.Module):
     """The systems of S4D: log_dt (D), C (D, N/2, 2) in real pairs, log_A_real and A_imag (D, N/2)."""
 
-    def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float, lr: float | None) -> None:
+    def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
         Lambda, B = diagonal_start(init, d_state)
         C = torch.view_as_complex(torch.randn(dim, d_state // 2, 2) * math.sqrt(0.5))
         self.C = nn.Parameter(torch.view_as_real(C * B.to(C.dtype)))
-        self.log_dt = tag(nn.Parameter(log_uniform(dim, dt_min, dt_max)), weight_decay=False, lr=lr)
+        self.log_dt = nn.Parameter(log_uniform(dim, dt_min, dt_max))
         decay, frequency = (part.to(self.C.dtype).repeat(dim, 1) for part in (-Lambda.real, Lambda.imag))
-        self.log_A_real = tag(nn.Parameter(decay.log()), weight_decay=False, lr=lr)
-        self.A_imag = tag(nn.Parameter(frequency), weight_decay=False, lr=lr)
+        self.log_A_real = nn.Parameter(decay.log())
+        self.A_imag = nn.Parameter(frequency)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """A and C, complex (D, N/2), and Δ (D), in float32 or wider."""
@@ -73,6 +72,9 @@ class S4D(Layer):
     op = "linear_scan"
     takes_timespans = True
     sample: ClassVar = {"d_state": 4}
+    hints: ClassVar = dict.fromkeys(
+        ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
+    )
 
     def __init__(
         self,
@@ -96,8 +98,9 @@ class S4D(Layer):
         self.dim = dim
         self.d_state = d_state
         self.disc = disc
+        self.lr = lr
         self.D = nn.Parameter(torch.randn(dim))
-        self.kernel = DiagonalKernel(dim, d_state, init, dt_min, dt_max, lr)
+        self.kernel = DiagonalKernel(dim, d_state, init, dt_min, dt_max)
         self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:

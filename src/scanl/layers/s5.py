@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.hippo import diagonal_legs
-from scanl.layers.parameters import tag
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import check_timespans, log_uniform
 from scanl.ops import discretize, linear_scan
@@ -63,6 +62,7 @@ class S5(Layer):
     op = "linear_scan"
     takes_timespans = True
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
+    hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B", "log_step"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class S5(Layer):
                 raise ConfigError(f"s5: {unknown(option, value, known)}")
         if not 0 < dt_min <= dt_max:
             raise ConfigError(f"s5: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
-        self.dim = dim
+        self.dim, self.lr = dim, lr
         self.state_dim = size // (1 + conj_sym)
         self.conj_sym = conj_sym
         self.discretization = discretization
@@ -104,10 +104,10 @@ class S5(Layer):
         kept = self.state_dim // blocks
         V = torch.block_diag(*[block.V[:, :kept]] * blocks)
         Lambda = block.Lambda[:kept].repeat(blocks)
-        self.Lambda_re = tag(_parameter(Lambda.real), weight_decay=False, lr=lr)
-        self.Lambda_im = tag(_parameter(Lambda.imag), weight_decay=False, lr=lr)
+        self.Lambda_re = _parameter(Lambda.real)
+        self.Lambda_im = _parameter(Lambda.imag)
         B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)
-        self.B = tag(_parameter(torch.view_as_real(B.resolve_conj())), weight_decay=False, lr=lr)
+        self.B = _parameter(torch.view_as_real(B.resolve_conj()))
         if C_init == "complex_normal":
             C = torch.randn(dim, self.state_dim, 2) * math.sqrt(0.5)
         else:
@@ -115,8 +115,7 @@ class S5(Layer):
             C = torch.view_as_real(torch.view_as_complex(_cut_normal(dim, size, 2, variance=variance)) @ V)
         self.C = _parameter(C)
         self.D = nn.Parameter(torch.randn(dim))
-        log_step = log_uniform(self.state_dim, dt_min, dt_max)[:, None]
-        self.log_step = tag(nn.Parameter(log_step), weight_decay=False, lr=lr)
+        self.log_step = nn.Parameter(log_uniform(self.state_dim, dt_min, dt_max)[:, None])
         self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
         self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
 
