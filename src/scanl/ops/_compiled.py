@@ -160,7 +160,8 @@ def _opaque(
 def _nobody_watches(args: Sequence[Any]) -> bool:
     """Whether a call is arithmetic alone: no gradient, tracing, transformation or subclass of Tensor that must see it.
 
-    Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out.
+    Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out. It
+    may not where memory holds something else than a tensor's numbers, which the dispatcher writes out first.
     """
     return (
         torch._C._len_torch_dispatch_stack() == 0
@@ -169,7 +170,13 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
         and forward_ad._current_level < 0
         and all(type(value) in _PLAIN for value in args)
         and not (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in args))
+        and not any(isinstance(v, Tensor) and _is_lazy(v) for v in args)
     )
+
+
+def _is_lazy(value: Tensor) -> bool:
+    """Whether its numbers are yet to be conjugated, negated, or written at all."""
+    return value.is_neg() or value.is_conj() or value._is_zerotensor()
 
 
 def _has_tangent(value: Any) -> bool:
