@@ -224,10 +224,15 @@ def test_damaged_and_foreign_files_are_refused(whole, tmp_path, capfd):
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new))
 
-    assert "checkpoint.ckpt is damaged or cut short; put back a whole copy" in fresh(lambda: halve("checkpoint.ckpt"))
-    assert "is of another model than lru of dim 16" in fresh(lambda: other_config("layer: hawk", "layer: lru"))
-    assert "is of another model than hawk of dim 24" in fresh(lambda: other_config("dim: 16", "dim: 24"))
-    assert "the text has changed since" in fresh(lambda: other_config("held_out: 0.05", "held_out: 0.06"))
+    assert "checkpoint.ckpt is damaged or cut short, or was not written by `scanl train`" in fresh(
+        lambda: halve("checkpoint.ckpt")
+    )
+    assert "layer is lru, expected hawk because of" in fresh(lambda: other_config("layer: hawk", "layer: lru"))
+    assert main(["eval", str(folder)]) == 2
+    assert "is of another model than lru of dim 16" in capfd.readouterr().err
+    assert "dim is 24, expected 16 because of" in fresh(lambda: other_config("dim: 16", "dim: 24"))
+    assert main(["eval", str(folder)]) == 2
+    assert "is of another model than hawk of dim 24" in capfd.readouterr().err
     assert "cannot be read" in fresh(lambda: (folder / "config.yaml").write_text("a: ["))
     assert "no configuration of a training run" in fresh(lambda: (folder / "config.yaml").write_text("a: 1"))
     assert "is not a run folder: it has no config.yaml" in fresh(lambda: (folder / "config.yaml").unlink())
@@ -241,7 +246,9 @@ def test_damaged_and_foreign_files_are_refused(whole, tmp_path, capfd):
 def test_weights_cut_in_half_are_refused(whole, tmp_path):
     folder = RunFolder(shutil.copytree(whole[0], tmp_path / "run"))
     folder.weights.write_bytes(folder.weights.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged .*; copy it again, or train again"):
+    with pytest.raises(
+        CheckpointError, match=r"model.safetensors is damaged: its bytes are not those of its digest; copy it again"
+    ):
         folder.load_model()
     folder.weights.unlink()
     assert torch.equal(folder.load_model().embedding.weight, RunFolder(whole[0]).load_model().embedding.weight)

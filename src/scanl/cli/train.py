@@ -14,14 +14,14 @@ from scanl.cli.parser import Parser
 from scanl.cli.tasks import described, task_help
 from scanl.errors import ConfigError
 from scanl.layers import get, names
-from scanl.learning import RunFolder, TrainConfig, bits_per_byte
+from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
 from scanl.learning.config import Model, check_resumable, fitting_precision, seeded_model
 from scanl.learning.objective import Data
 from scanl.models import LanguageModel
 from scanl.tasks import Corpus, read_corpus
 
 RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
-MOST_HELD_OUT = 2**20  # bytes measured at the end; `scanl eval` reads all
+MOST_HELD_OUT = 2**20  # bytes measured at the end, a sample of more; `scanl eval` reads all
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,8 +34,9 @@ def run(argv: Sequence[str]) -> int:
         return 130
     if isinstance(data, Corpus):
         assert isinstance(model, LanguageModel)
-        held_out = data.held_out[:MOST_HELD_OUT]
-        print(compared(bits_per_byte(model, held_out), held_out))
+        held_out, whole = spread(data.held_out, MOST_HELD_OUT), len(data.held_out)
+        what = "held-out bytes" if len(held_out) == whole else f"bytes, a sample of {whole:,} held out"
+        print(compared(bits_per_byte(model, held_out), held_out, what))
     else:
         print(scored(model, data, config.eval_examples, config.seed))
     return 0
@@ -61,21 +62,21 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     )  # lightning takes seconds to import: after all that is refused without it
 
     make_trainer(config)
-    if resumed is not None:
-        resumed.remove_leftovers()
-        resumed.write_text(resumed.config_file, config.to_yaml())  # another number of devices, say
-        return resumed, config, data, model
     config.data = [str(Path(path).resolve()) for path in config.data]
-    return RunFolder.create(config), config, data, model
+    return resumed or RunFolder.create(config), config, data, model
 
 
 def start(folder: RunFolder, config: TrainConfig, data: Data, model: Model) -> bool:
     """Train in the folder; False when a signal ended it, after saying how to go on."""
-    from scanl.learning.train import train
+    from scanl.learning.train import planned, train
 
-    print(f"run folder {folder.path}: {_describe(config, model, data)}", file=sys.stderr, flush=True)
-    os.environ[RUN] = str(folder.path.resolve())
-    outcome = train(config, model, data, folder)
+    with folder.locked():
+        steps = planned(folder, config, model, data)
+        folder.remove_leftovers()
+        folder.write_text(folder.config_file, config.to_yaml())  # a resumed run may have another number of devices
+        print(f"run folder {folder.path}: {_describe(config, model, data)}", file=sys.stderr, flush=True)
+        os.environ[RUN] = str(folder.path.resolve())
+        outcome = train(config, model, data, folder, steps)
     if outcome.interrupted:
         print(
             f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {folder.path}",
@@ -83,6 +84,12 @@ def start(folder: RunFolder, config: TrainConfig, data: Data, model: Model) -> b
         )
     elif config.until is not None and outcome.reached:
         print(f"scanl: the score is as good as --until {config.until:g} after step {outcome.step}", file=sys.stderr)
+    elif config.patience is not None and outcome.reached:
+        ended = f"{config.patience} measurements without a better one; ended after step {outcome.step}"
+        print(f"scanl: {ended}", file=sys.stderr)
+    if outcome.best_step is not None:
+        kept = f"{folder.weights} has the weights of step {outcome.best_step}, the best measured"
+        print(f"scanl: {kept}", file=sys.stderr)
     return not outcome.interrupted
 
 
@@ -104,14 +111,15 @@ def _join() -> int:
     Its exit code is 0 for what all processes agree on, which the first one reports: lightning kills that one otherwise.
     """
     from scanl.learning.bptt import DivergenceError
-    from scanl.learning.train import train
+    from scanl.learning.train import planned, train
 
     if RUN not in os.environ:
         raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")
     folder = RunFolder.open(os.environ[RUN])
     config = folder.config()
+    model, data = seeded_model(config), _data(config)
     with suppress(DivergenceError):
-        train(config, seeded_model(config), _data(config), folder)
+        train(config, model, data, folder, planned(folder, config, model, data))
     return 0
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ShapeError
-from scanl.files import written_whole
 
 Device: TypeAlias = torch.device | str | None
 DType: TypeAlias = torch.dtype | None
@@ -76,13 +76,13 @@ def cat(states: Sequence[State]) -> State:
 
 
 def save(state: State, path: str | PathLike[str]) -> None:
-    """Write the tensors to a safetensors file, each under its place in the state; complex ones as pairs."""
-    from safetensors.torch import save_file
+    """Write the tensors to a safetensors file, each under its place in the state; complex ones as pairs.
 
+    The file carries a digest of its bytes. CheckpointError when it cannot be written.
+    """
     # A copy of its own for each leaf: safetensors refuses tensors that share memory.
     tensors = {place: _as_stored(leaf.detach()).clone().contiguous() for place, leaf in leaves(state)}
-    with written_whole(Path(path)) as temporary:
-        save_file(tensors, temporary)
+    save_tensors(tensors, Path(path))
 
 
 def _as_stored(leaf: Tensor) -> Tensor:
@@ -92,15 +92,9 @@ def _as_stored(leaf: Tensor) -> Tensor:
 def load(path: str | PathLike[str], like: State) -> State:
     """Read what `save` wrote. `like` gives the form: `layer.init_state(B)`, or any state of that layer.
 
-    Places, dtypes and shapes other than the batch must agree, or CheckpointError.
+    Places, dtypes and shapes other than the batch must agree, and so must the digest, or CheckpointError.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"state: {path} cannot be read: {error}") from error
+    stored, _ = load_tensors(Path(path), "state")
     expected = dict(leaves(like))
     if stored.keys() != expected.keys():
         odd = sorted(stored.keys() ^ expected.keys())

@@ -92,7 +92,7 @@ class BPTT(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
         checkpoint["scanl"] = {
-            "model": self.config.model_fields(),
+            "config": asdict(self.config),
             "corpus": self.objective.digest(),
             "rows": self.config.batch_size * self.trainer.world_size,
             "plan": asdict(self.plan),
@@ -104,7 +104,6 @@ class BPTT(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint["scanl"]
-        self.objective.refuse_other(stored["corpus"])
         rows = self.config.batch_size * self.trainer.world_size
         if stored["rows"] != rows:
             raise CheckpointError(

@@ -1,17 +1,21 @@
 """What happens around the steps: signals, checkpoints, metrics, progress."""
 
+import math
 import signal
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.plugins import CheckpointIO
+from torch import Tensor
 
-from scanl.files import written_whole
+from scanl.files import writing
 from scanl.learning.bptt import BPTT, DivergenceError
-from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.metrics import Progress, as_csv, read_metrics
+from scanl.learning.checkpoint import read_checkpoint, write_checkpoint
+from scanl.learning.config import Model
+from scanl.learning.metrics import Progress, Written, as_csv
 from scanl.learning.run import RunFolder
 
 
@@ -19,18 +23,20 @@ class AtomicCheckpointIO(CheckpointIO):
     """Checkpoints written whole or not at all, and read without unpickling objects."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        with written_whole(path) as temporary:
-            torch.save(checkpoint, temporary)
+        write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_checkpoint(path)
+        return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: Any) -> None:
         path.unlink()
 
 
 class Keeper(pl.Callback):
-    """Saves in intervals and at the end; on SIGINT or SIGTERM saves after the step and stops (`interrupted`)."""
+    """Saves before the first step, in intervals and at the end.
+
+    On SIGINT or SIGTERM it saves after the step and stops (`interrupted`).
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -49,6 +55,8 @@ class Keeper(pl.Callback):
         # Lightning has installed its own handlers by now; they would leave without saving.
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, ask_to_stop)
+        if trainer.global_step == 0:
+            trainer.save_checkpoint(self.folder.checkpoint)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -110,24 +118,51 @@ class Clock(pl.Callback):
         trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
 
 
+class Best:
+    """The weights of the best measurement so far, and how many measurements have come since; lower is better."""
+
+    def __init__(self) -> None:
+        self.value, self.step, self.since = math.inf, 0, 0
+        self.weights: dict[str, Tensor] = {}
+
+    def see(self, value: float, step: int, model: Model) -> None:
+        """A measurement of the model after a step."""
+        self.since += 1
+        if value < self.value:
+            self.value, self.step, self.since = value, step, 0
+            self.weights = {name: leaf.detach().to("cpu", copy=True) for name, leaf in model.state_dict().items()}
+
+
 class Recorder(pl.Callback):
-    """metrics.csv, the held-out measurements, and the progress bar; on the first process alone."""
+    """metrics.csv, the measurements and what follows from them, the progress bar; on the first process alone."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.rows: list[dict[str, Any]] = []
         self.measured: float | None = None  # the last time
-        self.reached = False  # what `until` asks for
+        self.reached = False  # what `until` or `patience` ask for
+        self.best = Best()
+        self._written: Written | None = None  # of metrics.csv, at the checkpoint to go on from
+        self._bar: Progress | None = None
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["metrics"] = asdict(Written.now(self.folder)) if trainer.is_global_zero else None
+        checkpoint["best"] = vars(self.best)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._written = Written(**checkpoint["metrics"])
+        vars(self.best).update(checkpoint["best"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, BPTT)
         if not trainer.is_global_zero:
             return
         # Steps after the checkpoint are done again, and so are their rows.
-        rows = read_metrics(self.folder) if trainer.global_step else []
-        self.rows = [row for row in rows if int(row["step"]) <= trainer.global_step]
-        columns = pl_module.objective.columns
-        self.folder.write_text(self.folder.metrics, ",".join(columns) + "\n" + as_csv(self.rows, columns))
+        kept = b"" if self._written is None else self._written.read(self.folder)
+        self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.objective.columns) + "\n")
         self._bar = Progress(trainer.global_step)
         self._since, self._last = time.monotonic(), trainer.global_step
 
@@ -146,28 +181,48 @@ class Recorder(pl.Callback):
             return
         loss = pl_module.loss_sum / pl_module.loss_count
         pl_module.loss_sum, pl_module.loss_count = 0.0, 0
+        if evaluate:
+            self._measure(trainer, pl_module)
+        if not trainer.is_global_zero:
+            return
+        tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
+        row = dict.fromkeys(objective.columns, "") | {
+            "step": step,
+            "loss": loss,
+            **objective.derived(loss),
+            "tokens_per_second": round(tokens / (time.monotonic() - self._since)),
+            "lr": config.lr * pl_module.rate(step - 1),
+        }
+        if evaluate:
+            row[objective.measured] = self.measured
+        with writing(self.folder.metrics), self.folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(as_csv([row], objective.columns))
+        for logger in trainer.loggers:
+            logger.log_metrics({name: value for name, value in row.items() if name != "step" and value != ""}, step)
+        assert self._bar is not None
+        self._bar.show(row, objective.line(row, self.measured), pl_module.plan.steps)
+        self._since, self._last = time.monotonic(), step
+
+    def _measure(self, trainer: pl.Trainer, learner: BPTT) -> None:
+        """On the first process; all of them learn whether the run ends here, or cannot go on."""
+        step, patience = trainer.global_step, learner.config.patience
+        failed = False
         if trainer.is_global_zero:
-            tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
-            speed = tokens / (time.monotonic() - self._since)
-            row = dict.fromkeys(objective.columns, "") | {
-                "step": step,
-                "loss": loss,
-                **objective.derived(loss),
-                "tokens_per_second": round(speed),
-                "lr": config.lr * pl_module.rate(step - 1),
-            }
-            if evaluate:
-                row[objective.measured] = self.measured = objective.measure(pl_module.model, step)
-                self.reached = objective.reached(self.measured)
-            self.rows.append(row)
-            with self.folder.metrics.open("a", encoding="utf-8") as file:
-                file.write(as_csv([row], objective.columns))
-        if evaluate and config.until is not None and pl_module.sum(self.reached) != [0]:
-            pl_module.plan = pl_module.plan.cut(step)
-        if trainer.is_global_zero:
-            self._bar.show(self.rows[-1], objective.line(self.rows[-1], self.measured), pl_module.plan.steps)
-            self._since, self._last = time.monotonic(), step
+            self.measured = learner.objective.measure(learner.model, step)
+            failed = not math.isfinite(self.measured)
+            self.reached = learner.objective.reached(self.measured)
+            if patience is not None:
+                self.best.see(self.measured, step, learner.model)
+                self.reached = self.best.since >= patience
+        reached, failures = learner.sum(self.reached, failed)
+        if failures:
+            raise DivergenceError(
+                f"train: {learner.objective.measured} is {self.measured} after step {step}; "
+                "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
+            )
+        if reached:
+            learner.plan = learner.plan.cut(step)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if self.rows:
+        if self._bar is not None:
             self._bar.close()

@@ -1,4 +1,4 @@
-"""Reading a checkpoint without trusting it: tensors and plain values only, never unpickled objects."""
+"""Checkpoints of training: written whole, with a digest; read without trusting them: no objects are unpickled."""
 
 import pickle
 from pathlib import Path
@@ -6,19 +6,44 @@ from typing import Any
 
 import torch
 
+from scanl.digests import is_whole_zip, seal_zip
 from scanl.errors import CheckpointError
+from scanl.files import written_whole
+
+PARTS = (
+    "state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "epoch", "global_step", "metrics", "best",
+    "scanl",
+)  # fmt: skip
+OWN_PARTS = ("config", "corpus", "rows", "plan", "seconds", "loss_sum", "loss_count", "carried")  # of "scanl"
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """What `read_checkpoint` reads. CheckpointError when it cannot be written."""
+    with written_whole(path) as temporary:
+        # Through a file of Python's, whose errors tell the reason: torch's own writer does not.
+        with temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+        seal_zip(temporary)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What `AtomicCheckpointIO` wrote; CheckpointError when it is missing, cut short or of another kind."""
+    """What `write_checkpoint` wrote; CheckpointError when it is missing, damaged, of another kind or lacks a part."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        whole = is_whole_zip(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint: {path} does not exist") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"checkpoint: {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not whole:
         raise CheckpointError(
-            f"checkpoint: {path} is damaged or cut short; put back a whole copy, or remove it to start again"
-        ) from error
-    if not isinstance(checkpoint, dict) or "scanl" not in checkpoint:
-        raise CheckpointError(f"checkpoint: {path} was not written by `scanl train`; name another run")
+            f"checkpoint: {path} is damaged or cut short, or was not written by `scanl train`: its bytes are not those "
+            "of its digest; put back a whole copy, or remove it to start again"
+        )
+    lacking = [part for part in PARTS if part not in checkpoint]
+    lacking = lacking or [part for part in OWN_PARTS if part not in checkpoint["scanl"]]
+    if lacking:
+        raise CheckpointError(
+            f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it: go on with that one"
+        )
     return checkpoint

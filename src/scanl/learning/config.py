@@ -1,8 +1,10 @@
 """Everything that decides a training run, in one flat dataclass; the command line is made from it."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -47,11 +49,15 @@ class TrainConfig:
     clip: Annotated[float, "largest norm of the gradient"] = 1.0
     seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
     eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
-    eval_bytes: Annotated[int, "held-out bytes in each of these measurements"] = 16384
+    eval_bytes: Annotated[int, "held-out bytes in each of these measurements: a sample spread over all of them"] = 16384
     eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
     until: Annotated[float | None, "of a task: stop when a measurement is this good"] = None
+    patience: Annotated[
+        int | None, "of text: stop after so many measurements without a better one, and keep the weights of the best"
+    ] = None
     log_every: Annotated[int, "steps between two rows of metrics.csv"] = 10
     save_seconds: Annotated[float, "seconds between two checkpoints"] = 30.0
+    tensorboard: Annotated[bool, "write the metrics for TensorBoard too, into the run folder"] = False
     accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
     devices: Annotated[int, "number of processes or devices"] = 1
     strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
@@ -59,10 +65,16 @@ class TrainConfig:
 
     def check(self) -> None:
         """ConfigError for a number out of range, or for both steps and minutes."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"train: {f.name} is {value}, expected a finite number")
+            if isinstance(value, int) and value >= 2**63:
+                raise ConfigError(f"train: {f.name} is {value}, expected less than 2**63")
         for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 1")
-        for name in ("lr", "clip", "steps", "minutes", "eval_every"):
+        for name in ("lr", "clip", "steps", "minutes", "eval_every", "patience"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"train: {name} is {value}, expected above 0")
@@ -93,16 +105,53 @@ class TrainConfig:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "TrainConfig":
-        """Read a run's config.yaml, or CheckpointError."""
+        """Read a run's config.yaml; CheckpointError when it cannot be, ConfigError for what `check` refuses."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
+        return cls.from_values(values, path)
+
+    @classmethod
+    def from_values(cls, values: Any, path: Path) -> "TrainConfig":
+        """Of what a file holds: CheckpointError for what is unknown or of another type, ConfigError as in `check`."""
         known = [f.name for f in fields(cls)]
         if not isinstance(values, dict) or not set(values) <= set(known):
             odd = sorted(set(values) - set(known)) if isinstance(values, dict) else values
             raise CheckpointError(f"run: {path} is no configuration of a training run: {odd} is not known")
-        return cls(**values)
+        config = cls(**{name: _typed(f"run: {path}: {name}", value, KINDS[name]) for name, value in values.items()})
+        config.check()
+        return config
+
+
+def _typed(who: str, value: Any, kind: Any) -> Any:
+    """The value, an integer as a float where one is expected; CheckpointError when it is of another type."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if float in kinds and (type(value) is int or isinstance(value, str)):
+        value = _number(value)  # YAML takes 1e-3 for a text: it wants 1.0e-3
+    if not any(_is(value, one) for one in kinds):
+        names = ["null" if one is type(None) else one.__name__ for one in kinds]
+        raise CheckpointError(f"{who} is {value!r}, expected {' or '.join(names)}")
+    return value
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value that YAML has read is of a field's type."""
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    return type(value) is kind  # True is no int here
+
+
+def _number(value: int | str) -> float | str:
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return str(value)
+
+
+KINDS = {name: get_args(hint)[0] for name, hint in get_type_hints(TrainConfig, include_extras=True).items()}
 
 
 MODEL_FIELDS = (
@@ -116,7 +165,7 @@ MODEL_FIELDS = (
     "tie_embeddings",
 )
 COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
-TEXT_FIELDS = ("data", "sequence_length", "carry_state", "held_out", "eval_bytes")
+TEXT_FIELDS = ("data", "sequence_length", "carry_state", "held_out", "eval_bytes", "patience")
 TASK_FIELDS = ("task_options", "eval_examples", "until")
 
 
@@ -166,12 +215,12 @@ def seeded_model(config: TrainConfig) -> Model:
     return build_model(config)
 
 
-def check_resumable(config: TrainConfig, wanted: TrainConfig) -> None:
-    """ConfigError when `wanted` would change what a run that has started computes."""
-    free = {"devices", "batch_size", "strategy", "accelerator", "save_seconds", "out"}
+def check_resumable(config: TrainConfig, wanted: TrainConfig, where: str = "the run to resume") -> None:
+    """ConfigError when `wanted` would change what a run that has started computes; its text may have moved."""
+    free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
     pairs = {f.name: (getattr(config, f.name), getattr(wanted, f.name)) for f in fields(TrainConfig)}
     pairs = {name: pair for name, pair in pairs.items() if name not in free}
     pairs["batch_size * devices"] = (config.batch_size * config.devices, wanted.batch_size * wanted.devices)
     for name, (old, new) in pairs.items():
         if old != new:
-            raise ConfigError(f"train: {name} is {new}, expected {old} because of the run to resume")
+            raise ConfigError(f"train: {name} is {new}, expected {old} because of {where}")

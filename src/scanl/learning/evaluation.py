@@ -15,6 +15,15 @@ from scanl.tasks import IGNORED, Task
 from scanl.tasks.text import Bytes
 
 
+def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:
+    """A sample of at most `count` bytes: as many parts, of equal length, at equal distances over all of `data`."""
+    if len(data) <= count:
+        return data
+    parts = min(parts, count)
+    starts = np.arange(parts) * len(data) // parts
+    return np.concatenate([data[start : start + count // parts] for start in starts])
+
+
 @torch.no_grad()
 def bits_per_byte(model: LanguageModel, data: Bytes, *, streams: int = 32, chunk: int = 256) -> float:
     """Mean of -log2 p(byte | all before it) over every byte of `data`.

@@ -1,15 +1,20 @@
 """What is measured while training: metrics.csv and the progress bar."""
 
 import csv
+import hashlib
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
+from scanl.errors import CheckpointError
+from scanl.files import writing
 from scanl.learning.optimizer import UNKNOWN
 from scanl.learning.run import RunFolder
 
@@ -22,11 +27,50 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv; a last line that a killed process has cut short is left out."""
+    """The rows of metrics.csv, without a last line that a killed process has cut short. CheckpointError if damaged."""
     if not folder.metrics.exists():
         return []
-    whole, newline, _ = folder.metrics.read_text(encoding="utf-8").rpartition("\n")
-    return list(csv.DictReader(io.StringIO(whole + newline)))
+    try:
+        whole, newline, _ = folder.metrics.read_text(encoding="utf-8").rpartition("\n")
+        rows = list(csv.DictReader(io.StringIO(whole + newline), strict=True))
+        for row in rows:
+            int(row["step"])
+            for number in row.values():
+                float(number or 0)  # an empty place is a measurement that was not made
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise CheckpointError(f"run: {folder.metrics} cannot be read as metrics: {error}; put it back") from error
+    return rows
+
+
+@dataclass(frozen=True)
+class Written:
+    """What metrics.csv held at a checkpoint: its first so many bytes, and their SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def now(cls, folder: RunFolder) -> "Written":
+        """Of the file as it is, once the disk has it: its rows must not be lost where the checkpoint is not."""
+        with writing(folder.metrics), folder.metrics.open("rb+") as file:
+            os.fsync(file.fileno())
+            text = file.read()
+        return cls(len(text), hashlib.sha256(text).hexdigest())
+
+    def read(self, folder: RunFolder) -> bytes:
+        """The bytes; none when the file has been removed. CheckpointError when they are others."""
+        try:
+            text = folder.metrics.read_bytes()[: self.size]
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise CheckpointError(f"run: {folder.metrics} cannot be read: {error.strerror}; put it back") from error
+        if hashlib.sha256(text).hexdigest() != self.sha256:
+            raise CheckpointError(
+                f"run: {folder.metrics} is damaged: it is not as it was at the checkpoint; put it back, "
+                "or remove it to go on without its rows"
+            )
+        return text
 
 
 class Progress:

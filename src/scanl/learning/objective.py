@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from scanl.errors import CheckpointError
 from scanl.layers.state import State
 from scanl.learning.config import Model, TrainConfig
-from scanl.learning.evaluation import answer, bits_per_byte, score
+from scanl.learning.evaluation import answer, bits_per_byte, score, spread
 from scanl.models import LanguageModel
 from scanl.tasks import Corpus, FreshExamples, Streams, Task, Windows
 from scanl.tasks.base import WHILE_TRAINING
@@ -27,6 +27,7 @@ class Objective(ABC):
     columns: ClassVar[tuple[str, ...]]  # of metrics.csv
     measured: ClassVar[str]  # which of them holds the measurements
     source: ClassVar[str]  # what a digest is of
+    elsewhere: ClassVar[str] = ""  # what may be done when it is not where it was
     length: int  # steps of a training sequence
 
     @abstractmethod
@@ -62,6 +63,7 @@ class Objective(ABC):
         if digest != self.digest():
             raise CheckpointError(
                 f"train: the {self.source} has changed since the checkpoint; put back the {self.source} to resume"
+                f"{self.elsewhere}"
             )
 
 
@@ -71,6 +73,7 @@ class TextObjective(Objective):
     columns = ("step", "loss", "bits_per_byte", "tokens_per_second", "lr", "held_out_bits_per_byte")
     measured = "held_out_bits_per_byte"
     source = "text"
+    elsewhere = ", or name where it has moved, its files and folders named as before: --data PATH"
 
     def __init__(self, config: TrainConfig, corpus: Corpus) -> None:
         self.config = config
@@ -78,6 +81,7 @@ class TextObjective(Objective):
         self.length = config.sequence_length
         order = Streams if config.carry_state else Windows
         self.order = order(corpus.train, config.sequence_length, config.seed)
+        self.sample = spread(corpus.held_out, config.eval_bytes)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Tensor:
         """(B, length + 1): the last byte is the last target."""
@@ -88,7 +92,7 @@ class TextObjective(Objective):
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()), state
 
     def measure(self, model: Model, step: int) -> float:
-        return bits_per_byte(cast(LanguageModel, model), self.corpus.held_out[: self.config.eval_bytes])
+        return bits_per_byte(cast(LanguageModel, model), self.sample)
 
     def digest(self) -> str:
         return self.corpus.digest()
@@ -97,7 +101,7 @@ class TextObjective(Objective):
         return {"bits_per_byte": loss / math.log(2)}
 
     def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        held_out = "" if measured is None else f"  held out {measured:.3f}"
+        held_out = "" if measured is None else f"  held-out sample {measured:.3f}"
         return f"loss {row['loss']:.3f}  bits/byte {row['bits_per_byte']:.3f}{held_out}"
 
 

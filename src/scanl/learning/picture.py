@@ -10,11 +10,13 @@ from scanl.tasks import Task
 
 
 def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Bits per byte of the training batches and of the held-out text against the step, on a matplotlib axes."""
+    """Bits per byte of the training batches and of the held-out sample against the step, on a matplotlib axes."""
     steps = [int(row["step"]) for row in rows]
     axes.plot(steps, [float(row["bits_per_byte"]) for row in rows], lw=1, color="#9ecae1", label="training batches")
     held = [(int(r["step"]), float(r["held_out_bits_per_byte"])) for r in rows if r["held_out_bits_per_byte"] != ""]
-    axes.plot([step for step, _ in held], [bits for _, bits in held], "o-", ms=4, color="#08519c", label="held out")
+    axes.plot(
+        [step for step, _ in held], [bits for _, bits in held], "o-", ms=4, color="#08519c", label="held-out sample"
+    )
     axes.set(xlabel="step", ylabel="bits per byte")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -1,16 +1,18 @@
 """The folder that a run leaves: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
 
-Every file is written beside its place and moved there, so that it is whole or not there at all.
+Every file is written beside its place and moved there, so that it is whole or not there at all. The weights and the
+checkpoint carry digests of their bytes.
 """
 
-import json
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from torch import Tensor
 
+from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
-from scanl.files import written_whole
+from scanl.files import locked, written_whole
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.config import Model, TrainConfig, build_model, layer_names
 
@@ -35,14 +37,20 @@ class RunFolder:
         folder.refuse_if_used()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder.write_text(folder.config_file, config.to_yaml())
         except OSError as error:
             raise ConfigError(f"train: {folder.path} cannot be written: {error.strerror}") from error
+        with folder.locked():
+            folder.refuse_if_used()  # another process may have been a little faster
+            folder.write_text(folder.config_file, config.to_yaml())
         return folder
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder while writing to it: CheckpointError, which names the holder, when another process does."""
+        return locked(self.path)
 
     def refuse_if_used(self) -> None:
         """ConfigError when the folder exists and is not empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(p.name != ".lock" for p in self.path.iterdir())):
             raise ConfigError(
                 f"train: {self.path} exists and is not empty; choose another --out, "
                 f"or go on with it: scanl train --resume {self.path}"
@@ -72,29 +80,33 @@ class RunFolder:
         with written_whole(path) as temporary:
             temporary.write_bytes(text.encode() if isinstance(text, str) else text)
 
-    def save_model(self, model: Model, config: TrainConfig) -> None:
-        """Weights as safetensors, with what they belong to in the header (one entry: several come in any order)."""
+    def save_model(self, model: Model, config: TrainConfig, corpus: str) -> None:
+        """Weights as safetensors; in the header what they belong to, and the digest of what they have learnt from."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        self.write_text(self.weights, save(tensors, metadata={"scanl": json.dumps(config.model_fields())}))
+        save_tensors(tensors, self.weights, {"model": config.model_fields(), "corpus": corpus})
 
     def load_model(self) -> Model:
         """The run's model: of its last checkpoint when training has not ended. CheckpointError when it does not fit."""
+        return self.load_model_and_digest()[0]
+
+    def load_model_and_digest(self) -> tuple[Model, str | None]:
+        """The model, and the digest of what it has learnt from; None when another program has written the weights."""
         config = self.config()
         source = self.weights if self.weights.exists() else self.checkpoint
         if not source.exists():
             raise CheckpointError(f"run: {self.path} has no weights yet; train it: scanl train --resume {self.path}")
         model = build_model(config)
-        if source == self.checkpoint:
-            stored = read_checkpoint(source)["state_dict"]
-            tensors = {name.removeprefix("model."): value for name, value in stored.items()}
-        else:
-            try:
-                tensors = load(source.read_bytes())
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"run: {source} is damaged ({error}); copy it again, or train again") from error
+        tensors, about = self._stored(source)
         check_tensors(source, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
         model.load_state_dict(tensors)
-        return model.eval()
+        return model.eval(), about.get("corpus")
+
+    def _stored(self, source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if source == self.weights:
+            return load_tensors(source, "run")
+        checkpoint = read_checkpoint(source)
+        tensors = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
+        return tensors, checkpoint["scanl"]
 
 
 def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model, config: TrainConfig) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import TensorBoardLogger
 
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import ConfigError
 from scanl.learning.bptt import BPTT
 from scanl.learning.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
 from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.config import Model, TrainConfig
-from scanl.learning.metrics import read_metrics
+from scanl.learning.config import Model, TrainConfig, check_resumable
+from scanl.learning.metrics import Written, read_metrics
 from scanl.learning.objective import Data, make_objective
 from scanl.learning.picture import save_loss_curve
 from scanl.learning.run import RunFolder, check_tensors
@@ -26,20 +27,27 @@ SAMPLE_BYTES = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """model: as it is now.   step: where it stands.   interrupted: a signal ended it.   reached: `until` has been."""
+    """step: where the run stands.   interrupted: a signal ended it.   reached: `until` or `patience` ended it.
+
+    model: as it was written: as it is after the step, or with `patience` as it was after `best_step`.
+    """
 
     model: Model
     step: int
     interrupted: bool
     reached: bool
+    best_step: int | None
 
 
-def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder) -> Outcome:
-    """Train to `config.steps`, from the folder's checkpoint when there is one, and leave the results in the folder."""
-    steps = _planned(folder, config, model)
-    learner = BPTT(model, config, make_objective(config, data))
+def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder, steps: int | None = None) -> Outcome:
+    """Train to `config.steps`, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
+
+    steps: as `planned` found them in the folder's checkpoint, to go on from there; None to begin.
+    """
+    objective = make_objective(config, data)
+    learner = BPTT(model, config, objective)
     recorder, keeper = Recorder(folder), Keeper(folder)
-    trainer = make_trainer(config, steps or learner.plan.steps, [recorder, Clock(), keeper])
+    trainer = make_trainer(config, steps or learner.plan.steps, [recorder, Clock(), keeper], folder)
     with warnings.catch_warnings():
         # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
@@ -47,9 +55,13 @@ def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder) -> O
             trainer.fit(learner, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
             raise KeyboardInterrupt from error
-    outcome = Outcome(model.cpu(), trainer.global_step, keeper.interrupted, recorder.reached)
+    model, best = model.cpu(), recorder.best
+    if best.weights:
+        model.load_state_dict(best.weights)
+    best_step = best.step if best.weights else None
+    outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.reached, best_step)
     if trainer.is_global_zero:
-        folder.save_model(model, config)
+        folder.save_model(model, config, objective.digest())
         if rows := read_metrics(folder):
             title = f"{config.layer}, dim {config.dim}, depth {config.depth}"
             save_loss_curve(folder, rows, title, data if isinstance(data, Task) else None)
@@ -58,11 +70,18 @@ def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder) -> O
     return outcome
 
 
-def make_trainer(config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = ()) -> pl.Trainer:
-    """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses."""
+def make_trainer(
+    config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = (), folder: RunFolder | None = None
+) -> pl.Trainer:
+    """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses.
+
+    folder: where TensorBoard's events go.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
     try:
+        at = "" if folder is None else folder.path
+        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.tensorboard else False
         return pl.Trainer(
             accelerator=config.accelerator,
             devices=config.devices,
@@ -72,13 +91,15 @@ def make_trainer(config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Cal
             max_epochs=-1,
             callbacks=list(callbacks),
             plugins=[AtomicCheckpointIO()],
-            logger=False,
+            logger=logger,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
+    except ModuleNotFoundError as error:
+        raise ConfigError("train: tensorboard is not installed: pip install 'scanl[tensorboard]'") from error
     except (ValueError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"train: {str(error).splitlines()[0]}") from error
 
@@ -90,18 +111,18 @@ def sample(model: LanguageModel, count: int, seed: int) -> bytes:
     return bytes(int(token) for token in tokens)
 
 
-def _planned(folder: RunFolder, config: TrainConfig, model: Model) -> int | None:
-    """The number of steps in the checkpoint, None without one; CheckpointError when it is not of this model."""
+def planned(folder: RunFolder, config: TrainConfig, model: Model, data: Data) -> int | None:
+    """The number of steps in the checkpoint, None without one.
+
+    CheckpointError when it is not of this model or of other data, ConfigError when it is of another configuration.
+    """
     if not folder.checkpoint.exists():
         return None
     stored = read_checkpoint(folder.checkpoint)
+    before = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
+    check_resumable(before, config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
     check_tensors(folder.checkpoint, shapes, model, config)
-    for name, expected in config.model_fields().items():
-        found = stored["scanl"]["model"].get(name)
-        if found != expected:
-            raise CheckpointError(
-                f"run: {folder.checkpoint} has {name} {found!r}, expected {expected!r} "
-                "because of config.yaml; put back what belongs together"
-            )
+    make_objective(config, data).refuse_other(stored["scanl"]["corpus"])
+    Written(**stored["metrics"]).read(folder)
     return stored["scanl"]["plan"]["steps"]

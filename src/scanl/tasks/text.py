@@ -30,8 +30,11 @@ class Corpus:
     held_out: Bytes
 
     def digest(self) -> str:
-        """A fingerprint of the training bytes: two runs that read the same text have the same one."""
-        return hashlib.sha256(self.train.data).hexdigest()
+        """A fingerprint of the bytes and of their split: the same for runs that read the same text, split alike."""
+        digest = hashlib.sha256(len(self.train).to_bytes(8, "little"))
+        for part in (self.train, self.held_out):
+            digest.update(part.data)
+        return digest.hexdigest()
 
     def check(self, length: int) -> None:
         """DataError unless a sequence and its target fit into both parts."""
@@ -56,10 +59,7 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     """
     if not 0 < held_out < 1:
         raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
-    files = _files(paths) if paths else standard_library()
-    texts = {name: _read(path) for name, path in files.items()}
-    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
-    texts = {name: text for name, text in texts.items() if text}
+    texts = _texts(paths)
     aside = {name for name in texts if _fraction(name) < held_out}
     if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
         train = [text for name, text in texts.items() if name not in aside]
@@ -67,6 +67,18 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     whole = _join(list(texts.values()))
     cut = len(whole) - round(len(whole) * held_out)
     return Corpus(whole[:cut], whole[cut:])
+
+
+def read_text(paths: Sequence[str | Path]) -> Bytes:
+    """The same files in one array, not split. DataError as in `read_corpus`."""
+    return _join(list(_texts(paths).values()))
+
+
+def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:
+    files = _files(paths) if paths else standard_library()
+    texts = {name: _read(path) for name, path in files.items()}
+    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
+    return {name: text for name, text in texts.items() if text}
 
 
 def standard_library() -> dict[str, Path]:

@@ -1,0 +1,109 @@
+"""Files that carry the SHA-256 of their own bytes, so that a damaged one is refused.
+
+The 64 hexadecimal digits stand where the format has room for a remark: in the comment at the end of a zip archive, in
+the metadata of a safetensors file. The digest is of every other byte. Other programs read these files as before.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from scanl.errors import CheckpointError
+from scanl.files import written_whole
+
+DIGITS = 64
+NO_DIGEST = b"0" * DIGITS
+ZIP_MARK = b"scanl-sha256:"
+# One entry of the metadata, because safetensors writes several in any order. Its key and its beginning are looked for
+# each alone: whatever bit of the two is flipped, the file is still known to be one of ours.
+KEY, VALUE = rb'"scanl":"', rb"{\"sha256\": \""
+
+
+def seal_zip(path: Path) -> None:
+    """Write the digest into the comment of an archive that has none, as `torch.save` leaves it."""
+    with path.open("rb+") as file:
+        file.seek(-2, 2)
+        assert file.read(2) == b"\0\0", "the archive has a comment already"
+        file.seek(-2, 2)
+        file.write((len(ZIP_MARK) + DIGITS).to_bytes(2, "little") + ZIP_MARK)
+        place = file.tell()
+        file.write(NO_DIGEST)
+        _write_digest(file, place)
+
+
+def is_whole_zip(path: Path) -> bool:
+    """Whether the archive has the digest that `seal_zip` wrote, and it is right."""
+    with path.open("rb") as file:
+        place = file.seek(0, 2) - DIGITS
+        if place < len(ZIP_MARK):
+            return False
+        file.seek(place - len(ZIP_MARK))
+        return file.read(len(ZIP_MARK)) == ZIP_MARK and file.read(DIGITS) == _digest(file, place)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write a safetensors file with its digest, whole or not at all. about: what else to keep, as JSON."""
+    from safetensors.torch import save_file
+
+    described = json.dumps({"sha256": NO_DIGEST.decode(), **(about or {})})
+    with written_whole(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={"scanl": described})
+        with temporary.open("rb+") as file:
+            _write_digest(file, _header(file).index(KEY + VALUE) + len(KEY + VALUE))
+
+
+def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file and what `save_tensors` kept `about` them, {} in a file of another program.
+
+    CheckpointError when it cannot be read, or when its digest is wrong. Of another program's file nothing is known.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with path.open("rb") as file:
+            if not _is_whole(file):
+                raise CheckpointError(f"{who}: {path} is damaged: its bytes are not those of its digest; copy it again")
+        with safe_open(path, "pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
+            about = json.loads((stored.metadata() or {}).get("scanl", "{}"))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{who}: {path} cannot be read, or is damaged: {error}; copy it again") from error
+    return tensors, about
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    header = _header(file)
+    if KEY not in header and VALUE not in header:
+        return True  # of another program, or no safetensors at all, which its reader says
+    place = header.find(KEY + VALUE) + len(KEY + VALUE)
+    return KEY + VALUE in header and header[place : place + DIGITS] == _digest(file, place)
+
+
+def _header(file: BinaryIO) -> bytes:
+    """The beginning of a safetensors file: eight bytes that tell the length of the JSON after them, and it."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    file.seek(0)
+    return file.read(min(8 + length, size))
+
+
+def _write_digest(file: BinaryIO, place: int) -> None:
+    digest = _digest(file, place)
+    file.seek(place)
+    file.write(digest)
+
+
+def _digest(file: BinaryIO, place: int) -> bytes:
+    """Of all bytes but the digits at `place`."""
+    digest, left = hashlib.sha256(), place
+    file.seek(0)
+    while left and (block := file.read(min(left, 2**20))):
+        digest.update(block)
+        left -= len(block)
+    file.seek(place + DIGITS)
+    return hashlib.file_digest(file, lambda: digest).hexdigest().encode()
