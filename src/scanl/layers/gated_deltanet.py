@@ -26,7 +26,8 @@ class GatedDeltaNet(QueryKeyValue):
     Args:
         dim: D, model width.
         expand_v: V = expand_v * head_dim channels of a value.
-        head_dim: K, channels of a query and of a key. The authors keep num_heads * head_dim at 3/4 D.
+        head_dim: K, channels of a query and of a key; by default num_heads * head_dim is 3/4 D, to the nearest whole
+            head_dim, as the authors have it: 256 for their D of 2,048.
         num_heads: heads of queries and keys.
         num_v_heads: H, heads of values, a multiple of num_heads, whose heads serve several; by default num_heads.
         use_gate: a SiLU gate after the norm of the output.
@@ -58,7 +59,7 @@ class GatedDeltaNet(QueryKeyValue):
         self,
         dim: int,
         expand_v: float = 2.0,
-        head_dim: int = 256,
+        head_dim: int | None = None,
         num_heads: int = 6,
         num_v_heads: int | None = None,
         use_gate: bool = True,
@@ -70,6 +71,8 @@ class GatedDeltaNet(QueryKeyValue):
     ) -> None:
         super().__init__()
         heads = num_heads if num_v_heads is None else num_v_heads
+        if head_dim is None:
+            head_dim = max(1, round(3 * dim / (4 * max(1, num_heads))))
         if min(head_dim, num_heads, conv_size) < 1:
             found = f"head_dim is {head_dim}, num_heads is {num_heads} and conv_size is {conv_size}"
             raise ConfigError(f"gated_deltanet: {found}, expected at least 1")
