@@ -153,6 +153,7 @@ def _parser(defaults: TrainConfig) -> Parser:
     parser = Parser(
         "train", "Train a byte-level language model, or a model on a task.", epilog=f"{_layer_help()}\n\n{task_help()}"
     )
+    parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
     parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
     hints = get_type_hints(TrainConfig, include_extras=True)
@@ -169,7 +170,9 @@ def _parser(defaults: TrainConfig) -> Parser:
 
 def _config(args: Any) -> TrainConfig:
     values = args.as_dict() if hasattr(args, "as_dict") else vars(args)
-    return TrainConfig(**{f.name: values[f.name] for f in fields(TrainConfig)})
+    config = TrainConfig(**{f.name: values[f.name] for f in fields(TrainConfig)})
+    config.data = [*values["paths"], *config.data]
+    return config
 
 
 def _layer_help() -> str:

@@ -1,0 +1,276 @@
+"""Every command and every block of Python in the README and the pages runs: at small size where it would take long.
+
+A command of a kind that is not known here fails, so that none goes untried.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanl.cli import COMMANDS, main
+from scanl.cli.train import parse
+from scanl.learning import build_model
+from scanl.ops._op import REGISTRY
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+TINY = "--accelerator cpu --dim 16 --depth 1 --batch-size 2"
+TEXT = "--sequence-length 16 --eval-bytes 64"
+TASK = "--task-options.length 10 --eval-examples 4"
+KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [text for found, text in FENCE.findall(PAGES[page]) if found == language]
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every line of the blocks of commands, as words."""
+    lines = (line for block in blocks(page, "console") for line in block.splitlines())
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def spans(page: str) -> list[str]:
+    """What stands in the running text as code."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", FENCE.sub("", PAGES[page]))]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """A command of scanl with what makes it short after it, where the later option counts."""
+    command, options = words[0], words[1:]
+    more = ""
+    if command == "train" and "--resume" not in options:
+        more = f"{TINY} {TASK if '--task' in options else TEXT}"
+        more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
+        if "--task" not in options and options[0].startswith("-"):
+            more += " --data book.txt"  # in place of the standard library
+    elif command == "generate":
+        more = "--bytes 3"
+    elif command == "eval" and "--length" in options:
+        more = "--length 20 --count 2"
+    elif command == "warmup" and not torch.cuda.is_available():
+        more = KERNELS + (" --dtype float32" if "--autocast" not in options else "")
+    return [*words, *more.split()]
+
+
+class Parsed(Exception):
+    """A benchmark's options have been read."""
+
+
+def parse_benchmark(words: list[str], monkeypatch) -> None:
+    """Read the options of `python benchmarks/NAME.py ...` with its own parser, and go no further."""
+    script = ROOT / words[1]
+    assert script.is_file(), words
+    if script.stem == "ahead_of_time":
+        pytest.importorskip("triton")
+    read = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, *given):
+        read(self, *given)
+        raise Parsed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patched.setattr(sys, "argv", words[1:])
+        patched.delenv("TRITON_INTERPRET", raising=False)
+        with pytest.raises(Parsed):
+            __import__(script.stem).main()
+
+
+def try_command(words: list[str], monkeypatch) -> None:
+    program = words[0].removeprefix(".venv/bin/")
+    if program == "make":
+        assert re.search(rf"^{words[1]}:", MAKEFILE, re.MULTILINE), words
+    elif program == "python":
+        parse_benchmark(words, monkeypatch)
+    elif program == "scanl":
+        assert main(shortened(words[1:])) == 0, words
+    else:
+        pytest.fail(f"nobody knows how to try {shlex.join(words)}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_are_of_known_kinds(page):
+    assert {language for language, _ in FENCE.findall(PAGES[page])} <= {"python", "console", "text"}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Without a GPU the references run in the place of Triton's kernels."""
+    for op in () if torch.cuda.is_available() else REGISTRY.values():
+        if "triton" in op.backends:
+
+            def run(*operands, op=op, cu_seqlens=None, **more):
+                y_shape = op.output_shape(op.sizes(dict(zip(op.names, operands, strict=True)), cu_seqlens))
+                return op.evaluate("reference", operands, y_shape, cu_seqlens=cu_seqlens, **more)
+
+            monkeypatch.setitem(op.backends, "triton", replace(op.backends["triton"], run=run))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.usefixtures("kernels")
+def test_commands_run(page, tmp_path, monkeypatch, capfd):
+    """In order, in one folder, as a reader would type them who has some notes and a book."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "today.txt").write_text("Once more, then. " * 40)
+    (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
+    for words in commands(page):
+        try_command(words, monkeypatch)
+
+
+def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
+    """Those between the lines stand for many, with NAME and PATH in them: their names and options are there."""
+    helps = {}
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        helps[name] = set(re.findall(r"--[\w-]+", capfd.readouterr().out))
+    of_benchmarks = {option for path in (ROOT / "benchmarks").glob("*.py") for option in _options(path)}
+    tried = 0
+    for page in PAGES:
+        for span in spans(page):
+            words = span.split()
+            program = words[0].removeprefix(".venv/bin/")
+            if program == "scanl" and words[1:2] and words[1] != "COMMAND":
+                known = {"--help", "--version"} if words[1].startswith("-") else helps[words[1]]
+                assert {_stem(word) for word in words if word.startswith("--")} <= known, (page, span)
+            elif program == "make" and words[1:]:
+                try_command(words, monkeypatch)
+            elif program == "python" and words[1:2] and words[1].startswith("benchmarks/"):
+                parse_benchmark([word.replace("NAME", "mqar-gated_deltanet") for word in words], monkeypatch)
+            elif re.fullmatch(r"benchmarks/\w+\.py", program):
+                assert (ROOT / program).is_file(), (page, span)
+            elif program.startswith("--"):
+                assert _stem(program) in of_benchmarks.union(*helps.values()), (page, span)
+            elif words[0] != program:
+                assert program in ("pre-commit", "pytest"), (page, span)
+            else:
+                continue
+            tried += 1
+    assert tried > 40
+
+
+ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts processes
+    "ahead_of_time": "tests/test_triton_ahead_of_time.py",
+    "gpu": "tests/test_benchmarks.py",
+    "run": "tests/test_benchmarks.py",
+    "kill_and_resume": "tests/test_training.py",
+}
+
+
+def run_primitives(monkeypatch):
+    import primitives
+
+    return primitives, ["--only", "overhead", "--rounds", "1"]
+
+
+def run_hub(monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+    import hub
+
+    return hub, ["--families", "short_convolution", "--tokens", "8", "--rounds", "1"]
+
+
+def run_tasks(monkeypatch):
+    import tasks
+
+    monkeypatch.setitem(tasks.QUICK, "steps", 2)
+    monkeypatch.setattr(tasks, "COUNT", 4)
+    return tasks, ["--quick", "--layers", "elman", "--tasks", "parity"]
+
+
+def run_seen_to_learn(monkeypatch):
+    """Its commands, whose training takes long, are read, and their models built."""
+    import seen_to_learn
+
+    def scanl(command, *arguments):
+        if command == "train":
+            config, _ = parse(arguments)
+            config.check()
+            build_model(config)
+
+    monkeypatch.setattr(seen_to_learn, "scanl", scanl)
+    return seen_to_learn, ["mqar-gated_deltanet"]
+
+
+@pytest.mark.parametrize("make", [run_primitives, run_hub, run_tasks, run_seen_to_learn])
+def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
+    benchmark, arguments = make(monkeypatch)
+    if hasattr(benchmark, "RESULTS"):
+        monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    names = benchmark.SEEN if make is run_seen_to_learn else [""]
+    for name in names:
+        monkeypatch.setattr(sys, "argv", [make.__name__, *([name] if name else arguments)])
+        benchmark.main()
+
+
+def test_every_benchmark_of_the_pages_runs():
+    named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
+    here = {"primitives", "hub", "tasks", "seen_to_learn"}
+    assert named <= here | ELSEWHERE.keys()
+    for name, test in ELSEWHERE.items():
+        assert name in (ROOT / test).read_text(encoding="utf-8")
+
+
+def _options(path: Path) -> list[str]:
+    return re.findall(r'add_argument\("(--[\w-]+)"', path.read_text(encoding="utf-8"))
+
+
+def _stem(option: str) -> str:
+    return re.split(r"[=.]", option)[0]
+
+
+# What makes the blocks of a page small: the text that is replaced must be there.
+SMALLER = {
+    "docs/hub.md": {
+        "hidden_size=768": "hidden_size=32",
+        "vocab_size=8192": "vocab_size=64",
+        "8192, (1, 1024)": "64, (1, 32)",
+    },
+}
+OWN_TEST = {"CONTRIBUTING.md"}  # tests/test_docs.py follows its page as a stranger would
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in OWN_TEST])
+def test_python_runs(page, tmp_path, monkeypatch, capfd):
+    """In order, in one namespace."""
+    text = "\n".join(blocks(page, "python"))
+    if "transformers" in text:
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+    monkeypatch.chdir(tmp_path)
+    if page == "docs/hub.md":
+        _checkpoint("state-spaces/mamba-130m-hf")
+    for long, short in SMALLER.get(page, {}).items():
+        assert long in text
+        text = text.replace(long, short)
+    namespace: dict = {}
+    exec(compile(text, page, "exec"), namespace)
+    out = capfd.readouterr().out
+    if page == "README.md":
+        assert namespace["logits"].shape == (1, 35, 256)
+        assert "cpu: can run" in out
+    if page == "docs/hub.md":
+        assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
+        assert (tmp_path / "tuned" / "model.safetensors").is_file()
+
+
+def _checkpoint(path: str) -> None:
+    """A tiny Mamba, where the page names one of the hub."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=64)
+    MambaForCausalLM(config).save_pretrained(path)
