@@ -202,31 +202,79 @@ def test_recorded_past(name, model, padded):
     close(torch.cat(found, 1)[mask.bool()], wanted[mask.bool()])
 
 
-@each_model
-def test_gradients(name, model):
-    """Every gradient of a training step."""
-    model.train()
+def gradients(model, run):
+    """Of run(model), a loss, by every parameter."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    run(model).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    def gradients(model):
-        torch.manual_seed(3)
-        model.zero_grad()
-        model(tokens(), labels=tokens(), use_cache=False).loss.backward()
-        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    moved = copy.deepcopy(model)
-    wanted = gradients(model)
-    for parameter in moved.parameters():  # by a rounding, up or down
+def moved(model):
+    """A copy whose every weight is off by a rounding, up or down."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
         parameter.data *= 1 + 2.0**-23 * (2 * torch.randint_like(parameter, 2) - 1)
-    rounded = gradients(moved)
-    hub.accelerate(model)
-    found = gradients(model)
+    return twin
+
+
+def close_gradients(found, wanted, rounded):
+    """rounded: of the same with weights that are `moved`.
+
+    A gradient that cancels to little is known to the rounding of what it was summed from, and none better than the
+    rounding of the weights leaves it.
+    """
     assert found.keys() == wanted.keys()
     scale = max(g.abs().max() for g in wanted.values())
-    for parameter, gradient in wanted.items():
-        error, own = ((grads[parameter] - gradient).abs().max() for grads in (found, rounded))
-        # A gradient that cancels to little is known to the rounding of what it was summed from, and none better than
-        # the rounding of the weights leaves it.
-        assert error <= 1e-5 * gradient.abs().max() + 1e-7 * scale + 2 * own, parameter
+    for name, gradient in wanted.items():
+        assert found[name].shape == gradient.shape, name
+        error, own = ((of[name] - gradient).abs().max() for of in (found, rounded))
+        assert error <= 1e-5 * gradient.abs().max() + 1e-7 * scale + 2 * own, name
+
+
+@each_model
+def test_gradients(name, model):
+    """Every gradient of a training step, of the inputs too: without a cache, with one, and as the model chooses."""
+    model.train()
+
+    def step(model, use_cache=False):
+        inputs = []
+
+        def keep(module, args, embedded):
+            embedded.retain_grad()
+            inputs.append(embedded)
+
+        hook = model.get_input_embeddings().register_forward_hook(keep)
+        found = gradients(model, lambda model: model(tokens(), labels=tokens(), use_cache=use_cache).loss)
+        hook.remove()
+        return found | {"inputs": inputs[0].grad}
+
+    rounded, wanted = step(moved(model)), step(model)
+    hub.accelerate(model)
+    for use_cache in (False, True, None):
+        close_gradients(step(model, use_cache), wanted, rounded)
+
+
+@each_model
+def test_gradients_of_pieces(name, model):
+    """A padded batch fed in pieces, through its cache, has the gradients of its sequences fed whole and alone."""
+    model.train()
+    weights, begins = torch.randn(2, STEPS, VOCAB), (5, 0)
+    mask = padding()
+    if "masks" in CASES[name].wrong:
+        mask, begins = None, (0, 0)
+
+    def alone(model):
+        rows = ((slice(row, row + 1), slice(begin, None)) for row, begin in enumerate(begins))
+        return sum((model(tokens()[row], use_cache=False).logits * weights[row]).sum() for row in rows)
+
+    def pieces(model):
+        logits = in_pieces(model, tokens(), [7, 8], mask) * weights
+        return (logits if mask is None else logits[mask.bool()]).sum()
+
+    rounded, wanted = gradients(moved(model), alone), gradients(model, alone)
+    hub.accelerate(model)
+    close_gradients(gradients(model, pieces), wanted, rounded)
 
 
 @each_model

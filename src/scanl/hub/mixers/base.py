@@ -109,25 +109,30 @@ def write(
     recurrent: Tensor | None,
     slot: int = 0,
 ) -> None:
-    """Keep what comes next: the window of the last W inputs, or all where the past is recorded; the recurrent state."""
-    index = place(module)
+    """Keep what comes next: the window of the last W inputs, or all where the past is recorded; the recurrent state.
+
+    A backward pass may need what the cache held before: while gradients are on, nothing is written over it.
+    """
+    index, in_place = place(module), not torch.is_grad_enabled()
     if inputs is not None:
         assert conv is not None
-        layer, window = cache.layers[index], conv.shape[1] + 1
+        layer, window, conv = cache.layers[index], conv.shape[1] + 1, rows.last(conv).mT
         if cache.is_recording_past(index) and not rows.packed:
             cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
-        elif layer.has_previous_state[slot]:
+        elif not layer.has_previous_state[slot]:
             # The cache holds one input more than a convolution looks back to: nothing reads the first.
-            layer.conv_states[slot][..., 1:].copy_(rows.last(conv).mT)
-        else:
-            kept = nn.functional.pad(rows.last(conv).mT.to(inputs.dtype), (1, 0))
+            kept = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
             cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
+        elif in_place:
+            layer.conv_states[slot][..., 1:].copy_(conv)
+        else:
+            layer.conv_states[slot] = nn.functional.pad(conv.to(layer.conv_states[slot].dtype), (1, 0))
     if recurrent is not None:
         recurrent, layer = rows.last(recurrent), cache.layers[index]
         kept = layer.recurrent_states[slot]
-        if kept is None or kept.is_cuda:
+        if kept is None or (kept.is_cuda and in_place):  # a graph of CUDA alone needs the place in memory to stay
             cache.update_recurrent_state(recurrent, index, slot)
-        else:  # a graph of CUDA alone needs the place in memory to stay
+        else:
             layer.recurrent_states[slot] = recurrent.to(kept.dtype)
         layer.has_previous_state[slot] = True
 

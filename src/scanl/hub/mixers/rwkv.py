@@ -84,7 +84,7 @@ def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int)
     rows, x = call.Rows.lay(call.of(hidden), hidden)
     kept = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:
-        first = None if kept is None or rows.packed else kept[:, None]
+        first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs it as it was
         before, last = token_shift(x, first, cu_seqlens=rows.cu_seqlens)
         if kept is not None:
             kept.copy_(rows.last(last)[:, 0])

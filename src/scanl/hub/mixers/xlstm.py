@@ -34,6 +34,8 @@ class XLSTM(Mixer):
         if rows.packed and state is not None:
             rows.start_anew(bool((state[1] != 0).any()))
             state = None
+        if state is not None and torch.is_grad_enabled():  # the model writes the next one over it
+            state = state[0].clone(), state[1].clone(), state[2].clone()
         q, k, v, o, i, f = _projected(module, x)
         i, log_f = widen(i), F.logsigmoid(widen(f))
         count = x.shape[0] if rows.cu_seqlens is None else rows.cu_seqlens.shape[0] - 1
