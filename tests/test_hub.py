@@ -490,3 +490,37 @@ def test_recurrent_gemma_keeps_its_state_in_the_cache(name, model):
     hub.accelerate(block)
     with pytest.raises(ConfigError, match="was accelerated by itself: it does not know its place in a cache"):
         model(tokens(), use_cache=True)
+
+
+@pytest.mark.parametrize("name", ["recurrent_gemma", "recurrent_gemma_wide"])
+@torch.no_grad()
+def test_recurrent_gemma_begins_anew_at_position_0(name):
+    """A new prompt beside a cache that has served another, in all rows or in one; keys and values are set aside."""
+    model = CASES[name].build()
+    for layer in model.model.layers:
+        if hasattr(layer.temporal_block, "o_proj"):
+            layer.temporal_block.o_proj.weight.zero_()
+    hub.accelerate(model)
+
+    def used():
+        cache = DynamicCache(config=model.config)
+        model(tokens().flip(1), past_key_values=cache, use_cache=True)
+        return cache
+
+    def fed(cache, ids, places, mask=None):
+        given = {} if mask is None else {"attention_mask": torch.cat([torch.ones(2, STEPS).long(), mask], 1)}
+        return model(ids, past_key_values=cache, position_ids=places, use_cache=True, **given).logits
+
+    alone, after = model(tokens()).logits, model(torch.cat([tokens().flip(1), tokens()], 1)).logits[:, STEPS:]
+    places, new = torch.arange(STEPS)[None], torch.tensor([[True], [False]])
+    for cut in (1, 6):
+        both, one = used(), used()
+        for begin, end in ((0, cut), (cut, STEPS)):
+            ids, at = tokens()[:, begin:end], places[:, begin:end]
+            close(fed(both, ids, at), alone[:, begin:end])
+            found = fed(one, ids, torch.where(new, at, STEPS + at))
+            close(found, torch.where(new[..., None], alone, after)[:, begin:end])
+    mask = padding()
+    found = fed(used(), tokens(), (mask.cumsum(1) - 1).clamp_min(0), mask)
+    close(found[:1, 5:], model(tokens()[:1, 5:]).logits)
+    close(found[1:], alone[1:])

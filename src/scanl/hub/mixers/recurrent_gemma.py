@@ -24,7 +24,8 @@ class RecurrentGemma(Mixer):
 
     The model does not return its cache: a prompt in pieces needs one, `DynamicCache(config=model.config)`, in every
     call. A static cache comes with prepared masks, in which padding cannot be told from the window: it is then ignored,
-    as before. The first step of a sequence enters with factor 1 in place of sqrt(1 - a²); position 0 is such a step.
+    as before. The first step of a sequence enters with factor 1 in place of sqrt(1 - a²); position 0 is such a step,
+    which nothing reaches that a cache holds from another prompt.
     """
 
     modules: ClassVar = ("recurrent_gemma.RecurrentGemmaRecurrentBlock",)
@@ -61,6 +62,10 @@ class RecurrentGemma(Mixer):
             conv, recurrent = read(cache, place(module))
             rows.start_anew(recurrent is not None)
         fresh = None if recurrent is None or layer is None else layer.__dict__.get("_scanl_fresh")
+        if conv is not None and recurrent is not None:
+            anew = _anew(position_ids, rows)
+            conv, recurrent = conv.masked_fill(anew[:, None, None], 0), recurrent.masked_fill(anew[:, None], 0)
+            fresh = anew if fresh is None else fresh | anew
         inputs = module.linear_x(x)
         u, conv = convolve(module.conv_1d, inputs, conv, cu_seqlens=rows.cu_seqlens)
         if rows.cu_seqlens is None:
@@ -68,8 +73,6 @@ class RecurrentGemma(Mixer):
             if fresh is not None:
                 first = F.pad(fresh[:, None], (0, x.shape[1] - 1)) | first
                 fresh = None
-            if recurrent is not None:
-                recurrent = recurrent.masked_fill(first[:, :1], 0)
         else:
             first, fresh = _first(rows.cu_seqlens, x.shape[1], fresh, recurrent is None)
         h, recurrent = _rg_lru(module.rg_lru, u, first, recurrent, rows.cu_seqlens)
@@ -90,6 +93,15 @@ def _layer(cache: Any, module: Any) -> Any:
             f"past_key_values has no recurrent state for layer {index}, expected DynamicCache(config=model.config)"
         )
     return cache.layers[index]
+
+
+def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
+    """Which rows (B,) begin at position 0, with their first token that is no padding, whatever the cache holds."""
+    positions = position_ids.expand(rows.shape)
+    if rows.mask is None:
+        return positions[:, 0] == 0
+    begins = rows.mask.int().argmax(1, keepdim=True)
+    return (positions.gather(1, begins)[:, 0] == 0) & rows.mask.any(1)
 
 
 def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -> tuple[Tensor, Tensor | None]:
