@@ -1,5 +1,6 @@
 """Files that a run reads back: whole, or refused in one line."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,15 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(part, run, tmp_path):
     write_checkpoint(stored, tmp_path / "checkpoint.ckpt")
     with pytest.raises(CheckpointError, match=rf"lacks {part}; another version of scanl wrote it"):
         read_checkpoint(tmp_path / "checkpoint.ckpt")
+
+
+def test_a_checkpoint_with_an_option_of_another_version_is_refused(run, tmp_path, capfd):
+    folder = RunFolder(shutil.copytree(run.path, tmp_path / "run"))
+    stored = read_checkpoint(folder.checkpoint)
+    stored["scanl"]["config"]["momentum"] = 0.9
+    write_checkpoint(stored, folder.checkpoint)
+    assert main(["train", "--resume", str(folder.path)]) == 2
+    assert "checkpoint.ckpt is no configuration of a training run: ['momentum'] is not known" in capfd.readouterr().err
 
 
 def test_no_part_of_a_checkpoint_is_unknown(run):

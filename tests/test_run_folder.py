@@ -15,15 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from scanl.cli import main
+from scanl.digests import save_tensors
 from scanl.errors import CheckpointError
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
 from scanl.learning.bptt import BPTT
-from scanl.learning.checkpoint import read_checkpoint
+from scanl.learning.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.config import build_model
 from scanl.learning.objective import TextObjective
+from scanl.learning.picture import save_figure
 from scanl.tasks import Corpus
 
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905
@@ -334,6 +337,23 @@ def test_a_full_disk_is_one_line(name, text, tmp_path, monkeypatch, capfd):
     assert f"{name} cannot be written: No space left on device" in error.splitlines()[-1]
     assert "Traceback" not in error
     assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+@pytest.mark.parametrize("write", [save_figure, write_checkpoint])
+def test_a_device_that_is_full_is_named_as_the_reason(write, tmp_path):
+    """Not what a library makes of it: torch complains about its archive."""
+    path = tmp_path / "file.png"
+    path.with_name(f".{path.name}.{os.getpid()}.tmp.png").symlink_to("/dev/full")
+    content = Figure() if write is save_figure else {"weights": torch.zeros(1000)}
+    with pytest.raises(CheckpointError, match=r"file.png cannot be written: No space left on device"):
+        write(content, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_for_a_folder_that_is_not_there_are_one_line(tmp_path):
+    with pytest.raises(CheckpointError, match=r"a.safetensors cannot be written: .*No such file or directory"):
+        save_tensors({"a": torch.zeros(1)}, tmp_path / "no" / "a.safetensors")
 
 
 def test_a_full_disk_for_the_metrics_is_one_line(text, tmp_path, monkeypatch, capfd):

@@ -46,12 +46,19 @@ def is_whole_zip(path: Path) -> bool:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a safetensors file with its digest, whole or not at all. about: what else to keep, as JSON."""
+    """Write a safetensors file with its digest, whole or not at all. about: what else to keep, as JSON.
+
+    CheckpointError when it cannot be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     described = json.dumps({"sha256": NO_DIGEST.decode(), **(about or {})})
     with written_whole(path) as temporary:
-        save_file(dict(tensors), temporary, metadata={"scanl": described})
+        try:
+            save_file(dict(tensors), temporary, metadata={"scanl": described})
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} cannot be written: {error}") from error
         with temporary.open("rb+") as file:
             _write_digest(file, _header(file).index(KEY + VALUE) + len(KEY + VALUE))
 

@@ -61,8 +61,8 @@ def _text(config: TrainConfig, digest: str | None, paths: list[str], run: str) -
         found = "has changed since" if digest is not None else "may be another than that with which"
         raise CheckpointError(
             f"eval: the text of {run}, or its split, {found} it was trained: what is held out now may have been "
-            "trained on; put it back, name where it has moved, its files and folders named as before, or measure another text: "
-            "--data PATH"
+            "trained on; put it back, name where it has moved, its files and folders named as before, "
+            "or measure another text: --data PATH"
         )
     return read_text(paths), "bytes of another text than the run's"
 

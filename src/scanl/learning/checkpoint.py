@@ -20,9 +20,12 @@ OWN_PARTS = ("config", "corpus", "rows", "plan", "seconds", "loss_sum", "loss_co
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """What `read_checkpoint` reads. CheckpointError when it cannot be written."""
     with written_whole(path) as temporary:
-        # Through a file of Python's, whose errors tell the reason: torch's own writer does not.
-        with temporary.open("wb") as file:
-            torch.save(checkpoint, file)
+        try:
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+        except RuntimeError as error:
+            # torch closes its archive over the error of a full disk, and then complains about the archive.
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
         seal_zip(temporary)
 
 
