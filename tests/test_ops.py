@@ -471,7 +471,7 @@ def test_company_of_threads():
     ids=str,
 )
 def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shape):
-    """One long sequence is cut in time on a CPU; here into three pieces of ten steps, values and every gradient.
+    """One long sequence is cut in time on a CPU; here into four pieces, values and every gradient.
 
     Cores share the repair by channels: two blocks of them at width 100.
     """

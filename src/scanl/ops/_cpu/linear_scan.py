@@ -23,7 +23,8 @@ from scanl.ops._op import offsets
 WIDEST = 4096  # channels whose carry and rows still fit the first-level cache
 NARROW = 32  # channels under which splitting them over cores would share cache lines
 LONG = 4096  # steps from which cutting time pays,
-SPLIT = 512  # and channels for each core from which cutting those is as quick, and needs no repair
+SPLIT = 1024  # and channels from which cutting those is as quick, and needs no repair
+PIECES = 4  # of time, or of channels whose sum is one number: the same on every machine, as rounding depends on them
 FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
 
 
@@ -73,12 +74,13 @@ def _forward_repair_row(p, a, y, tiny):
     """Whether anything is left to add to the rows after.
 
     Under the smallest normal number there is not: rounded to nearest, the last of the others never decays to zero.
+    NaN is under no number, so it is carried on.
     """
     alive = False
     for i in range(p.size):
         p[i] *= a[i] if a.size == p.size else a[0]
         y[i] += p[i]
-        alive |= abs(p[i].real) + abs(p[i].imag) >= tiny
+        alive |= not abs(p[i].real) + abs(p[i].imag) < tiny
     return alive
 
 
@@ -89,7 +91,7 @@ def _backward_repair_row(p, a, before, dx, da, tiny):
         dx[i] += p[i]
         da[i if a.size == p.size else 0] += p[i] * np.conj(before[i])
         p[i] *= np.conj(a[i] if a.size == p.size else a[0])
-        alive |= abs(p[i].real) + abs(p[i].imag) >= tiny
+        alive |= not abs(p[i].real) + abs(p[i].imag) < tiny
     return alive
 
 
@@ -348,21 +350,21 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         first, last = np.array(bounds[:-1]), np.array(bounds[1:])
         a_first = first * a_time
     else:
-        if batch == 1 and steps >= LONG and outer * inner < SPLIT * CORES:
-            pieces = min(CORES, 8)
+        if batch == 1 and steps >= LONG and outer * inner < SPLIT:
+            pieces = PIECES
         edges = np.array([steps * i // pieces for i in range(pieces + 1)])
         base = np.arange(batch)[:, None]
         first, last = base * steps + edges[:-1], base * steps + edges[1:]
         a_first = base * a_batch + edges[:-1] * a_time
     ranges = np.stack([first.ravel(), last.ravel(), a_first.ravel()], 1).astype(np.int64)
 
-    block, blocks = _blocks(inner, len(ranges) * outer)
+    block, blocks = _blocks(inner, len(ranges) * outer, PIECES if shared else CORES)
     lead = (batch, steps) if a_time else (len(ranges), 1)
     da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
     da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
     told = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
     # Pieces are repaired one after the other, so cores share the channels; a shared a has its sum for each block.
-    repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer)
+    repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer, CORES)
     return _Layout(
         (*a_shape[:2], *a_features),
         da_shape,
@@ -377,9 +379,9 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     )
 
 
-def _blocks(inner: int, others: int) -> tuple[int, int]:
+def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
     """Channels in a block, and how many blocks: with `others` units for each, as many units as cores."""
-    block = -(-inner * min(CORES, others) // CORES)
+    block = -(-inner * min(cores, others) // cores)
     block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
     return block, -(-inner // block)
 

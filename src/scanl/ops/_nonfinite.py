@@ -1,0 +1,50 @@
+"""NaN and infinities in forms that meet many steps at once: they are to reach no step before their own.
+
+A masked product multiplies what it masks by zero, and zero times NaN is NaN; a transform over time mixes all steps. So
+such a form is computed with zeros in place of what is not finite, and every output from that step on is made NaN
+afterwards. That is a product with one or NaN, so that what is finite is not changed by a bit, and so that a gradient
+that comes through a NaN is NaN.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def suspected(*values: Tensor | None) -> bool:
+    """Whether there may be something to do. No is said only where the answer costs one pass and no waiting.
+
+    A sum is finite only if all of its terms are; of finite terms it may not be, and then the answer is yes.
+    """
+    for value in values:
+        if value is None:
+            continue
+        if torch.compiler.is_compiling() or value.device.type != "cpu" or _unreadable(value):
+            return True
+        if not bool(value.detach().sum().isfinite()):
+            return True
+    return False
+
+
+def _unreadable(value: Tensor) -> bool:
+    """Traced, or one of the tensors that torch.func hands around."""
+    return type(value) not in (Tensor, Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def faulty(x: Tensor, *, decay: bool = False) -> Tensor:
+    """Where it is not finite; a log decay may be -inf, which forgets everything and is no fault."""
+    if not decay:
+        return ~x.isfinite()
+    return ~((x.real < torch.inf) & x.imag.isfinite()) if x.is_complex() else ~(x < torch.inf)
+
+
+def replaced(x: Tensor, *, decay: bool = False) -> Tensor:
+    """Zero in place of what is faulty."""
+    return torch.where(faulty(x, decay=decay), 0, x)
+
+
+def since(fault: Tensor, axis: int) -> Tensor:
+    """One before the first fault along an axis, NaN from there on, as float32."""
+    steps = torch.arange(fault.shape[axis], device=fault.device).view(-1, *(1,) * (fault.ndim - 1 - axis % fault.ndim))
+    first = torch.where(fault.any(axis, keepdim=True), fault.to(torch.uint8).argmax(axis, keepdim=True), len(steps))
+    return torch.where(steps < first, 1.0, torch.nan)

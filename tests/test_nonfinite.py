@@ -1,0 +1,166 @@
+"""What is not finite stays where it belongs: never an earlier step, another row or another sequence, and never lost."""
+
+import importlib.util
+
+import pytest
+import torch
+
+import laws
+import scanl
+from scanl.layers import state as states
+from scanl.ops._op import REGISTRY
+from test_layers import CASES as LAYERS
+from test_layers import STREAMING, inputs, make, make_like
+
+CASES = [
+    pytest.param(op, backend, id=f"{op.name}-{backend}") for op in REGISTRY.values() for backend in op.preference()
+]
+INTERPRETED = not torch.cuda.is_available()
+each = pytest.mark.parametrize(("op", "backend"), CASES)
+numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+
+
+@numba
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("timed", [True, False], ids=["a each step", "one a"])
+def test_a_long_scan_cut_in_time_loses_nothing(value, reverse, timed):
+    """A long narrow scan is cut into pieces, and what one leaves is carried into all of the next."""
+    steps = 4100
+    x, bad = torch.randn(1, steps, 3), steps - 10 if reverse else 10
+    x[0, bad, 1] = value
+    a = torch.full((1, steps, 3) if timed else (3,), 0.5)
+    leaves = [x.requires_grad_(), a.requires_grad_()]
+    y, last = scanl.ops.linear_scan(x, a, reverse=reverse, backend="cpu")
+    finite = torch.ones(steps, dtype=torch.bool)
+    finite[slice(0, bad + 1) if reverse else slice(bad, None)] = False
+    assert torch.equal(y[0, :, 1].isfinite(), finite)
+    assert y[0, :, ::2].isfinite().all()
+    assert last.isfinite().tolist() == [[True, False, True]]
+    # Backwards it is the gradient that is cut, and carried to the steps before.
+    dy = torch.ones(1, steps, 3)
+    dy[0, steps - 1 - bad, 2] = value
+    dx, da = torch.autograd.grad(y, leaves, dy)
+    assert torch.equal(dx[0, :, 2].isfinite(), finite.flip(0))
+    assert dx[0, :, :2].isfinite().all()
+    if not timed:
+        assert da.isfinite().tolist() == [True, False, False]
+
+
+@numba
+@pytest.mark.parametrize("shape", [(3,), (4100, 3), (4100, 1), ()], ids=["channels", "all", "steps", "one"])
+def test_a_scan_does_not_depend_on_the_number_of_cores(shape, monkeypatch):
+    """Neither on how many threads there are, nor on how many cores the machine has: the same numbers to the bit."""
+    from scanl.ops._cpu import linear_scan
+
+    x, a, dy = torch.randn(1, 4100, 3), torch.rand(shape), torch.randn(1, 4100, 3)
+    wide, shared = torch.randn(1, 300, 256), torch.rand(300, 1)
+    threads, found = torch.get_num_threads(), []
+    for cores in (1, 2, 5, 64):
+        monkeypatch.setattr(linear_scan, "CORES", cores)
+        linear_scan._layout.cache_clear()
+        torch.set_num_threads(min(cores, 2))
+        try:
+            results = []
+            for values, decays, grad in ((x, a, dy), (wide, shared, wide)):
+                leaves = [values.clone().requires_grad_(), decays.clone().requires_grad_()]
+                y, last = scanl.ops.linear_scan(*leaves, backend="cpu")
+                results += [y, last, *torch.autograd.grad(y, leaves, grad)]
+            found.append(results)
+        finally:
+            torch.set_num_threads(threads)
+    linear_scan._layout.cache_clear()
+    for results in found[1:]:
+        for value, first in zip(results, found[0], strict=True):
+            torch.testing.assert_close(value, first, rtol=0, atol=0)
+
+
+def _samples(op, backend, packed=False):
+    """Each kind of operands that the op takes; one where a run is long."""
+    plain = [sample for sample in op.samples() if "cu_seqlens" not in sample.options]
+    able = [sample for sample in plain if not laws.refusal(op, sample, backend)]
+    assert len(able) > len(plain) / 2
+    if INTERPRETED and backend == "triton":
+        return able[-1:] if packed else [max(able, key=lambda sample: len(sample.operands))]
+    # Where the frame gives a backend one sequence at a time, there is little to see.
+    return able if op.backends[backend].whole or not packed else able[-1:]
+
+
+def _steps(backend):
+    """How many steps, and which are spoilt: of two chunks, where an interpreter's are short."""
+    return (18, (10,)) if INTERPRETED and backend == "triton" else (70, (10, 67))
+
+
+@each
+@pytest.mark.parametrize(("reverse", "packed"), [(False, False), (True, True)], ids=["rows", "packed, in reverse"])
+def test_it_stays_where_it_belongs(op, backend, reverse, packed):
+    for sample in _samples(op, backend, packed):
+        laws.stays(op, sample, reverse, backend, *_steps(backend), packed=packed)
+
+
+@each
+def test_what_all_rows_share_is_not_lost(op, backend):
+    for sample in _samples(op, backend):
+        laws.is_not_lost(op, sample, backend, _steps(backend)[0])
+
+
+STEPS, BAD = 20, 17  # more than a convolution is worth, and a step that has others before and after it
+TRANSFORMS = ("h3", "hyena", "s4", "s4d")  # a long sequence is a convolution, through the FFT
+ROWS: list[tuple[str, float] | None] = [None]
+ROWS += [("x", laws.NOT_FINITE[0]), ("x", laws.NOT_FINITE[1]), None, ("x", laws.NOT_FINITE[2]), ("dy", torch.nan), None]
+
+
+def _of_layer(layer, values, packed):
+    """Outputs, the gradient of the inputs, and what the state holds, all (rows, ...)."""
+    x = values["x"].clone().requires_grad_()
+    if packed:
+        y, state = layer(x.flatten(0, 1)[None], cu_seqlens=torch.arange(len(x) + 1) * x.shape[1])
+        y = y[0].unflatten(0, x.shape[:2])
+    else:
+        y, state = layer(x)
+    (dx,) = torch.autograd.grad(y, x, values["dy"])
+    return {"y": y.detach(), "dx": dx, **{f"state{path}": leaf.detach() for path, leaf in states.leaves(state)}}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_stays_where_it_belongs_in_layers(name, packed):
+    """One number of a row's input, or of the gradient that comes to its output, is not finite, after some steps.
+
+    Rows without such a number, packed beside the others or not, are exactly what they are beside finite ones, and so
+    are their gradients; so are earlier outputs of the others. What is not finite token by token is so in the whole.
+    Through a transform earlier outputs are equal to its rounding, which differs with what comes later.
+    """
+    layer = make(name, torch.float32)
+    finite = {"x": inputs(len(ROWS), STEPS, dtype=torch.float32), "dy": torch.ones(len(ROWS), STEPS, layer.dim)}
+    spoilt = {key: value.clone() for key, value in finite.items()}
+    for row, place in enumerate(ROWS):
+        if place is not None:
+            spoilt[place[0]][row, BAD, 5] = place[1]
+    exact, actual = (_of_layer(layer, values, packed) for values in (finite, spoilt))
+    for row, place in enumerate(ROWS):
+        for key in exact:
+            if place is None or (place[0] == "dy" and key != "dx"):
+                assert torch.equal(actual[key][row], exact[key][row]), f"{key} of row {row}, {place}"
+        if place is not None:
+            key = "y" if place[0] == "x" else "dx"
+            assert not actual[key][row, BAD].isfinite().all(), f"{place} is lost"
+            if place[0] == "x" and not layer.bidirectional:
+                before, same = actual["y"][row, :BAD], exact["y"][row, :BAD]
+                if name in TRANSFORMS:
+                    wide, _ = make_like(layer, name)(finite["x"][row : row + 1].double())
+                    own = (same - wide[0, :BAD]).abs().max()
+                    bound = 2 * (own + torch.finfo(torch.float32).eps * wide.abs().max())
+                    assert (before - wide[0, :BAD]).abs().max() <= bound, f"earlier outputs, {place}"
+                else:
+                    assert torch.equal(before, same), f"earlier outputs, {place}"
+    if name not in STREAMING or packed:
+        return
+    with torch.no_grad():
+        state, ys = layer.init_state(len(ROWS)), []
+        for t in range(STEPS):
+            y, state = layer.step(spoilt["x"][:, t], state)
+            ys.append(y)
+    tokens = {"y": torch.stack(ys, 1), **{f"state{path}": leaf for path, leaf in states.leaves(state)}}
+    for key, value in tokens.items():
+        assert not (actual[key].isfinite() & ~value.isfinite()).any(), f"{key} is finite, token by token it is not"
