@@ -305,3 +305,121 @@ def beams(op: Op, sample: Sample, backend: str) -> None:
     rounding = own_rounding(op, operands, sample.options)
     close(y, z[chosen][:, half:], rounding, f"{op.name} {backend} beams")
     close(last, end[chosen], rounding, f"{op.name} {backend} beam states")
+
+
+NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
+Place = tuple[str, int | None, float]  # an operand or a cotangent, a step of it, and what is put there
+
+
+def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]:
+    """The sample's operands in float32, of so many steps and rows, which repeat those it has."""
+    first, operands = sample.operands[op.names[0]], {}
+    at = torch.arange(steps) % first.shape[1]
+    for name, value in sample.operands.items():
+        axis = None if name == "state" else declared(op, name).time_axis(value, first.ndim)
+        if declared(op, name).broadcast and axis is not None:  # else it would have no row of its own
+            value = value.reshape((1,) * (first.ndim - value.ndim) + value.shape)
+            value, axis = value.expand(len(first), *value.shape[1:]), 1
+        own = batched(op, sample.operands | {name: value}, name)
+        value = value if axis is None else value.index_select(axis, at)
+        value = value[torch.arange(count) % len(value)] if own else value
+        operands[name] = value.to(torch.float32)
+    return operands
+
+
+def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list[Place | None]:
+    """What each row has that is not finite: one number of each operand and cotangent in turn, at each of the steps.
+
+    NaN alone where there is one step. The first row, one in the middle and the last have nothing.
+    """
+    found: list[Place | None] = []
+    for name in [*(name for name in operands if batched(op, operands, name)), "dy", "dlast"]:
+        timed = name == "dy" or (name in operands and name != "state" and "T" in declared(op, name).choices[0])
+        for step in steps if timed and (name == "dy" or operands[name].ndim > 1) else [None]:
+            found.extend((name, step, number) for number in (NOT_FINITE if len(steps) > 1 else NOT_FINITE[:1]))
+    half = len(found) // 2
+    return [None, *found[:half], None, *found[half:], None]
+
+
+def spoil(value: Tensor, number: float) -> None:
+    """The one in the middle of its axes."""
+    value.view(-1)[value.numel() // 2] = number
+
+
+def by_rows(
+    op: Op, operands: Mapping[str, Tensor], dy: Tensor, dlast: Tensor, more: Mapping[str, Any], *, packed: bool
+) -> dict[str, Tensor]:
+    """Output, last state and gradients, all (rows, ...), of rows of a batch or of sequences packed end to end."""
+    count, steps = operands[op.names[0]].shape[:2]
+    leaves = {name: value.clone().requires_grad_() for name, value in operands.items()}
+    if packed:
+        more = {**more, "cu_seqlens": torch.arange(count + 1, device=dy.device) * steps}
+        timed = [name for name in operands if name != "state" and operands[name].shape[:2] == (count, steps)]
+        given = {name: value.flatten(0, 1)[None] if name in timed else value for name, value in leaves.items()}
+        y, last = op(**given, **more)
+        y = y[0].unflatten(0, (count, steps))
+    else:
+        y, last = op(**leaves, **more)
+    grads = torch.autograd.grad((y, last), list(leaves.values()), (dy, dlast))
+    return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: Sequence[int], *, packed: bool) -> None:
+    """What is not finite stays where it belongs: no earlier step, no other row, no other sequence, and it is not lost.
+
+    A row of the batch (a sequence of those packed) has one number that is NaN, inf or -inf in one operand, or has it in
+    the cotangent of its output or state; others have nothing of the kind. Then, exactly and not to a rounding: outputs
+    before that step are those of finite operands, and all of a row that has nothing of the kind, its gradients too.
+    Where an output or a state of the reference is not finite, neither is the backend's; where all of a row is finite in
+    the reference (a log decay may be -inf), it is in the backend. Where a row's gradient of an operand is not finite
+    in the reference, neither is it in the backend.
+
+    In the row itself, at that step and after it, a backend may have more that is not finite than the reference, and
+    gradients of the row's other steps are promised nothing: the products of a chunk are masked.
+    """
+    count = len(places(op, rows_of(op, sample, steps, 2), at))
+    operands = rows_of(op, sample, steps, count)
+    y, last = op(**operands, **sample.options, reverse=reverse, backend="reference")
+    finite = operands | {"dy": torch.ones_like(y), "dlast": torch.ones_like(last)}
+    finite = {name: value.to(place(backend)) for name, value in finite.items()}
+    spoilt = {name: value.clone() for name, value in finite.items()}
+    for row, where in enumerate(places(op, operands, at)):
+        if where is not None:
+            name, step, number = where
+            spoil(spoilt[name][row] if step is None else spoilt[name][row, step], number)
+
+    def run(values: dict[str, Tensor], backend: str, packed: bool = packed) -> dict[str, Tensor]:
+        given = {name: value for name, value in values.items() if name in operands}
+        more = {**sample.options, "reverse": reverse, "backend": backend}
+        return by_rows(op, given, values["dy"], values["dlast"], more, packed=packed)
+
+    exact, actual, reference = run(finite, backend), run(spoilt, backend), run(spoilt, "reference", False)
+    own = ["y", "last", *(f"d{name}" for name in operands if batched(op, operands, name))]
+    for row, where in enumerate(places(op, operands, at)):
+        what = f"{op.name} {backend} row {row} of {where}"
+        for name in own:
+            mine, clean, loop = actual[name][row], exact[name][row], reference[name][row].isfinite()
+            if where is None or (where[0] in ("dy", "dlast") and name in ("y", "last")):
+                assert torch.equal(mine, clean), f"{what}: {name} is not that of finite operands"
+            elif name == "y" and where[1] is not None:
+                before = slice(where[1] + 1, None) if reverse else slice(0, where[1])
+                assert torch.equal(mine[before], clean[before]), f"{what}: earlier outputs have changed"
+            if name in ("y", "last"):
+                assert not (mine.isfinite() & ~loop).any(), f"{what}: {name} is finite and should not be"
+            else:
+                assert loop.all() or not mine.isfinite().all(), f"{what}: {name} is finite and should not be"
+        if all(reference[name][row].isfinite().all() for name in ("y", "last")):
+            assert all(actual[name][row].isfinite().all() for name in ("y", "last")), f"{what}: more than the reference"
+
+
+def is_not_lost(op: Op, sample: Sample, backend: str, steps: int) -> None:
+    """An operand that all rows share: where the reference's output or state is not finite, neither is the backend's."""
+    operands = rows_of(op, sample, steps, 2)
+    for name in [name for name in operands if not batched(op, operands, name)]:
+        for number in NOT_FINITE:
+            spoilt = {other: value.to(place(backend)).clone() for other, value in operands.items()}
+            spoil(spoilt[name], number)
+            actual = op(**spoilt, **sample.options, backend=backend)
+            for mine, loop in zip(actual, op(**spoilt, **sample.options, backend="reference"), strict=True):
+                assert not (mine.isfinite() & ~loop.isfinite()).any(), f"{op.name} {backend} loses {number} of {name}"
+                assert not loop.isfinite().all() or mine.isfinite().all(), f"{op.name} {backend} {number} of {name}"

@@ -210,7 +210,7 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
     start = start[:, None]
     forget = log_f.masked_fill(start, -torch.inf)  # what comes before a sequence is in `first`, or no part of it
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
-    _, now = associative_scan(_compose, (forget, enter))
+    _, now, _ = associative_scan(_compose, (forget, enter, start[None].expand(len(i), -1, -1)))
     before = torch.where(start, first, torch.cat([now[:, :1], now[:, :-1]], 1))
     if cu_seqlens is None:
         return now, before, now[:, -1]
@@ -218,7 +218,8 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
     return now, before, torch.where((cu_seqlens.diff() > 0)[:, None], now[0, ends], m)
 
 
-def _compose(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """m -> max(m + a, b), one after the other."""
-    (a, b), (c, d) = left, right
-    return a + c, torch.maximum(b + c, d)
+def _compose(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """m -> max(m + a, b), one after the other; of what comes before a start nothing is left, were it NaN."""
+    (a, b, begun), (c, d, begins) = left, right
+    a, b = a.masked_fill(begins, -torch.inf), b.masked_fill(begins, -torch.inf)
+    return a + c, torch.maximum(b + c, d), begun | begins

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
-from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
+from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
+from scanl.ops._nonfinite import replaced, suspected
 from scanl.ops._op import FLOATING, HALF, Sample, op
 
 
@@ -116,6 +117,7 @@ def chunked(
     """Chunks: what the steps of one read, y_t = S_{t-1}ᵀ b_t, solves (I - L) y = b S_0 + M v, L strictly lower.
 
     A triangular solve, never an inverse. Decays are exponentials of sums of logs, none of them positive (`_chunks`).
+    Products are masked by zeros, so what is not finite is taken out and put back (`_nonfinite`).
     """
     batch, steps, shared, _ = q.shape
     heads = v.shape[2]
@@ -125,6 +127,10 @@ def chunked(
         g = (v.new_zeros(heads) if g is None else g).expand(batch, steps, heads)
     if g.ndim == 3:
         g = g.unsqueeze(-1)
+    spoil = None
+    if suspected(k, v, a, b, g):
+        spoil = spoilt([k, a, b], g, [v], None)
+        k, v, a, b, g = replaced(k), replaced(v), replaced(a), replaced(b), replaced(g, decay=True)
     size = 64 if g.shape[-1] == 1 else 16  # the decays of channels are held for pairs of steps
     # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
     q, k, v, a, b, g = (chunks(x, size, shared) for x in (q * scale_of(q, scale), k, v, a, b, g))
@@ -150,7 +156,8 @@ def chunked(
         y = inside[:, :, :, c] + through[:, :, :, c] @ S
         os.append(reads[:, :, :, c] @ S + qa[:, :, :, c] @ y + qk[:, :, :, c] @ v[:, :, :, c])
         S = whole[:, :, :, c] * S + a[:, :, :, c].mT @ y + k[:, :, :, c].mT @ v[:, :, :, c]
-    return joined(torch.stack(os, 3), steps), S.flatten(1, 2)
+    o, last = joined(torch.stack(os, 3), steps), S.flatten(1, 2)
+    return (o, last) if spoil is None else (o * spoil, last * spoil[:, -1].unsqueeze(-2))
 
 
 compiled(

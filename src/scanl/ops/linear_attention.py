@@ -19,7 +19,8 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
-from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
+from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
+from scanl.ops._nonfinite import replaced, suspected
 from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
@@ -135,6 +136,8 @@ def _parallel(
 
     Decays enter as exponentials of sums of logs, never as quotients or differences of sums: no sum is positive, so
     nothing overflows, and -inf stays exact.
+
+    Scores are masked by zeros, so what is not finite is taken out and put back (`_nonfinite`).
     """
     batch, steps, shared, width = q.shape
     heads = v.shape[2]
@@ -145,6 +148,11 @@ def _parallel(
         g = g.expand(batch, steps, heads)
     if g is not None and g.ndim == 3:
         g = g.unsqueeze(-1)
+    spoil = None
+    if suspected(k, v, g, gv):
+        spoil = spoilt([k], g, [v], gv)
+        k, v = replaced(k), replaced(v)
+        g, gv = (None if value is None else replaced(value, decay=True) for value in (g, gv))
     # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
     q, k = (chunks(value, size, shared) for value in (q * scale_of(q, scale), k))
     v = chunks(v, size, shared)
@@ -172,7 +180,8 @@ def _parallel(
     S = torch.cat([state.unsqueeze(1), S[:, :-1]], 1).unflatten(2, (shared, -1)).movedim(1, 3)
     carried = reads @ S
     o = o + (carried if gv is None else carried * leading(gv, u is not None).exp())
-    return joined(o, steps), last
+    o = joined(o, steps)
+    return (o, last) if spoil is None else (o * spoil, last * spoil[:, -1].unsqueeze(-2))
 
 
 compiled(

@@ -122,20 +122,29 @@ def _parallel(
     entering = torch.cat([a.expand(1, *x.shape[1:]), blank], 1)[0, at] * state
     x = torch.cat([x, blank], 1).index_put((torch.zeros_like(at), at), entering, accumulate=True)[:, :-1]
     inside = torch.ones(x.shape[1] + 1, dtype=torch.bool, device=x.device).index_fill(0, at, False)[:-1]
-    a = torch.where(inside.view(1, -1, *(1,) * (x.ndim - 2)), a, 0)
-    h = _join(x.flip(1), a.flip(1)).flip(1) if reverse else _join(x, a)
+    inside = inside.view(1, -1, *(1,) * (x.ndim - 2))
+    a = torch.where(inside, a, 0)
+    h = _join(x.flip(1), a.flip(1), inside.flip(1)).flip(1) if reverse else _join(x, a, inside)
     ends = _starts(x.shape[1], not reverse, cu_seqlens)
     some = (ends < x.shape[1]).view(-1, *(1,) * (x.ndim - 2))
     return h, torch.where(some, torch.cat([h, blank], 1)[0, ends], state)
 
 
-def _join(x: Tensor, a: Tensor) -> Tensor:
-    """Products of decays are kept in double: squaring log2(T) times would multiply their rounding errors by T."""
+def _join(x: Tensor, a: Tensor, inside: Tensor | None = None) -> Tensor:
+    """Products of decays are kept in double: squaring log2(T) times would multiply their rounding errors by T.
 
-    def combine(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return first[0] * second[0], second[0].to(x.dtype) * first[1] + second[1]
+    inside: False where a sequence begins and a is 0. What came before is then left out: zero times NaN is NaN.
+    """
+    a = a.to(torch.promote_types(a.dtype, torch.float64))
 
-    return associative_scan(combine, (a.to(torch.promote_types(a.dtype, torch.float64)), x))[1]
+    def combine(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (b, y), (c, z) = first[:2], second[:2]
+        if inside is not None:
+            b, y = torch.where(second[2], b, 0), torch.where(second[2], y, 0)
+            return b * c, c.to(x.dtype) * y + z, first[2] & second[2]
+        return b * c, c.to(x.dtype) * y + z
+
+    return associative_scan(combine, (a, x) if inside is None else (a, x, inside))[1]
 
 
 def _before(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:

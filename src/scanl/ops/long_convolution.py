@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
+from scanl.ops._nonfinite import faulty, replaced, since, suspected
 from scanl.ops._op import COMPLEX, FLOATING, offsets
 
 DTYPES = (torch.bfloat16, torch.float16, *FLOATING, *COMPLEX)
@@ -60,8 +61,11 @@ def long_convolution(
     different places are brought to one by the next call. To continue, the place is read: a GPU is waited for.
     A convolution in both directions is the sum of two calls, one of them with `reverse`.
 
-    Half precision is computed in float32. The error of a transform is relative to the largest value in its range: an
-    input that is not finite, or larger by far than those before it, is felt in earlier outputs of the same call.
+    Half precision is computed in float32. An input that is not finite makes NaN of its channel's outputs from its step
+    on, and leaves those before it as they are. The error of a transform is relative to all of its range: a large input
+    is felt in earlier outputs of its channel in the same call. No output is wrong by more than 10 eps log2(2 (T + L))
+    Σ_t |x_t| Σ_j |κ_j|, the sums over the call's steps and the lags of its row and channel. Where that is too much, cut
+    the sequence before what is large: what comes in a later call is not felt at all.
     Raises ShapeError for a wrong shape, dtype or device, before any work.
 
     >>> x, kernel = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[1.0, 0.5]])
@@ -134,10 +138,20 @@ def _onto(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
 
     Of shape (B, count, D): Σ_s κ_{first+r-s} x_s for r < count.
     """
+    n = x.shape[1]
+    if n == count == 1 and first < kernel.shape[1]:
+        return x * kernel[:, first]
+    if first < n - 1 and suspected(x):
+        # Of an output, what comes after it is multiplied by zero here, and in a transform meets it.
+        spoil = since(faulty(x), 1)[:, torch.arange(first, first + count, device=x.device).clamp(max=n - 1)]
+        return _product(replaced(x), kernel, first, count) * spoil.to(x.real.dtype)
+    return _product(x, kernel, first, count)
+
+
+def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
+    """As `_onto`, of finite numbers."""
     n, length = x.shape[1], kernel.shape[1]
     low, high = max(first - n + 1, 0), min(first + count, length)  # the lags in use
-    if n == count == 1 and first < length:
-        return x * kernel[:, first]
     if n * count <= 64:
         lags = F.pad(kernel[:, low : max(low, high)], (low - (first - n + 1), first + count - max(low, high)))
         return torch.einsum("bsd,drs->brd", x.flip(1), lags.unfold(1, n, 1))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.ops._nonfinite import faulty, replaced, suspected
 from scanl.ops._op import offsets
 
 _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
@@ -91,14 +92,14 @@ def segment_attention(
     """
     _check(q, k, v, memory, window, mask, cu_seqlens, overwrite)
     batch, steps = q.shape[:2]
-    if cu_seqlens is not None and memory is not None:
-        return _each_alone(q, k, v, memory, window, scale, cu_seqlens)
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     before = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
+    if cu_seqlens is not None and (memory is not None or not torch.compiler.is_compiling()):
+        return _each_alone(q, k, v, before, memory is None, window, scale, cu_seqlens)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long()
         start = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=steps)
-        y = _attend(q, k, v, None, window, scale, start)
+        y = _attend_finite(q, k, v, None, window, scale, start)
         return y, _read(before, k, v, cu_seqlens[:-1], cu_seqlens.diff(), window)
     if mask is not None:
         # What is padded may be anything, NaN too, which a weight of zero would not silence.
@@ -106,14 +107,14 @@ def segment_attention(
     if steps == 1:
         y, after = _step(q, k, v, before, window, scale, mask, overwrite)
     elif mask is None:
-        y = _attend(q, k, v, memory, window, scale)
+        y = _attend_finite(q, k, v, memory, window, scale)
         first = steps * torch.arange(batch, device=q.device)
         after = _read(before, k, v, first, torch.full_like(first, steps), window)
     else:
         # Padding moved to the right, no query that counts sees it.
         order = mask.int().argsort(dim=1, descending=True, stable=True)[:, :, None, None]
         q, k, v = (x.take_along_dim(order, 1) for x in (q, k, v))
-        y = _attend(q, k, v, memory, window, scale).take_along_dim(order.argsort(1), 1)
+        y = _attend_finite(q, k, v, memory, window, scale).take_along_dim(order.argsort(1), 1)
         after = _read(before, k, v, steps * torch.arange(batch, device=q.device), mask.sum(1), window)
     return (y if mask is None else torch.where(mask[:, :, None, None], y, 0)), after
 
@@ -168,6 +169,38 @@ def _step(
     seen = (_held(position, window) >= 0) | (position == 0)[:, None]
     y = _softmax(_wide(q), _wide(keys), _wide(values), seen[:, None], scale).to(q.dtype)
     return y, SegmentMemory(keys, values, position)
+
+
+def _attend_finite(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory | None,
+    window: int,
+    scale: float | None,
+    start: Tensor | None = None,
+) -> Tensor:
+    """`_attend`, where a token that is not finite makes NaN of the queries that see it, and of no others.
+
+    Those that do not would meet it with a weight of zero.
+    """
+    if not suspected(k, v, *(() if memory is None else memory[:2])):
+        return _attend(q, k, v, memory, window, scale, start)
+    t = torch.arange(q.shape[1], device=q.device)
+    # Of each value channel the latest fault at or before each step, counted from the segment's first.
+    fault = faulty(v) | faulty(k).any(-1, keepdim=True)
+    latest = torch.where(fault, t[:, None, None], -window).cummax(1).values
+    if memory is not None:
+        held = _held(memory.position, window)
+        fault = faulty(memory.values) | faulty(memory.keys).any(-1, keepdim=True)
+        fault = fault & (held >= 0)[:, :, None, None]
+        age = (held - memory.position[:, None])[:, :, None, None]
+        latest = torch.maximum(latest, torch.where(fault, age, -window).amax(1, keepdim=True))
+        memory = SegmentMemory(replaced(memory.keys), replaced(memory.values), memory.position)
+    first = t - window if start is None else torch.maximum(t - window, start - 1)
+    spoil = torch.where(latest > first[:, None, None], torch.nan, 1.0).to(q.dtype)
+    y = _attend(q, replaced(k), replaced(v), memory, window, scale, start)
+    return y * spoil.repeat_interleave(q.shape[2] // k.shape[2], 2)
 
 
 def _attend(
@@ -239,13 +272,20 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _each_alone(
-    q: Tensor, k: Tensor, v: Tensor, memory: SegmentMemory, window: int, scale: float | None, cu_seqlens: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: SegmentMemory,
+    fresh: bool,
+    window: int,
+    scale: float | None,
+    cu_seqlens: Tensor,
 ) -> tuple[Tensor, SegmentMemory]:
-    """Packed sequences that go on, by definition."""
+    """Packed sequences, by definition; fresh: nothing has been read into their memories."""
     bounds = offsets(cu_seqlens, q.shape[1], "segment_attention")
     parts = []
     for n, (i, j) in enumerate(itertools.pairwise(bounds)):
-        alone = SegmentMemory(*(part[n : n + 1] for part in memory))
+        alone = None if fresh else SegmentMemory(*(part[n : n + 1] for part in memory))
         parts.append(segment_attention(q[:, i:j], k[:, i:j], v[:, i:j], alone, window=window, scale=scale))
     if not parts:
         return _attend(q, k, v, None, window, scale), memory

@@ -192,7 +192,7 @@ _back_rows, _back_bonus, _back_columns = (
 def _step_back(P, at, dS, keys, c, size, x, kind, columns):
     """dv, the gradient of the columns' decays, and the sums over columns; then the gradient before the step."""
     fours = -(-keys // 4) * 4
-    for i in range(keys):
+    for i in range(fours):  # the last are of no key, and yet are summed: zero times NaN would outlive its sequence
         c[TO_K + i] = c[TO_A + i] = c[TO_B + i] = c[TO_D + i] = c[TO_Q + i] = 0
     for lane in range(0, size, STRIP // dS.itemsize):
         if kind >= DELTA:

@@ -39,33 +39,39 @@ _FLAGS = {"forceinline": True, "error_model": "numpy"}
 
 @njit(**_FLAGS)
 def _weigh(k, w, s, c):
-    """The weight of the present and what the past loses of its own; m moves on."""
+    """The weight of the present and what the past loses of its own; m moves on. Of NaN or +inf all becomes NaN."""
     kind = c.dtype.type
     one, zero, near = kind(1), kind(0), kind(0.0625 if c.itemsize == 4 else 0)
     half, third, fourth, fifth = kind(1 / 2), kind(1 / 3), kind(1 / 4), kind(1 / 5)
     for i in range(k.size):
-        old = max(s[M + i] + w[i], LEAST)
+        old = s[M + i] + w[i]
+        old = LEAST if old < LEAST else old
         gap = k[i] - old
+        good = k[i] < math.inf and old < math.inf
         far = c.dtype.type(abs(gap))
         small = exp(-far)
         lost = far * (one - half * far * (one - third * far * (one - fourth * far * (one - fifth * far))))
         lost = lost if far < near else one - small
         lost = lost if gap > 0 else zero
         c[LOST + i] = lost if old > LEAST else one
-        c[NEW + i] = one if gap > 0 else small
-        s[M + i] = max(old, np.float64(k[i]))
+        new = one if gap > 0 else small
+        c[NEW + i] = new if good else kind(math.nan)
+        most = np.float64(k[i]) if gap > 0 else old
+        s[M + i] = most if good else math.nan
 
 
 @njit(**_FLAGS)
 def _weigh_bonus(k, u, s, c):
     """The weights in the output, which reads before it writes."""
-    one, zero = c.dtype.type(1), c.dtype.type(0)
+    one, zero, nan = c.dtype.type(1), c.dtype.type(0), c.dtype.type(math.nan)
     for i in range(k.size):
-        gap = (k[i] + np.float64(u[i])) - s[M + i]
+        now = k[i] + np.float64(u[i])
+        gap = now - s[M + i]
         small = exp(c.dtype.type(-abs(gap)))
         past = small if gap > 0 else one
         c[READ_A + i] = past if s[M + i] > LEAST else zero
-        c[READ_B + i] = one if gap > 0 else small
+        present = one if gap > 0 else small
+        c[READ_B + i] = present if now < math.inf and s[M + i] < math.inf else nan
 
 
 @njit(**_FLAGS)
@@ -154,14 +160,15 @@ def _start(state, step, size, s):
     for i in range(size):
         s[P + i] = state[i]
         s[Z + i] = state[step + i]
-        s[M + i] = max(np.float64(state[2 * step + i]), LEAST)
+        m = np.float64(state[2 * step + i])
+        s[M + i] = LEAST if m < LEAST else m
 
 
 @njit(**_FLAGS)
 def _finish(s, size, state, step):
     """The state in the operands' dtype, p and z divided by what its m has become."""
     for i in range(size):
-        m = state.dtype.type(s[M + i] if s[M + i] > LEAST else -math.inf)
+        m = state.dtype.type(-math.inf if s[M + i] <= LEAST else s[M + i])
         state[2 * step + i] = m
         rest = exp(s[M + i] - m) if m > LEAST else 1.0
         state[i] = s[P + i] * rest

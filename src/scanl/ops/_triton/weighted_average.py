@@ -45,7 +45,8 @@ def _begin(p_w, p_u, p_state, p_cu, length, sequences, width, TIMED: tl.constexp
     i_state = n * (3 * width) + i_channel
     b_p = tl.load(p_state + i_state, mask=there, other=0.0).to(tl.float64)
     b_z = tl.load(p_state + i_state + width, mask=there, other=0.0).to(tl.float64)
-    b_m = tl.maximum(tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64), LEAST)
+    b_m = tl.load(p_state + i_state + 2 * width, mask=there, other=0.0).to(tl.float64)
+    b_m = tl.where(b_m < LEAST, LEAST, b_m)
     b_w, b_u = tl.full((LANES,), 0.0, tl.float64), tl.full((LANES,), 0.0, tl.float64)
     if p_w is not None and not TIMED:
         b_w += tl.load(p_w + i_channel, mask=there, other=0.0).to(tl.float64)
@@ -73,9 +74,11 @@ def _read(p_k, p_v, p_w, first, begin, steps, k_row, v_row, w_row, i_channel, b_
 
 @triton.jit
 def _weigh(k, w, m, live, dtype: tl.constexpr):
-    """What the past loses of its weight, the weight of the present, and the largest exponent."""
-    old = tl.maximum(m + w, LEAST)
+    """What the past loses of its weight, the weight of the present, and the largest exponent. NaN and +inf make NaN."""
+    old = m + w
+    old = tl.where(old < LEAST, LEAST, old)
     gap = k - old
+    good = (k < float("inf")) & (old < float("inf"))
     far = tl.minimum(tl.abs(gap), 1e4).to(dtype)
     small = tl.exp(-far)
     lost = 1.0 - small
@@ -85,16 +88,20 @@ def _weigh(k, w, m, live, dtype: tl.constexpr):
     above = gap > 0
     lost = tl.where(above, lost, 0.0)
     lost = tl.where((old > LEAST) | (live == 0), lost, 1.0)
-    return lost, tl.where(above, 1.0, small), tl.maximum(old, k)
+    new = tl.where(good, tl.where(above, 1.0, small), float("nan"))
+    return lost, new, tl.where(good, tl.where(above, k, old), float("nan"))
 
 
 @triton.jit
 def _weigh_bonus(k, u, m, dtype: tl.constexpr):
     """The weights of past and present in an output that reads before it writes."""
-    gap = (k + u) - m
+    now = k + u
+    gap = now - m
+    good = (now < float("inf")) & (m < float("inf"))
     small = tl.exp(-tl.minimum(tl.abs(gap), 1e4).to(dtype))
     above = gap > 0
-    return tl.where(m > LEAST, tl.where(above, small, 1.0), 0.0), tl.where(above, 1.0, small)
+    present = tl.where(good, tl.where(above, 1.0, small), float("nan"))
+    return tl.where(m > LEAST, tl.where(above, small, 1.0), 0.0), present
 
 
 @triton.jit(do_not_specialize=["length", "sequences"])
@@ -135,7 +142,7 @@ def _keep(p, width, b_p, b_z, b_m, there):
     rest = tl.where(b_m > LEAST, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
     tl.store(p, b_p * rest, mask=there)
     tl.store(p + width, b_z * rest, mask=there)
-    tl.store(p + 2 * width, tl.where(b_m > LEAST, m, -float("inf")), mask=there)
+    tl.store(p + 2 * width, tl.where(b_m <= LEAST, -float("inf"), m), mask=there)
 
 
 @triton.jit(do_not_specialize=["length", "sequences"])
