@@ -199,7 +199,8 @@ def test_rglru_bounds_the_derivative_of_its_root():
 @pytest.mark.usefixtures("double")
 def test_lower_bound_of_hgrn_rises_with_depth():
     stack = [HGRN(DIM) for _ in range(4)]
-    HGRN.tie(stack)
+    for index, layer in enumerate(stack):
+        layer.enter_stack(index, stack)
     assert [name for layer in stack for name, _ in layer.named_parameters() if "gamma" in name] == ["gamma"]
     for depth, layer in enumerate(stack):
         torch.testing.assert_close(torch.as_tensor(layer.lower_bound()).expand(DIM), torch.full((DIM,), depth / 4))

@@ -241,8 +241,10 @@ def test_initialisation():
     for weight in (model.embedding.weight, model.head.weight):
         assert abs(weight.std() - 0.02) < 5 * 0.02 / math.sqrt(2 * weight.numel())
     for block in model.stack.blocks:
-        for projection in (block.mixer.linear_out, block.channel.down):
-            std = projection.in_features**-0.5 / math.sqrt(2 * 2)  # two writes a block, two blocks
+        for projection, writes in ((block.mixer.linear_out, 2 / 2), (block.channel.down, 2 * 2)):
+            std = projection.in_features**-0.5 / math.sqrt(
+                writes
+            )  # two blocks: 2/L of the variance; and two writes a block
             assert abs(projection.weight.std() - std) < 5 * std / math.sqrt(2 * projection.weight.numel())
         assert block.channel.up.weight.shape == (288, 96)
     assert LanguageModel(256, 96, 2, "hawk", tie_embeddings=True).head is None

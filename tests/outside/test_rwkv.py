@@ -225,7 +225,7 @@ def test_rwkv7_is_that_of_its_authors(program, depth, head_size):
     """Step by step: over a sequence their program writes where autograd reads."""
     theirs, heads = program(7), DIM // head_size
     layer = RWKV7(DIM, head_size, 3, 4, 5, 6)
-    layer.init_depth(depth, 2)
+    layer.enter_stack(depth, [layer, layer])
     shaken(layer)
     firsts = torch.randn(B, T, DIM)
 

@@ -40,6 +40,7 @@ class Layer(nn.Module):
     op: ClassVar[str | None] = None
     sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
     residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
+    residual_by_depth: ClassVar[bool] = False  # `enter_stack` gives it its published scale: a stack scales it no more
     takes_timespans: ClassVar[bool] = False  # `forward` takes `timespans` (B, T), how long each step lasts
     takes_memo: ClassVar[bool] = False  # `forward` takes `memo`, a dict that the layers of a stack share in one pass
 
@@ -74,9 +75,12 @@ class Layer(nn.Module):
     def init_decay(self, value: float) -> None:
         """Start with memory `value` per step, where the layer has one decay to set; MultiScale asks."""
 
-    @classmethod
-    def tie(cls, layers: Sequence["Layer"]) -> None:
-        """Share parameters over depth: a stack calls this with all its layers of this class, lowest first."""
+    def enter_stack(self, index: int, layers: Sequence["Layer"]) -> None:
+        """Take the place of layers[index], the lowest first; a stack calls this once, when all its layers are made.
+
+        layers: every mixer of the stack, of whatever class, or every channel mixer. Here a layer sets what its start
+        owes to depth, and learns with which others it shares parameters.
+        """
 
     def _who(self) -> str:
         """The name for messages: a user's subclass of a registered layer goes by its own."""
@@ -141,12 +145,6 @@ def _fits(state: State, shapes: Any, batch: int) -> bool:
     if state is None or shapes is None or isinstance(shapes, torch.Size):
         return state is shapes
     return len(state) == len(shapes) and all(_fits(*pair, batch) for pair in zip(state, shapes, strict=True))
-
-
-def tie_by_class(layers: Sequence[Layer]) -> None:
-    """`tie` for each class among the layers, given lowest first."""
-    for cls in dict.fromkeys(type(layer) for layer in layers):
-        cls.tie([layer for layer in layers if type(layer) is cls])
 
 
 def widen(x: Tensor) -> Tensor:

@@ -1,25 +1,7 @@
-"""Layers that start differently at each depth of a stack."""
-
-from collections.abc import Sequence
+"""How far up a stack a layer stands, and a channel among the channels: what starts that differ by depth are made of."""
 
 import torch
 from torch import Tensor
-
-from scanl.layers.base import Layer
-
-
-class DepthInitialised(Layer):
-    """A layer whose start follows its place among the layers of its class; alone it is the only one."""
-
-    def init_depth(self, layer: int, layers: int) -> None:
-        """Set what depends on depth, for layer 0 <= layer < layers."""
-        raise NotImplementedError
-
-    @classmethod
-    def tie(cls, layers: Sequence[Layer]) -> None:
-        for place, layer in enumerate(layers):
-            assert isinstance(layer, DepthInitialised)
-            layer.init_depth(place, len(layers))
 
 
 def rise(layer: int, layers: int) -> float:

@@ -100,6 +100,7 @@ class H3(Layer):
     log_dt (H); D (H). B, A and Δ have no weight decay.
     Initialisation: shift B = (1, 0, ...), C uniform in ±1/sqrt(N); A as `s4d`, B 1 (of HiPPO for legs), C complex
     N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; both D N(0, 1); the linear maps PyTorch's own.
+    For legs the released program's "diag-legs" has the same frequencies with B = 1; here B is HiPPO's, as in S4D-LegS.
     State: H3State.
     """
 

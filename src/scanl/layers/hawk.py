@@ -4,6 +4,7 @@ r"""Hawk and Griffin's recurrent block.
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -30,12 +31,13 @@ class Hawk(Layer):
     Args:
         dim: D, model width.
         num_heads: blocks of the gates.
-        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks.
+        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks; in the released models D.
         conv_size: window of the convolution.
 
     Parameters as in the released recurrentgemma: linear_y, linear_x (width, D), linear_out (D, width),
     rg_lru, and conv_1d, here in `nn.Conv1d`'s shape.
-    Initialisation as there: linear weights N(0, 1/fan_in), convolution N(0, 0.01/W), biases 0.
+    Initialisation as there: linear weights N(0, 1/fan_in), and in a stack of L layers linear_out N(0, 2/(L width));
+    convolution N(0, 0.01/W), biases 0.
     """
 
     id = "S-hawk"
@@ -48,6 +50,7 @@ class Hawk(Layer):
     op = "linear_scan"
     sample: ClassVar = {"num_heads": 2, "width": 12}
     residual_out = "linear_out"
+    residual_by_depth = True
 
     def __init__(self, dim: int, num_heads: int = 8, width: int | None = None, conv_size: int = 4) -> None:
         super().__init__()
@@ -66,6 +69,9 @@ class Hawk(Layer):
         nn.init.normal_(self.conv_1d.conv.weight, std=math.sqrt(0.01 / conv_size))
         if self.conv_1d.conv.bias is not None:
             nn.init.zeros_(self.conv_1d.conv.bias)
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.linear_out.weight, std=math.sqrt(2 / (len(layers) * self.width)))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HawkState:
         return HawkState(

@@ -6,6 +6,7 @@ r"""Hierarchically gated recurrent unit.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,14 @@ from torch.nn import functional as F
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a layer above the lowest: how many lie below it, and the lowest, whose parameters it does not own."""
+
+    below: int
+    lowest: "HGRN"
 
 
 @register("hgrn")
@@ -48,7 +57,7 @@ class HGRN(Layer):
     sample: ClassVar = {}
     residual_out = "out_proj"
 
-    gamma: nn.Parameter  # of the lowest layer of a stack only
+    gamma: nn.Parameter | None  # of the lowest layer of a stack only
 
     def __init__(self, dim: int, bias: bool = True) -> None:
         super().__init__()
@@ -59,27 +68,24 @@ class HGRN(Layer):
         self.out_proj = nn.Linear(2 * dim, dim, bias=bias)
         self.norm = nn.LayerNorm(2 * dim)
         self.theta = nn.Parameter((10000 ** (-2 / dim * torch.arange(dim))).reshape(1, 1, -1))
-        self._depth = 0
-        # In a tuple, so that the owner's parameters do not count as this layer's too.
-        self._owner: tuple[HGRN, ...] = ()
+        self.register_parameter("gamma", None)
+        self._place: Place | None = None
 
-    @classmethod
-    def tie(cls, layers: Sequence[Layer]) -> None:
-        if len(layers) < 2:
-            return
-        owner = layers[0]
-        assert isinstance(owner, HGRN)
-        owner.gamma = nn.Parameter(owner.theta.new_zeros(len(layers), owner.dim))
-        for depth, layer in enumerate(layers):
-            assert isinstance(layer, HGRN)
-            layer._depth, layer._owner = depth, (owner,)
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        peers = [layer for layer in layers if isinstance(layer, HGRN)]
+        below = sum(isinstance(layer, HGRN) for layer in layers[:index])
+        if below:
+            self._place = Place(below, peers[0])
+        elif len(peers) > 1:
+            self.gamma = nn.Parameter(self.theta.new_zeros(len(peers), self.dim))
 
     def lower_bound(self) -> Tensor | float:
         """γ (D) of this layer; 0 when it is the lowest, or alone."""
-        if not self._depth:
+        if self._place is None:
             return 0.0
-        share = self._owner[0].gamma.softmax(0)
-        return share[1 : self._depth + 1].sum(0)
+        gamma = self._place.lowest.gamma
+        assert gamma is not None
+        return gamma.softmax(0)[1 : self._place.below + 1].sum(0)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.complex64)

@@ -30,6 +30,7 @@ class HyenaState(NamedTuple):
 class Hyena(Layer):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
+    The paper counts N long convolutions; as in the released code there are N - 1, with a product before and after each.
     A filter has l_max lags, and an input that long ago is forgotten; sequences may be longer, where the released code
     cuts them. The state is the history of l_max - 1 inputs, so a step costs O(l_max D).
 
@@ -53,6 +54,8 @@ class Hyena(Layer):
     and as buffers pos_emb.t, modulation.deltas. Network and lags have no weight decay.
     Initialisation: filter_fn.bias N(0, 1); freq = w; z = (t, cos, -sin) of bands from 1e-4 up to (emb_dim-1)/2 - 1;
     deltas from ln(target)/slow_decay_pct to ln(target)/fast_decay_pct; all else PyTorch's own.
+    The filters of one channel stand side by side, as in safari's package; its standalone_hyena.py has all channels of
+    one filter side by side, which is the same up to order 2.
     State: HyenaState.
     """
 

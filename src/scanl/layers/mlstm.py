@@ -6,6 +6,7 @@ r"""mLSTM: a matrix memory with exponential gates.
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -90,12 +91,12 @@ class MLSTM(Layer):
         conv1d_kernel_size: W.
         qkv_proj_blocksize: size of the blocks that project to q, k and v.
         bias: biases in the projections.
-        num_blocks: of the stack, for the initialisation.
+        num_blocks: L, for the initialisation; by default, the number of layers in the stack, and 1 alone.
 
     Parameters as in xlstm's mLSTMLayer: proj_up (2 width, D); q_proj, k_proj, v_proj.weight (width / size, size, size);
     conv1d.conv.weight (width, 1, W) and its bias; mlstm_cell.igate and .fgate (H, 3 width) with biases;
     mlstm_cell.outnorm.weight, learnable_skip (width); proj_down (D, width).
-    Initialisation: proj_up, q, k and v N(0, 2/(5D)); proj_down N(0, 4 / (D num_blocks²)); the gates' weights 0, their
+    Initialisation: proj_up, q, k and v N(0, 2/(5D)); proj_down N(0, (2/L)²/D); the gates' weights 0, their
     biases N(0, 0.1²) for i and linspace(3, 6) over the heads for f; the skip 1; the convolution PyTorch's own.
     State: see MLSTMState; zeros.
     """
@@ -109,6 +110,7 @@ class MLSTM(Layer):
     op = "linear_attention"
     sample: ClassVar = {"num_heads": 2, "proj_factor": 1.0, "round_proj_up_to_multiple_of": 4}
     residual_out = "proj_down"
+    residual_by_depth = True
 
     def __init__(
         self,
@@ -119,10 +121,11 @@ class MLSTM(Layer):
         conv1d_kernel_size: int = 4,
         qkv_proj_blocksize: int = 4,
         bias: bool = False,
-        num_blocks: int = 1,
+        num_blocks: int | None = None,
     ) -> None:
         super().__init__()
-        if min(dim, round_proj_up_to_multiple_of, conv1d_kernel_size, num_blocks) < 1 or not proj_factor > 0:
+        blocks = 1 if num_blocks is None else num_blocks
+        if min(dim, round_proj_up_to_multiple_of, conv1d_kernel_size, blocks) < 1 or not proj_factor > 0:
             raise ConfigError(
                 f"mlstm: proj_factor is {proj_factor}, round_proj_up_to_multiple_of is {round_proj_up_to_multiple_of}, "
                 f"conv1d_kernel_size is {conv1d_kernel_size} and num_blocks is {num_blocks}, expected positive numbers"
@@ -133,7 +136,7 @@ class MLSTM(Layer):
                 raise ConfigError(
                     f"mlstm: {option} is {divisor}, expected a divisor of {width} channels because of proj_factor"
                 )
-        self.dim, self.num_heads, self.width = dim, num_heads, width
+        self.dim, self.num_heads, self.width, self.num_blocks = dim, num_heads, width, num_blocks
         small = math.sqrt(2 / (5 * dim))
         self.proj_up = nn.Linear(dim, 2 * width, bias=bias)
         self.q_proj, self.k_proj, self.v_proj = (
@@ -144,10 +147,13 @@ class MLSTM(Layer):
         self.learnable_skip = nn.Parameter(torch.ones(width))
         self.proj_down = nn.Linear(width, dim, bias=bias)
         nn.init.normal_(self.proj_up.weight, std=small)
-        nn.init.normal_(self.proj_down.weight, std=2 / num_blocks / math.sqrt(dim))
         if bias:
             nn.init.zeros_(self.proj_up.bias)
             nn.init.zeros_(self.proj_down.bias)
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.proj_down.weight, std=2 / (self.num_blocks or len(layers)) / math.sqrt(self.dim))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MLSTMState:
         size = self.width // self.num_heads

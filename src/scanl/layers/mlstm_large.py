@@ -6,6 +6,7 @@ r"""mLSTM as in xLSTM-7B: the matrix memory of `mlstm` in a layer without a conv
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -42,8 +43,8 @@ class MLSTMLarge(Layer):
 
     Parameters as in transformers' xLSTMLayer: q, k (H K, D); v, ogate_preact (H V, D); igate_preact, fgate_preact
     (H, D) with biases; multihead_norm.weight (H V); out_proj (D, H V).
-    Initialisation as there: q, k, v, ogate_preact N(0, 2/(5D)); the gates' weights 0, their biases -10 for i and
-    linspace(3, 6) over the heads for f; norm 1; out_proj N(0, 4/D), which a stack scales by its depth.
+    Initialisation as there: q, k, v N(0, 2/(5D)); the weights of all three gates 0, the biases -10 for i and
+    linspace(3, 6) over the heads for f; norm 1; in a stack of L layers out_proj N(0, (2/L)²/D), and alone L = 1.
     State: MLSTMLargeState, zeros.
     """
 
@@ -57,6 +58,7 @@ class MLSTMLarge(Layer):
     op = "linear_attention"
     sample: ClassVar = {"num_heads": 2}
     residual_out = "out_proj"
+    residual_by_depth = True
 
     def __init__(
         self,
@@ -86,14 +88,17 @@ class MLSTMLarge(Layer):
         self.igate_preact, self.fgate_preact = nn.Linear(dim, num_heads), nn.Linear(dim, num_heads)
         self.multihead_norm = MultiHeadNorm(values, norm_eps, zero_centered=False)
         self.out_proj = nn.Linear(values, dim, bias=False)
-        for linear in (self.q, self.k, self.v, self.ogate_preact):
+        for linear in (self.q, self.k, self.v):
             nn.init.normal_(linear.weight, std=math.sqrt(2 / (5 * dim)))
-        for gate in (self.igate_preact, self.fgate_preact):
+        for gate in (self.igate_preact, self.fgate_preact, self.ogate_preact):
             nn.init.zeros_(gate.weight)
         nn.init.constant_(self.igate_preact.bias, -10)
         with torch.no_grad():
             self.fgate_preact.bias.copy_(torch.linspace(3, 6, num_heads))
-        nn.init.normal_(self.out_proj.weight, std=2 / math.sqrt(dim))
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.out_proj.weight, std=2 / len(layers) / math.sqrt(self.dim))
 
     def extra_repr(self) -> str:
         """What the weights do not tell."""

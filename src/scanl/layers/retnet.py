@@ -38,7 +38,7 @@ class RetNet(Layer):
         eps: ε of the norm.
 
     Parameters as in torchscale: q_proj, k_proj (D, D); v_proj, g_proj (H V, D); out_proj (D, H V). The norm has none.
-    Initialisation: Xavier uniform, gain 2^(-2.5), and 1 for out_proj, which in the first release had 2^(-1).
+    Initialisation as there: Xavier uniform, gain 2^(-2.5), and 2^(-1) for out_proj, which had 1 until November 2023.
     State: S (B, H, K, V), zeros, and the count of steps.
     """
 
@@ -66,7 +66,7 @@ class RetNet(Layer):
         self.out_proj = nn.Linear(value_dim, dim, bias=False)
         for project in (self.q_proj, self.k_proj, self.v_proj, self.g_proj):
             nn.init.xavier_uniform_(project.weight, gain=2**-2.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.xavier_uniform_(self.out_proj.weight, gain=2**-1)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RetNetState:
         shape = (batch_size, self.num_heads, self.key_dim, self.head_dim)

@@ -68,7 +68,8 @@ class RGLRU(Layer):
         num_heads: blocks of the two gates; must divide dim.
 
     Parameters: a_param Λ (D); input_gate and a_gate: w (heads, D/heads, D/heads), b (heads, D/heads).
-    Initialisation: with rho² uniform in [0.9², 0.999²], softplus(Λ) = -ln rho; gates N(0, heads/D), biases 0.
+    Initialisation as in the released code: with rho² uniform in [0.9², 0.999²], softplus(Λ) = -ln rho; gates
+    N(0, heads/D), biases 0. In the paper a^c, the least decay, is uniform in [0.9, 0.999]; here it is rho^8.
     """
 
     id = "S-rglru"

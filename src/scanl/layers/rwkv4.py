@@ -8,14 +8,15 @@ r"""Time mix of RWKV-4 "Dove".
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
-from scanl.layers.depth import DepthInitialised, fall, rise, steps, whole
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.depth import fall, rise, steps, whole
 from scanl.layers.short_convolution import token_shift
 from scanl.layers.state import Device, DType
 from scanl.ops import weighted_average
@@ -34,7 +35,7 @@ def mix(x: Tensor, before: Tensor, share: Tensor) -> Tensor:
 
 
 @register("rwkv4")
-class RWKV4(DepthInitialised):
+class RWKV4(Layer):
     """Time mix of RWKV-4: an average of all values with decaying weights, gated by a receptance.
 
     Args:
@@ -79,10 +80,10 @@ class RWKV4(DepthInitialised):
         for linear in (self.key, self.receptance, self.output):
             nn.init.zeros_(linear.weight)
         nn.init.orthogonal_(self.value.weight, gain=max(1.0, size / dim) ** 0.5)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
-        a, c = rise(layer, layers), fall(layer, layers)
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        a, c = rise(index, len(layers)), fall(index, len(layers))
         share = steps(self.dim)
         with torch.no_grad():
             self.time_decay.copy_(-5 + 8 * whole(self.attention_hidden_size) ** (0.7 + 1.3 * a))

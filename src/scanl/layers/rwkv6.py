@@ -6,6 +6,7 @@ r"""Time mix of RWKV-6 "Finch".
    y_t = W_o (\mathrm{GroupNorm}(o_t) \odot \mathrm{SiLU}(g_t)), \quad w_t = e^{-e^{d_t}}
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
+from scanl.layers.base import Layer, register, widen
 from scanl.layers.depth import fall, rise, steps, whole
 from scanl.layers.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.layers.short_convolution import token_shift
@@ -85,10 +86,10 @@ class RWKV6(MatrixTimeMix):
             nn.init.orthogonal_(linear.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
         self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
-        a, c = rise(layer, layers), fall(layer, layers)
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        a, c = rise(index, len(layers)), fall(index, len(layers))
         share, place = steps(self.dim), whole(self.dim)
         starts = dict.fromkeys("xwk", share**c)
         starts |= {"v": share**c + 0.3 * a} | dict.fromkeys("rg", share ** (0.5 * c))
@@ -98,7 +99,7 @@ class RWKV6(MatrixTimeMix):
                 getattr(self, f"time_maa_{name}").copy_(1 - start)
             self.time_decay.copy_(-6 + 5 * place ** (0.7 + 1.3 * a))
             self.time_faaaa.copy_((a * (1 - place) + zigzag).view_as(self.time_faaaa))
-            self.ln_x.weight.fill_(((1 + layer) / layers) ** 0.7)
+            self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
 
     def forward(
         self, x: Tensor, state: RWKVState | None = None, *, cu_seqlens: Tensor | None = None

@@ -7,6 +7,7 @@ r"""Time mix of RWKV-7 "Goose".
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
+from scanl.layers.base import Layer, register, widen
 from scanl.layers.depth import fall, rise, steps, whole
 from scanl.layers.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.layers.short_convolution import token_shift
@@ -62,9 +63,10 @@ class RWKV7(MatrixTimeMix):
     residual_out = "output"
     takes_memo = True
 
-    v0: nn.Parameter
-    v1: nn.Parameter
-    v2: nn.Parameter
+    # Above the lowest layer only.
+    v0: nn.Parameter | None
+    v1: nn.Parameter | None
+    v2: nn.Parameter | None
 
     def __init__(
         self,
@@ -80,7 +82,8 @@ class RWKV7(MatrixTimeMix):
             raise ConfigError(f"rwkv7: head_size is {head_size}, expected a divisor of dim={dim}")
         self.dim, self.head_size = dim, head_size
         self.mv_lora = mv_lora or _rank(1.7, dim)
-        self.layer = 0
+        for name in ("v0", "v1", "v2"):
+            self.register_parameter(name, None)
         linear, zigzag = whole(dim) - 0.5, self._zigzag()
         for name in SHARES:
             setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
@@ -99,21 +102,20 @@ class RWKV7(MatrixTimeMix):
         for projection, limit in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
             nn.init.uniform_(projection.weight, -limit / math.sqrt(dim), limit / math.sqrt(dim))
         self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
     def _zigzag(self) -> Tensor:
         half = max(self.head_size - 1, 1) / 2
         z = (torch.arange(self.dim) % self.head_size - (self.head_size - 1) / 2) / half
         return z * z.abs()
 
-    def init_depth(self, layer: int, layers: int) -> None:
-        self.layer = layer
-        speed = 1 + rise(layer, layers) ** 0.3
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        speed = 1 + rise(index, len(layers)) ** 0.3
         with torch.no_grad():
             for name, exponent in SHARES.items():
-                getattr(self, f"x_{name}").copy_(1 - steps(self.dim) ** (exponent * fall(layer, layers)))
+                getattr(self, f"x_{name}").copy_(1 - steps(self.dim) ** (exponent * fall(index, len(layers))))
             self.w0.copy_(-6 + 6 * whole(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
-        if layer:
+        if any(isinstance(lower, RWKV7) for lower in layers[:index]):
             self.v0 = nn.Parameter((0.73 - 0.4 * (whole(self.dim) - 0.5)).view(1, 1, self.dim))
             self.v1, self.v2 = _factors(self.dim, self.mv_lora)
 
@@ -142,14 +144,13 @@ class RWKV7(MatrixTimeMix):
 
     def _values(self, x: Tensor, memo: dict[str, Tensor] | None) -> Tensor:
         v = self.value(x)
-        if not self.layer:
+        if self.v0 is None or self.v1 is None or self.v2 is None:
             if memo is not None:
                 memo["v_first"] = v
             return v
         if memo is None or "v_first" not in memo:
             raise ConfigError(
-                f"rwkv7: memo is {memo and list(memo)}, expected v_first of the lowest layer because this is layer "
-                f"{self.layer}"
+                f"rwkv7: memo is {memo and list(memo)}, expected v_first of the lowest layer because this one is above"
             )
         return v + (memo["v_first"] - v) * (self.v0 + x @ self.v1 @ self.v2).sigmoid()
 

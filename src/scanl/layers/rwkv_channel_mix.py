@@ -1,13 +1,15 @@
 """The channel mixes of RWKV: two layers over features that also see the input before, so that they have a state."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.depth import DepthInitialised, fall, steps
+from scanl.layers.base import Layer
+from scanl.layers.depth import fall, steps
 from scanl.layers.rwkv4 import RWKV4, mix
 from scanl.layers.rwkv6 import RWKV6
 from scanl.layers.rwkv7 import RWKV7
@@ -15,7 +17,7 @@ from scanl.layers.short_convolution import token_shift
 from scanl.layers.state import Device, DType
 
 
-class ChannelMix(DepthInitialised):
+class ChannelMix(Layer):
     """Its state is the last input (B, 1, D)."""
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
@@ -55,12 +57,12 @@ class RWKV4ChannelMix(ChannelMix):
         nn.init.zeros_(self.receptance.weight)
         nn.init.zeros_(self.value.weight)
         nn.init.orthogonal_(self.key.weight, gain=max(1.0, hidden / dim) ** 0.5)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             for share in (self.time_mix_key, self.time_mix_receptance):
-                share.copy_(steps(self.dim) ** fall(layer, layers))
+                share.copy_(steps(self.dim) ** fall(index, len(layers)))
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
@@ -81,7 +83,8 @@ class RWKV6ChannelMix(ChannelMix):
 
     Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (dim_ffn, D); receptance (D, D);
     value (D, dim_ffn).
-    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^c (see RWKV6); receptance and value 0; key orthogonal.
+    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6), in releases before 1 - (j/D)^c;
+    receptance and value 0; key orthogonal.
     State: the last input (B, 1, D).
     """
 
@@ -104,12 +107,12 @@ class RWKV6ChannelMix(ChannelMix):
         nn.init.orthogonal_(self.key.weight)
         nn.init.zeros_(self.receptance.weight)
         nn.init.zeros_(self.value.weight)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             for share in (self.time_maa_k, self.time_maa_r):
-                share.copy_(1 - steps(self.dim) ** fall(layer, layers))
+                share.copy_(1 - steps(self.dim) ** fall(index, len(layers)) ** 3)
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
@@ -149,11 +152,11 @@ class RWKV7ChannelMix(ChannelMix):
         self.value = nn.Linear(hidden, dim, bias=False)
         nn.init.uniform_(self.key.weight, -0.5 / math.sqrt(dim), 0.5 / math.sqrt(dim))
         nn.init.zeros_(self.value.weight)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
-            self.x_k.copy_(1 - steps(self.dim) ** (fall(layer, layers) ** 4))
+            self.x_k.copy_(1 - steps(self.dim) ** (fall(index, len(layers)) ** 4))
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None

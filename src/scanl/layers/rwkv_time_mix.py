@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.layers.depth import DepthInitialised
+from scanl.layers.base import Layer
 from scanl.layers.state import Device, DType
 
 
@@ -16,7 +16,7 @@ class RWKVState(NamedTuple):
     shift: Tensor
 
 
-class MatrixTimeMix(DepthInitialised):
+class MatrixTimeMix(Layer):
     """H = D/N heads of N keys and N values, normed each by itself: `ln_x`, epsilon 64e-5."""
 
     head_size: int

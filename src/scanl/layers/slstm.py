@@ -6,6 +6,7 @@ r"""sLSTM: exponential gates, a normaliser, and heads that mix their own channel
    \hat g_t = W_g u_t + R_g h_{t-1} + b_g
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register
-from scanl.layers.depth import DepthInitialised, rise, whole
+from scanl.layers.base import Layer, register
+from scanl.layers.depth import rise, whole
 from scanl.layers.short_convolution import ShortConvolution, convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import slstm
@@ -67,7 +68,7 @@ class HeadNorm(nn.Module):
 
 
 @register("slstm")
-class SLSTM(DepthInitialised):
+class SLSTM(Layer):
     """The sLSTM layer of xLSTM: a convolution feeds the gates i and f, the input feeds z and o.
 
     Args:
@@ -79,8 +80,9 @@ class SLSTM(DepthInitialised):
     Parameters as in PyPI's xlstm, whose cell is the "vanilla" one: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate
     (H, K, K), where as there fgate feeds i and igate feeds f; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z
     and o; slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
-    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0; in layer l of L the bias of f is
-    5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head, the others 0; the convolution PyTorch's own.
+    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0; in layer l of a stack of L, whatever the others
+    are, the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head, the others 0; the
+    convolution PyTorch's own.
     State: SLSTMState, 4D + (W-1) D numbers a row.
     """
 
@@ -105,12 +107,12 @@ class SLSTM(DepthInitialised):
         self.ogate = HeadwiseLinear(num_heads, dim // num_heads)
         self.slstm_cell = SLSTMCell(num_heads, dim // num_heads)
         self.group_norm = HeadNorm(dim)
-        self.init_depth(0, 1)
+        self.enter_stack(0, [self])
 
-    def init_depth(self, layer: int, layers: int) -> None:
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             _, bias = self.slstm_cell.kernel_and_bias()
-            bias[1] = 5 - 12 * whole(self.dim // self.num_heads) ** (0.3 + 1.3 * rise(layer, layers))
+            bias[1] = 5 - 12 * whole(self.dim // self.num_heads) ** (0.3 + 1.3 * rise(index, len(layers)))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SLSTMState:
         place = {"device": device, "dtype": dtype}

@@ -3,12 +3,14 @@ r"""Softmax attention over a sliding window, as between the recurrences of Griff
 .. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
 """
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register
+from scanl.layers.base import Layer, register
 from scanl.layers.softmax_attention import SoftmaxAttention
 from scanl.ops import SegmentMemory
 
@@ -17,8 +19,8 @@ from scanl.ops import SegmentMemory
 class WindowAttention(SoftmaxAttention):
     """Local attention: each token sees the last `window`, itself included; a state of constant size.
 
-    In the google-deepmind/recurrentgemma program a token sees one more, `window` before itself, and half of each head
-    is rotated, of which the paper does not tell.
+    The released recurrentgemma (Google DeepMind) sees one more: `window` tokens before itself, so w + 1 keys, which
+    window = w + 1 gives here. As there, half of each head is rotated, of which the paper does not tell.
 
     Args:
         dim: D, model width.
@@ -32,7 +34,7 @@ class WindowAttention(SoftmaxAttention):
 
     Parameters as in RecurrentGemma of transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj
     (D, H K) with bias.
-    Initialisation as there: weights N(0, 1/D), biases 0.
+    Initialisation as in recurrentgemma: weights N(0, 1/D), and in a stack of L layers o_proj N(0, 2/(L H K)); biases 0.
     State: SegmentMemory: keys, rotated, and values (B, W, num_kv_heads, K), and position (B), the tokens read so far.
     """
 
@@ -43,6 +45,7 @@ class WindowAttention(SoftmaxAttention):
         'Models", arXiv:2402.19427, sec. 2.3'
     )
     sample: ClassVar = {"num_heads": 3, "window": 5}
+    residual_by_depth = True
 
     def __init__(
         self,
@@ -59,6 +62,9 @@ class WindowAttention(SoftmaxAttention):
             raise ConfigError(f"window_attention: window is {window}, expected at least 1")
         super().__init__(dim, num_heads, num_kv_heads, head_dim, window, rope_base, rope_fraction, bias, True)
         self.rope_fraction = rope_fraction
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.o_proj.weight, std=math.sqrt(2 / (len(layers) * self.o_proj.in_features)))
 
     def extra_repr(self) -> str:
         """What the weights do not tell."""

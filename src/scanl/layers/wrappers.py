@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, build, register, tie_by_class
+from scanl.layers.base import Layer, build, register
 from scanl.layers.packing import reversed_steps
 from scanl.layers.state import Device, DType, State
 
@@ -22,9 +22,13 @@ def _make(inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
     return inner(dim)
 
 
-def _tie_inner(layers: Sequence[Layer]) -> None:
-    """Layers that would share a memo stay each alone: a wrapper hands none on."""
-    tie_by_class([layer for layer in layers if not layer.takes_memo])
+def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
+    """`inner` takes its place among its like in the other wrappers of a stack; where there is none, a wrapper stands.
+
+    A layer that would share a memo stays alone: a wrapper hands none on.
+    """
+    if not inner.takes_memo:
+        inner.enter_stack(index, layers)
 
 
 @register("bidirectional")
@@ -62,11 +66,10 @@ class Bidirectional(Layer):
         self.backward_layer = _make(layer, dim, layer_options)
         self.out_proj = nn.Linear(2 * dim, dim) if combine == "concat" else None
 
-    @classmethod
-    def tie(cls, layers: Sequence[Layer]) -> None:
-        both = [layer for layer in layers if isinstance(layer, Bidirectional)]
-        _tie_inner([layer.forward_layer for layer in both])
-        _tie_inner([layer.backward_layer for layer in both])
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        alike = [layer if isinstance(layer, Bidirectional) else None for layer in layers]
+        _enter(self.forward_layer, index, [each.forward_layer if each else self for each in alike])
+        _enter(self.backward_layer, index, [each.backward_layer if each else self for each in alike])
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return self.forward_layer.init_state(batch_size, device=device, dtype=dtype)
@@ -120,11 +123,10 @@ class MultiScale(Layer):
     def _each(self) -> list[Layer]:
         return cast(list[Layer], list(self.layers))
 
-    @classmethod
-    def tie(cls, layers: Sequence[Layer]) -> None:
-        each = [layer._each() for layer in layers if isinstance(layer, MultiScale)]
-        for scale in range(max(map(len, each), default=0)):
-            _tie_inner([inner[scale] for inner in each if scale < len(inner)])
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        alike = [layer._each() if isinstance(layer, MultiScale) else [] for layer in layers]
+        for scale, inner in enumerate(self._each()):
+            _enter(inner, index, [each[scale] if scale < len(each) else self for each in alike])
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return tuple(layer.init_state(batch_size, device=device, dtype=dtype) for layer in self._each())

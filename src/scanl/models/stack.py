@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, build, names, tie_by_class, widen
+from scanl.layers.base import Layer, build, names, widen
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm, normed
 
@@ -35,7 +35,8 @@ class Stack(nn.Module):
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
 
     Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
-    depth, so that the stream's variance does not grow with depth. State: one BlockState a block.
+    depth, so that the stream's variance does not grow with depth; those of layers whose authors publish a scale of
+    their own (`residual_by_depth`) have that one. State: one BlockState a block.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps) for m in mixers
         )
-        tie_by_class(mixers)
-        tie_by_class([block.channel for block in self._each() if block.channel is not None])
+        channels = [block.channel for block in self._each() if block.channel is not None]
+        for layers in (mixers, channels):
+            for index, entering in enumerate(layers):
+                entering.enter_stack(index, layers)
         self.norm = make_norm(norm, dim, norm_eps)
         self.residual_in_float32 = residual_in_float32
         self._scale_residual_writers()
@@ -82,7 +85,7 @@ class Stack(nn.Module):
     def _scale_residual_writers(self) -> None:
         writes = sum(1 if block.channel is None else 2 for block in self._each())
         for layer in self.modules():
-            if isinstance(layer, Layer) and layer.residual_out is not None:
+            if isinstance(layer, Layer) and layer.residual_out is not None and not layer.residual_by_depth:
                 projection = cast(nn.Linear, layer.get_submodule(layer.residual_out))
                 with torch.no_grad():
                     projection.weight.div_(math.sqrt(writes))
