@@ -61,6 +61,44 @@ def asked(task: tasks.Task, targets: np.ndarray) -> np.ndarray:
 # Examples.
 
 
+VARIANTS = {
+    "mqar_with_zeros": tasks.build("mqar", length=20, vocab_size=24, random_non_queries=False),
+    "parity_at_the_last_step": tasks.build("parity", length=6, last_only=True),
+    "associative_recall_of_ten_tokens": tasks.build("associative_recall", length=20, vocab_size=10),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_solver_is_right_of_variants_too(name):
+    task = VARIANTS[name]
+    inputs, targets = task.generate(200, 0)
+    np.testing.assert_array_equal(task.scores(task.solve(inputs), targets), task.best)
+
+
+def test_what_fills_the_rest_of_mqar_is_an_option():
+    """The same pairs and queries; every other step after the pairs is 0, or one of all tokens."""
+    empty, full = VARIANTS["mqar_with_zeros"], small("mqar")
+    inputs, targets = empty.generate(500, 0)
+    rest = (targets == IGNORED) & (np.arange(empty.length) >= 2 * empty.num_pairs)
+    assert not inputs[rest].any()
+    assert inputs[~rest].all()
+    inputs, targets = full.generate(500, 0)
+    rest = (targets == IGNORED) & (np.arange(full.length) >= 2 * full.num_pairs)
+    assert set(inputs[rest].tolist()) == set(range(24))
+
+
+def test_parity_may_be_asked_for_at_the_last_step_alone():
+    every, last = small("parity").generate(100, 0), VARIANTS["parity_at_the_last_step"].generate(100, 0)
+    np.testing.assert_array_equal(every.inputs, last.inputs)
+    np.testing.assert_array_equal(every.targets[:, -1], last.targets[:, -1])
+    assert (last.targets[:, :-1] == IGNORED).all()
+
+
+def test_the_two_forms_of_associative_recall_leave_the_chances_of_their_tables():
+    assert tasks.build("associative_recall").chance == 1 / 9
+    assert VARIANTS["associative_recall_of_ten_tokens"].chance == 1 / 4
+
+
 @each_task
 def test_the_solver_is_always_right(name):
     for task in (small(name), tasks.build(name, **LONGER.get(name, {}))):

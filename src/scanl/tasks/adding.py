@@ -17,6 +17,8 @@ class Adding(Task):
     x_t = (u_t, m_t) with u_t uniform in (0, 1) and m_t = 1 at exactly two steps, one uniform in [0, n // 2), the other
     in [n // 2, n), else 0; the answer is the sum of the two marked u.
 
+    Some papers draw both steps anywhere in the sequence.
+
     Args:
         length: n = T, steps; 100 to 5000 in the literature. Usually called solved below an error of 0.01.
 

@@ -17,7 +17,8 @@ class Copying(Task):
     """Copy memory task: repeat the first symbols after a long blank.
 
     K symbols, each uniform in 1 ... V - 2, then n blanks (0), then K markers (V - 1); during the markers the symbols
-    are asked for in their order. T = n + 2K steps.
+    are asked for in their order. T = n + 2K steps. Arjovsky et al. show n - 1 blanks, one marker and K blanks, and
+    score every step; this is the form of the program of S4.
 
     Args:
         length: n, number of blanks; 100 to 2000 in the literature.

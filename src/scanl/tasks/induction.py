@@ -16,6 +16,8 @@ class Induction(Task):
 
     Tokens uniform in 0 ... V - 2; at one uniformly random step before the last two stands the special token V - 1, and
     at the last step it stands again: the token after its first place is asked for there. T = n steps.
+    This is the form of Gu and Dao. The 20 tokens of Fu et al. hold a second special one that never shows, and their
+    program trains on every next token, not on the answer alone.
 
     Args:
         length: n; trained at 256 and tested from 64 to 2^20 by Gu and Dao.

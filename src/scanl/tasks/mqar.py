@@ -16,14 +16,15 @@ class MQAR(Task):
 
     First D pairs of a key and a value, keys (1 ... V/2 - 1) and values (V/2 ... V - 1) each drawn without replacement.
     Then each key once more as a query, at an even distance 2i from the end of the pairs, i = 0, 1, ... drawn without
-    replacement with probability in proportion to (i + 1)^(a - 1): its value is asked for there. Every other step after
-    the pairs holds a uniformly random token, which may well be a key. T = n steps.
+    replacement with probability in proportion to (i + 1)^(a - 1): its value is asked for there. T = n steps.
 
     Args:
         length: n; 64 to 512 in the paper.
         num_pairs: D; 4 to 64 in the paper. A recurrent model's state has to grow with it.
         vocab_size: V.
         power: a; small makes most queries soon, 1 makes them uniform.
+        random_non_queries: every other step after the pairs holds a uniformly random token, which may well be a key, as
+            by default in the authors' program; False leaves 0 there, which is easier, as in their figure 2.
 
     inputs, targets: (N, n) int64; scored at the D queries.
     Chance: 1 of V/2 values; who has kept the values but not their keys has 1 of D.
@@ -39,6 +40,7 @@ class MQAR(Task):
     num_pairs: int = 4
     vocab_size: int = 8192
     power: float = 0.01
+    random_non_queries: bool = True
 
     def check(self) -> None:
         self._require(self.length >= 4 and self.length % 2 == 0, "length", "an even number of at least 4")
@@ -60,7 +62,9 @@ class MQAR(Task):
         places = (self.length - begin) // 2
         weights = np.arange(1, places + 1) ** (self.power - 1.0)
         queries = begin + 2 * draw_distinct(random, count, places, self.num_pairs, weights)
-        inputs = random.integers(0, self.vocab_size, (count, self.length))
+        inputs = np.zeros((count, self.length), np.int64)
+        if self.random_non_queries:
+            inputs = random.integers(0, self.vocab_size, inputs.shape)
         inputs[:, 0:begin:2] = keys
         inputs[:, 1:begin:2] = values
         np.put_along_axis(inputs, queries, keys, axis=1)

@@ -6,21 +6,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import Examples, Task, register
+from scanl.tasks.base import IGNORED, Examples, Task, register
 
 
 @register("parity")
 @dataclass(frozen=True)
 class Parity(Task):
-    """Parity: whether the number of ones so far is odd, at every step.
+    """Parity: whether the number of ones so far is odd, at every step or at the last.
 
     Bits, 0 or 1 with equal probability; the answer at step t is their exclusive or up to and with t. T = n steps. Every
     prefix is a sequence of its own length, so training at n trains every length from 1 to n.
+    Asked for at the last step alone it is harder, and the form of xLSTM's program; there the lengths of a batch differ,
+    and the answer takes a step of its own.
 
     Args:
         length: n; trained up to 40 and tested up to 256 in the literature.
+        last_only: score the last step alone.
 
-    inputs, targets: (N, n) int64; scored at every step.
+    inputs, targets: (N, n) int64; scored at every step, or at the last.
     Chance: 1 of 2.
     """
 
@@ -31,6 +34,7 @@ class Parity(Task):
     )
 
     length: int = 40
+    last_only: bool = False
     vocab_size: int = field(default=2, init=False)
 
     def check(self) -> None:
@@ -42,7 +46,10 @@ class Parity(Task):
 
     def _generate(self, count: int, random: np.random.Generator) -> Examples:
         bits = random.integers(0, 2, (count, self.length))
-        return Examples(bits, np.bitwise_xor.accumulate(bits, axis=1))
+        targets = np.bitwise_xor.accumulate(bits, axis=1)
+        if self.last_only:
+            targets[:, :-1] = IGNORED
+        return Examples(bits, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

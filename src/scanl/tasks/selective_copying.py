@@ -18,7 +18,8 @@ class SelectiveCopying(Task):
 
     K symbols, each uniform in 1 ... V - 2, at random places (any K of n + K with equal probability) among n noise
     tokens (0), then K markers (V - 1); during the markers the symbols are asked for in their order. T = n + 2K steps.
-    Unlike in `copy`, knowing the time is not enough: what is kept has to depend on what is read.
+    Unlike in `copy`, knowing the time is not enough: what is kept has to depend on what is read. Gu and Dao do not tell
+    whether their length 4096 counts the symbols and the markers; n counts the noise alone.
 
     Args:
         length: n, number of noise tokens.
