@@ -57,9 +57,8 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     data = _data(config)
     if isinstance(data, Corpus):
         data.check(config.sequence_length)
-    from scanl.learning.train import (
-        make_trainer,
-    )  # lightning takes seconds to import: after all that is refused without it
+    # Lightning takes seconds to import: it comes after all that is refused without it.
+    from scanl.learning.train import make_trainer
 
     make_trainer(config)
     config.data = [str(Path(path).resolve()) for path in config.data]
