@@ -146,6 +146,36 @@ def test_a_folder_is_made_by_one_of_two(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_lock_whose_file_has_just_been_removed_is_taken_again(tmp_path, monkeypatch):
+    """Between opening and locking it, its holder has ended: another process would lock the next file of that name."""
+    from scanl import files
+
+    lock, calls = files._lock, []
+
+    def slow(descriptor, folder):
+        calls.append(descriptor)
+        if len(calls) == 1:
+            (tmp_path / ".lock").unlink()
+        return lock(descriptor, folder)
+
+    monkeypatch.setattr(files, "_lock", slow)
+    with files.locked(tmp_path):
+        assert len(calls) == 2
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl", reason="the system has no flock")
+
+    def no_locks(*_args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    message = r"cannot be locked \(No locks available\): start no second run in it"
+    with pytest.warns(UserWarning, match=message), RunFolder(tmp_path).locked():
+        pass
+
+
 # Files that were edited
 
 
