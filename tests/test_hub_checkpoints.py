@@ -1,6 +1,8 @@
 """Checkpoints of transformers in and out: the same logits, the same bits, and an error for everything else."""
 
 import json
+import math
+import re
 import shutil
 
 import pytest
@@ -218,6 +220,7 @@ def test_bfloat16(name, stored, tmp_path):
     ours = model(tokens())[0].float()
     assert (ours - wanted).norm() <= 2 * (theirs - wanted).norm()
     hub.save(model, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
     files = [load_file(tmp_path / place / "model.safetensors") for place in ("half", "again")]
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
@@ -311,11 +314,17 @@ def refused(message, folder, **options):
         ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, mamba, mamba2, recurrent"),
         ({"model_type": ["mamba"]}, "model_type is ['mamba'], expected one of"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
-        ({"state_size": "4"}, "state_size is '4', expected an integer of at least 1"),
-        ({"vocab_size": -1}, "vocab_size is -1, expected an integer of at least 1"),
-        ({"time_step_rank": True}, "time_step_rank is True, expected an integer of at least 1 or 'auto'"),
+        ({"state_size": "4"}, "state_size is '4', expected an integer of at least 1 and below 2^63"),
+        ({"vocab_size": -1}, "vocab_size is -1, expected an integer of at least 1 and below 2^63"),
+        (
+            {"time_step_rank": True},
+            "time_step_rank is True, expected an integer of at least 1 and below 2^63 or 'auto'",
+        ),
         ({"use_bias": 1}, "use_bias is 1, expected true or false"),
         ({"layer_norm_epsilon": None}, "layer_norm_epsilon is None, expected a number"),
+        ({"layer_norm_epsilon": 1e300}, "is 1e+300, expected a number of at least 0 that float32 holds"),
+        ({"hidden_size": 10**25}, "expected an integer of at least 1 and below 2^63"),
+        ({"num_hidden_layers": 4}, "has 3 blocks named backbone.layers.*, expected 4 because of num_hidden_layers"),
         ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
         ({"state_size": 5}, "backbone.layers.0.mixer.A_log has shape (32, 4), expected (32, 5) because of config.json"),
     ],
@@ -330,7 +339,7 @@ def test_options_that_do_not_fit(folder, entries, message):
     [
         ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is (0.0, 0.1), expected (0.0, inf)"),
         ("mamba2", {"num_heads": 3}, "num_heads * head_dim is 24, expected 32 because of expand * hidden_size"),
-        ("mamba2", {"n_groups": 3}, "ngroups is 3, expected a divisor"),
+        ("mamba2", {"n_groups": 8, "state_size": 1}, "ngroups is 8, expected a divisor"),
         ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06, expected 1e-05"),
         ("recurrent_gemma", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected 'gelu_pytorch_tanh'"),
         (
@@ -341,7 +350,7 @@ def test_options_that_do_not_fit(folder, entries, message):
         ("recurrent_gemma", {"rope_parameters": 3}, "rope_parameters is 3, expected an object"),
         ("recurrent_gemma", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default'"),
         ("recurrent_gemma", {"rope_parameters": {"rope_theta": 0}}, "rope_theta is 0, expected a number above 0"),
-        ("recurrent_gemma", {"num_key_value_heads": 3}, "num_kv_heads is 3, expected a divisor of num_heads=2"),
+        ("recurrent_gemma", {"num_key_value_heads": 3}, "k_proj.weight has shape (8, 16), expected (24, 16)"),
         ("xlstm", {"weight_mode": "fused"}, "weight_mode is 'fused', expected 'single'"),
         ("xlstm", {"num_blocks": 4}, "num_blocks is 4, expected 3 because of num_hidden_layers"),
         ("xlstm", {"gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
@@ -353,6 +362,110 @@ def test_options_of_other_families(stored, tmp_path, name, entries, message):
     edit(folder, **entries)
     refused(message, folder)
     refused("config.json", folder)
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, monkeypatch):
+    """Whatever a size in config.json says, a weight that contradicts it is named, and no memory is asked for."""
+    folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
+    text, family = (folder / "config.json").read_text(), families.get(name)
+    found = dict(family.defaults) | json.loads(text)
+
+    def built(**_):
+        raise AssertionError("built")
+
+    monkeypatch.setattr(families.base, "LanguageModel", built)
+    # What no weight tells: how far attention looks back, and numbers that are no sizes.
+    others = {"attention_window_size", "block_types", "rope_parameters"}
+    others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
+    sizes = [key for key in family.defaults if key not in others and not isinstance(found[key], bool)]
+    assert len(sizes) >= 5
+    for key in sizes:
+        for size in (10**6, 2**63 - 1):
+            (folder / "config.json").write_text(text)
+            edit(folder, **{key: size})
+            with pytest.raises(CheckpointError) as caught:
+                hub.load(folder)
+            message = str(caught.value)
+            assert "\n" not in message
+            shapes = r": [\w.]+ has shape \(.*\), expected \(.*\) because of config.json"
+            depth = rf"has 3 blocks named .*, expected {size} because of num_hidden_layers"
+            product = r"num_heads \* head_dim is \d+, expected \d+ because of expand"
+            same = r"\w+ is \d+, expected \d+ because of (hidden_size|num_hidden_layers)"  # two entries for one size
+            assert re.search(f"{shapes}|{depth}|{product}|{same}", message), message
+    if name == "mamba":
+        (folder / "config.json").write_text(text)
+        edit(folder, hidden_size=10**6)
+        refused(
+            "backbone.embeddings.weight has shape (50, 16), expected (50, 1000000) because of config.json",
+            folder,
+        )
+
+
+def loaded(folder):
+    """The model, or why there is none."""
+    try:
+        return hub.load(folder)
+    except CheckpointError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_odd_entries_are_refused_or_fit(name, stored, tmp_path):
+    """One line for each, never a traceback."""
+    folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
+    text, family = (folder / "config.json").read_text(), families.get(name)
+    refusals = 0
+    for key in [*family.defaults, *family.only]:
+        for odd in (None, [1], {}, -1, 1e300, math.nan, 10**25):
+            (folder / "config.json").write_text(text)
+            edit(folder, **{key: odd})
+            if isinstance(message := loaded(folder), str):
+                assert "\n" not in message
+                refusals += 1
+    assert refusals > 5 * len(family.defaults)
+
+
+@pytest.mark.parametrize("part", ["header", "config.json", "model.safetensors.index.json"])
+def test_flipped_bits(part, stored, tmp_path):
+    """Where the format can tell, one line says so; what loads all the same has the weights that it had."""
+    folder = tmp_path / "flipped"
+    stored("mamba")[0].save_pretrained(folder, max_shard_size="20KB" if "index" in part else "1GB")
+    path = folder / ("model.safetensors" if part == "header" else part)
+    wanted, whole = hub.load(folder).state_dict(), path.read_bytes()
+    length = 8 + int.from_bytes(whole[:8], "little") if part == "header" else len(whole)
+    generator = torch.Generator().manual_seed(0)
+    refusals = 0
+    for bit in [*range(0, 64, 7), *torch.randint(8 * length, (60,), generator=generator).tolist()]:
+        spoilt = bytearray(whole)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoilt)
+        if isinstance(found := loaded(folder), str):
+            assert "\n" not in found
+            refusals += 1
+        else:
+            assert all(torch.equal(value, wanted[name]) for name, value in found.state_dict().items())
+    assert refusals > 40
+
+
+def test_nothing_is_unpickled(stored, tmp_path, monkeypatch):
+    """Not even where a pickle lies beside the weights, or bears their name."""
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    folder = shutil.copytree(stored("mamba")[1], tmp_path / "spoilt")
+    bomb = pickle.dumps(Bomb())
+    for file in ("pytorch_model.bin", "tokenizer.pkl", "training_args.bin"):
+        (folder / file).write_bytes(bomb)
+    hub.load(folder)
+    (folder / "model.safetensors").write_bytes(bomb)
+    refused("model.safetensors is damaged or cut short", folder)
+    torch.save({"weight": Bomb()}, folder / "model.safetensors")
+    refused("model.safetensors is damaged or cut short", folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_damaged_weights(folder):
@@ -373,6 +486,8 @@ def test_missing_and_left_over_weights_are_all_named(folder):
     gone = ["backbone.layers.0.mixer.D", "backbone.norm_f.weight"]
     save_file({**weights, "more": torch.ones(1)}, folder / "model.safetensors")
     refused("has also more; expected the weights", folder)
+    save_file({**weights, "two\nlines": torch.ones(1)}, folder / "model.safetensors")
+    refused("has a weight named 'two\\nlines', expected a name that can be printed", folder)
     for name in gone:
         del weights[name]
     save_file({**weights, "more": torch.ones(1), "most": torch.ones(1)}, folder / "model.safetensors")
@@ -389,12 +504,23 @@ def test_damaged_shards(stored, tmp_path):
     refused(f"{last} is damaged or cut short", folder)
     last.unlink()
     refused(f"{last} does not exist", folder)
-    for wrong in ("{", "[]", "{}", '{"weight_map": [1]}'):
+    last.write_bytes(whole)
+    name, file = next(item for item in json.loads(text)["weight_map"].items() if item[1] != last.name)
+    for wrong, message in (
+        (text.replace(f'"{name}": "{file}"', f'"{name}": "{last.name}"'), f"does not name {file} for {name!r}"),
+        (text.replace(f'"{name}"', '"another"'), f"names {file} for 'another'"),
+    ):
+        index.write_text(wrong)
+        refused(f"{index} {message}, expected what each file holds", folder)
+    index.write_text(text)
+    shutil.copyfile(last, folder / file)
+    refused(f"{index} ", folder)
+    for wrong in ("{", "[]", "{}", '{"weight_map": [1]}', "[" * 100_000):
         index.write_text(wrong)
         refused(f"{index} is damaged", folder)
-    for wrong in ("../else.safetensors", "pytorch_model.bin"):
-        index.write_text(text.replace(last.name, wrong))
-        refused(f"{index} names '{wrong}', expected safetensors files in the same folder", folder)
+    for wrong in ("../else.safetensors", "/else.safetensors", "..", "", "a\x00.safetensors", "pytorch_model.bin"):
+        index.write_text(text.replace(last.name, json.dumps(wrong)[1:-1]))
+        refused(f"{index} names {wrong!r}, expected safetensors files in the same folder", folder)
 
 
 def test_folders_that_are_none(folder, tmp_path):
@@ -404,7 +530,7 @@ def test_folders_that_are_none(folder, tmp_path):
     refused("has pickled weights alone (pytorch_model.bin), expected model.safetensors", folder)
     (folder / "pytorch_model.bin").unlink()
     refused("has no weights, expected model.safetensors", folder)
-    for text, message in (("{", "is damaged"), ("[1]", "holds a list")):
+    for text, message in (("{", "is damaged"), ("[" * 100_000, "is damaged"), ("[1]", "holds a list")):
         (folder / "config.json").write_text(text)
         refused(message, folder)
     (folder / "config.json").unlink()

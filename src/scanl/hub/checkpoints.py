@@ -37,11 +37,14 @@ def load(
     folder = locate(path_or_id, revision)
     config = read_config(folder)
     family, who = _family(config, folder), f"checkpoint: {folder / 'config.json'}"
+    options = family.read(config, who)
     try:
-        model = family.build(config, who)
+        arguments, sizes = family.arguments(options), family.sizes(options)
+        weights = Weights(folder)
+        weights.check_sizes(sizes, family.begin_of_blocks(), options["num_hidden_layers"])
+        model = family.build(arguments)
     except ConfigError as error:
         raise CheckpointError(f"{who}: {error}") from error
-    weights = Weights(folder)
     names = {name: family.their_name(name) for name in model.state_dict()}
     spare = {family.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
     weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, spare)
@@ -97,7 +100,7 @@ def _described(model: LanguageModel) -> tuple[type[families.Family], dict[str, A
         if family.holds(model):
             try:
                 entries = family.entries(model)
-                again = family.build(entries, "save")
+                again = family.build(family.arguments(family.read(entries, "save")))
             except ConfigError as error:
                 raise CheckpointError(f"save: {error}") from error
             if _parts(again) != _parts(model):

@@ -46,7 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint: {path} does not exist, expected transformers' description") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {path} is damaged ({error}), expected JSON") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"checkpoint: {path} holds a {type(config).__name__}, expected an object of options")

@@ -13,11 +13,13 @@ from scanl.layers import Layer
 from scanl.models import Block, LanguageModel
 from scanl.registry import Registry
 
+MOST = torch.finfo(torch.float32).max  # of a number in config.json
+
 
 class Family(ABC):
     """One `model_type` of transformers.
 
-    A subclass gives `arguments` and `entries`, each the inverse of the other.
+    A subclass gives `arguments` and `entries`, each the inverse of the other, and `sizes`.
     """
 
     name: ClassVar[str] = ""  # set by `register`: the model_type
@@ -41,6 +43,11 @@ class Family(ABC):
     def entries(model: LanguageModel) -> dict[str, Any]:
         """The entries of `defaults` for a model that `holds`."""
 
+    @staticmethod
+    @abstractmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Shapes of some weights, by transformers' name, that every size in config goes into; config as `arguments`."""
+
     @classmethod
     def holds(cls, model: LanguageModel) -> bool:
         """Whether the model is built of this family's parts."""
@@ -52,8 +59,8 @@ class Family(ABC):
         )
 
     @classmethod
-    def build(cls, config: Mapping[str, Any], who: str) -> LanguageModel:
-        """The model of a config.json, without its numbers; CheckpointError for what scanl cannot say."""
+    def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """All of `defaults` in a config.json; CheckpointError for what scanl cannot say."""
         if config.get("quantization_config") is not None:
             raise CheckpointError(f"{who}: the weights are quantized, expected floating ones")
         for key, allowed in cls.only.items():
@@ -65,8 +72,18 @@ class Family(ABC):
         for key, default in cls.defaults.items():
             if key not in cls.own and not _fits(read[key], default):
                 raise CheckpointError(f"{who}: {key} is {read[key]!r}, expected {_expected(default)}")
+        return read
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> LanguageModel:
+        """The model without its numbers."""
         with torch.device("meta"):
-            return LanguageModel(**cls.arguments(read))
+            return LanguageModel(**arguments)
+
+    @classmethod
+    def begin_of_blocks(cls) -> str:
+        """How the weights of every block begin, up to its number, as transformers calls them."""
+        return next(theirs.partition("*")[0] for theirs in cls.weights.values() if "*" in theirs)
 
     @classmethod
     def their_name(cls, name: str) -> str:
@@ -103,14 +120,14 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, bool):
         return isinstance(value, bool)
     if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
     # What may be absent, or left to transformers, is a size too.
-    return (isinstance(value, int) and not isinstance(value, bool) and value > 0) or value == default
+    return (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63) or value == default
 
 
 def _expected(default: Any) -> str:
     if isinstance(default, bool):
         return "true or false"
     if isinstance(default, float):
-        return "a number of at least 0"
-    return "an integer of at least 1" + ("" if isinstance(default, int) else f" or {default!r}")
+        return "a number of at least 0 that float32 holds"
+    return "an integer of at least 1 and below 2^63" + ("" if isinstance(default, int) else f" or {default!r}")

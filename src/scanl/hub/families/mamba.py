@@ -1,5 +1,6 @@
 """MambaForCausalLM."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -55,6 +56,17 @@ class Mamba(Family):
             "norm_eps": config["layer_norm_epsilon"],
             "residual_in_float32": config["residual_in_fp32"],
             "tie_embeddings": config["tie_word_embeddings"],
+        }
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim, rank = config["hidden_size"], config["time_step_rank"]
+        inner, rank = config["expand"] * dim, math.ceil(dim / 16) if rank == "auto" else rank
+        return {
+            "backbone.embeddings.weight": (config["vocab_size"], dim),
+            "backbone.layers.0.mixer.A_log": (inner, config["state_size"]),
+            "backbone.layers.0.mixer.conv1d.weight": (inner, 1, config["conv_kernel"]),
+            "backbone.layers.0.mixer.dt_proj.weight": (inner, rank),
         }
 
     @staticmethod

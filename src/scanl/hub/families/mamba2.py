@@ -62,6 +62,16 @@ class Mamba2(Family):
         }
 
     @staticmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        inner, keys = config["num_heads"] * config["head_dim"], config["n_groups"] * config["state_size"]
+        return {
+            "backbone.embeddings.weight": (config["vocab_size"], config["hidden_size"]),
+            "backbone.layers.0.mixer.A_log": (config["num_heads"],),
+            "backbone.layers.0.mixer.norm.weight": (inner,),
+            "backbone.layers.0.mixer.conv1d.weight": (inner + 2 * keys, 1, config["conv_kernel"]),
+        }
+
+    @staticmethod
     def entries(model: LanguageModel) -> dict[str, Any]:
         block = blocks(model)[0]
         mixer = block.mixer

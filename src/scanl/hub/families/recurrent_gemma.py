@@ -61,12 +61,12 @@ class RecurrentGemma(Family):
     norm: ClassVar = ZeroCenteredRMSNorm
 
     @classmethod
-    def build(cls, config: Mapping[str, Any], who: str) -> LanguageModel:
+    def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Checkpoints from before transformers 5 have the entries of rope_parameters among the others."""
         rope = config.get("rope_parameters") or {}
         if isinstance(rope, Mapping):
             rope = {key: config[key] for key in ROPE if key in config} | dict(rope)
-        return super().build({**config, "rope_parameters": rope}, who)
+        return super().read({**config, "rope_parameters": rope}, who)
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +108,28 @@ class RecurrentGemma(Family):
             "logit_cap": config["logits_soft_cap"],
             "tie_embeddings": config["tie_word_embeddings"],
         }
+
+    @staticmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim, heads, types = config["hidden_size"], config["num_attention_heads"], config["block_types"]
+        width, head = config["lru_width"] or dim, config["head_dim"] or dim // heads
+        queries, keys = heads * head, (config["num_key_value_heads"] or heads) * head
+        sizes = {
+            "model.embed_tokens.weight": (config["vocab_size"], dim),
+            "model.layers.0.mlp_block.gate_proj.weight": (config["intermediate_size"] // 2, dim),
+        }
+        options: dict[str, dict[str, tuple[int, ...]]] = {
+            "recurrent": {
+                "linear_x.weight": (width, dim),
+                "conv_1d.weight": (width, 1, config["conv1d_width"]),
+                "rg_lru.input_gate_bias": (heads, width // heads),
+            },
+            "attention": {"q_proj.weight": (queries, dim), "k_proj.weight": (keys, dim)},
+        }
+        for index, kind in list(enumerate(types))[: config["num_hidden_layers"]]:
+            begin = f"model.layers.{index}.temporal_block."
+            sizes |= {begin + name: shape for name, shape in options[kind].items()}
+        return sizes
 
     @staticmethod
     def entries(model: LanguageModel) -> dict[str, Any]:

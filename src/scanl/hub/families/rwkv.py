@@ -60,6 +60,15 @@ class Rwkv(Family):
         }
 
     @staticmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim = config["hidden_size"]
+        return {
+            "rwkv.embeddings.weight": (config["vocab_size"], dim),
+            "rwkv.blocks.0.attention.key.weight": (config["attention_hidden_size"] or dim, dim),
+            "rwkv.blocks.0.feed_forward.key.weight": (config["intermediate_size"] or 4 * dim, dim),
+        }
+
+    @staticmethod
     def entries(model: LanguageModel) -> dict[str, Any]:
         block = blocks(model)[0]
         assert isinstance(block.mixer, layers.RWKV4)

@@ -79,6 +79,18 @@ class XLSTM(Family):
         }
 
     @staticmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        dim, multiple = config["hidden_size"], config["ffn_round_up_to_multiple_of"]
+        hidden = int((config["ffn_proj_factor"] * dim + multiple - 1) // multiple) * multiple
+        return {
+            "backbone.embeddings.weight": (config["vocab_size"], dim),
+            "backbone.blocks.0.mlstm_layer.q.weight": (int(dim * config["qk_dim_factor"]), dim),
+            "backbone.blocks.0.mlstm_layer.v.weight": (int(dim * config["v_dim_factor"]), dim),
+            "backbone.blocks.0.mlstm_layer.igate_preact.weight": (config["num_heads"], dim),
+            "backbone.blocks.0.ffn.proj_up.weight": (hidden, dim),
+        }
+
+    @staticmethod
     def entries(model: LanguageModel) -> dict[str, Any]:
         block = blocks(model)[0]
         mixer, channel = block.mixer, block.channel
