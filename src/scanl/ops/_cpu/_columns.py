@@ -26,7 +26,7 @@ class Work(NamedTuple):
     head_parts: int  # parts of the heads of a shared head
     column_parts: int  # parts of the columns of a head
     units: int
-    head: list[int]  # the arguments that every kernel is told first
+    slots: dict[str, int]  # that say so to the kernels
 
 
 def divide(v: torch.Tensor, shared: int, state: torch.Tensor, reverse: bool, cu_seqlens: torch.Tensor | None) -> Work:
@@ -44,8 +44,12 @@ def _divide(shape: tuple[int, ...], shared: int, keys: int, reverse: bool, cut: 
     column_parts = min(-(-values // WIDTH), -(-CORES // (groups * head_parts)))
     longest = int((ranges[:, 1] - ranges[:, 0]).max(initial=0))
     units = len(ranges) * shared * head_parts * column_parts
-    sizes = [len(ranges), shared, heads, keys, values, head_parts, column_parts, batch * steps, longest]
-    return Work(ranges, head_parts, column_parts, units, [ranges.ctypes.data, *sizes, int(reverse)])
+    slots = {
+        "ranges": ranges.ctypes.data, "sequences": len(ranges), "shared": shared, "heads": heads, "keys": keys,
+        "values": values, "head_parts": head_parts, "column_parts": column_parts, "rows": batch * steps,
+        "longest": longest, "reverse": int(reverse),
+    }  # fmt: skip
+    return Work(ranges, head_parts, column_parts, units, slots)
 
 
 def summed(parts: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,16 @@ from numba.extending import intrinsic
 from scanl.ops._cpu._columns import CHUNK, divide, load, share, store, summed
 from scanl.ops._cpu._columns import WIDTH as W
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, scratch, take
 from scanl.ops._cpu._vectors import STRIP, Emitter
+
+_HEAD = (
+    "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "
+    "columns q k v av a b g beta u scale state "
+)
+FORWARD = Slots(_HEAD + "out last")
+BACKWARD = Slots(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
 
 # Lanes: values, y, read of P, do, dv, dy; decays of columns and their gradient; do as it enters dS before and after the
 # step, and as P sees it
@@ -431,18 +439,19 @@ def _idle(keys, c, at):
 
 def _build_forward(dtype):
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        sequences, shared, heads, keys, values = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        head_parts, column_parts, rows, reverse = pointer[8], pointer[9], pointer[10], pointer[12]
-        d_step, d_head, d_key, kind, columns = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17]
-        ranges = array(pointer[2], 2 * sequences, np.int64)
-        q, k = array(pointer[18], rows * shared * keys, dtype), array(pointer[19], rows * shared * keys, dtype)
-        v, av = array(pointer[20], rows * heads * values, dtype), array(pointer[21], rows * heads * values, dtype)
-        a, b = array(pointer[22], rows * heads * keys, dtype), array(pointer[23], rows * heads * keys, dtype)
-        g, beta = array(pointer[24], rows * heads * keys, dtype), array(pointer[25], rows * heads, dtype)
-        u, scale = array(pointer[26], heads * keys, dtype), array(pointer[27], 1, dtype)[0]
-        state = array(pointer[28], sequences * heads * keys * values, dtype)
-        out, last = array(pointer[29], v.size, dtype), array(pointer[30], state.size, dtype)
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        sequences, shared, heads, keys, values = slots.sequences, slots.shared, slots.heads, slots.keys, slots.values
+        head_parts, column_parts, rows, reverse = slots.head_parts, slots.column_parts, slots.rows, slots.reverse
+        d_step, d_head, d_key, kind, columns = slots.d_step, slots.d_head, slots.d_key, slots.kind, slots.columns
+        ranges = array(slots.ranges, 2 * sequences, np.int64)
+        q, k = array(slots.q, rows * shared * keys, dtype), array(slots.k, rows * shared * keys, dtype)
+        v, av = array(slots.v, rows * heads * values, dtype), array(slots.av, rows * heads * values, dtype)
+        a, b = array(slots.a, rows * heads * keys, dtype), array(slots.b, rows * heads * keys, dtype)
+        g, beta = array(slots.g, rows * heads * keys, dtype), array(slots.beta, rows * heads, dtype)
+        u, scale = array(slots.u, heads * keys, dtype), array(slots.scale, 1, dtype)[0]
+        state = array(slots.state, sequences * heads * keys * values, dtype)
+        out, last = array(slots.out, v.size, dtype), array(slots.last, state.size, dtype)
         S, x = scratch(keys * W, dtype), scratch(LANES, dtype)
         c = scratch(2 * STEP, dtype)
         while True:
@@ -486,34 +495,33 @@ def _build_forward(dtype):
 
 def _build_backward(dtype):
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        sequences, shared, heads, keys, values = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        head_parts, column_parts, rows, longest, reverse = (
-            pointer[8], pointer[9], pointer[10], pointer[11], pointer[12],
-        )  # fmt: skip
-        d_step, d_head, d_key, kind, columns = pointer[13], pointer[14], pointer[15], pointer[16], pointer[17]
-        ranges = array(pointer[2], 2 * sequences, np.int64)
-        q, k = array(pointer[18], rows * shared * keys, dtype), array(pointer[19], rows * shared * keys, dtype)
-        v, av = array(pointer[20], rows * heads * values, dtype), array(pointer[21], rows * heads * values, dtype)
-        a, b = array(pointer[22], rows * heads * keys, dtype), array(pointer[23], rows * heads * keys, dtype)
-        g, beta = array(pointer[24], rows * heads * keys, dtype), array(pointer[25], rows * heads, dtype)
-        u, scale = array(pointer[26], heads * keys, dtype), array(pointer[27], 1, dtype)[0]
-        state = array(pointer[28], sequences * heads * keys * values, dtype)
-        d_out, d_last = array(pointer[29], v.size, dtype), array(pointer[30], state.size, dtype)
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        sequences, shared, heads, keys, values = slots.sequences, slots.shared, slots.heads, slots.keys, slots.values
+        head_parts, column_parts, rows, reverse = slots.head_parts, slots.column_parts, slots.rows, slots.reverse
+        d_step, d_head, d_key, kind, columns = slots.d_step, slots.d_head, slots.d_key, slots.kind, slots.columns
+        ranges = array(slots.ranges, 2 * sequences, np.int64)
+        q, k = array(slots.q, rows * shared * keys, dtype), array(slots.k, rows * shared * keys, dtype)
+        v, av = array(slots.v, rows * heads * values, dtype), array(slots.av, rows * heads * values, dtype)
+        a, b = array(slots.a, rows * heads * keys, dtype), array(slots.b, rows * heads * keys, dtype)
+        g, beta = array(slots.g, rows * heads * keys, dtype), array(slots.beta, rows * heads, dtype)
+        u, scale = array(slots.u, heads * keys, dtype), array(slots.scale, 1, dtype)[0]
+        state = array(slots.state, sequences * heads * keys * values, dtype)
+        d_out, d_last = array(slots.do, v.size, dtype), array(slots.dlast, state.size, dtype)
         parts = head_parts * column_parts
-        dq, dk = array(pointer[31], parts * q.size, dtype), array(pointer[32], parts * q.size, dtype)
-        dv, dav = array(pointer[33], v.size, dtype), array(pointer[34], v.size, dtype)
-        da, db = array(pointer[35], column_parts * a.size, dtype), array(pointer[36], column_parts * a.size, dtype)
+        dq, dk = array(slots.dq, parts * q.size, dtype), array(slots.dk, parts * q.size, dtype)
+        dv, dav = array(slots.dv, v.size, dtype), array(slots.dgv, v.size, dtype)
+        da, db = array(slots.da, column_parts * a.size, dtype), array(slots.db, column_parts * a.size, dtype)
         dg, d_beta = (
-            array(pointer[37], column_parts * a.size, dtype),
-            array(pointer[38], column_parts * beta.size, dtype),
+            array(slots.dg, column_parts * a.size, dtype),
+            array(slots.dbeta, column_parts * beta.size, dtype),
         )
-        du = array(pointer[39], column_parts * sequences * u.size, dtype)
-        d_state = array(pointer[40], state.size, dtype)
+        du = array(slots.du, column_parts * sequences * u.size, dtype)
+        d_state = array(slots.dstate, state.size, dtype)
         fours = -(-keys // 4) * 4  # rows whose sums are taken together
         block = fours * W
         S, dS, x = scratch(block, dtype), scratch(block, dtype), scratch(LANES, dtype)
-        starts, held = np.empty((longest // CHUNK + 1) * block, dtype), scratch(CHUNK * block, dtype)
+        starts, held = np.empty((slots.longest // CHUNK + 1) * block, dtype), scratch(CHUNK * block, dtype)
         c, ys, u_sums = scratch(VECTORS, dtype), np.empty(CHUNK * W, dtype), np.empty(keys, np.float64)
         while True:
             unit = take(counter)
@@ -611,32 +619,25 @@ def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
-    """How the work is divided, what both kernels are told first, and the tensors that they read."""
+    """How the work is divided, and what both kernels are told, by slot."""
     work = divide(v, q.shape[2], state, reverse, cu_seqlens)
     heads, keys = state.shape[1:3]
     strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys, keys, 1)][0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
     one = _constant(1, v.dtype)
-    tensors = [
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
-        one if gv is None else gv.exp().contiguous(),
-        *(one if value is None else value.contiguous() for value in (a, b)),
-        _constant(0, v.dtype) if g is None else g.contiguous(),
-        *(one if value is None else value.contiguous() for value in (beta, u)),
-        _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype),
-        state.contiguous(),
-    ]
-    return work, [*work.head, *strides, kind, int(gv is not None)], tensors
+    given = {"q": q, "k": k, "v": v, "av": None if gv is None else gv.exp(), "a": a, "b": b, "beta": beta, "u": u}
+    told = {**work.slots, **dict(zip(("d_step", "d_head", "d_key"), strides, strict=True))}
+    told |= {name: one if value is None else value.contiguous() for name, value in given.items()}
+    told["g"] = _constant(0, v.dtype) if g is None else g.contiguous()
+    told["scale"] = _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype)
+    return work, {**told, "kind": kind, "columns": gv is not None, "state": state.contiguous()}
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):
     """y and the last state. With a and b the general form; with beta the delta rule; with neither linear attention."""
-    work, head, tensors = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
+    work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
-    pointers = [tensor.data_ptr() for tensor in (*tensors, y, last)]
-    _forward.run(v.dtype, [*head, *pointers], work.units, v.numel() * state.shape[2])
+    _forward.run(v.dtype, FORWARD.pack(**told, out=y, last=last), work.units, v.numel() * state.shape[2])
     return y, last
 
 
@@ -644,7 +645,7 @@ def run_backward(
     dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None
 ):
     """The gradient of every operand that is given, by name."""
-    work, head, tensors = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
+    work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     parts, columns, sequences = work.head_parts * work.column_parts, work.column_parts, len(work.ranges)
     heads, keys = state.shape[1:3]
     constant = g is None or g.ndim == 1
@@ -665,9 +666,9 @@ def run_backward(
         "u": some(u, columns * sequences, heads, keys),
         "state": empty(state.shape, state.dtype),
     }
-    given = (*tensors, dy.contiguous(), dlast.contiguous(), *grads.values())
-    pointers = [tensor.data_ptr() for tensor in given]
-    _backward.run(v.dtype, [*head, *pointers], work.units, 4 * v.numel() * state.shape[2])
+    made = {f"d{name}": grad for name, grad in grads.items()}
+    slots = BACKWARD.pack(**told, **made, do=dy.contiguous(), dlast=dlast.contiguous())
+    _backward.run(v.dtype, slots, work.units, 4 * v.numel() * state.shape[2])
     for name in ("q", "k", "a", "b", "beta", "u"):
         grads[name] = summed(grads[name])
     grads["g"] = grads["g"].sum((0, 1)) if constant else summed(grads["g"])

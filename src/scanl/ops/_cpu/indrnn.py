@@ -11,8 +11,13 @@ from numba import njit
 from scanl.ops._cpu._cells import FLUSH, blocks, piece, rows, sequences
 from scanl.ops._cpu._gates import tanh
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, channels, loaded, view
 from scanl.ops._cpu._team import Kernel, array, take
 from scanl.ops.indrnn import activation_number
+
+_HEAD = "ranges sequences width count size reverse activation"
+FORWARD = Slots(_HEAD + " y y_batch w state", rows="x")
+BACKWARD = Slots(_HEAD + " y y_batch w state carry dx dw", rows="dy")
 
 
 @njit(forceinline=True)
@@ -58,11 +63,11 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse, activation = pointer[4], pointer[5], pointer[6], pointer[7], pointer[8]
-        x, x_batch, x_time, y, y_batch = pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
-        w, state = pointer[14], pointer[15]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        width, count, size, reverse, activation = slots.width, slots.count, slots.size, slots.reverse, slots.activation
+        x, y, y_batch, w, state = loaded(slots.x), slots.y, slots.y_batch, slots.w, slots.state
         while True:
             unit = take(counter)
             if unit >= units:
@@ -73,7 +78,7 @@ def _build_forward(dtype):
             for i in range(end - begin):
                 t = end - 1 - i if reverse else begin + i
                 _forward_row(
-                    array(x + item * (b * x_batch + t * x_time + channel), part, dtype),
+                    channels(x, b, t, channel, part, dtype),
                     ws,
                     s,
                     array(y + item * (b * y_batch + t * width + channel), part, dtype),
@@ -87,11 +92,12 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse, activation = pointer[4], pointer[5], pointer[6], pointer[7], pointer[8]
-        dy, dy_batch, dy_time, y, y_batch = pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
-        w, state, carry, dx, dw = pointer[14], pointer[15], pointer[16], pointer[17], pointer[18]
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        width, count, size, reverse, activation = slots.width, slots.count, slots.size, slots.reverse, slots.activation
+        dy, y, y_batch, w, state = loaded(slots.dy), slots.y, slots.y_batch, slots.w, slots.state
+        carry, dx, dw = slots.carry, slots.dx, slots.dw
         recent = np.zeros(size, dtype)
         while True:
             unit = take(counter)
@@ -110,7 +116,7 @@ def _build_backward(dtype):
                 if i == end - begin - 1:
                     before = state + at
                 dxs = array(dx + k, part, dtype)
-                dys = array(dy + item * (b * dy_batch + t * dy_time + channel), part, dtype)
+                dys = channels(dy, b, t, channel, part, dtype)
                 _backward_row(dys, array(y + k, part, dtype), c, dxs, activation)
                 _carry_row(dxs, ws, array(before, part, dtype), c, recent)
                 if i % FLUSH == FLUSH - 1:
@@ -127,18 +133,15 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def forward(x, w, state, reverse, cu_seqlens, activation):
-    number = activation_number(activation)
     ranges = sequences(x, cu_seqlens, "indrnn")
     x, y, w = rows(x), empty(x.shape, x.dtype), w.contiguous()
     last = state.clone(memory_format=torch.contiguous_format)
     count, size = blocks(len(ranges), x.shape[2])
-    head = [ranges.ctypes.data, len(ranges), x.shape[2], count, size, int(reverse), number]
-    _forward.run(
-        x.dtype,
-        [*head, x.data_ptr(), *x.stride()[:2], y.data_ptr(), y.stride(0), w.data_ptr(), last.data_ptr()],
-        len(ranges) * count,
-        x.numel(),
-    )
+    slots = FORWARD.pack(
+        ranges=ranges, sequences=len(ranges), width=x.shape[2], count=count, size=size, reverse=reverse,
+        activation=activation_number(activation), x=x, y=y, y_batch=y.stride(0), w=w, state=last,
+    )  # fmt: skip
+    _forward.run(x.dtype, slots, len(ranges) * count, x.numel())
     return y, last
 
 
@@ -148,12 +151,10 @@ def backward(dy, dlast, x, w, state, y, reverse, cu_seqlens, activation):
     dx, dw = empty(y.shape, y.dtype), state.new_empty(state.shape)
     carry = dlast.clone(memory_format=torch.contiguous_format)
     count, size = blocks(len(ranges), y.shape[2])
-    head = [ranges.ctypes.data, len(ranges), y.shape[2], count, size, int(reverse), activation_number(activation)]
-    tensors = [tensor.data_ptr() for tensor in (w, state, carry, dx, dw)]
-    _backward.run(
-        y.dtype,
-        [*head, dy.data_ptr(), *dy.stride()[:2], y.data_ptr(), y.stride(0), *tensors],
-        len(ranges) * count,
-        y.numel(),
-    )
+    slots = BACKWARD.pack(
+        ranges=ranges, sequences=len(ranges), width=y.shape[2], count=count, size=size, reverse=reverse,
+        activation=activation_number(activation), dy=dy, y=y, y_batch=y.stride(0), w=w, state=state, carry=carry,
+        dx=dx, dw=dw,
+    )  # fmt: skip
+    _backward.run(y.dtype, slots, len(ranges) * count, y.numel())
     return [dx, dw.sum(0), carry]

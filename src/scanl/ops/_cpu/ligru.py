@@ -16,7 +16,12 @@ from scanl.ops._cpu._cells import before, copy, groups, longest, row_at, sequenc
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._product import add_products
+from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, take
+
+_HEAD = "ranges sequences width steps size reverse w"
+FORWARD = Slots(_HEAD + " x state y")
+BACKWARD = Slots(_HEAD + " raw carry dh old")
 
 
 @njit(forceinline=True)
@@ -47,10 +52,12 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        count, width, steps, size, reverse = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        x, w, state, y = pointer[8], array(pointer[9], 2 * width * width, dtype), pointer[10], pointer[11]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        count, width, steps, size, reverse = slots.sequences, slots.width, slots.steps, slots.size, slots.reverse
+        w = array(slots.w, 2 * width * width, dtype)
+        x, state, y = slots.x, slots.state, slots.y
         scratch = np.zeros(2 * width * size, dtype)
         while True:
             unit = take(counter)
@@ -82,16 +89,12 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        count, width, steps, size, reverse = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        raw, w, carry, dh, old = (
-            pointer[8],
-            array(pointer[9], 2 * width * width, dtype),
-            pointer[10],
-            pointer[11],
-            pointer[12],
-        )
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        count, width, steps, size, reverse = slots.sequences, slots.width, slots.steps, slots.size, slots.reverse
+        w = array(slots.w, 2 * width * width, dtype)
+        raw, carry, dh, old = slots.raw, slots.carry, slots.dh, slots.old
         z, scratch = np.empty(width, dtype), np.zeros(2 * width * size, dtype)
         while True:
             unit = take(counter)
@@ -131,9 +134,11 @@ def forward(x, u, state, reverse, cu_seqlens):
     x, w = x.contiguous(), u.permute(2, 0, 1).contiguous()
     y, last = empty((batch, steps, width), x.dtype), state.clone(memory_format=torch.contiguous_format)
     count, size = groups(len(ranges))
-    head = [ranges.ctypes.data, len(ranges), width, steps, size, int(reverse)]
-    tensors = [tensor.data_ptr() for tensor in (x, w, last, y)]
-    _forward.run(x.dtype, [*head, *tensors], count, x.numel() * width)
+    slots = FORWARD.pack(
+        ranges=ranges, sequences=len(ranges), width=width, steps=steps, size=size, reverse=reverse, w=w, x=x,
+        state=last, y=y,
+    )  # fmt: skip
+    _forward.run(x.dtype, slots, count, x.numel() * width)
     return y, last
 
 
@@ -146,7 +151,9 @@ def backward(dh, dlast, x, u, state, y, reverse, cu_seqlens):
     torch.addmm(x.reshape(-1, 2 * width), flat, matrix.T, out=raw.view(-1, 2 * width))
     dh, carry = dh.contiguous(), dlast.clone(memory_format=torch.contiguous_format)
     count, size = groups(len(ranges))
-    head = [ranges.ctypes.data, len(ranges), width, steps, size, int(reverse)]
-    tensors = [tensor.data_ptr() for tensor in (raw, w, carry, dh, old)]
-    _backward.run(x.dtype, [*head, *tensors], count, x.numel() * width)
+    slots = BACKWARD.pack(
+        ranges=ranges, sequences=len(ranges), width=width, steps=steps, size=size, reverse=reverse, w=w, raw=raw,
+        carry=carry, dh=dh, old=old,
+    )  # fmt: skip
+    _backward.run(x.dtype, slots, count, x.numel() * width)
     return [raw, (raw.view(-1, 2 * width).T @ flat).view_as(u), carry]

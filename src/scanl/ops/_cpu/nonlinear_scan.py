@@ -4,7 +4,10 @@ import torch
 from numba import njit
 
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, take
+
+AFFINE = Slots("steps width jacobians offsets out")  # of both kernels
 
 
 @njit(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
@@ -19,8 +22,9 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        steps, width, jacobians, offsets, out = pointer[2], pointer[3], pointer[4], pointer[5], pointer[6]
+        slots = view(pointer, AFFINE)
+        counter, units, steps, width = slots.counter, slots.units, slots.steps, slots.width
+        jacobians, offsets, out = slots.jacobians, slots.offsets, slots.out
         while True:
             unit = take(counter)
             if unit >= units:
@@ -43,8 +47,9 @@ def _build_adjoint(dtype):
     item = dtype.itemsize
 
     def adjoint(pointer):
-        counter, units = pointer[0], pointer[1]
-        steps, width, jacobians, offsets, out = pointer[2], pointer[3], pointer[4], pointer[5], pointer[6]
+        slots = view(pointer, AFFINE)
+        counter, units, steps, width = slots.counter, slots.units, slots.steps, slots.width
+        jacobians, offsets, out = slots.jacobians, slots.offsets, slots.out
         while True:
             unit = take(counter)
             if unit >= units:
@@ -72,6 +77,6 @@ def affine(jacobians: torch.Tensor, offsets: torch.Tensor, *, adjoint: bool) -> 
     """d of every step from J (B, T, E, E) and b (B, T, E), float32 or float64, contiguous."""
     batch, steps, width = offsets.shape
     out = empty(offsets.shape, offsets.dtype)
-    pointers = [tensor.data_ptr() for tensor in (jacobians, offsets, out)]
-    _kernels[adjoint].run(offsets.dtype, [steps, width, *pointers], batch, jacobians.numel())
+    slots = AFFINE.pack(steps=steps, width=width, jacobians=jacobians, offsets=offsets, out=out)
+    _kernels[adjoint].run(offsets.dtype, slots, batch, jacobians.numel())
     return out

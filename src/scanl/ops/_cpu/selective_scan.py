@@ -26,8 +26,17 @@ from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, channels, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops._op import offsets
+
+# rows: of the batch times steps; groups, parts: of B and of C, groups 0 where it is constant over time
+_WORK = (
+    "ranges sequences steps longest width states span blocks block parts B_groups C_groups B_parts C_parts wide rows"
+)
+_HEAD = _WORK + " reverse positive A B C D bias state"
+FORWARD = Slots(_HEAD + " last", rows="u delta z y")
+BACKWARD = Slots(_HEAD + " dlast dA dB dC dD dbias dstate", rows="u delta z dy du ddelta dz")
 
 W = 128  # channels of a block, at most: constant, so that rows of one array are known not to overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
@@ -215,57 +224,41 @@ def _flush(source, at, step, total, start, states, size):
 
 
 @njit(**FLAGS)
-def _at(pointer, k, batch, t, first, size, dtype):
-    """The row at a step of the (B, T, E) operand whose address and strides are the arguments from the k-th on."""
-    item = np.empty(0, dtype).itemsize
-    return array(pointer[k] + item * (batch * pointer[k + 1] + t * pointer[k + 2] + first), size, dtype)
-
-
-@njit(**FLAGS)
 def _nth(source, n, step):
     """The rows of state n."""
     return source[n * step : (n + 1) * step]
 
 
-# The arguments of both kernels; U to DGATE are an address and two strides, the rest addresses
-RANGES, SEQUENCES, STEPS, LONGEST, WIDTH, STATES, SPAN, BLOCKS, BLOCK, PARTS = range(2, 12)
-B_GROUPS, C_GROUPS, B_PARTS, C_PARTS, WIDE, ROWS_IN_ALL, REVERSE, POSITIVE = range(12, 20)
-A_IN, B_IN, C_IN, SKIP_IN, BIAS_IN, STATE = range(20, 26)
-U, STEP_SIZE, GATE = 26, 29, 32
-Y_OUT, LAST = 35, 38
-DY_IN, DU_OUT, DSTEP, DGATE = 35, 38, 41, 44
-DLAST, DA_OUT, DB_OUT, DC_OUT, DSKIP, DBIAS, DSTATE = range(47, 54)
-
-
 @njit(**FLAGS)
-def _open(pointer, s, step, z, bs, cs, first, size, dtype, real):
+def _open(slots, s, step, z, bs, cs, first, size, dtype, real):
     """What stays for a block of channels: A, D, the bias of Δ, and B and C where they are constant."""
-    width, states = pointer[WIDTH], pointer[STATES]
-    _load(s, A, step, array(pointer[A_IN], width * states, dtype), first * states, states, size)
+    width, states = slots.width, slots.states
+    _load(s, A, step, array(slots.A, width * states, dtype), first * states, states, size)
     z[SKIP : SKIP + W] = 0
     z[BIAS : BIAS + W] = 0
-    if pointer[SKIP_IN]:
-        z[SKIP : SKIP + size] = array(pointer[SKIP_IN], width, real)[first : first + size]
-    if pointer[BIAS_IN]:
-        z[BIAS : BIAS + size] = array(pointer[BIAS_IN], width, real)[first : first + size]
-    if pointer[B_GROUPS] == 0:
-        _load(bs, 0, W, array(pointer[B_IN], width * states, dtype), first * states, states, size)
-    if pointer[C_GROUPS] == 0:
-        _load(cs, 0, W, array(pointer[C_IN], width * states, dtype), first * states, states, size)
+    if slots.D:
+        z[SKIP : SKIP + size] = array(slots.D, width, real)[first : first + size]
+    if slots.bias:
+        z[BIAS : BIAS + size] = array(slots.bias, width, real)[first : first + size]
+    if slots.B_groups == 0:
+        _load(bs, 0, W, array(slots.B, width * states, dtype), first * states, states, size)
+    if slots.C_groups == 0:
+        _load(cs, 0, W, array(slots.C, width * states, dtype), first * states, states, size)
 
 
 def _build_forward(dtype):
     real = np.empty(0, dtype).real.dtype
 
     def forward(pointer):
-        counter, units, ranges = pointer[0], pointer[1], array(pointer[RANGES], 3 * pointer[SEQUENCES], np.int64)
-        sequences, width, states, total = pointer[SEQUENCES], pointer[WIDTH], pointer[STATES], pointer[ROWS_IN_ALL]
-        span, blocks, block, parts = pointer[SPAN], pointer[BLOCKS], pointer[BLOCK], pointer[PARTS]
-        B_groups, C_groups, wide = pointer[B_GROUPS], pointer[C_GROUPS], pointer[WIDE]
-        B = array(pointer[B_IN], max(total * B_groups, width) * states, dtype)
-        C = array(pointer[C_IN], max(total * C_groups, width) * states, dtype)
-        state = array(pointer[STATE], sequences * width * states, dtype)
-        last = array(pointer[LAST], sequences * width * states, dtype)
+        slots = view(pointer, FORWARD)
+        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
+        sequences, width, states, total = slots.sequences, slots.width, slots.states, slots.rows
+        span, blocks, block, parts = slots.span, slots.blocks, slots.block, slots.parts
+        B_groups, C_groups, wide = slots.B_groups, slots.C_groups, slots.wide
+        B = array(slots.B, max(total * B_groups, width) * states, dtype)
+        C = array(slots.C, max(total * C_groups, width) * states, dtype)
+        state = array(slots.state, sequences * width * states, dtype)
+        last = array(slots.last, sequences * width * states, dtype)
         step, columns = 2 * W, width // max(1, span) * blocks
         s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
         bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
@@ -276,19 +269,19 @@ def _build_forward(dtype):
             group, part = unit % columns // blocks, unit // columns
             first = group * span + unit % blocks * block
             size = min(block, (group + 1) * span - first)
-            _open(pointer, s, step, z, bs, cs, first, size, dtype, real)
+            _open(slots, s, step, z, bs, cs, first, size, dtype, real)
             for n in range(sequences * part // parts, sequences * (part + 1) // parts):
                 batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
                 corner = (n * width + first) * states
                 _load(s, H, step, state, corner, states, size)
                 for i in range(end - begin):
-                    t = end - 1 - i if pointer[REVERSE] else begin + i
-                    row = batch * pointer[STEPS] + t
+                    t = end - 1 - i if slots.reverse else begin + i
+                    row = batch * slots.steps + t
                     us, deltas = (
-                        _at(pointer, U, batch, t, first, size, real),
-                        _at(pointer, STEP_SIZE, batch, t, first, size, real),
+                        channels(slots.u, batch, t, first, size, real),
+                        channels(slots.delta, batch, t, first, size, real),
                     )
-                    _enter(z, us, deltas, pointer[POSITIVE])
+                    _enter(z, us, deltas, slots.positive)
                     if wide:
                         if B_groups:
                             _spread(bs, B, row, B_groups, width, first, states, size)
@@ -303,9 +296,9 @@ def _build_forward(dtype):
                         )
                         for m in range(states):
                             _advance(_nth(s, m, step), z, size, B[b + m], C[c + m])
-                    y = _at(pointer, Y_OUT, batch, t, first, size, real)
-                    if pointer[GATE]:
-                        _gate(z, y, _at(pointer, GATE, batch, t, first, size, real))
+                    y = channels(slots.y, batch, t, first, size, real)
+                    if slots.z.at:
+                        _gate(z, y, channels(slots.z, batch, t, first, size, real))
                     else:
                         for j in range(size):
                             y[j] = z[Y + j]
@@ -318,23 +311,24 @@ def _build_backward(dtype):
     real, double = np.empty(0, dtype).real.dtype, np.result_type(dtype, np.float64)
 
     def backward(pointer):
-        counter, units, ranges = pointer[0], pointer[1], array(pointer[RANGES], 3 * pointer[SEQUENCES], np.int64)
-        sequences, width, states, total = pointer[SEQUENCES], pointer[WIDTH], pointer[STATES], pointer[ROWS_IN_ALL]
-        span, blocks, block, parts = pointer[SPAN], pointer[BLOCKS], pointer[BLOCK], pointer[PARTS]
-        B_groups, C_groups, wide, positive = pointer[B_GROUPS], pointer[C_GROUPS], pointer[WIDE], pointer[POSITIVE]
-        B_parts, C_parts = pointer[B_PARTS], pointer[C_PARTS]
-        B = array(pointer[B_IN], max(total * B_groups, width) * states, dtype)
-        C = array(pointer[C_IN], max(total * C_groups, width) * states, dtype)
-        state = array(pointer[STATE], sequences * width * states, dtype)
-        dlast, dstate = array(pointer[DLAST], state.size, dtype), array(pointer[DSTATE], state.size, dtype)
-        da = array(pointer[DA_OUT], parts * width * states, dtype)
-        dB = array(pointer[DB_OUT], max(B_parts * total * B_groups, parts * width) * states, dtype)
-        dC = array(pointer[DC_OUT], max(C_parts * total * C_groups, parts * width) * states, dtype)
-        dskip, dbias = array(pointer[DSKIP], parts * width, real), array(pointer[DBIAS], parts * width, real)
+        slots = view(pointer, BACKWARD)
+        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
+        sequences, width, states, total = slots.sequences, slots.width, slots.states, slots.rows
+        span, blocks, block, parts = slots.span, slots.blocks, slots.block, slots.parts
+        B_groups, C_groups, wide, positive = slots.B_groups, slots.C_groups, slots.wide, slots.positive
+        B_parts, C_parts = slots.B_parts, slots.C_parts
+        B = array(slots.B, max(total * B_groups, width) * states, dtype)
+        C = array(slots.C, max(total * C_groups, width) * states, dtype)
+        state = array(slots.state, sequences * width * states, dtype)
+        dlast, dstate = array(slots.dlast, state.size, dtype), array(slots.dstate, state.size, dtype)
+        da = array(slots.dA, parts * width * states, dtype)
+        dB = array(slots.dB, max(B_parts * total * B_groups, parts * width) * states, dtype)
+        dC = array(slots.dC, max(C_parts * total * C_groups, parts * width) * states, dtype)
+        dskip, dbias = array(slots.dD, parts * width, real), array(slots.dbias, parts * width, real)
 
         step, columns = 4 * W, width // max(1, span) * blocks
         s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
-        starts = np.empty(((pointer[LONGEST] + CHUNK - 1) // CHUNK) * states * block, dtype)
+        starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * block, dtype)
         totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
         bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
         dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
@@ -346,7 +340,7 @@ def _build_backward(dtype):
             group = column // blocks
             first = group * span + column % blocks * block
             size = min(block, (group + 1) * span - first)
-            _open(pointer, s, step, z, bs, cs, first, size, dtype, real)
+            _open(slots, s, step, z, bs, cs, first, size, dtype, real)
             for m in range(states):
                 s[m * step + DA : m * step + DA + W] = 0
             totals[:] = 0
@@ -371,10 +365,10 @@ def _build_backward(dtype):
                         else:
                             s[h : h + size] = starts[start : start + size]
                     for i in range(low, high):
-                        t = end - 1 - i if pointer[REVERSE] else begin + i
-                        row = batch * pointer[STEPS] + t
-                        us = _at(pointer, U, batch, t, first, size, real)
-                        _enter(z, us, _at(pointer, STEP_SIZE, batch, t, first, size, real), positive)
+                        t = end - 1 - i if slots.reverse else begin + i
+                        row = batch * slots.steps + t
+                        us = channels(slots.u, batch, t, first, size, real)
+                        _enter(z, us, channels(slots.delta, batch, t, first, size, real), positive)
                         b = (row * B_groups + group % max(1, B_groups)) * states
                         if wide and B_groups:
                             _spread(bs, B, row, B_groups, width, first, states, size)
@@ -389,16 +383,16 @@ def _build_backward(dtype):
                             else:
                                 _carry(sm, z, size, B[b + m])
                     for i in range(high - 1, low - 1 if back else high - 1, -1):
-                        t = end - 1 - i if pointer[REVERSE] else begin + i
-                        row = batch * pointer[STEPS] + t
-                        us = _at(pointer, U, batch, t, first, size, real)
-                        deltas = _at(pointer, STEP_SIZE, batch, t, first, size, real)
+                        t = end - 1 - i if slots.reverse else begin + i
+                        row = batch * slots.steps + t
+                        us = channels(slots.u, batch, t, first, size, real)
+                        deltas = channels(slots.delta, batch, t, first, size, real)
                         _enter(z, us, deltas, positive)
                         z[WRITTEN : WRITTEN + W] = 0
                         z[STEP : STEP + W] = 0
-                        dy = _at(pointer, DY_IN, batch, t, first, size, real)
-                        if pointer[GATE]:
-                            _ungate(z, dy, _at(pointer, GATE, batch, t, first, size, real))
+                        dy = channels(slots.dy, batch, t, first, size, real)
+                        if slots.z.at:
+                            _ungate(z, dy, channels(slots.z, batch, t, first, size, real))
                         else:
                             for j in range(size):
                                 z[DY + j] = dy[j]
@@ -424,11 +418,11 @@ def _build_backward(dtype):
                                 db, dc = _retreat(keep, sm, z, size, B[b + m], C[c + m])
                                 dB[(B_row * B_groups + group % B_groups) * states + m] = db
                                 dC[(C_row * C_groups + group % C_groups) * states + m] = dc
-                        du = _at(pointer, DU_OUT, batch, t, first, size, real)
-                        _leave(z, us, deltas, du, _at(pointer, DSTEP, batch, t, first, size, real), sums, positive)
-                        if pointer[GATE]:
-                            gates = _at(pointer, GATE, batch, t, first, size, real)
-                            _gate_backward(z, dy, gates, _at(pointer, DGATE, batch, t, first, size, real))
+                        du = channels(slots.du, batch, t, first, size, real)
+                        _leave(z, us, deltas, du, channels(slots.ddelta, batch, t, first, size, real), sums, positive)
+                        if slots.z.at:
+                            gates = channels(slots.z, batch, t, first, size, real)
+                            _gate_backward(z, dy, gates, channels(slots.dz, batch, t, first, size, real))
                     if back:
                         _flush(s, DA, step, totals, 0, states, size)
                         if wide:
@@ -459,7 +453,7 @@ class _Work(NamedTuple):
     B_parts: int  # partial sums of the gradient of B, of C
     C_parts: int
     units: int
-    head: list[int]  # RANGES to ROWS_IN_ALL
+    slots: dict[str, int]  # that say so to the kernels
 
 
 @functools.lru_cache(512)
@@ -486,18 +480,13 @@ def _divide(
     )
     longest = int((ranges[:, 2] - ranges[:, 1]).max(initial=0))
     wide = int(narrow or B_groups == 0 or C_groups == 0)
-    head = [ranges.ctypes.data, len(ranges), steps, longest, width, states, span, blocks, block, parts]
-    head += [B_groups, C_groups, max(1, B_parts), max(1, C_parts), wide, batch * steps]
-    return _Work(ranges, parts, max(1, B_parts), max(1, C_parts), parts * columns, head)
-
-
-def _row(value: torch.Tensor | None) -> tuple[int, int, int]:
-    """Address and strides of a (B, T, E) tensor for `_at`."""
-    return (0, 0, 0) if value is None else (value.data_ptr(), value.stride(0), value.stride(1))
-
-
-def _rest(value: torch.Tensor | None) -> int:
-    return 0 if value is None else value.data_ptr()
+    slots = {
+        "ranges": ranges.ctypes.data, "sequences": len(ranges), "steps": steps, "longest": longest, "width": width,
+        "states": states, "span": span, "blocks": blocks, "block": block, "parts": parts, "B_groups": B_groups,
+        "C_groups": C_groups, "B_parts": max(1, B_parts), "C_parts": max(1, C_parts), "wide": wide,
+        "rows": batch * steps,
+    }  # fmt: skip
+    return _Work(ranges, parts, max(1, B_parts), max(1, C_parts), parts * columns, slots)
 
 
 def _groups(B: torch.Tensor) -> int:
@@ -506,28 +495,26 @@ def _groups(B: torch.Tensor) -> int:
 
 
 def _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    """How the work is divided, the arguments of both kernels, and the tensors that these point to."""
+    """How the work is divided, and what both kernels are told, by slot."""
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, u.shape[1], "selective_scan")
     work = _divide(*u.shape, A.shape[1], _groups(B), _groups(C), bounds)
-    moving = [rows(u), rows(delta), None if z is None else rows(z)]
     if C.is_complex():
         C = C * 2  # y is twice the real part
-    fixed = [value if value is None else value.contiguous() for value in (A, B, C, D, delta_bias, state)]
-    head = [*work.head, int(reverse), int(delta_softplus), *map(_rest, fixed)]
-    for value in moving:
-        head += _row(value)
-    return work, head, (moving, fixed)
+    told = {**work.slots, "reverse": reverse, "positive": delta_softplus}
+    for name, value in {"A": A, "B": B, "C": C, "D": D, "bias": delta_bias, "state": state}.items():
+        told[name] = None if value is None else value.contiguous()
+    return work, {**told, "u": rows(u), "delta": rows(delta), "z": None if z is None else rows(z)}
 
 
 def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    work, head, _held = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    work, told = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
     y, last = empty(u.shape, u.dtype), empty(state.shape, state.dtype)
-    _forward.run(A.dtype, [*head, *_row(y), last.data_ptr()], work.units, u.numel() * A.shape[1])
+    _forward.run(A.dtype, FORWARD.pack(**told, y=y, last=last), work.units, u.numel() * A.shape[1])
     return y, last
 
 
 def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    work, head, _held = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    work, told = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
     dy, dlast = rows(dy), dlast.contiguous()
     du, ddelta, dz = empty(u.shape, u.dtype), empty(u.shape, u.dtype), None if z is None else empty(u.shape, u.dtype)
     dA = empty((work.parts, *A.shape), A.dtype)
@@ -535,10 +522,10 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     dC = empty((work.parts if C.ndim == 2 else work.C_parts, *C.shape), C.dtype)
     dD, dbias = (empty((work.parts, u.shape[2]), u.dtype) for _ in range(2))
     dstate = empty(state.shape, state.dtype)
-    for value in (dy, du, ddelta, dz):
-        head += _row(value)
-    head += [value.data_ptr() for value in (dlast, dA, dB, dC, dD, dbias, dstate)]
-    _backward.run(A.dtype, head, work.units, 4 * u.numel() * A.shape[1])
+    slots = BACKWARD.pack(
+        **told, dy=dy, du=du, ddelta=ddelta, dz=dz, dlast=dlast, dA=dA, dB=dB, dC=dC, dD=dD, dbias=dbias, dstate=dstate
+    )
+    _backward.run(A.dtype, slots, work.units, 4 * u.numel() * A.shape[1])
     dC = _sum(dC)
     found = [du, ddelta, _sum(dA), _sum(dB), dC * 2 if C.is_complex() else dC]
     if D is not None:

@@ -17,8 +17,14 @@ from numba import njit
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops._op import offsets
+
+_HEAD = "pieces piece_count width count size window sign silu w w_tap w_channel bias"
+_STATE = " state state_sequence state_step state_channel"
+FORWARD = Slots(_HEAD + _STATE + " y y_batch last", rows="x")
+BACKWARD = Slots(_HEAD + _STATE + " dlast dx dx_batch dw dbias dstate", rows="x dy")
 
 WIDEST = 512  # channels whose rows, of a window of four and their sums, fit the first-level cache
 STEPS = 256  # of a piece at least, and at least PER_TAP for each tap
@@ -155,13 +161,14 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        pieces = array(pointer[2], 6 * pointer[3], np.int64)
-        width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
-        sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        w, w_tap, w_channel, bias = pointer[13], item * pointer[14], item * pointer[15], pointer[16]
-        state, state_step, state_channel = pointer[17], item * pointer[19], item * pointer[20]
-        y, y_batch, last = pointer[21], pointer[22], pointer[23]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
+        width, count, size, window = slots.width, slots.count, slots.size, slots.window
+        sign, silu, x = slots.sign, slots.silu, loaded(slots.x)
+        w, w_tap, w_channel, bias = slots.w, item * slots.w_tap, item * slots.w_channel, slots.bias
+        state, state_step, state_channel = slots.state, item * slots.state_step, item * slots.state_channel
+        y, y_batch, last = slots.y, slots.y_batch, slots.last
         row, kept, apart = item * width, window - 1, item * WIDEST
         weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
         newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
@@ -171,12 +178,12 @@ def _build_forward(dtype):
                 return
             piece, channel = 6 * (unit // count), unit % count * size
             n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
-            part, step = min(size, width - channel), sign * item * x_time
-            xs = x + item * (b * x_batch + first * x_time + channel)
+            part, step = min(size, width - channel), sign * item * x.time
+            xs = x.at + item * (b * x.batch + first * x.time + channel)
             ys = y + item * (b * y_batch + first * width + channel)
             _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
             if pieces[piece + 4] < kept or steps < kept:
-                at = state + item * n * pointer[18] + channel * state_channel
+                at = state + item * n * slots.state_sequence + channel * state_channel
                 _gather(before, at, kept, part, state_step, state_channel)
             for i in range(pieces[piece + 4], pieces[piece + 5]):
                 out = array(ys + i * sign * row, part, dtype)
@@ -196,16 +203,15 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        pieces = array(pointer[2], 6 * pointer[3], np.int64)
-        width, count, size, window = pointer[4], pointer[5], pointer[6], pointer[7]
-        sign, silu, x, x_batch, x_time = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        w, w_tap, w_channel, bias = pointer[13], item * pointer[14], item * pointer[15], pointer[16]
-        state, state_step, state_channel = pointer[17], item * pointer[19], item * pointer[20]
-        dy, dy_batch, dy_time, dlast, dx, dx_batch = (
-            pointer[21], pointer[22], pointer[23], pointer[24], pointer[25], pointer[26]
-        )  # fmt: skip
-        dw, dbias, dstate = pointer[27], pointer[28], pointer[29]
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
+        width, count, size, window = slots.width, slots.count, slots.size, slots.window
+        sign, silu, x = slots.sign, slots.silu, loaded(slots.x)
+        w, w_tap, w_channel, bias = slots.w, item * slots.w_tap, item * slots.w_channel, slots.bias
+        state, state_step, state_channel = slots.state, item * slots.state_step, item * slots.state_channel
+        dy, dlast, dx, dx_batch = loaded(slots.dy), slots.dlast, slots.dx, slots.dx_batch
+        dw, dbias, dstate = slots.dw, slots.dbias, slots.dstate
         row, kept, apart = item * width, window - 1, item * WIDEST
         weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
         newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
@@ -218,14 +224,14 @@ def _build_backward(dtype):
             piece, channel = 6 * (unit // count), unit % count * size
             n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
             begin, end = pieces[piece + 4], pieces[piece + 5]
-            part, step = min(size, width - channel), sign * item * x_time
-            xs = x + item * (b * x_batch + first * x_time + channel)
+            part, step = min(size, width - channel), sign * item * x.time
+            xs = x.at + item * (b * x.batch + first * x.time + channel)
             _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
             if begin < kept or steps < kept:
-                at = state + item * n * pointer[18] + channel * state_channel
+                at = state + item * n * slots.state_sequence + channel * state_channel
                 _gather(before, at, kept, part, state_step, state_channel)
             dold, dnew = dstate + item * (n * kept * width + channel), dlast + item * (n * kept * width + channel)
-            dys, dy_step = dy + item * (b * dy_batch + first * dy_time + channel), sign * item * dy_time
+            dys, dy_step = dy.at + item * (b * dy.batch + first * dy.time + channel), sign * item * dy.time
             dxs, dx_step = dx + item * (b * dx_batch + first * width + channel), sign * row
             # where the rows of ds lie, and those from `end` on
             ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
@@ -288,37 +294,43 @@ def _pieces(batch: int, steps: int, bounds: tuple[int, ...] | None, window: int,
 
 
 def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
-    """What both kernels are told first, the number of pieces and of units, and what must live until they have run."""
+    """What both kernels are told, by slot, and the numbers of pieces and of units."""
     batch, steps, width = x.shape
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, steps, "short_convolution")
     pieces = _pieces(batch, steps, bounds, w.shape[1], reverse)
-    x = rows(x)
-    bias = None if bias is None else bias.contiguous()
     size = min(width, WIDEST)
     count = -(-width // size) if size else 0
-    head = [
-        pieces.ctypes.data, len(pieces), width, count, size, w.shape[1], -1 if reverse else 1, int(silu),
-        x.data_ptr(), *x.stride()[:2], w.data_ptr(), w.stride(1), w.stride(0), 0 if bias is None else bias.data_ptr(),
-        state.data_ptr(), *state.stride(),
-    ]  # fmt: skip
-    return head, len(pieces), count * len(pieces), (pieces, x, bias)
+    head = {
+        "pieces": pieces,
+        "piece_count": len(pieces),
+        "width": width,
+        "count": count,
+        "size": size,
+        "window": w.shape[1],
+    }
+    head |= {"sign": -1 if reverse else 1, "silu": silu, "x": rows(x)}
+    head |= {
+        "w": w,
+        "w_tap": w.stride(1),
+        "w_channel": w.stride(0),
+        "bias": None if bias is None else bias.contiguous(),
+    }
+    strides = zip(("state_sequence", "state_step", "state_channel"), state.stride(), strict=True)
+    return {**head, "state": state, **dict(strides)}, len(pieces), count * len(pieces)
 
 
 def forward(x, w, bias, state, reverse, cu_seqlens, silu):
-    head, _, units, _alive = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
+    head, _, units = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
     y, last = empty(x.shape, x.dtype), x.new_empty(state.shape)
-    _forward.run(x.dtype, [*head, y.data_ptr(), y.stride(0), last.data_ptr()], units, x.numel())
+    _forward.run(x.dtype, FORWARD.pack(**head, y=y, y_batch=y.stride(0), last=last), units, x.numel())
     return y, last
 
 
 def backward(dy, dlast, x, w, bias, state, reverse, cu_seqlens, silu):
-    head, pieces, units, _alive = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
+    head, pieces, units = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
     dy, dlast, dx = rows(dy), dlast.contiguous(), empty(x.shape, x.dtype)
     dw, dbias = x.new_empty(pieces, w.shape[1], w.shape[0]), x.new_empty(pieces, w.shape[0])
     dstate = x.new_empty(state.shape)
-    arguments = [
-        *head, dy.data_ptr(), *dy.stride()[:2], dlast.data_ptr(), dx.data_ptr(), dx.stride(0), dw.data_ptr(),
-        dbias.data_ptr(), dstate.data_ptr(),
-    ]  # fmt: skip
-    _backward.run(x.dtype, arguments, units, 2 * x.numel())
+    slots = BACKWARD.pack(**head, dy=dy, dlast=dlast, dx=dx, dx_batch=dx.stride(0), dw=dw, dbias=dbias, dstate=dstate)
+    _backward.run(x.dtype, slots, units, 2 * x.numel())
     return [dx, dw.sum(0).mT.contiguous(), *([] if bias is None else [dbias.sum(0)]), dstate]

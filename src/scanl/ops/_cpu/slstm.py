@@ -20,8 +20,13 @@ from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._product import add_part_products
+from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.slstm import forget_number
+
+_HEAD = "ranges sequences steps size reverse forget heads width blocks w state"
+FORWARD = Slots(_HEAD + " x y kept raws")  # kept, raws: 0 unless the backward pass asks for them
+BACKWARD = Slots(_HEAD + " raws kept carry dh")
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
@@ -117,13 +122,14 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        count, steps, size, reverse, forget = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        heads, width, blocks, x = pointer[8], pointer[9], pointer[10], pointer[11]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        count, steps, size, reverse, forget = slots.sequences, slots.steps, slots.size, slots.reverse, slots.forget
+        heads, width, blocks, x = slots.heads, slots.width, slots.blocks, slots.x
         all_heads = heads * width
-        w, state = array(pointer[12], 4 * all_heads * width, dtype), pointer[13]
-        y, kept, raws = pointer[14], pointer[15], pointer[16]  # the last two 0 unless the backward pass asks for them
+        w, state = array(slots.w, 4 * all_heads * width, dtype), slots.state
+        y, kept, raws = slots.y, slots.kept, slots.raws
         per_block = -(-heads // blocks)
         scratch = np.zeros(4 * per_block * width * size, dtype)
         while True:
@@ -176,13 +182,14 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        count, steps, size, reverse, forget = pointer[3], pointer[4], pointer[5], pointer[6], pointer[7]
-        heads, width, blocks, raws = pointer[8], pointer[9], pointer[10], pointer[11]
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        count, steps, size, reverse, forget = slots.sequences, slots.steps, slots.size, slots.reverse, slots.forget
+        heads, width, blocks, raws = slots.heads, slots.width, slots.blocks, slots.raws
         all_heads = heads * width
-        w, state = array(pointer[12], 4 * all_heads * width, dtype), pointer[13]
-        kept, carry, dh = pointer[14], pointer[15], pointer[16]
+        w, state = array(slots.w, 4 * all_heads * width, dtype), slots.state
+        kept, carry, dh = slots.kept, slots.carry, slots.dh
         per_block = -(-heads // blocks)
         scratch = np.zeros(4 * per_block * width * size, dtype)
         q, spare = np.empty(per_block * width, dtype), np.empty(3 * per_block * width, dtype)
@@ -240,13 +247,16 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def _units(ranges, x, reverse, number):
-    """Groups of sequences; where these are fewer than the cores, the heads are divided too."""
+    """How many units there are, and the slots that say how the work is divided.
+
+    A unit is a group of sequences. Where groups are fewer than the cores, the heads are divided too.
+    """
     count, size = groups(len(ranges))
     heads, width = x.shape[3:]
     blocks = max(1, min(heads, CORES // max(count, 1)))
     blocks = -(-heads // -(-heads // blocks)) if heads else 1
-    head = [ranges.ctypes.data, len(ranges), x.shape[1], size, int(reverse), number, heads, width, blocks]
-    return count * blocks, head
+    head = {"ranges": ranges, "sequences": len(ranges), "steps": x.shape[1], "size": size, "reverse": reverse}
+    return count * blocks, {**head, "forget": number, "heads": heads, "width": width, "blocks": blocks}
 
 
 def _run(x, r, state, ranges, reverse, number, *, keep):
@@ -257,8 +267,8 @@ def _run(x, r, state, ranges, reverse, number, *, keep):
     kept = empty((batch, steps if keep else 0, 3, heads, width), x.dtype)
     raw = empty(kept.shape[:2] + x.shape[2:], x.dtype)
     units, head = _units(ranges, x, reverse, number)
-    tensors = [tensor.data_ptr() if tensor.numel() else 0 for tensor in (x, w, last, y, kept, raw)]
-    _forward.run(x.dtype, [*head, *tensors], units, x.numel() * width)
+    asked = {"kept": kept, "raws": raw} if keep else {"kept": None, "raws": None}
+    _forward.run(x.dtype, FORWARD.pack(**head, w=w, state=last, x=x, y=y, **asked), units, x.numel() * width)
     return y, last, kept, raw
 
 
@@ -274,8 +284,8 @@ def backward(dh, dlast, x, r, state, reverse, cu_seqlens, forget):
     w, state, dh = r.contiguous(), state.contiguous(), dh.contiguous()
     carry = dlast.clone(memory_format=torch.contiguous_format)
     units, head = _units(ranges, x, reverse, number)
-    tensors = [tensor.data_ptr() for tensor in (raw, w, state, kept, carry, dh)]
-    _backward.run(x.dtype, [*head, *tensors], units, x.numel() * width)
+    slots = BACKWARD.pack(**head, w=w, state=state, raws=raw, kept=kept, carry=carry, dh=dh)
+    _backward.run(x.dtype, slots, units, x.numel() * width)
     old = before(y, state[:, 0], ranges, reverse).view(-1, heads, width).transpose(0, 1)
     gates = raw.view(-1, 4, heads, width).permute(1, 2, 3, 0)
     return [raw, torch.stack([gates[g] @ old for g in range(4)]), carry]

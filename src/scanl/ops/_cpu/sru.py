@@ -14,7 +14,12 @@ from numba import njit
 from scanl.ops._cpu._cells import FLUSH, blocks, piece, rows, sequences
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, channels, loaded, view
 from scanl.ops._cpu._team import Kernel, array, take
+
+_HEAD, _ROWS = "ranges sequences width count size reverse v_f v_r state", "x f r u"
+FORWARD = Slots(_HEAD + " h h_batch", rows=_ROWS)
+BACKWARD = Slots(_HEAD + " kept kept_batch carries dv dx df dr du", rows=_ROWS + " dh")
 
 
 @njit(forceinline=True)
@@ -70,12 +75,13 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
-        x, f, r, u, v_f, v_r = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
-        strides = array(pointer[14], 8, np.int64)
-        state, h, h_batch = pointer[15], pointer[16], pointer[17]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
+        x, f, r, u = loaded(slots.x), loaded(slots.f), loaded(slots.r), loaded(slots.u)
+        v_f, v_r, state = slots.v_f, slots.v_r, slots.state
+        h, h_batch = slots.h, slots.h_batch
         gate_row = np.empty(size, dtype)
         while True:
             unit = take(counter)
@@ -88,10 +94,10 @@ def _build_forward(dtype):
             for i in range(end - begin):
                 t = end - 1 - i if reverse else begin + i
                 out = array(h + item * (b * h_batch + t * width + channel), part, dtype)
-                _gate_row(array(r + item * (b * strides[4] + t * strides[5] + channel), part, dtype), vr, c, out)
-                _gate_row(array(f + item * (b * strides[2] + t * strides[3] + channel), part, dtype), vf, c, gate)
-                _state_row(array(x + item * (b * strides[0] + t * strides[1] + channel), part, dtype), gate, c)
-                _output_row(c, array(u + item * (b * strides[6] + t * strides[7] + channel), part, dtype), out, out)
+                _gate_row(channels(r, b, t, channel, part, dtype), vr, c, out)
+                _gate_row(channels(f, b, t, channel, part, dtype), vf, c, gate)
+                _state_row(channels(x, b, t, channel, part, dtype), gate, c)
+                _output_row(c, channels(u, b, t, channel, part, dtype), out, out)
 
     return forward
 
@@ -100,14 +106,14 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
-        x, f, r, u, v_f, v_r = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12], pointer[13]
-        strides = array(pointer[14], 8, np.int64)
-        state, kept, kept_batch = pointer[15], pointer[16], pointer[17]
-        dh, dh_batch, dh_time, carries, dv = pointer[18], pointer[19], pointer[20], pointer[21], pointer[22]
-        dx, df, dr, du = pointer[23], pointer[24], pointer[25], pointer[26]
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
+        x, f, r, u = loaded(slots.x), loaded(slots.f), loaded(slots.r), loaded(slots.u)
+        v_f, v_r, state = slots.v_f, slots.v_r, slots.state
+        kept, kept_batch, dh, carries, dv = slots.kept, slots.kept_batch, loaded(slots.dh), slots.carries, slots.dv
+        dx, df, dr, du = slots.dx, slots.df, slots.dr, slots.du
         row, spare, recent = np.empty(size, dtype), np.empty(size, dtype), np.zeros(2 * size, dtype)
         while True:
             unit = take(counter)
@@ -127,9 +133,9 @@ def _build_backward(dtype):
             for i in range(end - begin):
                 t = end - 1 - i if reverse else begin + i
                 new = array(kept + item * (b * kept_batch + t * width + channel), part, dtype)
-                _gate_row(array(f + item * (b * strides[2] + t * strides[3] + channel), part, dtype), vf, c, gate)
+                _gate_row(channels(f, b, t, channel, part, dtype), vf, c, gate)
                 new[:] = c
-                _state_row(array(x + item * (b * strides[0] + t * strides[1] + channel), part, dtype), gate, new)
+                _state_row(channels(x, b, t, channel, part, dtype), gate, new)
                 c = new
             for i in range(end - begin):
                 t = begin + i if reverse else end - 1 - i
@@ -138,14 +144,14 @@ def _build_backward(dtype):
                 before = start
                 if i < end - begin - 1:
                     before = array(kept + k + (item * width if reverse else -item * width), part, dtype)
-                dhs = array(dh + item * (b * dh_batch + t * dh_time + channel), part, dtype)
-                us = array(u + item * (b * strides[6] + t * strides[7] + channel), part, dtype)
+                dhs = channels(dh, b, t, channel, part, dtype)
+                us = channels(u, b, t, channel, part, dtype)
                 dus = array(spare.ctypes.data if du == 0 else du + k, part, dtype)  # no highway: nobody reads it
                 raw = array(dr + k, part, dtype)
-                _gate_row(array(r + item * (b * strides[4] + t * strides[5] + channel), part, dtype), vr, before, dus)
+                _gate_row(channels(r, b, t, channel, part, dtype), vr, before, dus)
                 _reset_backward_row(dhs, c, us, dus, carry, raw)
-                _gate_row(array(f + item * (b * strides[2] + t * strides[3] + channel), part, dtype), vf, before, gate)
-                xs = array(x + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
+                _gate_row(channels(f, b, t, channel, part, dtype), vf, before, gate)
+                xs = channels(x, b, t, channel, part, dtype)
                 dfs = array(df + k, part, dtype)
                 _forget_backward_row(xs, before, gate, carry, array(dx + k, part, dtype), dfs)
                 _peephole_backward_row(dfs, vf, before, carry, recent_f)
@@ -162,50 +168,36 @@ def _build_backward(dtype):
 _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
-def _inputs(x, f, r, u, v_f, v_r):
-    """The operands as the kernels read them, absent ones as zeros, a row that never advances; and their strides."""
-    timed = [rows(value) for value in (x, f, r)]
-    timed.append(x.new_zeros(x.shape[2]).expand(x.shape) if u is None else rows(u))
-    constant = [x.new_zeros(x.shape[2]) if v is None else v.contiguous() for v in (v_f, v_r)]
-    return [*timed, *constant], np.array([value.stride()[:2] for value in timed], np.int64)
+def _inputs(x, f, r, u, v_f, v_r, reverse, cu_seqlens):
+    """What both kernels are told, by slot, and how many units there are. Absent operands are zeros."""
+    ranges = sequences(x, cu_seqlens, "sru")
+    count, size = blocks(len(ranges), x.shape[2])
+    zero = x.new_zeros(x.shape[2])
+    head = {"ranges": ranges, "sequences": len(ranges), "width": x.shape[2], "count": count, "size": size}
+    head |= {"reverse": reverse, "x": rows(x), "f": rows(f), "r": rows(r)}
+    head["u"] = zero.expand(x.shape) if u is None else rows(u)
+    head["v_f"], head["v_r"] = (zero if v is None else v.contiguous() for v in (v_f, v_r))
+    return head, len(ranges) * count
 
 
 def forward(x, f, r, u, v_f, v_r, state, reverse, cu_seqlens):
-    ranges = sequences(x, cu_seqlens, "sru")
-    operands, strides = _inputs(x, f, r, u, v_f, v_r)
+    head, units = _inputs(x, f, r, u, v_f, v_r, reverse, cu_seqlens)
     h, last = empty(x.shape, x.dtype), state.clone(memory_format=torch.contiguous_format)
-    count, size = blocks(len(ranges), x.shape[2])
-    head = [ranges.ctypes.data, len(ranges), x.shape[2], count, size, int(reverse)]
-    pointers = [value.data_ptr() for value in operands]
-    _forward.run(
-        x.dtype,
-        [*head, *pointers, strides.ctypes.data, last.data_ptr(), h.data_ptr(), h.stride(0)],
-        len(ranges) * count,
-        x.numel(),
-    )
+    _forward.run(x.dtype, FORWARD.pack(**head, state=last, h=h, h_batch=h.stride(0)), units, x.numel())
     return h, last
 
 
 def backward(dh, dlast, x, f, r, u, v_f, v_r, state, reverse, cu_seqlens):
-    ranges = sequences(x, cu_seqlens, "sru")
-    operands, strides = _inputs(x, f, r, u, v_f, v_r)
+    head, units = _inputs(x, f, r, u, v_f, v_r, reverse, cu_seqlens)
     dh, state, kept = rows(dh), state.contiguous(), empty(x.shape, x.dtype)
     dx, df, dr = (empty(x.shape, x.dtype) for _ in range(3))
-    count, size = blocks(len(ranges), x.shape[2])
     du = None if u is None else empty(x.shape, x.dtype)
     carry = dlast.clone(memory_format=torch.contiguous_format)
-    dv = x.new_empty(len(ranges), 2, x.shape[2])
-    head = [ranges.ctypes.data, len(ranges), x.shape[2], count, size, int(reverse)]
-    pointers = [value.data_ptr() for value in operands]
-    _backward.run(
-        x.dtype,
-        [
-            *head, *pointers, strides.ctypes.data, state.data_ptr(), kept.data_ptr(), kept.stride(0),
-            dh.data_ptr(), *dh.stride()[:2], carry.data_ptr(), dv.data_ptr(),
-            dx.data_ptr(), df.data_ptr(), dr.data_ptr(), 0 if du is None else du.data_ptr(),
-        ],
-        len(ranges) * count,
-        x.numel(),
+    dv = x.new_empty(head["sequences"], 2, x.shape[2])
+    slots = BACKWARD.pack(
+        **head, state=state, kept=kept, kept_batch=kept.stride(0), dh=dh, carries=carry, dv=dv, dx=dx, df=df, dr=dr,
+        du=du,
     )  # fmt: skip
+    _backward.run(x.dtype, slots, units, x.numel())
     optional = [du, None if v_f is None else dv[:, 0].sum(0), None if v_r is None else dv[:, 1].sum(0)]
     return [dx, df, dr, *[grad for grad in optional if grad is not None], carry]

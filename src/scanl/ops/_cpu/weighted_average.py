@@ -20,10 +20,15 @@ import numpy as np
 import torch
 from numba import njit
 
-from scanl.ops._cpu._cells import blocks, piece, rows, sequences
+from scanl.ops._cpu._cells import blocks, longest, piece, rows, sequences
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, channels, loaded, view
 from scanl.ops._cpu._team import Kernel, array, take
+
+_HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v decay"
+FORWARD = Slots(_HEAD + " o o_batch", rows=_ROWS)
+BACKWARD = Slots(_HEAD + " out_batch dk dv dw du dw_time carries", rows=_ROWS + " do")
 
 WIDTH = 128  # channels at a time: constant, so that rows in scratch are known not to overlap
 CHUNK = 32  # steps between the states that the backward pass keeps
@@ -179,12 +184,12 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
-        k, v, w, u, state = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        strides = array(pointer[13], 6, np.int64)
-        o, o_batch = pointer[14], pointer[15]
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
+        k, v, w, u, state = loaded(slots.k), loaded(slots.v), loaded(slots.decay), slots.bonus, slots.state
+        o, o_batch = slots.o, slots.o_batch
         s, c = np.zeros(3 * WIDTH, np.float64), np.zeros(4 * WIDTH, dtype)
         while True:
             unit = take(counter)
@@ -196,9 +201,9 @@ def _build_forward(dtype):
             _start(carry, width, part, s)
             for i in range(end - begin):
                 t = end - 1 - i if reverse else begin + i
-                ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
-                vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
-                ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                ks = channels(k, b, t, channel, part, dtype)
+                vs = channels(v, b, t, channel, part, dtype)
+                ws = channels(w, b, t, channel, part, dtype)
                 os = array(o + item * (b * o_batch + t * width + channel), part, dtype)
                 if u != 0:
                     _weigh_bonus(ks, us, s, c)
@@ -217,20 +222,16 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        ranges = array(pointer[2], 3 * pointer[3], np.int64)
-        width, count, size, reverse = pointer[4], pointer[5], pointer[6], pointer[7]
-        k, v, w, u, state = pointer[8], pointer[9], pointer[10], pointer[11], pointer[12]
-        strides = array(pointer[13], 6, np.int64)
-        do, do_batch, do_time, out_batch = pointer[14], pointer[15], pointer[16], pointer[17]
-        dk, dv, dw, du, dw_time, carries = (
-            pointer[18], pointer[19], pointer[20], pointer[21], pointer[22], pointer[23],
-        )  # fmt: skip
-        longest = 0
-        for n in range(pointer[3]):
-            longest = max(longest, ranges[3 * n + 2] - ranges[3 * n + 1])
+        slots = view(pointer, BACKWARD)
+        counter, units, total = slots.counter, slots.units, slots.sequences
+        ranges = array(slots.ranges, 3 * total, np.int64)
+        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
+        k, v, w, u, state = loaded(slots.k), loaded(slots.v), loaded(slots.decay), slots.bonus, slots.state
+        do, out_batch, carries = loaded(slots.do), slots.out_batch, slots.carries
+        dk, dv, dw, du, dw_time = slots.dk, slots.dv, slots.dw, slots.du, slots.dw_time
+        most = longest(ranges, 0, total)
         s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
-        kept, cs = np.empty((longest // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
+        kept, cs = np.empty((most // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
         c = _of_step(cs, 4, 0)
         while True:
             unit = take(counter)
@@ -245,9 +246,9 @@ def _build_backward(dtype):
                 if i % CHUNK == 0:
                     kept[i // CHUNK * 3 * WIDTH : (i // CHUNK + 1) * 3 * WIDTH] = s[: 3 * WIDTH]
                 t = end - 1 - i if reverse else begin + i
-                ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
-                vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
-                ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                ks = channels(k, b, t, channel, part, dtype)
+                vs = channels(v, b, t, channel, part, dtype)
+                ws = channels(w, b, t, channel, part, dtype)
                 _weigh(ks, ws, s, c)
                 _write(vs, s, c)
             for i in range(part):
@@ -259,9 +260,9 @@ def _build_backward(dtype):
                 s[: 3 * WIDTH] = kept[chunk * 3 * WIDTH : (chunk + 1) * 3 * WIDTH]
                 for i in range(first, min(first + CHUNK, steps)):
                     t = end - 1 - i if reverse else begin + i
-                    ks = array(k + item * (b * strides[0] + t * strides[1] + channel), part, dtype)
-                    vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
-                    ws = array(w + item * (b * strides[4] + t * strides[5] + channel), part, dtype)
+                    ks = channels(k, b, t, channel, part, dtype)
+                    vs = channels(v, b, t, channel, part, dtype)
+                    ws = channels(w, b, t, channel, part, dtype)
                     x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
                     x[:] = s[: 2 * WIDTH]
                     if u != 0:
@@ -270,8 +271,8 @@ def _build_backward(dtype):
                     _write(vs, s, c)
                 for i in range(min(first + CHUNK, steps) - 1, first - 1, -1):
                     t = end - 1 - i if reverse else begin + i
-                    dos = array(do + item * (b * do_batch + t * do_time + channel), part, dtype)
-                    vs = array(v + item * (b * strides[2] + t * strides[3] + channel), part, dtype)
+                    dos = channels(do, b, t, channel, part, dtype)
+                    vs = channels(v, b, t, channel, part, dtype)
                     x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
                     if u != 0:
                         _backward_row_bonus(dos, vs, s, x, c)
@@ -297,45 +298,37 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
-    """What both kernels are told first, how many units there are, and what must live until they have run."""
+    """What both kernels are told, by slot, and how many units there are."""
     ranges = sequences(k, cu_seqlens, "weighted_average")
     width = k.shape[2]
     decay = k.new_zeros(width) if decay is None else decay
-    timed = [rows(k), rows(v), rows(decay.expand(k.shape))]
-    strides = np.array([value.stride()[:2] for value in timed], np.int64)
-    bonus = None if bonus is None else bonus.contiguous()
     count, size = blocks(len(ranges), width)
     if size > WIDTH:
         count, size = -(-width // WIDTH), WIDTH
-    head = [
-        ranges.ctypes.data, len(ranges), width, count, size, int(reverse), *[value.data_ptr() for value in timed],
-        0 if bonus is None else bonus.data_ptr(), state.data_ptr(), strides.ctypes.data,
-    ]  # fmt: skip
-    return head, len(ranges) * count, (ranges, timed, strides, bonus)
+    head = {"ranges": ranges, "sequences": len(ranges), "width": width, "count": count, "size": size}
+    head |= {"reverse": reverse, "state": state, "bonus": None if bonus is None else bonus.contiguous()}
+    return {**head, "k": rows(k), "v": rows(v), "decay": rows(decay.expand(k.shape))}, len(ranges) * count
 
 
 def forward(k, v, decay, bonus, state, reverse, cu_seqlens):
     last, o = state.clone(memory_format=torch.contiguous_format), empty(k.shape, k.dtype)
-    head, units, _alive = _inputs(k, v, decay, bonus, last, reverse, cu_seqlens)
-    _forward.run(k.dtype, [*head, o.data_ptr(), o.stride(0)], units, k.numel() * 4)
+    head, units = _inputs(k, v, decay, bonus, last, reverse, cu_seqlens)
+    _forward.run(k.dtype, FORWARD.pack(**head, o=o, o_batch=o.stride(0)), units, k.numel() * 4)
     return o, last
 
 
 def backward(do, dlast, k, v, decay, bonus, state, reverse, cu_seqlens):
     do, state = rows(do), state.contiguous()
-    head, units, _alive = _inputs(k, v, decay, bonus, state, reverse, cu_seqlens)
+    head, units = _inputs(k, v, decay, bonus, state, reverse, cu_seqlens)
     dk, dv = empty(k.shape, k.dtype), empty(k.shape, k.dtype)
     timed = decay is not None and decay.ndim == 3
     dw = empty(k.shape, k.dtype) if timed else k.new_empty(len(state), k.shape[2])
     du = k.new_empty(len(state), k.shape[2])
     carry = dlast.clone(memory_format=torch.contiguous_format)
-    out = [value.data_ptr() for value in (dk, dv, dw, du)]
-    _backward.run(
-        k.dtype,
-        [*head, do.data_ptr(), *do.stride()[:2], dk.stride(0), *out, int(timed), carry.data_ptr()],
-        units,
-        k.numel() * 8,
+    slots = BACKWARD.pack(
+        **head, do=do, out_batch=dk.stride(0), dk=dk, dv=dv, dw=dw, du=du, dw_time=timed, carries=carry
     )
+    _backward.run(k.dtype, slots, units, k.numel() * 8)
     found = [dk, dv]
     if decay is not None:
         found.append(dw if timed else dw.sum(0))

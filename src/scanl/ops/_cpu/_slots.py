@@ -1,0 +1,110 @@
+"""The arguments of a kernel by name.
+
+A kernel is given one int64 array. `Slots` declares once which number lies where: Python packs the array by name, and
+the kernel reads it by name, so the two cannot drift apart.
+
+    FORWARD = Slots("sequences width last", rows="x y")
+    slots = view(pointer, FORWARD)                                    # in the kernel
+    width, xs = slots.width, channels(slots.x, b, t, channel, part, dtype)
+    FORWARD.pack(sequences=8, width=64, last=last, x=x, y=y)          # in Python, for `Kernel.run`
+
+Declare slots in the file of the kernel that reads them: numba's cache on disk looks at that file alone.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import from_dtype, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import intrinsic, overload, typeof_impl
+
+from scanl.ops._cpu._team import array
+
+_FILLED = ("counter", "units")  # by `Kernel.run`, which puts them first
+
+
+class Slots:
+    """Which numbers a kernel is given, in which order, after `counter` and `units`.
+
+    numbers: names of addresses, sizes and flags, one slot each.
+    rows: names of operands (B, T, E) whose last axis is contiguous, three slots each: address `.at`, and the strides
+        `.batch` and `.time` of the first two axes, in elements.
+    """
+
+    def __init__(self, numbers: str, *, rows: str = ""):
+        self.numbers, self.rows = numbers.split(), rows.split()
+        self._names = {*self.numbers, *self.rows}
+        operand = np.dtype([(name, np.int64) for name in Operand._fields])
+        fields = [(name, np.int64) for name in (*_FILLED, *self.numbers)] + [(name, operand) for name in self.rows]
+        self.record = from_dtype(np.dtype(fields, align=True))  # refuses a name that stands twice
+
+    def pack(self, **values: Any) -> list[int]:
+        """The numbers in the order of the slots: of a tensor or an array its address, of None zero.
+
+        The caller keeps them until the kernel has run: an address does not keep memory alive.
+        Raises TypeError unless every slot is given, and nothing else.
+        """
+        if values.keys() != self._names:
+            missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
+            raise TypeError(f"slots: missing {missing}, unknown {unknown}")
+        packed = [_number(values[name]) for name in self.numbers]
+        for name in self.rows:
+            value = values[name]
+            packed += (0, 0, 0) if value is None else (value.data_ptr(), *value.stride()[:2])
+        return packed
+
+
+class Operand(NamedTuple):
+    """Where an operand (B, T, E) lies; `channels` takes this as well as a slot."""
+
+    at: int
+    batch: int
+    time: int
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data
+    return 0 if value is None else int(value)
+
+
+@typeof_impl.register(Slots)
+def _typeof(slots, context):
+    return types.DType(slots.record)
+
+
+def _view(typingctx, pointer, slots):
+    def codegen(context, builder, signature, arguments):
+        # numba passes a record by its address: nothing is copied, a slot is read where its name stands
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return slots.dtype(pointer, slots), codegen
+
+
+view: Any = intrinsic(_view)  # view(pointer, SLOTS): the arguments of a kernel, whose attributes are the slots
+
+
+@njit(forceinline=True)
+def loaded(slot):
+    """The address and the strides of an operand, read once: stores to memory would make a loop read its slot again."""
+    return Operand(slot.at, slot.batch, slot.time)
+
+
+def itemsize(dtype):  # pyright: ignore[reportRedeclaration]
+    """The bytes of an element inside a kernel, where a dtype has no such attribute."""
+    raise NotImplementedError
+
+
+@overload(itemsize, inline="always")
+def _itemsize(dtype):
+    size = dtype.dtype.bitwidth // 8
+    return lambda dtype: size
+
+
+@njit(forceinline=True)
+def channels(operand, batch, t, first, size, dtype):
+    """`size` channels, from `first` on, of row (batch, t) of an operand."""
+    place = batch * operand.batch + t * operand.time + first
+    return array(operand.at + itemsize(dtype) * place, size, dtype)
