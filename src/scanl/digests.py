@@ -113,4 +113,6 @@ def _digest(file: BinaryIO, place: int) -> bytes:
         digest.update(block)
         left -= len(block)
     file.seek(place + DIGITS)
-    return hashlib.file_digest(file, lambda: digest).hexdigest().encode()
+    while block := file.read(2**20):
+        digest.update(block)
+    return digest.hexdigest().encode()

@@ -186,7 +186,7 @@ class Recorder(pl.Callback):
         if not trainer.is_global_zero:
             return
         tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
-        row = dict.fromkeys(objective.columns, "") | {
+        row: dict[str, Any] = dict.fromkeys(objective.columns, "") | {
             "step": step,
             "loss": loss,
             **objective.derived(loss),

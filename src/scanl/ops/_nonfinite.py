@@ -28,7 +28,8 @@ def suspected(*values: Tensor | None) -> bool:
 
 def _unreadable(value: Tensor) -> bool:
     """Traced, or one of the tensors that torch.func hands around."""
-    return type(value) not in (Tensor, Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    return type(value) not in (Tensor, Parameter) or wrapped(value)
 
 
 def faulty(x: Tensor, *, decay: bool = False) -> Tensor:
