@@ -1,5 +1,6 @@
 """The `scanl` command: what it prints, and one line for every mistake."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import scanl
 from scanl.cli import COMMANDS, demo, main
-from scanl.cli.layers import options_of
+from scanl.cli.layers import meanings, options_of
+from scanl.cli.train import parse
 from scanl.layers import names
+from scanl.learning import RunFolder
 from scanl.learning.config import TrainConfig, build_model
+from scanl.models import LanguageModel
+from scanl.models.block import CHANNEL_MIXERS, NORMS
 
 TINY = "--accelerator cpu --dim 16 --depth 1 --sequence-length 16 --eval-bytes 64 --steps 3".split()  # noqa: SIM905
 
@@ -50,7 +56,13 @@ def refused(capfd, *argv: str) -> str:
         ("train --layer hwak", "unknown layer 'hwak'; did you mean 'hawk'?"),
         ("train --layer hawk,lur", "unknown layer 'lur'; did you mean 'lru'?"),
         ("train --layer-options.widht 8", "unknown option of hawk 'widht'; did you mean 'width'?"),
-        ("train --layer-options.width wide", "options {'width': 'wide'} do not fit hawk"),
+        ("train --layer-options.width wide", "hawk: width is 'wide', expected int"),
+        ("train --layer mamba --layer-options.d_state abc", "mamba: d_state is 'abc', expected int"),
+        ("train --channel-options.expand abc", "gated_mlp: expand is 'abc', expected float"),
+        ("train --dropout 1", "block: dropout is 1.0, expected at least 0 and below 1"),
+        ("train --task parity --until 2", "until is 2, expected from 0 to 1 because parity is scored by accuracy"),
+        ("train --task adding --until -1", "until is -1, expected at least 0 because adding is scored by mean squared"),
+        ("help trian", "unknown command 'trian'; did you mean 'train'?"),
         ("train --channel-options.expnd 8", "'expnd'"),
         ("train --channel-mixer gated", "unknown channel mixer 'gated'; did you mean 'gated_mlp'?"),
         ("train --layer bidirectional", "bidirectional"),
@@ -83,6 +95,8 @@ def test_mistakes_are_one_line_and_leave_nothing(command, message, tmp_path, mon
         ("--top-k 0", "top_k is 0, expected at least 1"),
         ("--top-p 2", "top_p is 2.0, expected in (0, 1]"),
         ("--bytes -1", "bytes is -1, expected at least 0"),
+        ("--prompt-file nothing.txt", "prompt_file is nothing.txt, which cannot be read: No such file"),
+        ("--prompt a --prompt-file nothing.txt", "prompt and prompt_file are both given, expected one of them"),
     ],
 )
 def test_generate_refuses(run, capfd, option, message):
@@ -113,6 +127,38 @@ def test_generate_streams_the_prompt_and_as_many_bytes(run, capfdbinary):
 def test_generate_without_a_prompt_begins_a_file(run, capfdbinary):
     assert main(["generate", str(run), "--bytes", "5"]) == 0
     assert len(capfdbinary.readouterr().out) == 6
+
+
+def test_a_prompt_from_a_file_or_the_standard_input(run, tmp_path, monkeypatch, capfdbinary):
+    def generated(*options: str) -> bytes:
+        assert main(["generate", str(run), "--bytes", "9", "--seed", "1", *options]) == 0
+        return capfdbinary.readouterr().out
+
+    (tmp_path / "prompt").write_bytes(b"abc\xff")  # bytes, of no encoding
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff")))
+    assert generated("--prompt-file", str(tmp_path / "prompt")).startswith(b"abc\xff")
+    assert generated("--prompt-file", "-") == generated("--prompt-file", str(tmp_path / "prompt"))
+    assert generated("--prompt", "abc") != generated("--prompt-file", "-")  # which has been read to its end
+
+
+def test_a_file_is_no_run_folder(tmp_path, text, capfd):
+    (tmp_path / "file.txt").write_text("kept")
+    line = refused(capfd, "train", str(text), "--out", str(tmp_path / "file.txt"))
+    assert "file.txt, which is a file, expected a new folder; choose another --out" in line
+    assert (tmp_path / "file.txt").read_text() == "kept"
+
+
+def test_paths_are_data(text):
+    given = [parse(argv)[0] for argv in (["a", str(text)], ["--data", "a", str(text)], ["a", "--data", str(text)])]
+    assert [config.data for config in given] == [["a", str(text)]] * 3
+
+
+def test_a_run_is_loaded_as_a_model(run):
+    """From its folder, in Python, without a word of how it was trained."""
+    model, read = LanguageModel.load(run), RunFolder.open(run).load_model()
+    assert model.config == read.config
+    tokens = torch.tensor([[97, 98, 99]])
+    torch.testing.assert_close(model(tokens)[0], read(tokens)[0], rtol=0, atol=0)
 
 
 def test_generate_ends_quietly_when_its_reader_leaves(run):
@@ -151,12 +197,22 @@ def test_list_and_help_name_every_layer_and_option(capfd):
         if name != "bidirectional":
             assert f"\n  {name}: " in shown
             assert all(f"{option}=" in shown for option in options_of(name))
+            assert all(f"\n      {text}\n" in shown for text in meanings(name))
+    assert all(name in shown for name in [*CHANNEL_MIXERS, *NORMS])
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_option_says_what_it_means(name):
+    """In its layer's docstring, from which `show` and `train --help` take it."""
+    said = [option for text in meanings(name) for option in text.partition(":")[0].split(", ")]
+    assert sorted(said) == sorted(options_of(name))
 
 
 @pytest.mark.parametrize("name", names())
 def test_show(name, capfd):
     assert main(["show", name]) == 0
     shown = capfd.readouterr().out
+    assert all(" ".join(text.split()) in " ".join(shown.split()) for text in meanings(name))
     for title in ("equation", "source", "options", "parameters", "state", "step", "op"):
         assert f"\n{title}" in shown
 
@@ -173,6 +229,12 @@ def test_show_counts(capfd):
 def test_help_and_version(capfd):
     assert main(["--help"]) == 0
     assert all(f"  {name} " in capfd.readouterr().out for name in ["train"])
+    assert main(["help"]) == 0
+    assert capfd.readouterr().out.startswith("usage: scanl COMMAND")
+    with pytest.raises(SystemExit) as done:
+        main(["help", "eval"])
+    assert done.value.code == 0
+    assert capfd.readouterr().out.startswith("usage: scanl eval")
     assert main([]) == 0
     usage = capfd.readouterr().out
     assert all(f"  {name} " in usage for name in COMMANDS)

@@ -1,6 +1,7 @@
 """Language models and classifiers over every layer; sampling against distributions worked out by hand."""
 
 import gc
+import inspect
 import itertools
 import math
 import subprocess
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from scanl import layers
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import CheckpointError, ConfigError, ShapeError
+from scanl.layers import Layer
 from scanl.layers import state as states
-from scanl.models import GatedMLP, LanguageModel, SequenceClassifier, Stack
+from scanl.models import GatedMLP, LanguageModel, Saved, SequenceClassifier, Stack
 from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 
@@ -521,3 +523,77 @@ def test_wrong_use_is_refused(case):
     call, error, message = WRONG[case]
     with pytest.raises(error, match=message):
         call()
+
+
+SAVED = [
+    LanguageModel(11, 8, 2, ["lru", "hawk"], layer_options={"lru": {"r_min": 0.5}}, dropout=0.25, logit_cap=3.0),
+    SequenceClassifier(3, 8, 1, "gru", input_dim=4, pool="last", norm="layernorm"),
+    SequenceClassifier(3, 8, 1, "mingru", vocab_size=7, channel_mixer="none"),
+]
+
+
+@pytest.mark.parametrize("model", SAVED, ids=lambda model: type(model).__name__)
+def test_saved_and_loaded(model, tmp_path):
+    """The class, the configuration and every weight; by the class itself or by what it is a kind of."""
+    assert set(model.config) == set(inspect.signature(type(model)).parameters)
+    model.save(tmp_path / "a" / "b")
+    for cls in (type(model), Saved):
+        again = cls.load(tmp_path / "a" / "b")
+        assert type(again) is type(model)
+        assert again.config == model.config
+        assert not again.training
+        for (name, value), (same, other) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+            assert name == same
+            torch.testing.assert_close(value, other, rtol=0, atol=0)
+
+
+def test_loading_refuses(tmp_path):
+    with pytest.raises(CheckpointError, match=r"nothing has no model\.safetensors; name a folder of `save`"):
+        LanguageModel.load(tmp_path / "nothing")
+    SAVED[1].save(tmp_path)
+    with pytest.raises(CheckpointError, match="holds SequenceClassifier, expected LanguageModel"):
+        LanguageModel.load(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        SequenceClassifier.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"save: .*file cannot be written"):
+        SAVED[1].save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("make", [LanguageModel, SequenceClassifier])
+def test_dropout_is_of_training_alone(make):
+    """In training a half of what is added is left out and the rest doubled; in evaluation nothing changes."""
+    first = {LanguageModel: {"vocab_size": 5}, SequenceClassifier: {"num_classes": 5, "vocab_size": 5}}[make]
+    model, plain = make(dim=8, depth=1, dropout=0.5, **first), make(dim=8, depth=1, **first)
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    torch.testing.assert_close(model.eval()(tokens)[0], plain(tokens)[0], rtol=0, atol=0)
+    assert not torch.equal(model.train()(tokens)[0], plain(tokens)[0])
+    block, x = model.stack.blocks[0], torch.zeros(1, 1000, 8)
+    block.mixer = _Ones(8)
+    block.channel = None
+    added = block(x)[0]
+    assert set(added.unique().tolist()) == {0.0, 2.0}
+    assert abs(added.mean().item() - 1) < 4 / 8000**0.5  # four standard deviations of 8,000 fair coins
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match=f"block: dropout is {wrong}, expected at least 0 and below 1"):
+            make(dim=8, depth=1, dropout=wrong, **first)
+
+
+class _Ones(Layer):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x, state=None, *, cu_seqlens=None):
+        return torch.ones_like(x), ()
+
+
+@pytest.mark.parametrize("model", [SAVED[0], SAVED[2]], ids=["language model", "classifier"])
+@pytest.mark.parametrize("token", [-1, 300])
+def test_a_token_out_of_range_is_named(model, token):
+    who = "language model" if isinstance(model, LanguageModel) else "classifier"
+    with pytest.raises(ShapeError, match=f"^{who}: token {token} is out of range, expected 0 to "):
+        model(torch.tensor([[1, token]]))

@@ -24,6 +24,8 @@ COMMANDS = {  # name: where it is, what it does
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["help"]:
+        args = [*args[1:2], "--help"]
     try:
         if not args or args[0] in ("-h", "--help"):
             print(_usage())
@@ -53,4 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: scanl COMMAND ...", "", *lines, "", "`scanl COMMAND --help` lists its options."])
+    return "\n".join(
+        [
+            "usage: scanl COMMAND ...",
+            "",
+            *lines,
+            "",
+            "`scanl COMMAND --help`, or `scanl help COMMAND`, lists its options.",
+        ]
+    )

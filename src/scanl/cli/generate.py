@@ -22,6 +22,13 @@ def run(argv: Sequence[str]) -> int:
         "--hub", type=str | None, default=None, metavar="PATH", help="in its place: a checkpoint folder, or OWNER/NAME"
     )
     parser.add_argument("--prompt", type=str, default="", help="text to continue; none: the start of a file")
+    parser.add_argument(
+        "--prompt-file",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="its contents instead; - is the standard input",
+    )
     parser.add_argument("--bytes", type=int | None, default=None, help="of a run: bytes, 500; 0: until interrupted")
     parser.add_argument("--tokens", type=int | None, default=None, help="with --hub: tokens, 200; 0: until it ends")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest")
@@ -37,23 +44,36 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"generate: {other} is {getattr(args, other)}, expected none because of {whose}: use {count}")
     if (getattr(args, count) or 0) < 0:
         raise ConfigError(f"generate: {count} is {getattr(args, count)}, expected at least 0")
+    prompt = _prompt(args.prompt, args.prompt_file)
     torch.set_num_threads(1)  # one token at a time is too little work to share
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
     if args.hub is None:
-        _of_run(args.run, args.prompt, 500 if args.bytes is None else args.bytes, sampling)
+        _of_run(args.run, prompt, 500 if args.bytes is None else args.bytes, sampling)
     else:
-        _of_hub(args.hub, args.prompt, 200 if args.tokens is None else args.tokens, sampling)
+        _of_hub(
+            args.hub, prompt.decode(errors="surrogateescape"), 200 if args.tokens is None else args.tokens, sampling
+        )
     write(b"\n")
     return 0
 
 
-def _of_run(path: str, text: str, count: int, sampling: dict[str, Any]) -> None:
+def _prompt(text: str, file: str | None) -> bytes:
+    if file is None:
+        return text.encode(errors="surrogateescape")
+    if text:
+        raise ConfigError("generate: prompt and prompt_file are both given, expected one of them")
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"generate: prompt_file is {file}, which cannot be read: {error.strerror}") from error
+
+
+def _of_run(path: str, prompt: bytes, count: int, sampling: dict[str, Any]) -> None:
     folder = RunFolder.open(path)
     if (task := folder.config().task) is not None:
         raise ConfigError(f"generate: {path} was trained on {task}, expected a run on text; scanl eval scores it")
     model = folder.load_model()
     assert isinstance(model, LanguageModel)
-    prompt = text.encode(errors="surrogateescape")
     tokens = model.generate(torch.tensor([list(prompt) or [0]]), **sampling)
     write(prompt)
     stream(tokens if count == 0 else islice(tokens, count))

@@ -16,6 +16,7 @@ from scanl.layers.state import leaves
 from scanl.ops._op import REGISTRY, Backend
 
 WIDTH = 256  # of the model, for the sizes
+HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 INTRODUCTION = f"""\
 # The layers
 
@@ -31,6 +32,13 @@ def options_of(name: str) -> dict[str, Any]:
     """A layer's options with their defaults."""
     parameters = inspect.signature(get(name)).parameters
     return {option: p.default for option, p in parameters.items() if option != "dim"}
+
+
+def meanings(name: str) -> list[str]:
+    """Of each option of a layer what it means, `conv_size: window of the convolution.`, from its docstring's Args."""
+    args = inspect.cleandoc(get(name).__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    each = re.findall(r"^    (\S.*(?:\n {8}.*)*)", args, re.MULTILINE)
+    return [" ".join(text.split()) for text in each if not text.startswith("dim:")]
 
 
 def list_layers(argv: Sequence[str]) -> int:
@@ -88,6 +96,8 @@ def describe(name: str, dim: int = WIDTH) -> str:
     lines = [f"{name}: {_summary(cls)}", ""]
     for title, text in rows:
         lines.append(textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False))
+        if title == "options":
+            lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings(name)]
     for backend in _backends(cls):
         where = "any device" if backend.devices is None else ", ".join(backend.devices)
         lines.append(f"{'':<12}{backend.name}: {where}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from scanl.cli.evaluate import compared, scored
-from scanl.cli.layers import options_of
+from scanl.cli.layers import meanings, options_of
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import described, task_help
 from scanl.errors import ConfigError
@@ -180,4 +180,5 @@ def _layer_help() -> str:
         if not get(name).bidirectional:
             options = "  ".join(f"{option}={default}" for option, default in options_of(name).items())
             lines.append(f"  {name}: {options}")
+            lines += [f"      {text}" for text in meanings(name)]
     return "\n".join(lines)

@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ShapeError, nearest
+from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.packing import check_offsets
 from scanl.layers.state import Device, DType, State, leaves, map_leaves
 from scanl.registry import Registry
@@ -172,8 +172,13 @@ def build(name: str, dim: int, **options: Any) -> Layer:
 
 
 def check_options(name: str, cls: type[Layer], options: Mapping[str, Any]) -> None:
-    """Refuse options that the constructor does not take."""
+    """Refuse options that the constructor does not take, and text, as a command line may give, where it takes none."""
     known = [option for option in inspect.signature(cls).parameters if option != "dim"]
-    for option in options:
+    hints = get_type_hints(cls.__init__)
+    for option, value in options.items():
         if option not in known:
             raise nearest(f"option of {name}", option, known)
+        kinds = [kind for kind in get_args(hints.get(option)) or (hints.get(option),) if kind in (int, float, bool)]
+        if isinstance(value, str) and kinds and str not in get_args(hints[option]):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"{name}: {option} is {value!r}, expected {expected}")

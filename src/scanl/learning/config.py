@@ -11,6 +11,7 @@ import yaml
 
 from scanl.errors import CheckpointError, ConfigError, ScanlError
 from scanl.models import LanguageModel, SequenceClassifier
+from scanl.models.block import CHANNEL_MIXERS, NORMS
 from scanl.tasks import Task, build
 
 Model = LanguageModel | SequenceClassifier
@@ -33,9 +34,10 @@ class TrainConfig:
     )
     dim: Annotated[int, "model width"] = 256
     depth: Annotated[int, "number of blocks"] = 4
-    channel_mixer: Annotated[str, "what mixes channels between the layers"] = "gated_mlp"
+    channel_mixer: Annotated[str, f"what mixes channels between the layers: {', '.join(CHANNEL_MIXERS)}"] = "gated_mlp"
     channel_options: Annotated[dict[str, Any], "its options"] = field(default_factory=dict)
-    norm: Annotated[str, "normalisation before every mixer"] = "rmsnorm"
+    norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
+    dropout: Annotated[float, "fraction of what a layer or mixer adds to the residual stream that is left out"] = 0.0
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
     sequence_length: Annotated[int, "bytes in a training sequence"] = 256
     batch_size: Annotated[int, "sequences in a step of one process"] = 8
@@ -90,6 +92,15 @@ class TrainConfig:
             if f.name in idle and getattr(self, f.name) != getattr(type(self)(), f.name):
                 hint = "; give --task-options.length" if f.name == "sequence_length" else ""
                 raise ConfigError(f"train: {f.name} is {getattr(self, f.name)}, expected none because {because}{hint}")
+
+        task = self.build_task()
+        if task is not None and self.until is not None:
+            low, high = (0, task.best) if task.best > task.chance else (task.best, math.inf)
+            if not low <= self.until <= high:
+                bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+                raise ConfigError(
+                    f"train: until is {self.until:g}, expected {bounds} because {self.task} is scored by {task.metric}"
+                )
 
     def model_fields(self) -> dict[str, Any]:
         """What the model is built from."""
@@ -162,6 +173,7 @@ MODEL_FIELDS = (
     "channel_mixer",
     "channel_options",
     "norm",
+    "dropout",
     "tie_embeddings",
 )
 COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from scanl.digests import load_tensors, save_tensors
+from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
 from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.config import Model, TrainConfig, build_model, layer_names
+from scanl.models.saving import save_model
 
 
 class RunFolder:
@@ -49,8 +50,12 @@ class RunFolder:
         return locked(self.path)
 
     def refuse_if_used(self) -> None:
-        """ConfigError when the folder exists and is not empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(p.name != ".lock" for p in self.path.iterdir())):
+        """ConfigError when the folder exists and is not empty, or is a file."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(
+                f"train: out is {self.path}, which is a file, expected a new folder; choose another --out"
+            )
+        if self.path.exists() and any(path.name != ".lock" for path in self.path.iterdir()):
             raise ConfigError(
                 f"train: {self.path} exists and is not empty; choose another --out, "
                 f"or go on with it: scanl train --resume {self.path}"
@@ -80,10 +85,9 @@ class RunFolder:
         with written_whole(path) as temporary:
             temporary.write_bytes(text.encode() if isinstance(text, str) else text)
 
-    def save_model(self, model: Model, config: TrainConfig, corpus: str) -> None:
-        """Weights as safetensors; in the header what they belong to, and the digest of what they have learnt from."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        save_tensors(tensors, self.weights, {"model": config.model_fields(), "corpus": corpus})
+    def save_model(self, model: Model, corpus: str) -> None:
+        """The weights, which `LanguageModel.load` reads too; and the digest of what they have learnt from."""
+        save_model(model, self.weights, {"corpus": corpus})
 
     def load_model(self) -> Model:
         """The run's model: of its last checkpoint when training has not ended. CheckpointError when it does not fit."""

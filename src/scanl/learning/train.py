@@ -61,7 +61,7 @@ def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder, step
     best_step = best.step if best.weights else None
     outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.reached, best_step)
     if trainer.is_global_zero:
-        folder.save_model(model, config, objective.digest())
+        folder.save_model(model, objective.digest())
         if rows := read_metrics(folder):
             title = f"{config.layer}, dim {config.dim}, depth {config.depth}"
             save_loss_curve(folder, rows, title, data if isinstance(data, Task) else None)

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, check_options, get, names, widen
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
@@ -109,6 +110,17 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
     return norm(x.to(norm.weight.dtype))
 
 
+def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    """embedding(tokens). A token out of range raises ShapeError on the CPU; a GPU has no time to look."""
+    if torch.compiler.is_compiling():
+        return embedding(tokens)
+    try:
+        return embedding(tokens)
+    except IndexError as error:
+        size, odd = embedding.num_embeddings, tokens[(tokens < 0) | (tokens >= embedding.num_embeddings)]
+        raise ShapeError(f"{who}: token {int(odd[0])} is out of range, expected 0 to {size - 1} of {size}") from error
+
+
 class BlockState(NamedTuple):
     """mixer: the layer's state.   channel: the channel mixer's; () where it has none."""
 
@@ -118,6 +130,9 @@ class BlockState(NamedTuple):
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + channel_mixer(norm(x)).
+
+    dropout: while training, the probability with which each number that is added to x is left out; the others are
+    divided by 1 - dropout (Srivastava et al., JMLR 15, 2014).
 
     x may be wider than the parameters: the norms read it in their own dtype, and the sum stays as wide.
     """
@@ -129,13 +144,17 @@ class Block(nn.Module):
         channel_options: dict[str, Any] | None = None,
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"block: dropout is {dropout}, expected at least 0 and below 1")
         if channel_mixer not in CHANNEL_MIXERS:
             raise nearest("channel mixer", channel_mixer, list(CHANNEL_MIXERS))
         channel = CHANNEL_MIXERS[channel_mixer]
         self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
+        self.dropout = nn.Dropout(dropout)
         self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
         self.channel = None
         if channel is not None:
@@ -165,8 +184,8 @@ class Block(nn.Module):
                 raise ConfigError(f"timespans is given, but {type(self.mixer).__name__} takes none; {able} do")
             more["timespans"] = timespans
         y, mixer = self.mixer(normed(self.mixer_norm, x), mixer, cu_seqlens=cu_seqlens, **more)
-        x = x + y
+        x = x + self.dropout(y)
         if self.channel is not None and self.channel_norm is not None:
             y, channel = self.channel(normed(self.channel_norm, x), channel, cu_seqlens=cu_seqlens)
-            x = x + y
+            x = x + self.dropout(y)
         return x, BlockState(mixer, () if self.channel is None else channel)

@@ -10,6 +10,8 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, sequence_index
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import check_timespans
+from scanl.models.block import embedded
+from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 
 
@@ -21,19 +23,20 @@ class ClassifierState(NamedTuple):
     steps: Tensor
 
 
-class SequenceClassifier(nn.Module):
+class SequenceClassifier(Saved):
     """A stack of blocks pooled over time: one class for a sequence.
 
     Args:
         num_classes: C.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm: of the `Stack`; bidirectional
-            layers are welcome.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, dropout: of the `Stack`;
+            bidirectional layers are welcome.
         vocab_size: tokens (B, T) int64 in, through an embedding; or
         input_dim: features (B, T, input_dim) in, through a linear map. One of the two.
         pool: "mean" over the steps or the "last" of them.
 
     logits: (B, C).   State: ClassifierState, so that a causal model may be read piece by piece; the logits
     are those of everything read so far.
+    config: the arguments as given, by name; `save` writes them beside the weights.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class SequenceClassifier(nn.Module):
         channel_mixer: str = "gated_mlp",
         channel_options: Mapping[str, Any] | None = None,
         norm: str = "rmsnorm",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if (vocab_size is None) == (input_dim is None):
@@ -64,15 +68,19 @@ class SequenceClassifier(nn.Module):
         self.input = nn.Embedding(vocab_size, dim) if vocab_size is not None else nn.Linear(input_dim or 0, dim)
         if vocab_size is not None:
             nn.init.normal_(self.input.weight, std=0.02)
-        self.stack = Stack(
-            dim,
-            depth,
-            layer,
-            layer_options=layer_options,
-            channel_mixer=channel_mixer,
-            channel_options=channel_options,
-            norm=norm,
-        )
+        of_stack: dict[str, Any] = {
+            "dim": dim,
+            "depth": depth,
+            "layer": layer,
+            "layer_options": layer_options,
+            "channel_mixer": channel_mixer,
+            "channel_options": channel_options,
+            "norm": norm,
+            "dropout": dropout,
+        }
+        of_input = {"vocab_size": vocab_size, "input_dim": input_dim, "pool": pool}
+        self.config = {"num_classes": num_classes, **of_stack, **of_input}
+        self.stack = Stack(**of_stack)
         self.head = nn.Linear(dim, num_classes)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ClassifierState:
@@ -107,10 +115,13 @@ class SequenceClassifier(nn.Module):
             x, cu_seqlens = pack(x, mask)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         before = self.init_state(rows) if state is None else state
-        y, stack = self.stack(self.input(x), before.stack, cu_seqlens=cu_seqlens, timespans=timespans)
+        y, stack = self.stack(self._read(x), before.stack, cu_seqlens=cu_seqlens, timespans=timespans)
         pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)
         feature = pooled / count.clamp(min=1)[:, None] if self.pool == "mean" else pooled
         return self.head(feature.to(y.dtype)), ClassifierState(stack, pooled, count)
+
+    def _read(self, x: Tensor) -> Tensor:
+        return embedded("classifier", self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
 
     def _pool(self, y: Tensor, pooled: Tensor, count: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if cu_seqlens is None:

@@ -11,24 +11,26 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import soft_cap
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
-from scanl.models.block import make_norm
+from scanl.models.block import embedded, make_norm
 from scanl.models.generation import Generation
+from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Saved):
     """Embedding, a stack of blocks, logits of the next token.
 
     Args:
         vocab_size: V; 256 for bytes.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32: of the
-            `Stack`.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32,
+            dropout: of the `Stack`.
         embedding_norm: a norm between the embedding and the first block, as in RWKV.
         embedding_scale: times the embedding, as in RecurrentGemma; None for 1.
         logit_cap: c, for logits c tanh(logits / c), in (-c, c); None for no cap.
         tie_embeddings: read out with the embedding's own matrix.
 
     tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState a block, constant in size.
+    config: the arguments as given, by name; `save` writes them beside the weights.
     Initialisation: embedding and head N(0, 0.02²); the rest as the layers do, residual projections scaled by
     depth.
     """
@@ -46,6 +48,7 @@ class LanguageModel(nn.Module):
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
         residual_in_float32: bool = False,
+        dropout: float = 0.0,
         embedding_norm: bool = False,
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
@@ -54,17 +57,27 @@ class LanguageModel(nn.Module):
         super().__init__()
         if logit_cap is not None and not logit_cap > 0:
             raise ConfigError(f"language model: logit_cap is {logit_cap}, expected more than 0")
-        self.stack = Stack(
-            dim,
-            depth,
-            layer,
-            layer_options=layer_options,
-            channel_mixer=channel_mixer,
-            channel_options=channel_options,
-            norm=norm,
-            norm_eps=norm_eps,
-            residual_in_float32=residual_in_float32,
-        )
+        of_stack: dict[str, Any] = {
+            "dim": dim,
+            "depth": depth,
+            "layer": layer,
+            "layer_options": layer_options,
+            "channel_mixer": channel_mixer,
+            "channel_options": channel_options,
+            "norm": norm,
+            "norm_eps": norm_eps,
+            "residual_in_float32": residual_in_float32,
+            "dropout": dropout,
+        }
+        self.config = {
+            "vocab_size": vocab_size,
+            **of_stack,
+            "embedding_norm": embedding_norm,
+            "embedding_scale": embedding_scale,
+            "logit_cap": logit_cap,
+            "tie_embeddings": tie_embeddings,
+        }
+        self.stack = Stack(**of_stack)
         if self.stack.bidirectional:
             raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
         self.vocab_size = vocab_size
@@ -158,7 +171,7 @@ class LanguageModel(nn.Module):
             if cu_seqlens is not None:
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")
             tokens, cu_seqlens = pack(tokens, mask)
-        x = self.embedding(tokens)
+        x = embedded("language model", self.embedding, tokens)
         x = x if self.embedding_scale is None else x * self.embedding_scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         hidden, after = self.stack(x, state, cu_seqlens=cu_seqlens)

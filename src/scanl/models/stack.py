@@ -33,6 +33,7 @@ class Stack(nn.Module):
         channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
+        dropout: of the blocks, while training.
 
     Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
     depth, so that the stream's variance does not grow with depth; those of layers whose authors publish a scale of
@@ -51,6 +52,7 @@ class Stack(nn.Module):
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
         residual_in_float32: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         given = [layer] if isinstance(layer, str) else list(layer)
@@ -61,7 +63,7 @@ class Stack(nn.Module):
         mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
         self.dim = dim
         self.blocks = nn.ModuleList(
-            Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps) for m in mixers
+            Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout) for m in mixers
         )
         channels = [block.channel for block in self._each() if block.channel is not None]
         for layers in (mixers, channels):

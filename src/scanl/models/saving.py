@@ -1,0 +1,63 @@
+"""Models in folders: weights as safetensors, and in their header the class and its configuration."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from scanl.digests import load_tensors, save_tensors
+from scanl.errors import CheckpointError, ConfigError
+
+WEIGHTS = "model.safetensors"
+
+
+class Saved(nn.Module):
+    """A model that knows what it was built from: `type(model)(**model.config)` is one of the same shape."""
+
+    config: dict[str, Any]  # the arguments of the constructor, by name
+    kinds: ClassVar[dict[str, type["Saved"]]] = {}  # by the name of the class, as in the header
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Saved.kinds[cls.__name__] = cls
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the folder `path` with model.safetensors, whole or not at all; `load` reads it, without unpickling."""
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"save: {path} cannot be written: {error.strerror}") from error
+        save_model(self, Path(path, WEIGHTS))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The model of a folder that `save` or `scanl train` has written, in evaluation mode, on the CPU.
+
+        CheckpointError when there is none, when it is damaged, or when it is of another class.
+        """
+        file = Path(path, WEIGHTS)
+        if not file.is_file():
+            raise CheckpointError(f"load: {path} has no {WEIGHTS}; name a folder of `save`, or a run that has ended")
+        tensors, about = load_tensors(file, "load")
+        found = about.get("class")
+        kind = Saved.kinds.get(str(found))
+        if kind is None or not issubclass(kind, cls):
+            raise CheckpointError(f"load: {file} holds {found or 'no model of scanl'}, expected {cls.__name__}")
+        model = kind(**about["config"])
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"load: {file} does not fit its own header: {reason}") from error
+        return model.eval()
+
+
+def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:
+    """Write one file: the weights, the class, its configuration, and what `more` says of them."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    try:
+        save_tensors(tensors, path, {"class": type(model).__name__, "config": model.config, **(more or {})})
+    except TypeError as error:
+        raise ConfigError(f"save: config is {model.config}, expected what JSON can hold: {error}") from error
