@@ -102,6 +102,8 @@ class H3(Layer):
     N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; both D N(0, 1); the linear maps PyTorch's own.
     For legs the released program's "diag-legs" has the same frequencies with B = 1; here B is HiPPO's, as in S4D-LegS.
     State: H3State.
+    More than 16 steps are a convolution through the FFT, of products of keys and values: where these grow by a factor
+    within a call, the outputs before them are rounded to its square (see `long_convolution`).
     """
 
     id = "S-h3"

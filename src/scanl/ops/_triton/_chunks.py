@@ -143,7 +143,35 @@ def load_decays(p_g, first, rows, i_head, i_column, H: tl.constexpr, K: tl.const
         return tl.zeros((1, 1), tl.float32)
     else:
         dtype: tl.constexpr = p_g.dtype.element_ty
-        return tl.maximum(b_g, LOWEST_IN_DOUBLE if dtype == tl.float64 else LOWEST).to(dtype)
+        lowest: tl.constexpr = LOWEST_IN_DOUBLE if dtype == tl.float64 else LOWEST
+        return tl.maximum(b_g, lowest, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+
+
+@triton.jit
+def finite(b):
+    """Zero in place of what is not: where a step is masked by a zero, that times NaN would be NaN."""
+    return tl.where(tl.abs(b) < float("inf"), b, 0.0).to(b.dtype)
+
+
+@triton.jit
+def fault(b):
+    """Of each step (C, 1) zero, or NaN if one of its numbers is not finite."""
+    return tl.sum(b.to(tl.float32) * 0.0, -1, keep_dims=True)
+
+
+@triton.jit
+def fault_of_decays(b_g, DECAY: tl.constexpr):
+    if DECAY == 2:
+        return fault(b_g)
+    else:
+        return tl.trans(b_g).to(tl.float32) * 0.0
+
+
+@triton.jit
+def spoilt(b, b_fault):
+    """NaN in each column from its first fault on, (C, 1) or as wide as b: what is masked out before is put back."""
+    i_row = tl.arange(0, C)[:, None]
+    return tl.where(i_row >= tl.min(tl.where(b_fault == 0, C, i_row), -2, keep_dims=True), float("nan"), b)
 
 
 @triton.jit

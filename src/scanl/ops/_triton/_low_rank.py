@@ -38,11 +38,15 @@ from scanl.ops._triton._chunks import (
     decay_gradient,
     decayed,
     dot,
+    fault,
+    fault_of_decays,
+    finite,
     leading,
     load,
     load_decays,
     pairs,
     pairs_backward,
+    spoilt,
     store,
     units,
     units_of,
@@ -132,7 +136,10 @@ def _forward(
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """w and z; T, and M if k is given, where they are to be kept."""
+    """w and z; T, and M if k is given, where they are to be kept.
+
+    A step that is not finite is left out of the products, and put back in all four from there on.
+    """
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
     first, rows = chunk(i_chunk, p_chunks, length, each, REVERSE, TABLE)
@@ -141,34 +148,42 @@ def _forward(
 
     b_l = tl.zeros((C, C), wide)
     b_m = tl.zeros((C, C), wide)
+    b_fault = tl.zeros((C, 1), tl.float32)
     for i_k in range(0, K, BK):
         b_b = _reads(p_b, p_beta, first, rows, i_head, i_k, H, B, K, REVERSE, BK)
         b_a = load(p_a, first, rows, i_head // (H // A), i_k, A, K, REVERSE, BK)
         b_g = load_decays(p_g, first, rows, i_head, i_k, H, K, REVERSE, DECAY, BK)
+        b_fault += fault(b_b) + fault(b_a) + fault_of_decays(b_g, DECAY)
+        b_b, b_a, b_g = finite(b_b), finite(b_a), finite(b_g)
         b_l = pairs(b_l, b_b, b_a, b_g, DECAY, EXCLUSIVE)
         if p_k is not None:
             b_k = load(p_k, first, rows, i_head // (H // G), i_k, G, K, REVERSE, BK)
+            b_fault += fault(b_k)
+            b_k = finite(b_k)
             b_m = pairs(b_m, b_b, b_k, b_g, DECAY, EXCLUSIVE)
-    b_g = load_decays(p_g, first, rows, i_head, 0, H, K, REVERSE, DECAY, BK)
+    b_g = finite(load_decays(p_g, first, rows, i_head, 0, H, K, REVERSE, DECAY, BK))
     b_t = inverse(decayed(b_l, b_g, DECAY, EXCLUSIVE), UNITS).to(dtype)
     if p_t is not None:
-        store(p_t, b_t, first, rows, i_head, 0, H, C, REVERSE, C)
+        store(p_t, spoilt(b_t, b_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
     if p_k is not None:
         b_m = decayed(b_m, b_g, DECAY, EXCLUSIVE).to(dtype)
         if p_m is not None:
-            store(p_m, b_m, first, rows, i_head, 0, H, C, REVERSE, C)
+            store(p_m, spoilt(b_m, b_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
     for i_k in range(0, K, BK):
-        b_b = _reads(p_b, p_beta, first, rows, i_head, i_k, H, B, K, REVERSE, BK)
-        b_g = load_decays(p_g, first, rows, i_head, i_k, H, K, REVERSE, DECAY, BK)
-        b_w = dot(b_t, b_b * leading(b_g, DECAY, EXCLUSIVE), dtype)
+        b_b = finite(_reads(p_b, p_beta, first, rows, i_head, i_k, H, B, K, REVERSE, BK))
+        b_g = finite(load_decays(p_g, first, rows, i_head, i_k, H, K, REVERSE, DECAY, BK))
+        b_w = spoilt(dot(b_t, b_b * leading(b_g, DECAY, EXCLUSIVE), dtype), b_fault)
         store(p_w, b_w.to(dtype), first, rows, i_head, i_k, H, K, REVERSE, BK)
     for i_v in range(0, V, BV):
         b_v = load(p_v, first, rows, i_head, i_v, H, V, REVERSE, BV)
+        b_faults = b_fault + b_v.to(tl.float32) * 0.0
+        b_v = finite(b_v)
         if p_k is not None:
             b_v = dot(b_m, b_v, dtype)
         else:
-            b_v = load(p_beta, first, rows, i_head, 0, H, 1, REVERSE, 1).to(wide) * b_v
-        store(p_z, dot(b_t, b_v, dtype).to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
+            b_v = finite(load(p_beta, first, rows, i_head, 0, H, 1, REVERSE, 1)).to(wide) * b_v
+        b_z = spoilt(dot(b_t, b_v, dtype), b_faults)
+        store(p_z, b_z.to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
 
 
 @triton.jit(do_not_specialize=["length", "each"])

@@ -43,6 +43,9 @@ from scanl.ops._triton._chunks import (
     decay_gradient,
     decayed,
     dot,
+    fault,
+    fault_of_decays,
+    finite,
     leading,
     load,
     load_decays,
@@ -50,6 +53,7 @@ from scanl.ops._triton._chunks import (
     pairs,
     pairs_backward,
     sequence,
+    spoilt,
     store,
     store_state,
     trailing,
@@ -132,6 +136,9 @@ def _apply(
 ):  # fmt: skip
     """The outputs o = c ((q e^lead) S + A v + A' r), A the pairs of q with k, A' those with a.
 
+    A is masked by zeros: a step that is not finite is left out, and put back in the outputs from there on. For later
+    chunks S has it.
+
     The adjoint is the gradient of v, dv = c Aᵀ do + (k e^trail) dS; of z alone what stands before dS, which is not
     known yet.
     """
@@ -148,10 +155,14 @@ def _apply(
     b_same = tl.zeros((C, 1), wide)
     b_same_second = tl.zeros((C, 1), wide)
     b_o = tl.zeros((C, BV), wide)
+    b_fault = tl.zeros((C, 1), tl.float32)
     for i_k in range(0, K, BK):
         b_q = load(p_q, first, rows, i_head // (H // G), i_k, G, K, REVERSE, BK)
         b_k = load(p_k, first, rows, i_head // (H // KEYS), i_k, KEYS, K, REVERSE, BK)
         b_g = load_decays(p_g, first, rows, i_head, i_k, H, K, REVERSE, DECAY, BK)
+        if not ADJOINT:
+            b_fault += fault(b_k) + fault_of_decays(b_g, DECAY)
+            b_k, b_g = finite(b_k), finite(b_g)
         if p_S is not None:
             b_S = load_state(p_S + (i_chunk * H + i_head) * (K * V), tl.minimum(rows, 1), i_k, i_v, K, V, BK, BV)
             b_x = b_k * trailing(b_g, DECAY) if ADJOINT else b_q * leading(b_g, DECAY, exclusive)
@@ -160,21 +171,28 @@ def _apply(
         b_same += tl.sum(_weighed(b_q, p_u, i_head, i_k, K, BK, wide) * b_k, -1, keep_dims=True)
         if p_a is not None:
             b_a = load(p_a, first, rows, i_head, i_k, H, K, REVERSE, BK)
+            if not ADJOINT:
+                b_fault += fault(b_a)
+                b_a = finite(b_a)
             b_second = pairs(b_second, b_q, b_a, b_g, DECAY, exclusive)
             b_same_second += tl.sum(b_q.to(wide) * b_a, -1, keep_dims=True)
     i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     b_g = load_decays(p_g, first, rows, i_head, 0, H, K, REVERSE, DECAY, BK)
     b_y = load(p_y, first, rows, i_head, i_v, H, V, REVERSE, BV)
+    if not ADJOINT:
+        b_g = finite(b_g)
     b_A = tl.where(i_row == i_col, b_same, decayed(b_A, b_g, DECAY, exclusive))
     if ADJOINT:
         b_o += dot(tl.trans(b_A), b_y, dtype) * SCALE
     else:
-        b_o += dot(b_A, b_y, dtype)
+        b_faults = b_fault + b_y.to(tl.float32) * 0.0
+        b_o += dot(b_A, finite(b_y), dtype)
         if p_a is not None:
             b_r = load(p_r, first, rows, i_head, i_v, H, V, REVERSE, BV)
+            b_faults += b_r.to(tl.float32) * 0.0
             b_second = tl.where(i_row == i_col, b_same_second, decayed(b_second, b_g, DECAY, exclusive))
-            b_o += dot(b_second, b_r, dtype)
-        b_o *= SCALE
+            b_o += dot(b_second, finite(b_r), dtype)
+        b_o = spoilt(b_o * SCALE, b_faults)
     store(p_o, b_o.to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
 
 
