@@ -1,10 +1,12 @@
 """Train every layer on every synthetic task, and print how far between guessing and solving each comes.
 
     python benchmarks/tasks.py [--quick] [--layers lru,hawk] [--tasks adding,parity]
+    python benchmarks/tasks.py --redraw docs/tasks.md
 
 Each cell is one `scanl train` command on one core, which is printed; `scanl eval` of its run gives the same number
 again. 0 is chance, 1 is the best there is. Writes benchmarks/results/tasks-cpu.json and .png after every cell; cells
-that stand there, of the same command on the same machine, are not run again.
+that stand there, of the same command on the same machine, are not run again. --redraw trains nothing: it makes the
+picture anew, beside the file, from the rows of such a JSON or from the table of a page.
 """
 
 import argparse
@@ -44,6 +46,17 @@ NARROW = {
     "gated_deltanet": {"num_heads": 2, "head_dim": 16},
     "rwkv6": {"head_size": 16},
     "rwkv7": {"head_size": 16},
+}
+
+FAMILIES = {  # the rows of the picture, in this order
+    "RNNs": ("elman", "gru", "lstm", "slstm", "mingru"),
+    "diagonal recurrences": ("hawk", "hgrn", "linear_rnn", "lru", "mega_ema", "multi_scale", "rglru"),
+    "state-space models": ("h3", "hyena", "mamba", "mamba2", "s4", "s4d", "s5"),
+    "matrix memories": (
+        *("deltanet", "gated_deltanet", "gateloop", "gla", "linear_attention", "mlstm", "mlstm_large", "retnet"),
+    ),
+    "AFT and RWKV": ("aft", "rwkv4", "rwkv6", "rwkv7"),
+    "attention": ("attention", "window_attention"),
 }
 
 
@@ -92,24 +105,66 @@ def shown(row: dict[str, Any] | None) -> str:
     return f"{max(0.0, row['scaled']):.2f}" + ("*" if row["solved"] else "")
 
 
+def read_table(page: str) -> list[dict[str, Any]]:
+    """The rows of a picture from a table in Markdown: `| layer | a task | ... |`, cells as `shown` writes them."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    lines = [[cell.strip("` ") for cell in line] for line in lines]
+    begin = next(i for i, line in enumerate(lines) if line[0] == "layer")
+    _, *columns = lines[begin]
+    rows = []
+    for layer, *cells in lines[begin + 1 :]:
+        for task, text in zip(columns, cells, strict=True):
+            if text != "-":
+                rows.append({"task": task, "layer": layer, "scaled": float(text.rstrip("*")), "solved": "*" in text})
+    return rows
+
+
+def grouped(names: list[str]) -> dict[str, list[str]]:
+    """The names by family; those that FAMILIES does not know come last."""
+    families = {family: [name for name in members if name in names] for family, members in FAMILIES.items()}
+    known = [name for members in families.values() for name in members]
+    return families | {"others": [name for name in names if name not in known]}
+
+
 def picture(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns, lines = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "layer"))
+    columns, found = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "layer"))
+    groups = grouped(found)
+    lines = [name for members in groups.values() for name in members]
     at = {(row["layer"], row["task"]): row for row in rows}
-    figure = Figure(figsize=(2 + 1.3 * len(columns), 1.5 + 0.35 * len(lines)), layout="constrained")
+    figure = Figure(figsize=(4 + 1.2 * len(columns), 2 + 0.3 * len(lines)))
     FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
     axes = figure.add_subplot()
     grid = [[max(0.0, at.get((line, column), {}).get("scaled", 0.0)) for column in columns] for line in lines]
-    axes.imshow(grid, cmap="Blues", vmin=0, vmax=1.4, aspect="auto")
+    image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for y, line in enumerate(lines):
         for x, column in enumerate(columns):
-            axes.text(x, y, shown(at.get((line, column))), ha="center", va="center", fontsize=8)
-    axes.set_xticks(range(len(columns)), [column.replace("_", "\n") for column in columns], fontsize=8)
-    axes.set_yticks(range(len(lines)), lines, fontsize=8)
-    axes.set_title("0: chance, 1: best, *: solved", fontsize=8)
-    axes.set_xlabel(title.replace(", ", ",\n", 1), fontsize=6)
+            color = "white" if grid[y][x] > 0.6 else "black"
+            axes.text(x, y, shown(at.get((line, column))), ha="center", va="center", fontsize=8, color=color)
+    axes.set_xticks(range(len(columns)), [column.replace("_", "\n") for column in columns], fontsize=9)
+    axes.set_yticks(range(len(lines)), lines, fontsize=9)
+    axes.tick_params(length=0)
+    end = 0
+    for family, members in groups.items():
+        if members:
+            axes.annotate(
+                family.replace(" ", "\n", 1),
+                (1.01, end + len(members) / 2 - 0.5),
+                xycoords=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=9,
+                annotation_clip=False,
+            )
+            end += len(members)
+            axes.axhline(end - 0.5, color="black", lw=1)
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40)
+    bar.set_label("score, from guessing (0) to the best there is (1); * solved")
+    axes.set_title("What each layer has learnt of each task", fontsize=13)
+    if title:
+        axes.set_xlabel(title.replace(", ", ",\n", 1), fontsize=7)
     figure.savefig(path, dpi=120)
 
 
@@ -118,7 +173,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short sequences, small models, few steps")
     parser.add_argument("--layers", default=None, help="names with commas between; none: all")
     parser.add_argument("--tasks", default=None, help="names with commas between; none: all")
+    parser.add_argument(
+        "--redraw", type=Path, default=None, metavar="FILE", help="draw the numbers of FILE, no training"
+    )
     options = parser.parse_args()
+    if options.redraw is not None:
+        text, path = options.redraw.read_text(encoding="utf-8"), options.redraw.with_suffix(".png")
+        report = {"rows": read_table(text), "machine": ""} if options.redraw.suffix == ".md" else json.loads(text)
+        picture(report["rows"], report["machine"], path)
+        print(f"written: {path}")
+        return
     causal = [name for name in layers.names() if not layers.get(name).bidirectional]
     chosen = options.layers.split(",") if options.layers else causal
     wanted = options.tasks.split(",") if options.tasks else tasks.names()

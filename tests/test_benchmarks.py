@@ -11,6 +11,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import beside
 import gpu
 import run
+import tasks
+from scanl import layers
 from scanl.ops._op import REGISTRY
 
 TINY = {
@@ -100,6 +102,24 @@ def test_summary_of_a_gpu(tmp_path):
     assert gpu.ratios(rows[1:]) == []
     gpu.picture([{"name": "op", "shape": (1, 2), "times_as_long": found}], "a machine", tmp_path / "gpu.png")
     assert (tmp_path / "gpu.png").stat().st_size > 0
+
+
+def test_picture_of_tasks_from_a_page(tmp_path, monkeypatch):
+    """Its numbers are those of the table, its rows grouped by family; what has none comes last."""
+    page = Path(__file__).parents[1] / "docs" / "tasks.md"
+    rows = tasks.read_table(page.read_text(encoding="utf-8"))
+    at = {(row["layer"], row["task"]): row for row in rows}
+    assert at["lstm", "selective_copy"] == {"task": "selective_copy", "layer": "lstm", "scaled": 0.91, "solved": False}
+    assert tasks.shown(at["gru", "copy"]) == "0.99*"
+    names = list(dict.fromkeys(row["layer"] for row in rows))
+    groups = tasks.grouped([*names, "a new one"])
+    assert sorted(name for members in groups.values() for name in members) == sorted([*names, "a new one"])
+    assert groups["others"] == ["a new one"]
+    assert all(layers.get(name).name == name for members in tasks.FAMILIES.values() for name in members)
+    (tmp_path / "tasks.md").write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["tasks.py", "--redraw", str(tmp_path / "tasks.md")])
+    tasks.main()
+    assert (tmp_path / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")

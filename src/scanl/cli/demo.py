@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.cli.evaluate import compared
+from scanl.cli.evaluate import compared, compressed
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
@@ -73,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
     print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
-    picture = draw(folder, read_metrics(folder), measured)
+    picture = draw(folder, read_metrics(folder), measured, compressed(corpus.held_out))
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 
@@ -121,23 +121,35 @@ def resident_memory() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(folder: RunFolder, rows: Sequence[Mapping[str, Any]], measured: Sequence[At]) -> Path:
-    """The loss curve beside speed against context: demo.png."""
+def draw(
+    folder: RunFolder, rows: Sequence[Mapping[str, Any]], measured: Sequence[At], compressors: Mapping[str, float]
+) -> Path:
+    """The loss curve, with what compressors need of the same text, beside speed against context: demo.png."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
+    for (name, bits), style in zip(compressors.items(), ("--", ":"), strict=True):
+        left.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
     draw_loss(left, rows)
-    left.set_title("training")
+    left.set_title("Training: bits needed for a byte of text")
     contexts = [at.context for at in measured]
     quarters = [statistics.quantiles(at.speeds, n=4) for at in measured]
     right.fill_between(contexts, [q[0] for q in quarters], [q[2] for q in quarters], alpha=0.2, color="#08519c", lw=0)
-    right.plot(contexts, [at.speed for at in measured], "o-", color="#08519c", label="median, and half of all windows")
+    right.plot(
+        contexts,
+        [at.speed for at in measured],
+        "o-",
+        color="#08519c",
+        label="median, and the middle half",
+    )
     for at in measured:
-        right.annotate(f"{at.memory:,.0f} MiB", (at.context, at.speed), (0, 9), textcoords="offset points", ha="center")
-    right.set(xscale="log", xlabel="bytes of context", ylabel="bytes generated per second", title="generation")
+        memory = f"{at.memory:,.0f} MiB\nof memory"
+        right.annotate(memory, (at.context, at.speed), (0, 9), textcoords="offset points", ha="center")
+    right.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
+    right.set_title("Generation: speed and memory")
     right.set_ylim(0, 1.3 * max(q[2] for q in quarters))
     right.margins(x=0.15)
-    right.grid(alpha=0.3)
+    right.grid(alpha=0.3, which="both")
     right.legend(frameon=False, loc="lower left")
     return save_figure(figure, folder.path / "demo.png")

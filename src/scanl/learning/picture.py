@@ -12,12 +12,17 @@ from scanl.tasks import Task
 def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Bits per byte of the training batches and of the held-out sample against the step, on a matplotlib axes."""
     steps = [int(row["step"]) for row in rows]
-    axes.plot(steps, [float(row["bits_per_byte"]) for row in rows], lw=1, color="#9ecae1", label="training batches")
+    axes.plot(steps, [float(row["bits_per_byte"]) for row in rows], lw=1, color="#9ecae1", label="text it learns from")
     held = [(int(r["step"]), float(r["held_out_bits_per_byte"])) for r in rows if r["held_out_bits_per_byte"] != ""]
     axes.plot(
-        [step for step, _ in held], [bits for _, bits in held], "o-", ms=4, color="#08519c", label="held-out sample"
+        [step for step, _ in held],
+        [bits for _, bits in held],
+        "o-",
+        ms=4,
+        color="#08519c",
+        label="sample of text it has never seen",
     )
-    axes.set(xlabel="step", ylabel="bits per byte")
+    axes.set(xlabel="training step", ylabel="bits per byte (less is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -26,15 +31,15 @@ def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 def draw_score(loss: Any, score: Any, rows: Sequence[Mapping[str, Any]], task: Task) -> None:
     """The loss of the training batches on one axes, the score of fresh examples between chance and best on another."""
     loss.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], lw=1, color="#9ecae1")
-    loss.set(xlabel="step", ylabel="loss of the training batches", yscale="log")
+    loss.set(xlabel="training step", ylabel="loss on what it learns from", yscale="log")
     measured = [(int(row["step"]), float(row["score"])) for row in rows if row["score"] != ""]
     score.plot([step for step, _ in measured], [found for _, found in measured], "o-", ms=4, color="#08519c")
     score.axhline(task.chance, lw=1, ls="--", color="#636363", label="chance")
     score.axhline(task.best, lw=1, color="#636363", label="best")
-    score.set(xlabel="step", ylabel=f"{task.metric} on fresh examples")
+    score.set(xlabel="training step", ylabel=f"{task.metric} on examples it has never seen")
     score.legend(frameon=False)
     for axes in (loss, score):
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.3, which="both")
 
 
 def save_loss_curve(folder: RunFolder, rows: Sequence[Mapping[str, Any]], title: str, task: Task | None = None) -> Path:
