@@ -7,13 +7,16 @@ the metadata of a safetensors file. The digest is of every other byte. Other pro
 import hashlib
 import json
 from collections.abc import Mapping
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch import Tensor
 
 from scanl.errors import CheckpointError
 from scanl.files import written_whole
+
+File = BufferedReader | BufferedRandom
 
 DIGITS = 64
 NO_DIGEST = b"0" * DIGITS
@@ -82,7 +85,7 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, about
 
 
-def _is_whole(file: BinaryIO) -> bool:
+def _is_whole(file: File) -> bool:
     header = _header(file)
     if KEY not in header and VALUE not in header:
         return True  # of another program, or no safetensors at all, which its reader says
@@ -90,7 +93,7 @@ def _is_whole(file: BinaryIO) -> bool:
     return KEY + VALUE in header and header[place : place + DIGITS] == _digest(file, place)
 
 
-def _header(file: BinaryIO) -> bytes:
+def _header(file: File) -> bytes:
     """The beginning of a safetensors file: eight bytes that tell the length of the JSON after them, and it."""
     size = file.seek(0, 2)
     file.seek(0)
@@ -99,13 +102,13 @@ def _header(file: BinaryIO) -> bytes:
     return file.read(min(8 + length, size))
 
 
-def _write_digest(file: BinaryIO, place: int) -> None:
+def _write_digest(file: File, place: int) -> None:
     digest = _digest(file, place)
     file.seek(place)
     file.write(digest)
 
 
-def _digest(file: BinaryIO, place: int) -> bytes:
+def _digest(file: File, place: int) -> bytes:
     """Of all bytes but the digits at `place`."""
     digest, left = hashlib.sha256(), place
     file.seek(0)

@@ -198,7 +198,7 @@ class Recorder(pl.Callback):
         with writing(self.folder.metrics), self.folder.metrics.open("a", encoding="utf-8") as file:
             file.write(as_csv([row], objective.columns))
         for logger in trainer.loggers:
-            logger.log_metrics({name: value for name, value in row.items() if name != "step" and value != ""}, step)
+            logger.log_metrics({name: float(row[name]) for name in row if name != "step" and row[name] != ""}, step)
         assert self._bar is not None
         self._bar.show(row, objective.line(row, self.measured), pl_module.plan.steps)
         self._since, self._last = time.monotonic(), step
