@@ -46,6 +46,7 @@ def replaced(x: Tensor, *, decay: bool = False) -> Tensor:
 
 def since(fault: Tensor, axis: int) -> Tensor:
     """One before the first fault along an axis, NaN from there on, as float32."""
-    steps = torch.arange(fault.shape[axis], device=fault.device).view(-1, *(1,) * (fault.ndim - 1 - axis % fault.ndim))
-    first = torch.where(fault.any(axis, keepdim=True), fault.to(torch.uint8).argmax(axis, keepdim=True), len(steps))
+    size = fault.shape[axis]
+    steps = torch.arange(size, device=fault.device).view(-1, *(1,) * (fault.ndim - 1 - axis % fault.ndim))
+    first = torch.where(fault.any(axis, keepdim=True), fault.to(torch.uint8).argmax(axis, keepdim=True), size)
     return torch.where(steps < first, 1.0, torch.nan)

@@ -156,7 +156,7 @@ def finite(b):
 @triton.jit
 def fault(b):
     """Of each step (C, 1) zero, or NaN if one of its numbers is not finite."""
-    return tl.sum(b.to(tl.float32) * 0.0, -1, keep_dims=True)
+    return tl.sum((b * 0.0).to(tl.float32), -1, keep_dims=True)
 
 
 @triton.jit
@@ -164,7 +164,7 @@ def fault_of_decays(b_g, DECAY: tl.constexpr):
     if DECAY == 2:
         return fault(b_g)
     else:
-        return tl.trans(b_g).to(tl.float32) * 0.0
+        return (tl.trans(b_g) * 0.0).to(tl.float32)
 
 
 @triton.jit

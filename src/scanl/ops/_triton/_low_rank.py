@@ -176,7 +176,7 @@ def _forward(
         store(p_w, b_w.to(dtype), first, rows, i_head, i_k, H, K, REVERSE, BK)
     for i_v in range(0, V, BV):
         b_v = load(p_v, first, rows, i_head, i_v, H, V, REVERSE, BV)
-        b_faults = b_fault + b_v.to(tl.float32) * 0.0
+        b_faults = b_fault + (b_v * 0.0).to(tl.float32)
         b_v = finite(b_v)
         if p_k is not None:
             b_v = dot(b_m, b_v, dtype)
