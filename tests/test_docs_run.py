@@ -132,6 +132,18 @@ def test_commands_run(page, tmp_path, monkeypatch, capfd):
         try_command(words, monkeypatch)
 
 
+def test_parity_is_learnt_for_any_length(tmp_path, monkeypatch, capfd):
+    """The first example of docs/tasks.md as it stands, but for the number of examples that are scored: seconds."""
+    monkeypatch.chdir(tmp_path)
+    train, evaluate = commands("docs/tasks.md")
+    assert main([*train[1:], "--accelerator", "cpu"]) == 0
+    assert "the score is as good as --until 0.99 after step" in capfd.readouterr().err
+    assert main([*evaluate[1:], "--count", "20"]) == 0
+    title, score, _, _ = capfd.readouterr().out.splitlines()
+    assert "length=10000" in title
+    assert float(score.split()[-1]) >= 0.99
+
+
 def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
     """Those between the lines stand for many, with NAME and PATH in them: their names and options are there."""
     helps = {}

@@ -25,6 +25,7 @@ from scanl.learning.checkpoint import read_checkpoint
 from scanl.learning.config import build_model, fitting_precision, seeded_model
 from scanl.learning.metrics import read_metrics
 from scanl.learning.optimizer import UNKNOWN, Plan, make_optimizer, rate
+from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
 
 STEPS = 24
@@ -100,6 +101,17 @@ def interrupted(text: Path, folder: Path, extra: list[str], number: int = signal
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BPTT, "training_step", interrupted_step)
         assert main(["train", *options(text, folder), "--batch-size", "4", *extra]) == 130
+
+
+def test_dropout_resumes_with_the_same_bits(text, tmp_path):
+    """Its random numbers are those of the step. Measurements, which drop nothing out, do not move them."""
+    alone, folder, extra = tmp_path / "alone", tmp_path / "run", ["--dropout", "0.3"]
+    assert main(["train", *options(text, alone), "--batch-size", "4", *extra]) == 0
+    interrupted(text, folder, extra)
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_weights(alone, folder)
+    assert losses(folder) == losses(alone)
+    assert LanguageModel.load(folder).config["dropout"] == 0.3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
