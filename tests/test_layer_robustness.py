@@ -1,17 +1,22 @@
 """Laws over every layer of what surrounds it: sizes by default, autocast, export, the meta device, dtypes, repr."""
 
+import copy
 import inspect
-from functools import cache
+import math
 
 import pytest
 import torch
-from test_layers import CASES, DIM, REGISTERED, STREAMING, inputs, make, make_like
 from torch import nn
 
 from scanl import layers
+from scanl.cli import main
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
+from scanl.learning import RunFolder
+from scanl.learning.metrics import read_metrics
+from scanl.models import Stack
 from scanl.models.block import CHANNEL_MIXERS
+from test_layers import CASES, DIM, REGISTERED, STREAMING, inputs, make
 
 WIDTHS = (128, 256, 1024)
 INSIDE = {"bidirectional": 2, "multi_scale": 4}  # whole layers in one
@@ -52,3 +57,185 @@ def test_the_default_widths_of_gated_deltanet_are_the_published_ones():
         # Where 6 heads do not divide 3/4 D: the nearest whole head.
         assert [layers.build("gated_deltanet", dim).head_dim for dim in (1, 12, 100)] == [1, 2, 12]
         assert layers.build("gated_deltanet", 64, num_heads=4).head_dim == 12
+
+
+MIXERS = {f"mixer_{name}": cls for name, cls in CHANNEL_MIXERS.items() if cls is not None}
+TRAINED = [*CASES, *MIXERS]
+
+
+def module_of(name, dtype=torch.float32):
+    """A layer of the laws, or a channel mixer, every parameter away from its special values."""
+    if name in CASES:
+        return make(name, dtype)
+    torch.manual_seed(0)
+    mixer = MIXERS[name](DIM).to(dtype)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return mixer
+
+
+def trained(layer, x, autocast=False):
+    """The output, the state, and the gradient of every parameter, in float64; without one where there is none."""
+    layer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y, state = layer(x)
+    y.double().square().mean().backward()
+    return y, state, {name: p.grad for name, p in layer.named_parameters()}
+
+
+def distance(found, exact, least=0.0):
+    """The largest error, relative to the largest number, which counts as `least` at least."""
+    return ((found.double() - exact).abs().max() / exact.abs().max().clamp(min=least)).item()
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_layer_trains_under_autocast(name):
+    """As far from float64 as the same layer wholly in bfloat16 at most twice, and one rounding.
+
+    The error of a tensor, relative to its largest number, is compared in the output, and its worst over all gradients,
+    which are finite for every parameter; one that is 0 but for rounding, as of AFT's bias of the keys, is compared with
+    one rounding of the largest of all. What recurs stays in float32.
+    """
+    layer, x = module_of(name), inputs(3, 40, dtype=torch.float32)
+    exact, _, slopes = trained(module_of(name).double(), x.double())
+    own, _, own_slopes = trained(module_of(name).bfloat16(), x.bfloat16())
+    for given in (x, x.bfloat16()):
+        y, state, found = trained(layer, given, autocast=True)
+        eps = torch.finfo(torch.bfloat16).eps
+        assert distance(y, exact) <= 2 * (distance(own, exact) + eps)
+        assert all(slope is not None and slope.isfinite().all() for slope in found.values())
+        least = eps * max(slope.abs().max().item() for slope in slopes.values())
+        worst, own_worst = (max(distance(g[key], slopes[key], least) for key in slopes) for g in (found, own_slopes))
+        assert worst <= 2 * (own_worst + eps)
+        if name in REGISTERED:
+            assert all(leaf.dtype in (torch.float32, torch.complex64, torch.int64) for _, leaf in states.leaves(state))
+
+
+def test_a_stack_trains_under_autocast():
+    pattern = ("s4", "gru", "mlstm")
+    stack = Stack(DIM, 3, pattern, layer_options={name: dict(layers.get(name).sample) for name in pattern})
+    x = inputs(2, 40, dtype=torch.float32)
+    exact, _, _ = trained(copy.deepcopy(stack).double(), x.double())
+    own, _, _ = trained(copy.deepcopy(stack).bfloat16(), x.bfloat16())
+    y, _, slopes = trained(stack, x, autocast=True)
+    assert distance(y, exact) <= 2 * (distance(own, exact) + torch.finfo(torch.bfloat16).eps)
+    assert all(slope.isfinite().all() for slope in slopes.values())
+
+
+def test_the_trainer_trains_in_mixed_precision(tmp_path):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_bytes(b"a state, a transition and a readout. " * 200)
+    command = ["train", "--data", str(text), "--layer", "s4,gru", "--precision", "bf16-mixed", "--accelerator", "cpu"]
+    sizes = ["--dim", "16", "--depth", "2", "--steps", "2", "--sequence-length", "32", "--held-out", "0.5"]
+    assert main([*command, *sizes, "--out", str(run)]) == 0
+    rows = read_metrics(RunFolder.open(run))
+    assert rows
+    assert all(math.isfinite(float(row["loss"])) for row in rows if row["loss"])
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_the_meta_device_tells_shapes(name):
+    """Built there, and run there whole, packed away from any value, onward and by a step."""
+    with torch.device("meta"):
+        layer = layers.build(name, DIM, **layers.get(name).sample)
+        assert all(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers()))
+        x = torch.empty(2, 33, DIM)
+    real = CASES[name]()
+    y, state = layer(x)
+    assert_form(y, real(torch.zeros(2, 33, DIM))[0])
+    assert_form(state, real(torch.zeros(2, 33, DIM))[1])
+    y, state = layer(x, state)
+    assert_form(y, x)
+    y.sum().backward()
+    if not layer.bidirectional:
+        y, after = layer.step(x[:, 0], state)
+        assert_form(y, x[:, 0])
+        assert_form(after, state)
+
+
+def assert_form(found, expected):
+    form = [[(place, leaf.shape, leaf.dtype) for place, leaf in states.leaves(each)] for each in (found, expected)]
+    assert form[0] == form[1]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_state_of_another_dtype_is_read_in_the_layer_s_own(name, own):
+    """As if it had been cast to the layer's dtype first, and what comes back has that dtype."""
+    layer, x = make(name, own), inputs(2, 20, dtype=own)
+    state = states.detach(layer(x)[1])
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        other = states.to(state, dtype=dtype)
+        if any(leaf.dtype is torch.complex32 for _, leaf in states.leaves(other)):
+            with pytest.raises(ShapeError, match=rf"{name}: state\S* is torch.complex32, expected torch.complex\d+"):
+                layer(x, other)
+            continue
+        cast = states.map_leaves(lambda leaf, like: leaf.to(like.dtype), other, state)
+        for steps in (0, 1, 20):
+            expected, last = layer(x[:, :steps], cast)
+            y, found = layer(x[:, :steps], other)
+            torch.testing.assert_close(y, expected)
+            assert_form(y, x[:, :steps])
+            if steps:
+                assert_form(found, last)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_state_of_another_kind_of_number_is_refused(name):
+    layer = make(name)
+    state = layer.init_state(2)
+
+    def another(leaf):
+        return torch.zeros_like(leaf, dtype=torch.complex128 if leaf.is_floating_point() else torch.float64)
+
+    with pytest.raises(ShapeError, match=rf"{name}: state\S* is torch.\w+, expected torch.\w+ because of the layer"):
+        layer(inputs(2, 3), states.map_leaves(another, state))
+
+
+def test_wrappers_refuse_what_is_no_way_to_make_a_layer():
+    for wrapper, who in ((layers.Bidirectional, "bidirectional"), (layers.MultiScale, "multi_scale")):
+        with pytest.raises(ConfigError, match=rf"^{who}: layer is a Mamba, expected a registered name or a function"):
+            wrapper(DIM, layer=layers.Mamba(DIM))
+        with pytest.raises(ConfigError, match=rf"^{who}: layer is a int, expected a registered name or a function"):
+            wrapper(DIM, layer=3)
+        with pytest.raises(ConfigError, match=rf"^{who}: layer makes a Linear, expected a Layer of dim={DIM}"):
+            wrapper(DIM, layer=lambda dim: nn.Linear(dim, dim))
+        with pytest.raises(ConfigError, match=rf"^{who}: layer makes a Mamba of dim=5, expected a Layer of dim={DIM}"):
+            wrapper(DIM, layer=lambda _: layers.Mamba(5))
+        wrapper(DIM, layer=layers.Mamba)
+        wrapper(DIM, layer=lambda dim: layers.Mamba(dim, d_state=4))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in STREAMING])
+def test_a_layer_that_sees_the_future_refuses_to_step(name):
+    layer = make(name)
+    with pytest.raises(ConfigError, match=r"\w+: step is called, expected forward over the whole sequence because the"):
+        layer.step(inputs(2), layer.init_state(2))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_repr_shows_sizes(name):
+    """The width of the layer; and something of each module in it that has parameters of its own."""
+    layer = module_of(name)
+    assert f"dim={layer.dim}" in "".join(repr(layer).splitlines()[:2])
+    for place, module in layer.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            assert module.extra_repr(), place
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_exported_layer_takes_any_length(name):
+    """`torch.export` with the batch and the length open: the same numbers, the same state at other sizes."""
+    layer = make(name)
+    most = {"max": layer.reach} if name == "attention" else {}
+    sizes = {0: torch.export.Dim("B"), 1: torch.export.Dim("T", **most)}
+    program = torch.export.export(layer, (inputs(2, 20),), dynamic_shapes=(sizes,), strict=False).module()
+    for batch, steps in ((2, 20), (3, 33), (4, 2), (5, 70)):
+        x = inputs(batch, steps)
+        y, state = layer(x)
+        z, last = program(x)
+        torch.testing.assert_close(z, y)
+        for (place, found), (_, expected) in zip(states.leaves(last), states.leaves(state), strict=True):
+            torch.testing.assert_close(found, expected, msg=place)

@@ -69,7 +69,8 @@ class Attention(SoftmaxAttention):
 
     def _check_length(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> None:
         length = x.shape[1]
-        if not torch.compiler.is_compiling() and (state is not None or cu_seqlens is not None):
+        unknown = torch.compiler.is_compiling() or x.device.type == "meta"
+        if not unknown and (state is not None or cu_seqlens is not None):
             reached = x.new_zeros(1, dtype=torch.int64) if state is None else state.position
             reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
             length = int(reached.max()) if reached.numel() else 0

@@ -2,14 +2,16 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.layers.module import Module
 from scanl.layers.packing import check_offsets
-from scanl.layers.state import Device, DType, State, leaves, map_leaves
+from scanl.layers.state import Device, DType, State, leaves
 from scanl.registry import Registry
 
 
@@ -26,7 +28,7 @@ class Hint(NamedTuple):
 UNDECAYED = Hint(weight_decay=False)
 
 
-class Layer(nn.Module):
+class Layer(Module):
     """A state, a transition and a readout: (B, T, dim) in, (B, T, dim) and the state out.
 
     A subclass gives `init_state` and `forward`. The class variables are what `scanl show` prints and the
@@ -68,9 +70,21 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """`forward` at T = 1: x (B, dim) -> y (B, dim)."""
+        """`forward` at T = 1: x (B, dim) -> y (B, dim). ConfigError where the layer sees the future."""
+        if self.bidirectional:
+            raise ConfigError(
+                f"{self._who()}: step is called, expected forward over the whole sequence because the layer is "
+                "bidirectional: each output depends on steps to come"
+            )
         y, state = self(x[:, None], state)
         return y[:, 0], state
+
+    def extra_repr(self) -> str:
+        """The options that the layer keeps under their names, and the shapes of its own parameters."""
+        options = [name for name in inspect.signature(type(self)).parameters if name != "dim"]
+        kept = [(name, vars(self).get(name)) for name in ("dim", *options)]
+        sizes = [f"{name}={value!r}" for name, value in kept if isinstance(value, int | float | str)]
+        return ", ".join(filter(None, [*sizes, super().extra_repr()]))
 
     def init_decay(self, value: float) -> None:
         """Start with memory `value` per step, where the layer has one decay to set; MultiScale asks."""
@@ -93,27 +107,31 @@ class Layer(nn.Module):
         weight = _any_parameter(self)
         if weight is None:
             weight = x
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ShapeError(f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters")
         if x.device != weight.device:
             raise ShapeError(f"{self._who()}: x is on {x.device}, expected {weight.device} of the parameters")
+        if x.dtype != weight.dtype and (x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type)):
+            raise ShapeError(f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters")
         if cu_seqlens is not None:
             check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
         if state is None or torch.compiler.is_compiling():
             return
         batch, of = (x.shape[0], "x") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "cu_seqlens")
-        expected = self._state_shapes()
-        if expected is not None and not _fits(state, expected, batch):
-            found = {place: tuple(leaf.shape) for place, leaf in leaves(state)}
-            fitting = {place: tuple(leaf.shape) for place, leaf in leaves(self.init_state(batch, device="meta"))}
+        form = self._state_form()
+        if form is None or _fits(state, form, batch):
+            return
+        found = {place: tuple(leaf.shape) for place, leaf in leaves(state)}
+        own = dict(leaves(self.init_state(batch, device="meta")))
+        fitting = {place: tuple(leaf.shape) for place, leaf in own.items()}
+        if found != fitting:
             raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
+        place, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
+        raise ShapeError(f"{self._who()}: {place} is {kind}, expected {own[place].dtype} because of the layer")
 
-    def _state_shapes(self) -> Any:
-        """The state's form with shapes, less the batch, for leaves; None where the layer cannot know."""
-        if "_shapes" not in self.__dict__:
-            like = self.init_state(1, device="meta")
-            self.__dict__["_shapes"] = map_leaves(lambda leaf: leaf.shape[1:], like)
-        return self.__dict__["_shapes"]
+    def _state_form(self) -> State:
+        """A state without numbers, of one row; None where the layer cannot know."""
+        if "_form" not in self.__dict__:
+            self.__dict__["_form"] = self.init_state(1, device="meta")
+        return self.__dict__["_form"]
 
     def _zeros(self, *shape: int, device: Device, dtype: DType, at_least: DType = None) -> Tensor:
         """A part of the initial state, in `dtype` or `at_least`, whichever is wider."""
@@ -139,17 +157,36 @@ def _any_parameter(module: nn.Module) -> Tensor | None:
     return None
 
 
-def _fits(state: State, shapes: Any, batch: int) -> bool:
+def _fits(state: State, form: State, batch: int) -> bool:
     if isinstance(state, Tensor):
-        return isinstance(shapes, torch.Size) and state.shape == (batch, *shapes)
-    if state is None or shapes is None or isinstance(shapes, torch.Size):
-        return state is shapes
-    return len(state) == len(shapes) and all(_fits(*pair, batch) for pair in zip(state, shapes, strict=True))
+        fitting = isinstance(form, Tensor) and state.shape == (batch, *form.shape[1:])
+        return fitting and _readable(state.dtype, form.dtype)
+    if state is None or form is None or isinstance(form, Tensor):
+        return state is form
+    return len(state) == len(form) and all(_fits(*pair, batch) for pair in zip(state, form, strict=True))
+
+
+def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
+    """Whether a state in the one dtype can be read where the other is carried: real as real, complex as complex.
+
+    Nothing computes with torch.complex32.
+    """
+    if found is kind:
+        return True
+    if kind.is_complex:
+        return found.is_complex and found is not torch.complex32
+    return kind.is_floating_point and found.is_floating_point
 
 
 def widen(x: Tensor) -> Tensor:
     """In float32, or wider where it already is: what a recurrence is computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def as_widened(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast is off inside where it is on for x's device: a recurrence is computed in the dtype of its operands."""
+    on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -2,15 +2,17 @@ r"""A diagonal state space system over a sequence, one system for each channel.
 
 .. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t
 
-There are two forms of it. The recurrence holds the states of all steps, T D N numbers: right for a few steps, and where
-the steps are not alike. A long sequence is a convolution with the system's kernel instead, which holds T D numbers;
-what enters with the state and what leaves with it are sums of powers of Ā.
+There are two forms of it. The recurrence holds the states of all steps, T D N numbers: right for a few steps, where the
+steps are not alike, and in a program exported for sequences of any length. A long sequence is a convolution with the
+system's kernel instead, which holds T D numbers; what enters with the state and what leaves with it are sums of powers
+of Ā.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.layers.base import as_widened
 from scanl.layers.packing import each_alone
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal, sum_of_powers
 from scanl.ops.ssm_kernels import powers
@@ -35,7 +37,9 @@ def diagonal_ssm(
     state: (B, D, N) complex, zeros when None.   discretization: "zoh" or "bilinear".
     timespans: (B, T), of each step, multiplies dt.   All in float32 or wider.
     """
-    if x.shape[1] <= FEW or timespans is not None or (cu_seqlens is not None and torch.compiler.is_compiling()):
+    state = None if state is None else state.to(A.dtype)
+    traced = torch.compiler.is_exporting() or (cu_seqlens is not None and torch.compiler.is_compiling())
+    if traced or x.shape[1] <= FEW or timespans is not None:
         return _recurrence(x, A, B, C, dt, state, discretization, cu_seqlens, timespans)
     if cu_seqlens is not None:
         rows = A.new_zeros(cu_seqlens.shape[0] - 1, *A.shape) if state is None else state
@@ -44,7 +48,8 @@ def diagonal_ssm(
             return diagonal_ssm(x, A, B, C, dt, row, discretization=discretization)
 
         return each_alone(run, x, rows, cu_seqlens)
-    return _convolution(x, A, B, C, dt, state, discretization)
+    with as_widened(x):
+        return _convolution(x, A, B, C, dt, state, discretization)
 
 
 def _recurrence(

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import widen
+from scanl.layers.module import Module
 from scanl.ops import (
     FEATURE_MAPS,
     cosine_reweighting,
@@ -26,7 +27,7 @@ _RANDOM = {
 _SOFTMAX = ("taylor", "positive_random_features", "trigonometric_random_features")
 
 
-class FeatureMap(nn.Module):
+class FeatureMap(Module):
     """φ of `scanl.ops` for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
 
     Args:

@@ -14,6 +14,7 @@ from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.diagonal_ssm import diagonal_ssm
 from scanl.layers.hippo import STARTS, diagonal_start
+from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import log_uniform
@@ -28,7 +29,7 @@ class H3State(NamedTuple):
     diagonal: Tensor
 
 
-class ShiftKernel(nn.Module):
+class ShiftKernel(Module):
     """B (D, N), what enters the shift register, and C (1, D, N), what is read from it."""
 
     def __init__(self, dim: int, d_state: int) -> None:
@@ -42,7 +43,7 @@ class ShiftKernel(nn.Module):
         return torch.einsum("djn,dn->dj", read, self.B).flip(1)
 
 
-class DiagonalKernel(nn.Module):
+class DiagonalKernel(Module):
     """log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) in real pairs."""
 
     def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:

@@ -17,6 +17,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.short_convolution import convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import long_convolution
+from scanl.ops._opaque import opaque
 
 
 class HyenaState(NamedTuple):
@@ -135,7 +136,7 @@ class Hyena(Layer):
         histories = []
         for n, (gate, kernel, bias) in enumerate(zip(reversed(others), filters, biases, strict=True)):
             v = v * gate
-            before = None if long is None else long[:, n]
+            before = None if long is None else long[:, n].to(v.dtype)
             if cu_seqlens is None:
                 y, after = _with_history(v, before, kernel)
             else:
@@ -147,6 +148,11 @@ class Hyena(Layer):
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))
 
 
+def _with_history_shapes(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), v.new_empty(v.shape[0], kernel.shape[1] - 1, v.shape[2])
+
+
+@opaque("hyena(Tensor v, Tensor? history, Tensor kernel) -> (Tensor, Tensor)", _with_history_shapes)
 def _with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
     """v (B, T, D) under kernel (D, L), after the L-1 inputs of the history; and the history behind it.
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import widen
+from scanl.layers.module import Module
 
 
-class Sin(nn.Module):
+class Sin(Module):
     """sin(freq x), freq (1, width) trained."""
 
     def __init__(self, width: int, w: float) -> None:
@@ -20,7 +21,7 @@ class Sin(nn.Module):
         self.freq = nn.Parameter(w * torch.ones(1, width))
 
 
-class PositionalEmbedding(nn.Module):
+class PositionalEmbedding(Module):
     """z (1, L, emb_dim): the lag from 0 to 1, cosines and sines of it, trained; t (1, L, 1): the lag."""
 
     t: Tensor
@@ -34,7 +35,7 @@ class PositionalEmbedding(nn.Module):
         self.register_buffer("t", t)
 
 
-class Modulation(nn.Module):
+class Modulation(Module):
     """deltas (1, 1, width): the rates at which the filters fade, not trained."""
 
     deltas: Tensor
@@ -45,7 +46,7 @@ class Modulation(nn.Module):
         self.register_buffer("deltas", torch.linspace(slow, fast, width)[None, None])
 
 
-class HyenaFilter(nn.Module):
+class HyenaFilter(Module):
     """bias (width); pos_emb; implicit_filter, linear maps with sines between; modulation."""
 
     def __init__(

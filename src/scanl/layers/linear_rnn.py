@@ -93,8 +93,8 @@ class LinearRNN(Layer):
         recurrent = self._zeros(batch_size, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
         return LinearRNNState(recurrent, conv)
 
-    def _state_shapes(self) -> dict[str, torch.Size] | None:
-        return None if self._custom else super()._state_shapes()
+    def _state_form(self) -> State:
+        return None if self._custom else super()._state_form()
 
     def recurrent_forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """x (B, T, hidden_dim) -> y of the same shape and the state after the last step."""

@@ -15,13 +15,15 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
 from scanl.layers.short_convolution import ShortConvolution
 from scanl.layers.state import Device, DType
 from scanl.ops import associative_scan, linear_attention
+from scanl.ops._opaque import opaque
 
 
-class HeadwiseLinear(nn.Module):
+class HeadwiseLinear(Module):
     """Square blocks along the diagonal: weight (blocks, size, size), the outputs before the inputs; bias (width)."""
 
     def __init__(self, width: int, size: int, bias: bool, std: float) -> None:
@@ -34,7 +36,7 @@ class HeadwiseLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-class MultiHeadNorm(nn.Module):
+class MultiHeadNorm(Module):
     """LayerNorm of each head, times weight (H P), ones at first; or times 1 + weight, zeros at first."""
 
     def __init__(self, width: int, eps: float = 1e-5, zero_centered: bool = True) -> None:
@@ -43,13 +45,13 @@ class MultiHeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((width,), 1 - self.center))
 
     def extra_repr(self) -> str:
-        return f"eps={self.eps}"
+        return f"{super().extra_repr()}, eps={self.eps}"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
 
 
-class MLSTMCell(nn.Module):
+class MLSTMCell(Module):
     """The gates, which read queries, keys and values, and the norm; forward gives ĩ and ln f, (B, T, H) each."""
 
     def __init__(self, width: int, num_heads: int) -> None:
@@ -192,7 +194,7 @@ def remember(
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h (B, T, H, V), and the memory and m after it, as of MLSTMState; q and k (B, T, H, K), ĩ and ln f (B, T, H)."""
-    now, before, m = stabiliser(i, log_f, m, cu_seqlens)
+    now, before, m = stabiliser(i, log_f, m.to(i.dtype), cu_seqlens)
     k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
     v = F.pad(v, (0, 1), value=1.0)
     h, memory = linear_attention(widen(q), k, v, log_f + before - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens)
@@ -216,12 +218,20 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
     start = start[:, None]
     forget = log_f.masked_fill(start, -torch.inf)  # what comes before a sequence is in `first`, or no part of it
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
-    _, now, _ = associative_scan(_compose, (forget, enter, start[None].expand(len(i), -1, -1)))
-    before = torch.where(start, first, torch.cat([now[:, :1], now[:, :-1]], 1))
+    (now,) = _running(forget, enter, start[None].expand(len(i), -1, -1))
+    before = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
     if cu_seqlens is None:
         return now, before, now[:, -1]
     ends = (cu_seqlens[1:] - 1).clamp(min=0)
     return now, before, torch.where((cu_seqlens.diff() > 0)[:, None], now[0, ends], m)
+
+
+@opaque(
+    "running_stabiliser(Tensor forget, Tensor enter, Tensor start) -> Tensor[]",
+    lambda forget, enter, start: [torch.empty_like(enter)],
+)
+def _running(forget: Tensor, enter: Tensor, start: Tensor) -> list[Tensor]:
+    return [associative_scan(_compose, (forget, enter, start))[1]]
 
 
 def _compose(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -100,10 +100,6 @@ class MLSTMLarge(Layer):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         nn.init.normal_(self.out_proj.weight, std=2 / len(layers) / math.sqrt(self.dim))
 
-    def extra_repr(self) -> str:
-        """What the weights do not tell."""
-        return f"num_heads={self.num_heads}, gate_soft_cap={self.gate_soft_cap}, eps={self.eps}"
-
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MLSTMLargeState:
         heads, keys, values = self.num_heads, self.q.out_features, self.v.out_features
         shape = (batch_size, heads, keys // heads, values // heads + 1)

@@ -5,9 +5,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import widen
+from scanl.layers.module import Module
 
 
-class GatedRMSNorm(nn.Module):
+class GatedRMSNorm(Module):
     r"""y = x / rms(x) ⊙ weight ⊙ SiLU(gate), over the last axis; with `gate_first`, x is gated before the norm.
 
     gate None: x / rms(x) ⊙ weight.   groups: equal parts of the last axis, each with a root mean square of its own.
@@ -19,6 +20,9 @@ class GatedRMSNorm(nn.Module):
         super().__init__()
         self.parts, self.eps, self.gate_first = (groups, width // groups), eps, gate_first
         self.weight = nn.Parameter(torch.ones(width))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, groups={self.parts[0]}, eps={self.eps}, gate_first={self.gate_first}"
 
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
         gate = None if gate is None else F.silu(widen(gate))

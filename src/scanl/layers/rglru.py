@@ -13,12 +13,13 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
 
-class BlockDiagonalLinear(nn.Module):
+class BlockDiagonalLinear(Module):
     """y = x W + b with W of `num_blocks` square blocks: w (blocks, width, width), b (blocks, width)."""
 
     def __init__(self, width: int, num_blocks: int) -> None:
@@ -107,12 +108,15 @@ class RGLRU(Layer):
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         recurrent, fresh = self.init_state(rows) if state is None else state
         log_a = widen(self.a_gate(x).sigmoid()) * (-8 * F.softplus(widen(self.a_param)))
+        fresh = fresh.to(log_a.dtype)
         square = -torch.expm1(2 * log_a)
         scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
         if cu_seqlens is None:
             if x.shape[1]:
-                first = scale[:, :1].clamp(min=fresh[:, None])
-                scale = first if x.shape[1] == 1 else torch.cat([first, scale[:, 1:]], 1)
+                least = fresh[:, None]
+                if x.shape[1] > 1:
+                    least = least * (torch.arange(x.shape[1], device=x.device) == 0)[:, None]
+                scale = scale.clamp(min=least)
                 fresh = torch.zeros_like(fresh)
         else:
             owner = sequence_index(cu_seqlens, x.shape[1])

@@ -10,18 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.base import Hint, Layer, as_widened, register, widen
 from scanl.layers.dense_ssm import dense_ssm
 from scanl.layers.hippo import diagonal_legs
+from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import log_uniform
 from scanl.ops import discretize_dplr
+from scanl.ops._opaque import opaque
 
 FEW = 16  # steps up to which the recurrence is taken
 
 
-class LowRankKernel(nn.Module):
+class LowRankKernel(Module):
     """The systems of S4: inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) in real pairs."""
 
     def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float) -> None:
@@ -52,7 +54,7 @@ class LowRankKernel(nn.Module):
         return Lambda, P, B, C, self.inv_dt[:, 0].double().exp()
 
 
-class Convolution(nn.Module):
+class Convolution(Module):
     """kernel, and the skip connection D (1, D)."""
 
     def __init__(self, kernel: LowRankKernel, dim: int) -> None:
@@ -125,19 +127,37 @@ class S4(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         u, system = widen(x), self.layer.kernel.system()
-
-        def run(u: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-            if u.shape[1] > FEW:
-                return _convolution(u, *system, state)
-            return _recurrence(u, *system, self.init_state(u.shape[0]) if state is None else state)
-
         if cu_seqlens is None:
-            y, last = run(u, state)
+            y, last = _scan(u, *system, state)
         else:
             rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-            y, last = each_alone(run, u, rows, cu_seqlens)
+            y, last = each_alone(lambda u, state: _scan(u, *system, state), u, rows, cu_seqlens)
         y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
         return self.output_linear(y), last
+
+
+def _scan_shapes(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(u), Lambda.new_empty(u.shape[0], *Lambda.shape, dtype=_complex(u))
+
+
+def _complex(u: Tensor) -> torch.dtype:
+    return torch.promote_types(u.dtype, torch.complex64)
+
+
+@opaque(
+    "s4(Tensor u, Tensor Lambda, Tensor P, Tensor B, Tensor C, Tensor dt, Tensor? state) -> (Tensor, Tensor)",
+    _scan_shapes,
+)
+def _scan(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if u.shape[1] > FEW:
+        with as_widened(u):
+            return _convolution(u, Lambda, P, B, C, dt, state)
+    zeros = Lambda.new_zeros(u.shape[0], *Lambda.shape, dtype=_complex(u))
+    return _recurrence(u, Lambda, P, B, C, dt, zeros if state is None else state.to(zeros.dtype))
 
 
 def _recurrence(

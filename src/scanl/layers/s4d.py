@@ -14,12 +14,13 @@ from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.diagonal_ssm import diagonal_ssm
 from scanl.layers.hippo import STARTS, diagonal_start
+from scanl.layers.module import Module
 from scanl.layers.state import Device, DType
 from scanl.layers.timespans import check_timespans, log_uniform
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
-class DiagonalKernel(nn.Module):
+class DiagonalKernel(Module):
     """The systems of S4D: log_dt (D), C (D, N/2, 2) in real pairs, log_A_real and A_imag (D, N/2)."""
 
     def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:

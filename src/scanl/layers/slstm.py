@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register
 from scanl.layers.depth import rise, whole
+from scanl.layers.module import Module
 from scanl.layers.short_convolution import ShortConvolution, convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import slstm
@@ -29,7 +30,7 @@ class SLSTMState(NamedTuple):
     conv: Tensor | tuple[()]
 
 
-class HeadwiseLinear(nn.Module):
+class HeadwiseLinear(Module):
     """y = W x within each head: weight (H, K, K), x and y (B, T, H, K)."""
 
     def __init__(self, num_heads: int, width: int) -> None:
@@ -41,7 +42,7 @@ class HeadwiseLinear(nn.Module):
         return torch.einsum("bthi,hoi->btho", x, self.weight)
 
 
-class SLSTMCell(nn.Module):
+class SLSTMCell(Module):
     """What the gates see of the output before, and their biases, in the order i, f, z, o."""
 
     def __init__(self, num_heads: int, width: int) -> None:
@@ -56,7 +57,7 @@ class SLSTMCell(nn.Module):
         return kernel, self._bias_.view(4, heads, width)
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(Module):
     """Layer norm of each head, times 1 + weight: weight (D), 0 at the start."""
 
     def __init__(self, dim: int) -> None:

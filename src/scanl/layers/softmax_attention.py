@@ -16,6 +16,7 @@ from scanl.layers.positions import positions
 from scanl.layers.rotary import rotate
 from scanl.layers.state import Device, DType
 from scanl.ops import SegmentMemory, init_memory, segment_attention
+from scanl.ops._opaque import opaque
 
 
 class SoftmaxAttention(Layer):
@@ -65,6 +66,9 @@ class SoftmaxAttention(Layer):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, reach={self.reach}, rotated={self.rotated}"
+
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SegmentMemory:
         like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
         sizes = (batch_size, self.reach, self.num_kv_heads, self.head_dim, self.head_dim)
@@ -87,9 +91,34 @@ class SoftmaxAttention(Layer):
         # The fused kernels have no second derivative; float64, which has no use but such checks, takes the plain form.
         plain = sdpa_kernel(SDPBackend.MATH) if x.dtype == torch.float64 else contextlib.nullcontext()
         with plain:
-            y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
+            if cu_seqlens is None:
+                keys, values, read = (None, None, None) if memory is None else memory
+                y, *after = _attended(q, k, v, keys, values, read, self.reach)
+                memory = SegmentMemory(*after)
+            else:
+                y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
         memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
         return self.o_proj(y.flatten(2)), memory
+
+
+def _attended_shapes(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None, position: Tensor | None, window: int
+) -> list[Tensor]:
+    kept = [each.new_empty(each.shape[0], window, *each.shape[2:]) for each in (k, v)]
+    return [q.new_empty(*q.shape[:3], v.shape[3]), *kept, q.new_empty(q.shape[0], dtype=torch.int64)]
+
+
+@opaque(
+    "window_attention(Tensor q, Tensor k, Tensor v, Tensor? keys, Tensor? values, Tensor? position, int window) "
+    "-> Tensor[]",
+    _attended_shapes,
+)
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None, position: Tensor | None, window: int
+) -> list[Tensor]:
+    memory = None if keys is None or values is None or position is None else SegmentMemory(keys, values, position)
+    y, memory = segment_attention(q, k, v, memory, window=window)
+    return [y, *memory]
 
 
 def _empty(state: SegmentMemory) -> bool:

@@ -15,16 +15,41 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType, State
+from scanl.ops._opaque import opaque
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "gru": torch.gru,
+    "lstm": torch.lstm,
+    "rnn_relu": torch.rnn_relu,
+    "rnn_tanh": torch.rnn_tanh,
+}
+
+
+def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
+    """The state as the kernel takes it: (1, B, D), or a list of such."""
+    states = [each[None].contiguous() for each in states]
+    return states if len(states) > 1 else states[0]
+
+
+@opaque(
+    "torch_cell(str kernel, Tensor x, Tensor[] before, Tensor[] weights, bool bias, bool training) -> Tensor[]",
+    lambda kernel, x, before, *_: [torch.empty_like(x), *(torch.empty_like(each[None]) for each in before)],
+)
+def _whole(
+    kernel: str, x: Tensor, before: list[Tensor], weights: list[Tensor], bias: bool, training: bool
+) -> list[Tensor]:
+    """All steps of x, and the states after them (1, B, D)."""
+    with as_widened(x):
+        return list(KERNELS[kernel](x, _given(before), weights, bias, 1, 0.0, training, False, True))
 
 
 class TorchCell(Layer):
     """What the three share: parameters, and a call of PyTorch's kernel without padding."""
 
     gates: ClassVar[int]
-    states: ClassVar[int] = 1  # tensors (B, D) carried
     sample: ClassVar = {}
 
     def __init__(self, dim: int, bias: bool = True) -> None:
@@ -39,8 +64,8 @@ class TorchCell(Layer):
             self.bias_ih_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
             self.bias_hh_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
 
-    def _kernel(self) -> Callable[..., Any]:
-        """`torch.gru`, or one that is called as it is."""
+    def _kernel(self) -> str:
+        """One of `KERNELS`."""
         raise NotImplementedError
 
     def _initial(self, batch_size: int, device: Device, dtype: DType) -> Tensor:
@@ -50,14 +75,14 @@ class TorchCell(Layer):
         self._check(x, state, cu_seqlens)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
-        before = [state] if isinstance(state, Tensor) else list(state)
+        wide = widen(x)
+        before = [each.to(wide.dtype) for each in ([state] if isinstance(state, Tensor) else state)]
         if not x.numel():
             return x.clone(), before
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
-        wide, weights = widen(x), [widen(weight) for weight in weights]
-        options = self.bias, 1, 0.0, self.training, False  # biases, layers, dropout, training, bidirectional
+        weights = [widen(weight) for weight in weights]
         if cu_seqlens is None:
-            y, *after = self._kernel()(wide, self._given(before), weights, *options, True)
+            y, *after = _whole(self._kernel(), wide, before, weights, self.bias, self.training)
             return y.to(x.dtype), [each[0] for each in after]
         # The kernel takes the first steps of all sequences, then the second ones: longest sequence first, none empty.
         lengths = cu_seqlens.diff()
@@ -67,15 +92,12 @@ class TorchCell(Layer):
         steps = (place * rows + order.argsort()[owner]).argsort()
         batch_sizes = place.bincount().cpu()
         order = order[: int(batch_sizes[0])]
-        given = self._given([each[order] for each in before])
-        y, *after = self._kernel()(wide[0, steps], batch_sizes, given, weights, *options)
-        after = [old.to(new.dtype).index_copy(0, order, new[0]) for old, new in zip(before, after, strict=True)]
+        given = _given([each[order] for each in before])
+        options = self.bias, 1, 0.0, self.training, False  # biases, layers, dropout, training, bidirectional
+        with as_widened(x):
+            y, *after = KERNELS[self._kernel()](wide[0, steps], batch_sizes, given, weights, *options)
+        after = [old.index_copy(0, order, new[0]) for old, new in zip(before, after, strict=True)]
         return y[steps.argsort()][None].to(x.dtype), after
-
-    def _given(self, states: list[Tensor]) -> Tensor | list[Tensor]:
-        """The state as the kernel takes it: (1, B, D), or a list of such."""
-        states = [each[None].contiguous() for each in states]
-        return states if self.states > 1 else states[0]
 
 
 @register("elman")
@@ -117,8 +139,8 @@ class Elman(TorchCell):
             for vector in (self.bias_ih_l0, self.bias_hh_l0) if bias else ():
                 nn.init.zeros_(vector)
 
-    def _kernel(self) -> Callable[..., Any]:
-        return torch.rnn_tanh if self.nonlinearity == "tanh" else torch.rnn_relu
+    def _kernel(self) -> str:
+        return f"rnn_{self.nonlinearity}"
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._initial(batch_size, device, dtype)
@@ -159,7 +181,7 @@ class LSTM(TorchCell):
         'Hochreiter and Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; forget gate: Gers, '
         "Schmidhuber and Cummins, 2000; chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
-    gates, states = 4, 2
+    gates = 4
 
     def __init__(self, dim: int, bias: bool = True, forget_bias: float | None = None, t_max: int | None = None) -> None:
         if not bias and (forget_bias is not None or t_max is not None):
@@ -183,8 +205,8 @@ class LSTM(TorchCell):
                 self.bias_ih_l0[:dim] = -kept
                 self.bias_hh_l0[:dim] = 0
 
-    def _kernel(self) -> Callable[..., Any]:
-        return torch.lstm
+    def _kernel(self) -> str:
+        return "lstm"
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LSTMState:
         return LSTMState(self._initial(batch_size, device, dtype), self._initial(batch_size, device, dtype))
@@ -216,8 +238,8 @@ class GRU(TorchCell):
     source = 'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8)'
     gates = 3
 
-    def _kernel(self) -> Callable[..., Any]:
-        return torch.gru
+    def _kernel(self) -> str:
+        return "gru"
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._initial(batch_size, device, dtype)

@@ -66,11 +66,6 @@ class WindowAttention(SoftmaxAttention):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         nn.init.normal_(self.o_proj.weight, std=math.sqrt(2 / (len(layers) * self.o_proj.in_features)))
 
-    def extra_repr(self) -> str:
-        """What the weights do not tell."""
-        options = ("num_heads", "num_kv_heads", "reach", "rope_base", "rope_fraction")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in options)
-
     def forward(
         self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, SegmentMemory]:

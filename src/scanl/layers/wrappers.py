@@ -14,12 +14,21 @@ from scanl.layers.state import Device, DType, State
 Inner: TypeAlias = str | Callable[[int], Layer]  # a registered name, or what makes a layer of a given width
 
 
-def _make(inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
+def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
     if isinstance(inner, str):
         return build(inner, dim, **(options or {}))
+    if isinstance(inner, nn.Module) or not callable(inner):
+        raise ConfigError(
+            f"{who}: layer is a {type(inner).__name__}, expected a registered name or a function from dim to a layer, "
+            "because each layer inside has parameters of its own"
+        )
     if options:
-        raise ConfigError("wrapper: layer_options are given with a layer factory, expected a registered name")
-    return inner(dim)
+        raise ConfigError(f"{who}: layer_options are given with a layer factory, expected a registered name")
+    made = inner(dim)
+    if not isinstance(made, Layer) or made.dim != dim:
+        found = f"a {type(made).__name__}" + (f" of dim={made.dim}" if isinstance(made, Layer) else "")
+        raise ConfigError(f"{who}: layer makes {found}, expected a Layer of dim={dim}")
+    return made
 
 
 def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
@@ -62,8 +71,8 @@ class Bidirectional(Layer):
         if combine not in ("sum", "concat"):
             raise ConfigError(f"bidirectional: combine is {combine!r}, expected 'sum' or 'concat'")
         self.dim = dim
-        self.forward_layer = _make(layer, dim, layer_options)
-        self.backward_layer = _make(layer, dim, layer_options)
+        self.forward_layer = _make("bidirectional", layer, dim, layer_options)
+        self.backward_layer = _make("bidirectional", layer, dim, layer_options)
         self.out_proj = nn.Linear(2 * dim, dim) if combine == "concat" else None
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
@@ -115,9 +124,9 @@ class MultiScale(Layer):
         if scales < 1:
             raise ConfigError(f"multi_scale: scales is {scales}, expected at least 1")
         self.dim = dim
-        self.layers = nn.ModuleList(_make(layer, dim, layer_options) for _ in range(scales))
+        self.layers = nn.ModuleList(_make("multi_scale", layer, dim, layer_options) for _ in range(scales))
         self.bidirectional = any(inner.bidirectional for inner in self._each())
-        for inner, decay in zip(self._each(), torch.linspace(0.1, 0.9, scales).tolist(), strict=True):
+        for inner, decay in zip(self._each(), torch.linspace(0.1, 0.9, scales, device="cpu").tolist(), strict=True):
             inner.init_decay(decay)
 
     def _each(self) -> list[Layer]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, check_options, get, names, widen
+from scanl.layers.module import Module
 from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.state import Device, DType, State
 
@@ -128,7 +129,7 @@ class BlockState(NamedTuple):
     channel: State
 
 
-class Block(nn.Module):
+class Block(Module):
     """x + mixer(norm(x)), then x + channel_mixer(norm(x)).
 
     dropout: while training, the probability with which each number that is added to x is left out; the others are

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import nn
-
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
+from scanl.layers.module import Module
 
 WEIGHTS = "model.safetensors"
 
 
-class Saved(nn.Module):
+class Saved(Module):
     """A model that knows what it was built from: `type(model)(**model.config)` is one of the same shape."""
 
     config: dict[str, Any]  # the arguments of the constructor, by name

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, build, names, widen
+from scanl.layers.module import Module
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm, normed
 
@@ -21,7 +22,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Stack(nn.Module):
+class Stack(Module):
     """`depth` blocks and a last norm: (B, T, dim) in, (B, T, dim) and the state out.
 
     Args:
