@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, nearest
 from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
+from scanl.models import Stack, presets
+from scanl.models.presets import Preset
 from scanl.ops._op import REGISTRY, Backend
 
 WIDTH = 256  # of the model, for the sizes
@@ -25,6 +27,14 @@ time from a state of constant size, with the numbers of the whole sequence. Belo
 `scanl show NAME` says on any machine, built with its default options at a model width of {WIDTH}: its parameters; the
 floats of state that a sequence carries; the multiplications in matrices that a step from the empty state costs, beside
 the elementwise work of the op; and the backends of the op, in the order they are tried.
+"""
+
+WHOLE_MODELS = """\
+## Whole models
+
+Presets of a stack: patterns of the layers above, which repeat over depth. `scanl train --layer NAME` trains one, and a
+`Stack`, `LanguageModel` or `SequenceClassifier` takes the name in place of its layers. Their sizes below are those of
+one period, with the stack's own channel mixer.
 """
 
 
@@ -42,10 +52,15 @@ def meanings(name: str) -> list[str]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer, or docs/layers.md."""
+    """Print a line for each registered layer, or what the documents say of them."""
     parser = Parser("list", "The layers.")
     parser.add_argument("--markdown", action="store_true", help="print docs/layers.md: a table, and all of each layer")
-    if parser.parse(argv).markdown:
+    parser.add_argument("--table", action="store_true", help="print the table of the README")
+    args = parser.parse(argv)
+    if args.table:
+        print(table())
+        return 0
+    if args.markdown:
         print(page(), end="")
         return 0
     width = max(map(len, names())) + 2
@@ -53,6 +68,10 @@ def list_layers(argv: Sequence[str]) -> int:
         cls = get(name)
         print(f"{name:<{width}}{_summary(cls)}")
         print(f"{'':<{width}}{cls.equation}")
+    print("\nWhole models, patterns of these layers:")
+    for name in presets.names():
+        print(f"{name:<{width}}{_summary(presets.get(name))}")
+        print(f"{'':<{width}}{presets.get(name).equation}")
     print("\n`scanl show NAME` has the rest.")
     return 0
 
@@ -72,12 +91,46 @@ def page() -> str:
         op = f"`{cls.op}`" if cls.op else _without_op(layer)
         streams = "no, it sees the future" if layer.bidirectional else "yes"
         rows.append((f"[`{name}`](#{name})", cls.id, _summary(cls).rstrip("."), _papers(cls), op, streams))
-    sections = [f"## {name}\n\n```text\n{describe(name)}\n```\n" for name in names()]
-    return "\n".join([INTRODUCTION, _markdown(header, rows), "", *sections])
+    sections = [f"## {name}\n\n```text\n{describe(name)}\n```\n" for name in [*names(), *presets.names()]]
+    return "\n".join([INTRODUCTION, _markdown(header, rows), "", WHOLE_MODELS, _whole_models(), "", *sections])
+
+
+def _whole_models() -> str:
+    rows = []
+    for name in presets.names():
+        cls = presets.get(name)
+        layers = ", ".join(f"[`{layer}`](#{layer})" for layer in cls.layers)
+        rows.append((f"[`{name}`](#{name})", cls.id, _summary(cls).rstrip("."), _papers(cls), layers))
+    return _markdown(("model", "id", "what it is", "source", "layers"), rows)
 
 
 def describe(name: str, dim: int = WIDTH) -> str:
-    """What is known of a layer, the same on any machine."""
+    """What is known of a layer or a preset, the same on any machine."""
+    return describe_preset(name, dim) if name in presets.names() else describe_layer(name, dim)
+
+
+def describe_preset(name: str, dim: int) -> str:
+    """What is known of a whole model, built as a stack of one period with the stack's own options."""
+    cls = presets.get(name)
+    stack = Stack(dim, len(cls.layers), name)
+    parameters = sum(p.numel() for p in stack.parameters())
+    period = f"in {len(cls.layers)} blocks of dim {dim}"
+    rows = [
+        ("equation", cls.equation),
+        ("source", cls.source),
+        ("id", cls.id),
+        ("layers", ", ".join(cls.layers)),
+        ("options", "of each layer by its name: --layer-options '{" + f"{cls.layers[0]}: {{...}}" + "}'"),
+        ("parameters", f"{parameters:,} {period}"),
+        ("state", f"{state_size(stack):,} floats a sequence {period}"),
+        ("step", f"{step_cost(stack):,} multiplications by matrices {period}"),
+        *(("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])),
+    ]
+    return "\n".join([f"{name}: {_summary(cls)}", "", *map(_row, rows)])
+
+
+def describe_layer(name: str, dim: int) -> str:
+    """What is known of a layer, built with its default options."""
     cls, layer = get(name), build(name, dim)
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
@@ -94,9 +147,9 @@ def describe(name: str, dim: int = WIDTH) -> str:
         ("op", cls.op or _without_op(layer)),
     ]
     lines = [f"{name}: {_summary(cls)}", ""]
-    for title, text in rows:
-        lines.append(textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False))
-        if title == "options":
+    for row in rows:
+        lines.append(_row(row))
+        if row[0] == "options":
             lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings(name)]
     for backend in _backends(cls):
         where = "any device" if backend.devices is None else ", ".join(backend.devices)
@@ -104,19 +157,27 @@ def describe(name: str, dim: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
+def _row(row: tuple[str, str]) -> str:
+    title, text = row
+    return textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False)
+
+
 def show_layer(argv: Sequence[str]) -> int:
     """Print what is known of a layer, and what of it depends on this machine."""
     parser = Parser("show", "One layer: equation, source, options, size, backends.")
-    parser.add_argument("name", type=str, help="a registered layer; `scanl list` has them")
+    parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` has them")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
-    cls = get(args.name)
+    whole = args.name in presets.names()
+    if not whole and args.name not in names():
+        raise nearest("layer", args.name, [*names(), *presets.names()])
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
     print(describe(args.name, args.dim))
-    layer = build(args.name, args.dim)
+    layer = Stack(args.dim, len(presets.get(args.name).layers), args.name) if whole else build(args.name, args.dim)
     here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
-    here += [f"{each.name}: package {each.package} is not installed" for each in _backends(cls) if each.package]
+    backends = [] if whole else _backends(get(args.name))
+    here += [f"{each.name}: package {each.package} is not installed" for each in backends if each.package]
     for i, line in enumerate(here):
         print(f"{'' if i else 'here':<12}{line}")
     return 0
@@ -126,11 +187,15 @@ def _classes() -> list[tuple[str, type[Layer]]]:
     return [(name, get(name)) for name in names()]
 
 
-def _summary(cls: type[Layer]) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+def _paragraphs(cls: type[Layer | Preset]) -> list[str]:
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")
 
 
-def _papers(cls: type[Layer]) -> str:
+def _summary(cls: type[Layer | Preset]) -> str:
+    return _paragraphs(cls)[0].splitlines()[0]
+
+
+def _papers(cls: type[Layer | Preset]) -> str:
     papers = [f"[{paper}](https://arxiv.org/abs/{paper})" for paper in re.findall(r"arXiv:(\d{4}\.\d{5})", cls.source)]
     return ", ".join(papers) or cls.source.split('"')[0].rstrip(", ")
 
@@ -153,35 +218,35 @@ def _without_op(layer: Layer) -> str:
 
 
 @torch.no_grad()
-def step_cost(layer: Layer) -> int:
+def step_cost(layer: Layer | Stack) -> int:
     """The multiplications in matrices that one token of one sequence costs, from the empty state."""
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton: not for `scanl list`
 
-    x, state = torch.zeros(1, layer.dim), layer.init_state(1)
+    x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
     fused = torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = False  # its fused LSTM is not counted, and not every machine has it
         with FlopCounterMode(display=False) as counter:
-            layer.step(x, state)
+            layer(x, state)
     finally:
         torch.backends.mkldnn.enabled = fused
     return counter.get_total_flops() // 2
 
 
 @torch.no_grad()
-def step_time(layer: Layer) -> float:
+def step_time(layer: Layer | Stack) -> float:
     """Milliseconds that one token of one sequence takes here."""
-    x, state = torch.zeros(1, layer.dim), layer.init_state(1)
-    layer.step(x, state)
+    x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
+    layer(x, state)
     times = []
     for _ in range(20):
         begin = time.perf_counter()
-        layer.step(x, state)
+        layer(x, state)
         times.append(time.perf_counter() - begin)
     return 1e3 * min(times)
 
 
-def state_size(layer: Layer) -> int:
+def state_size(layer: Layer | Stack) -> int:
     """Floats that a sequence carries from step to step; a complex number counts as two."""
     parts = [(2 if leaf.is_complex() else 1) * leaf.numel() for _, leaf in leaves(layer.init_state(1, device="meta"))]
     return sum(parts)

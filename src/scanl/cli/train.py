@@ -17,7 +17,7 @@ from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
 from scanl.learning.config import Model, check_resumable, fitting_precision, seeded_model
 from scanl.learning.objective import Data
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, presets
 from scanl.tasks import Corpus, read_corpus
 
 RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
@@ -181,4 +181,6 @@ def _layer_help() -> str:
             options = "  ".join(f"{option}={default}" for option, default in options_of(name).items())
             lines.append(f"  {name}: {options}")
             lines += [f"      {text}" for text in meanings(name)]
+    lines.append("whole models, with options by layer (--layer-options '{LAYER: {NAME: VALUE}}'):")
+    lines += [f"  {name}: {', '.join(presets.get(name).layers)}" for name in presets.names()]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ class TrainConfig:
     task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
     out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
     init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
-    layer: Annotated[str, "a registered layer, or a repeating pattern: hawk,hawk,lru"] = "hawk"
+    layer: Annotated[str, "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)"] = "hawk"
     layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
         default_factory=dict
     )

@@ -12,14 +12,9 @@ from scanl.layers.base import Layer, build, names, widen
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm, normed
+from scanl.models.presets import presets
 
 StackState = tuple[BlockState, ...]
-
-# Models that are a pattern of several layers, by the name of the model.
-PATTERNS: dict[str, tuple[str, ...]] = {
-    "griffin": ("hawk", "hawk", "window_attention"),  # Griffin, arXiv:2402.19427, section 2
-    "xlstm": ("mlstm",) * 7 + ("slstm",),  # xLSTM[7:1], arXiv:2405.04517, section 4
-}
 
 
 class Stack(Module):
@@ -28,8 +23,8 @@ class Stack(Module):
     Args:
         dim: D, width of the residual stream.
         depth: number of blocks.
-        layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of such a
-            pattern: "griffin".
+        layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of a
+            preset: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
         channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
@@ -57,7 +52,7 @@ class Stack(Module):
     ) -> None:
         super().__init__()
         given = [layer] if isinstance(layer, str) else list(layer)
-        pattern = [name for each in given for name in PATTERNS.get(each, (each,))]
+        pattern = [name for each in given for name in _layers_of(each)]
         if depth < 1 or not pattern:
             raise ConfigError(f"stack: depth is {depth} with layers {pattern}, expected at least one of each")
         options = _options_by_name(pattern, layer_options or {}, single=layer == pattern[0])
@@ -110,10 +105,14 @@ class Stack(Module):
         return normed(self.norm, x), tuple(states)
 
 
+def _layers_of(name: str) -> tuple[str, ...]:
+    return presets.get(name).layers if name in presets.names() else (name,)
+
+
 def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:
     for name in pattern:
         if name not in names():
-            raise nearest("layer", name, [*names(), *PATTERNS])
+            raise nearest("layer", name, [*names(), *presets.names()])
     if single:
         return {pattern[0]: dict(options)}
     for name in options:
