@@ -1,5 +1,8 @@
 """Layers: one file per model, and the registry by which everything else finds them."""
 
+import importlib
+import pkgutil
+
 from scanl.layers import state as state
 from scanl.layers.aft import AFT as AFT
 from scanl.layers.attention import Attention as Attention
@@ -44,3 +47,6 @@ from scanl.layers.torch_cells import Elman as Elman
 from scanl.layers.window_attention import WindowAttention as WindowAttention
 from scanl.layers.wrappers import Bidirectional as Bidirectional
 from scanl.layers.wrappers import MultiScale as MultiScale
+
+for _file in pkgutil.iter_modules(__path__):  # a new model is one new file: importing it registers it
+    importlib.import_module(f"{__name__}.{_file.name}")
