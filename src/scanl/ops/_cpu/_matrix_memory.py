@@ -1,22 +1,24 @@
-"""The recurrence of every matrix memory as itself: decay, a term of low rank, and what is written.
+"""One recurrence for every matrix memory: the state decays, a term of low rank is added, and a value is written.
 
-With P = S_{t-1}, d = e^g along rows, e = e^gv along columns and y = Pᵀ b, a step is S = d P e + a yᵀ + k vᵀ. What is
-read of P, y and Pᵀ (d q), is summed while the step before is written, so each step takes one pass over a block of
-columns of S, in the first-level cache. The delta rule has a = -β k, b = d k and β v for v; linear attention has
-neither a nor b. A bonus u reads P itself, and the present step with weight u. Backwards, dS being the gradient of S_t:
+With P = S_{t-1}, d = e^g along rows, e = e^gv along columns and y = Pᵀ b, a step is S = d P e + a yᵀ + k vᵀ. It reads
+two sums over the rows of P: y and Pᵀ (d q). They are added up while P is written, which is the end of the step before.
+So each step takes one pass over a block of columns of S, which lies in the first-level cache. The delta rule has
+a = -β k, b = d k and β v for v; linear attention has neither a nor b. With a bonus u the output reads P itself, and the
+value of its own step with weight u. Backwards, dS being the gradient of S_t:
 
     dS += q doᵀ,  dv = dSᵀ k,  dy = dSᵀ a,  dk = dS v,  da = dS y,  db = P dy,  dg = d rowsum(dS ⊙ P e),  dq = S do,
     dS <- d dS e + b dyᵀ.
 
-The states P are recomputed, CHUNK steps at a time, from one kept at the start of every chunk. The gradient of the
-decay is the sum of the terms in which it stands: the sum of q ⊙ dq - k ⊙ dk, which needs no states, loses the
-gradients of strong decays in its rounding.
+The states P are computed again, CHUNK steps at a time, from one that is kept at the start of every chunk. The gradient
+of the decay is the sum of the terms in which the decay stands. A running sum of q ⊙ dq - k ⊙ dk is the same and needs
+no states, but its rounding hides the gradients of strong decays.
 """
 
 # pyright: reportCallIssue=false
 # Of an intrinsic's arguments numba fills in the first.
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +54,7 @@ QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MOST, MOST + 7)
 
 
 def _strip_of_pass(low_rank, columns):
-    """Write the step before, and read the next; with a term of low rank, with decays of columns, or with neither."""
+    """See `_pass`: for a term of low rank, for decays of columns, or for neither."""
 
     @intrinsic
     def strip(typingctx, S, source, target, rows, c, before, now, x, lane):
@@ -91,7 +93,11 @@ _pass_low_rank, _pass_columns, _pass_rows = (
 
 @njit(forceinline=True)
 def _pass(S, source, target, keys, c, before, now, size, x, kind, columns):
-    """Write the step before, and read the next, whose vectors begin there in c: its y takes the place of the last."""
+    """Finish the step whose vectors begin at `before` in c, and read for the one whose vectors begin at `now`.
+
+    The state in S at `source` becomes the one after the first step, at `target`. x has y and v of the first step; it
+    gets y and the output of the second, as far as these are read from the state.
+    """
     for lane in range(0, size, STRIP // S.itemsize):
         if kind >= DELTA:
             _pass_low_rank(S, source, target, keys, c, before, now, x, lane)
@@ -148,7 +154,7 @@ def _scatter_strip(typingctx, P, at, dS, rows, c, x, lane):
 
 
 def _strip_of_back(bonus, columns):
-    """A step back where there is no term of low rank: nothing has to be known before the rest, so in one pass."""
+    """See `_step_back`. Without a term of low rank no sum waits for another, so one pass does it all."""
 
     @intrinsic
     def strip(typingctx, P, at, dS, rows, c, x, lane):
@@ -198,7 +204,7 @@ _back_rows, _back_bonus, _back_columns = (
 
 @njit(forceinline=True)
 def _step_back(P, at, dS, keys, c, size, x, kind, columns):
-    """dv, the gradient of the columns' decays, and the sums over columns; then the gradient before the step."""
+    """Write dv and the gradient of the columns' decays to x, and sums over columns to c; take dS before the step."""
     fours = -(-keys // 4) * 4
     for i in range(fours):  # the last are of no key, and yet are summed: zero times NaN would outlive its sequence
         c[TO_K + i] = c[TO_A + i] = c[TO_B + i] = c[TO_D + i] = c[TO_Q + i] = 0
@@ -254,7 +260,7 @@ def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add
 
 @njit(forceinline=True)
 def _settle(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row):
-    """The gradients of a step's keys from the sums over columns; the delta rule's own a and b are of k."""
+    """Write the gradients of q, k, a, b and the decay, from sums over columns; the delta rule's a and b count to k."""
     c[SUM_D] = c[K_DA] = 0
     for lane in range(0, keys, STRIP // c.itemsize):
         _settle_strip(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane)
@@ -295,19 +301,132 @@ def _step_strip(typingctx, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, sca
     return types.void(q, n, n, k, a, b, n, g, n, n, u, n, n, scale, weight, n, c, n, n), codegen
 
 
+class _Sizes(NamedTuple):
+    """What all loops of a kernel ask, read from the slots once."""
+
+    sequences: int
+    shared: int  # heads of q and k
+    heads: int
+    keys: int
+    values: int
+    rows: int
+    column_parts: int
+    d_step: int  # strides of the decays
+    d_head: int
+    d_key: int
+    kind: int
+    columns: int  # whether columns decay
+
+
+class _Given(NamedTuple):
+    """The operands, flat; one element where there is none."""
+
+    q: Any
+    k: Any
+    v: Any
+    av: Any  # e^gv
+    a: Any
+    b: Any
+    g: Any
+    beta: Any
+    u: Any
+    scale: Any
+    state: Any
+
+
+class _Unit(NamedTuple):
+    """A unit of work: some heads, and some blocks of their columns, of one sequence."""
+
+    part: int  # which of the parts that read one shared head
+    n: int  # the sequence
+    shared_head: int
+    start: int  # the row of its first step,
+    direction: int  # and 1 or -1 to the next
+    steps: int
+    head: int  # the first of `heads`
+    heads: int
+    column: int  # the first of `columns` blocks
+    columns: int
+
+
+class _Place(NamedTuple):
+    """Where the operands of a step begin, and what it writes with."""
+
+    r: int  # its row
+    t: int  # q, k
+    at: int  # v
+    row: int  # a, b
+    d: int  # decays
+    w: int  # bonus
+    weight: Any
+
+
 @njit(forceinline=True)
-def _step(keys, q, k, a, b, g, u, scale, weight, t, ahead, h, d, d_key, w, kind, c, at):
-    """The vectors of one step into c; t, h, d and w say where they lie, and `ahead` where those of a step to come."""
+def _sizes(slots):
+    return _Sizes(
+        slots.sequences, slots.shared, slots.heads, slots.keys, slots.values, slots.rows, slots.column_parts,
+        slots.d_step, slots.d_head, slots.d_key, slots.kind, slots.columns,
+    )  # fmt: skip
+
+
+@njit(forceinline=True)
+def _given(slots, dtype):
+    rows, shared, heads, keys, values = slots.rows, slots.shared, slots.heads, slots.keys, slots.values
+    return _Given(
+        array(slots.q, rows * shared * keys, dtype),
+        array(slots.k, rows * shared * keys, dtype),
+        array(slots.v, rows * heads * values, dtype),
+        array(slots.av, rows * heads * values, dtype),
+        array(slots.a, rows * heads * keys, dtype),
+        array(slots.b, rows * heads * keys, dtype),
+        array(slots.g, rows * heads * keys, dtype),
+        array(slots.beta, rows * heads, dtype),
+        array(slots.u, heads * keys, dtype),
+        array(slots.scale, 1, dtype)[0],
+        array(slots.state, slots.sequences * heads * keys * values, dtype),
+    )
+
+
+@njit(forceinline=True)
+def _unit(unit, slots, ranges):
+    parts = slots.head_parts * slots.column_parts
+    part, group = unit % parts, unit // parts
+    n, shared_head = group // slots.shared, group % slots.shared
+    begin, end = ranges[2 * n], ranges[2 * n + 1]
+    start, direction = (end - 1, -1) if slots.reverse else (begin, 1)
+    each = slots.heads // slots.shared
+    low, high = share(part // slots.column_parts, slots.head_parts, each)
+    left, right = share(part % slots.column_parts, slots.column_parts, -(-slots.values // W))
+    head = shared_head * each + low
+    return _Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
+
+
+@njit(forceinline=True)
+def _place(sizes, given, unit, h, first, i):
+    """Of the i-th step of a unit, at head h and its columns from `first` on."""
+    r = unit.start + unit.direction * i
+    weight = given.beta[r * sizes.heads + h] if sizes.kind == DELTA else given.beta[0]
+    t, d = (r * sizes.shared + unit.shared_head) * sizes.keys, r * sizes.d_step + h * sizes.d_head
+    at, row = (r * sizes.heads + h) * sizes.values + first, (r * sizes.heads + h) * sizes.keys
+    return _Place(r, t, at, row, d, h * sizes.keys, weight)
+
+
+@njit(forceinline=True)
+def _step(sizes, given, place, ahead, c, at):
+    """Write the vectors of one step to c, from `at` on; fetch q and k that lie `ahead` of it into the cache."""
     if c.itemsize == 8:  # no vector form
-        for i in range(keys):
-            c[at + D + i] = np.exp(g[d + i] if d_key else g[d])
+        for i in range(sizes.keys):
+            c[at + D + i] = np.exp(given.g[place.d + i] if sizes.d_key else given.g[place.d])
     c[at + QA] = c[at + QK] = 0
-    for lane in range(0, keys, STRIP // c.itemsize):
-        _step_strip(q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, scale, weight, keys, c, at, lane)
+    for lane in range(0, sizes.keys, STRIP // c.itemsize):
+        _step_strip(
+            given.q, place.t, place.t + ahead, given.k, given.a, given.b, place.row, given.g, place.d, sizes.d_key,
+            given.u, place.w, sizes.kind, given.scale, place.weight, sizes.keys, c, at, lane,
+        )  # fmt: skip
 
 
 def _decays_of_columns(e, av, columns, place, size, x, lane):
-    """Those of the step just read, which its writing will need; one where there are none."""
+    """Load the decays of columns, 1 where there are none, and keep them in x for `_pass`, which writes this step."""
     one = e.spread(e.number(1))
     is_set = e.is_set(columns)
     decays = e.read_some(e.place_if(is_set, av, place, lane, x), e.some(lane, size, is_set), one)
@@ -337,7 +456,7 @@ def _output_strip(typingctx, v, av, place, ahead, weight, size, x, c, at, kind, 
 
 @njit(forceinline=True)
 def _output(v, av, place, ahead, weight, size, x, c, at, kind, columns, out):
-    """The values of the step just read, and its output."""
+    """Load the values of the step that `_pass` just read for; write its output."""
     for lane in range(0, size, STRIP // x.itemsize):
         _output_strip(v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane)
 
@@ -361,7 +480,7 @@ def _values_strip(typingctx, v, av, place, ahead, weight, size, x, columns, ys, 
 
 @njit(forceinline=True)
 def _values(v, av, place, ahead, weight, size, x, columns, ys, start, d_out):
-    """The values of the step just read; its y is kept."""
+    """Load the values of the step that `_pass` just read for; keep its y."""
     for lane in range(0, size, STRIP // x.itemsize):
         _values_strip(v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane)
 
@@ -390,7 +509,7 @@ def _enter_strip(typingctx, v, av, place, weight, size, x, c, kind, columns, ys,
 
 @njit(forceinline=True)
 def _enter(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out):
-    """The values, the y and the gradient of the output of a step that is gone back through."""
+    """Load v, y and the gradient of the output of a step, before going back through it."""
     c[Y_DO] = c[V_DO] = 0
     for lane in range(0, size, STRIP // x.itemsize):
         _enter_strip(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane)
@@ -417,7 +536,7 @@ def _leave_strip(typingctx, v, dv, dav, place, weight, size, x, c, kind, columns
 
 @njit(forceinline=True)
 def _leave(v, dv, dav, place, weight, size, x, c, kind, columns):
-    """The gradients of the values and of the columns' decays."""
+    """Write the gradients of the values and of the columns' decays."""
     c[V_DV] = 0
     for lane in range(0, size, STRIP // x.itemsize):
         _leave_strip(v, dv, dav, place, weight, size, x, c, kind, columns, lane)
@@ -431,7 +550,7 @@ def _copy(source, start, n, target, at):
 
 @njit(forceinline=True)
 def _idle(keys, c, at):
-    """A step that writes nothing and reads nothing."""
+    """Let the vectors at `at` be those of a step that changes nothing and reads nothing."""
     for i in range(keys):
         c[at + D + i] = 1
         c[at + A + i] = c[at + K + i] = c[at + B + i] = c[at + DQ + i] = 0
@@ -440,51 +559,34 @@ def _idle(keys, c, at):
 def _build_forward(dtype):
     def forward(pointer):
         slots = view(pointer, FORWARD)
-        counter, units = slots.counter, slots.units
-        sequences, shared, heads, keys, values = slots.sequences, slots.shared, slots.heads, slots.keys, slots.values
-        head_parts, column_parts, rows, reverse = slots.head_parts, slots.column_parts, slots.rows, slots.reverse
-        d_step, d_head, d_key, kind, columns = slots.d_step, slots.d_head, slots.d_key, slots.kind, slots.columns
-        ranges = array(slots.ranges, 2 * sequences, np.int64)
-        q, k = array(slots.q, rows * shared * keys, dtype), array(slots.k, rows * shared * keys, dtype)
-        v, av = array(slots.v, rows * heads * values, dtype), array(slots.av, rows * heads * values, dtype)
-        a, b = array(slots.a, rows * heads * keys, dtype), array(slots.b, rows * heads * keys, dtype)
-        g, beta = array(slots.g, rows * heads * keys, dtype), array(slots.beta, rows * heads, dtype)
-        u, scale = array(slots.u, heads * keys, dtype), array(slots.scale, 1, dtype)[0]
-        state = array(slots.state, sequences * heads * keys * values, dtype)
-        out, last = array(slots.out, v.size, dtype), array(slots.last, state.size, dtype)
-        S, x = scratch(keys * W, dtype), scratch(LANES, dtype)
-        c = scratch(2 * STEP, dtype)
+        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
+        sizes, given = _sizes(slots), _given(slots, dtype)
+        heads, keys, values, kind, columns = sizes.heads, sizes.keys, sizes.values, sizes.kind, sizes.columns
+        out, last = array(slots.out, given.v.size, dtype), array(slots.last, given.state.size, dtype)
+        S, x, c = scratch(keys * W, dtype), scratch(LANES, dtype), scratch(2 * STEP, dtype)
         while True:
-            unit = take(counter)
-            if unit >= units:
+            number = take(counter)
+            if number >= units:
                 return
-            part, group = unit % (head_parts * column_parts), unit // (head_parts * column_parts)
-            n, shared_head = group // shared, group % shared
-            begin, end = ranges[2 * n], ranges[2 * n + 1]
-            one, top = (end - 1, -1) if reverse else (begin, 1)
-            next_t, next_at = AHEAD * top * shared * keys, AHEAD * top * heads * values
-            each = heads // shared
-            low, high = share(part // column_parts, head_parts, each)
-            left, right = share(part % column_parts, column_parts, -(-values // W))
-            for pair in range((high - low) * (right - left)):
-                h = shared_head * each + low + pair // (right - left)
-                first = (left + pair % (right - left)) * W
+            unit = _unit(number, slots, ranges)
+            next_t = AHEAD * unit.direction * sizes.shared * keys
+            next_at = AHEAD * unit.direction * heads * values
+            for pair in range(unit.heads * unit.columns):
+                h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
                 size = min(W, values - first)
-                corner = (n * heads + h) * keys * values + first
+                corner = (unit.n * heads + h) * keys * values + first
                 S[:] = 0
                 x[:] = 0  # lanes without a column too
-                load(state, corner, keys, values, size, S)
+                load(given.state, corner, keys, values, size, S)
                 before, now = 0, STEP
                 _idle(keys, c, before)
                 x[E : E + W] = 1
-                for i in range(end - begin):
-                    r = one + top * i
-                    t, d = (r * shared + shared_head) * keys, r * d_step + h * d_head
-                    at, row = (r * heads + h) * values + first, (r * heads + h) * keys
-                    weight = beta[r * heads + h] if kind == DELTA else beta[0]
-                    _step(keys, q, k, a, b, g, u, scale, weight, t, t + next_t, row, d, d_key, h * keys, kind, c, now)
+                for i in range(unit.steps):
+                    place = _place(sizes, given, unit, h, first, i)
+                    _step(sizes, given, place, next_t, c, now)
                     _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
-                    _output(v, av, at, at + next_at, weight, size, x, c, now, kind, columns, out)
+                    at = place.at
+                    _output(given.v, given.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
                     before, now = now, before
                 _idle(keys, c, now)
                 _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
@@ -493,119 +595,160 @@ def _build_forward(dtype):
     return forward
 
 
+class _Made(NamedTuple):
+    """The gradients, flat; the parts of a head write those that they share side by side."""
+
+    q: Any
+    k: Any
+    v: Any
+    gv: Any
+    a: Any
+    b: Any
+    g: Any
+    beta: Any
+    u: Any
+    state: Any
+
+
+class _Scratch(NamedTuple):
+    """The memory of a worker."""
+
+    dS: Any  # the gradient of the state
+    held: Any  # the states before each step of a chunk
+    x: Any  # lanes
+    c: Any  # vectors of a step
+    ys: Any  # y of each step of a chunk
+    u_sums: Any  # the gradient of the bonus, summed over time
+
+
+@njit(forceinline=True)
+def _made(slots, given, dtype):
+    parts, column_parts = slots.head_parts * slots.column_parts, slots.column_parts
+    return _Made(
+        array(slots.dq, parts * given.q.size, dtype),
+        array(slots.dk, parts * given.q.size, dtype),
+        array(slots.dv, given.v.size, dtype),
+        array(slots.dgv, given.v.size, dtype),
+        array(slots.da, column_parts * given.a.size, dtype),
+        array(slots.db, column_parts * given.a.size, dtype),
+        array(slots.dg, column_parts * given.a.size, dtype),
+        array(slots.dbeta, column_parts * given.beta.size, dtype),
+        array(slots.du, column_parts * slots.sequences * given.u.size, dtype),
+        array(slots.dstate, given.state.size, dtype),
+    )
+
+
+@njit(forceinline=True)
+def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, mine):
+    """Run `steps` steps forwards, from the state in `held`.
+
+    On the way back, hold the state before each step. Otherwise leave the state after the last one in its place.
+    """
+    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
+    next_t = AHEAD * unit.direction * sizes.shared * keys
+    next_at = AHEAD * unit.direction * sizes.heads * sizes.values
+    before, now = 0, STEP
+    _idle(keys, c, before)
+    x[: Y + W] = 0
+    x[E : E + W] = 1
+    for i in range(steps):
+        place = _place(sizes, given, unit, h, first, begin + i)
+        _step(sizes, given, place, next_t, c, now)
+        _pass(mine.held, max(0, i - 1) * back * block, i * back * block, keys, c, before, now, size, x, kind, columns)
+        at = place.at
+        _values(given.v, given.av, at, at + next_at, place.weight, size, x, columns, mine.ys, i * W, do)
+        before, now = now, before
+    if not back:
+        _idle(keys, c, now)
+        _pass(mine.held, 0, 0, keys, c, before, now, size, x, kind, columns)
+
+
+@njit(forceinline=True)
+def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, again, do, mine):
+    """Go back through step i, whose state stands in `held` of its chunk; write its gradients."""
+    keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
+    place = _place(sizes, given, unit, h, first, i)
+    _step(sizes, given, place, 0, c, 0)
+    _enter(given.v, given.av, place.at, place.weight, size, x, c, kind, columns, mine.ys, held * W, do)
+    _step_back(mine.held, held * (-(-keys // 4) * 4 * W), mine.dS, keys, c, size, x, kind, columns)
+    spot = (unit.part % sizes.column_parts * sizes.rows + place.r) * sizes.heads + h
+    _settle(
+        c, keys, given.scale, place.weight, kind, sizes.d_key, made.q, made.k, unit.part * given.q.size + place.t,
+        pair > 0, made.a, made.b, made.g, spot * keys, again,
+    )  # fmt: skip
+    _leave(given.v, made.v, made.gv, place.at, place.weight, size, x, c, kind, columns)
+    if sizes.d_step and sizes.d_key == 0:
+        made.g[spot] = c[SUM_D] + (made.g[spot] if again else 0)
+    if kind == DELTA:
+        made.beta[spot] = c[V_DV] - c[K_DA] + (made.beta[spot] if again else 0)
+    if kind == BONUS:
+        for m in range(keys):
+            mine.u_sums[m] += c[TO_U + m]
+
+
+@njit(forceinline=True)
+def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
+    """Write the gradients of a decay and of a bonus that are the same at all steps."""
+    keys = sizes.keys
+    spot = (unit.part % sizes.column_parts * sizes.sequences + unit.n) * sizes.heads + h
+    if sizes.d_step == 0:
+        made.g[spot] = constant + (made.g[spot] if again else 0)
+    if sizes.kind == BONUS:
+        for m in range(keys):
+            made.u[spot * keys + m] = u_sums[m] + (made.u[spot * keys + m] if again else 0)
+
+
 def _build_backward(dtype):
     def backward(pointer):
         slots = view(pointer, BACKWARD)
-        counter, units = slots.counter, slots.units
-        sequences, shared, heads, keys, values = slots.sequences, slots.shared, slots.heads, slots.keys, slots.values
-        head_parts, column_parts, rows, reverse = slots.head_parts, slots.column_parts, slots.rows, slots.reverse
-        d_step, d_head, d_key, kind, columns = slots.d_step, slots.d_head, slots.d_key, slots.kind, slots.columns
-        ranges = array(slots.ranges, 2 * sequences, np.int64)
-        q, k = array(slots.q, rows * shared * keys, dtype), array(slots.k, rows * shared * keys, dtype)
-        v, av = array(slots.v, rows * heads * values, dtype), array(slots.av, rows * heads * values, dtype)
-        a, b = array(slots.a, rows * heads * keys, dtype), array(slots.b, rows * heads * keys, dtype)
-        g, beta = array(slots.g, rows * heads * keys, dtype), array(slots.beta, rows * heads, dtype)
-        u, scale = array(slots.u, heads * keys, dtype), array(slots.scale, 1, dtype)[0]
-        state = array(slots.state, sequences * heads * keys * values, dtype)
-        d_out, d_last = array(slots.do, v.size, dtype), array(slots.dlast, state.size, dtype)
-        parts = head_parts * column_parts
-        dq, dk = array(slots.dq, parts * q.size, dtype), array(slots.dk, parts * q.size, dtype)
-        dv, dav = array(slots.dv, v.size, dtype), array(slots.dgv, v.size, dtype)
-        da, db = array(slots.da, column_parts * a.size, dtype), array(slots.db, column_parts * a.size, dtype)
-        dg, d_beta = (
-            array(slots.dg, column_parts * a.size, dtype),
-            array(slots.dbeta, column_parts * beta.size, dtype),
+        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
+        sizes, given = _sizes(slots), _given(slots, dtype)
+        made, heads, keys, values = _made(slots, given, dtype), sizes.heads, sizes.keys, sizes.values
+        do, dlast = array(slots.do, given.v.size, dtype), array(slots.dlast, given.state.size, dtype)
+        block = -(-keys // 4) * 4 * W  # sums of four rows are taken together
+        S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
+        dS, held, x, c = (
+            scratch(block, dtype),
+            scratch(CHUNK * block, dtype),
+            scratch(LANES, dtype),
+            scratch(VECTORS, dtype),
         )
-        du = array(slots.du, column_parts * sequences * u.size, dtype)
-        d_state = array(slots.dstate, state.size, dtype)
-        fours = -(-keys // 4) * 4  # rows whose sums are taken together
-        block = fours * W
-        S, dS, x = scratch(block, dtype), scratch(block, dtype), scratch(LANES, dtype)
-        starts, held = np.empty((slots.longest // CHUNK + 1) * block, dtype), scratch(CHUNK * block, dtype)
-        c, ys, u_sums = scratch(VECTORS, dtype), np.empty(CHUNK * W, dtype), np.empty(keys, np.float64)
+        mine = _Scratch(dS, held, x, c, np.empty(CHUNK * W, dtype), np.empty(keys, np.float64))
         while True:
-            unit = take(counter)
-            if unit >= units:
+            number = take(counter)
+            if number >= units:
                 return
-            part, group = unit % parts, unit // parts
-            n, shared_head = group // shared, group % shared
-            begin, end = ranges[2 * n], ranges[2 * n + 1]
-            one, top = (end - 1, -1) if reverse else (begin, 1)
-            next_t, next_at = AHEAD * top * shared * keys, AHEAD * top * heads * values
-            each, chunks = heads // shared, (end - begin + CHUNK - 1) // CHUNK
-            column = part % column_parts
-            low, high = share(part // column_parts, head_parts, each)
-            left, right = share(column, column_parts, -(-values // W))
-            for pair in range((high - low) * (right - left)):
-                h = shared_head * each + low + pair // (right - left)
-                again = pair % (right - left) > 0  # another block of columns of this head has been here
-                first = (left + pair % (right - left)) * W
+            unit = _unit(number, slots, ranges)
+            chunks = (unit.steps + CHUNK - 1) // CHUNK
+            for pair in range(unit.heads * unit.columns):
+                h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
+                again = pair % unit.columns > 0  # another block of columns of this head has been here
                 size = min(W, values - first)
-                corner = (n * heads + h) * keys * values + first
-                constant = 0.0
+                corner = (unit.n * heads + h) * keys * values + first
+                constant = 0.0  # the gradient of a decay that is the same at all steps
                 S[:] = 0
                 dS[:] = 0
                 x[:] = 0
-                u_sums[:] = 0
-                load(state, corner, keys, values, size, S)
-                load(d_last, corner, keys, values, size, dS)
+                mine.u_sums[:] = 0
+                load(given.state, corner, keys, values, size, S)
+                load(dlast, corner, keys, values, size, dS)
                 starts[:block] = S
                 for turn in range(2 * chunks - 1):
                     # forwards over all chunks but the last, keeping what each ends with; then backwards over all
                     back = turn >= chunks - 1
                     chunk = 2 * chunks - 2 - turn if back else turn
-                    steps = min(CHUNK, end - begin - chunk * CHUNK)
+                    steps = min(CHUNK, unit.steps - chunk * CHUNK)
                     _copy(starts, chunk * block, block, held, 0)
-                    before, now = 0, STEP
-                    _idle(keys, c, before)
-                    x[: Y + W] = 0
-                    x[E : E + W] = 1
-                    for i in range(steps):
-                        r = one + top * (chunk * CHUNK + i)
-                        t, d = (r * shared + shared_head) * keys, r * d_step + h * d_head
-                        at, row = (r * heads + h) * values + first, (r * heads + h) * keys
-                        weight = beta[r * heads + h] if kind == DELTA else beta[0]
-                        _step(
-                            keys, q, k, a, b, g, u, scale, weight, t, t + next_t, row, d, d_key, h * keys, kind, c, now
-                        )  # fmt: skip
-                        source, target = max(0, i - 1) * back * block, i * back * block
-                        _pass(held, source, target, keys, c, before, now, size, x, kind, columns)
-                        _values(v, av, at, at + next_at, weight, size, x, columns, ys, i * W, d_out)
-                        before, now = now, before
+                    _replay(sizes, given, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
                     if not back:
-                        _idle(keys, c, now)
-                        _pass(held, 0, 0, keys, c, before, now, size, x, kind, columns)
                         _copy(held, 0, block, starts, (chunk + 1) * block)
                         continue
                     for i in range(steps - 1, -1, -1):
-                        r = one + top * (chunk * CHUNK + i)
-                        t, d = (r * shared + shared_head) * keys, r * d_step + h * d_head
-                        at, row = (r * heads + h) * values + first, (r * heads + h) * keys
-                        weight = beta[r * heads + h] if kind == DELTA else beta[0]
-                        _step(keys, q, k, a, b, g, u, scale, weight, t, t, row, d, d_key, h * keys, kind, c, 0)
-                        _enter(v, av, at, weight, size, x, c, kind, columns, ys, i * W, d_out)
-                        _step_back(held, i * block, dS, keys, c, size, x, kind, columns)
-                        spot = (column * rows + r) * heads + h
-                        _settle(
-                            c, keys, scale, weight, kind, d_key, dq, dk, part * q.size + t, pair > 0, da, db, dg,
-                            spot * keys, again,
-                        )  # fmt: skip
-                        _leave(v, dv, dav, at, weight, size, x, c, kind, columns)
+                        step = chunk * CHUNK + i
+                        _step_gradients(sizes, given, made, unit, h, first, size, step, i, pair, again, do, mine)
                         constant += c[SUM_D]
-                        if d_step and d_key == 0:
-                            dg[spot] = c[SUM_D] + (dg[spot] if again else 0)
-                        if kind == DELTA:
-                            d_beta[spot] = c[V_DV] - c[K_DA] + (d_beta[spot] if again else 0)
-                        if kind == BONUS:
-                            for m in range(keys):
-                                u_sums[m] += c[TO_U + m]
-                store(dS, keys, values, size, d_state, corner)
-                spot = (column * sequences + n) * heads + h
-                if d_step == 0:
-                    dg[spot] = constant + (dg[spot] if again else 0)
-                if kind == BONUS:
-                    for m in range(keys):
-                        du[spot * keys + m] = u_sums[m] + (du[spot * keys + m] if again else 0)
+                store(dS, keys, values, size, made.state, corner)
+                _sums_over_time(sizes, made, unit, h, again, constant, mine.u_sums)
 
     return backward
 

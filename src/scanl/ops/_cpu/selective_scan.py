@@ -1,8 +1,8 @@
-"""Selective scan: the N states of a block of channels stay in the first-level cache while time goes by.
+"""Selective scan: the N states of a block of channels stay in the first-level cache from step to step.
 
 Lanes are channels: row n of the scratch holds state n of every channel of the block. The backward pass first runs
-forward and keeps the state every CHUNK steps, then goes through the chunks from the last to the first, recomputing the
-states of one. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{t-1} s_t,
+forward and keeps the state every CHUNK steps. Then it goes through the chunks from the last to the first, and computes
+the states of each again. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{t-1} s_t,
 
     s_t = C_t dy_t + a_{t+1} s_{t+1},       dA   = Σ_t Δ_t p_t,
     dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,     du_t = Δ_t Σ_n B_t s_t + D dy_t,
@@ -10,7 +10,8 @@ states of one. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{
 and dB_t, dC_t are the sums of Δ_t u_t s_t and of dy_t h_t over the channels that share them. Complex numbers take their
 conjugates in these places, and their real parts where a sum meets a real operand.
 
-B and C are numbers that all lanes share; where groups are narrow or they are constant over time, they are rows too.
+At a step, B and C are numbers that all lanes share. They become rows, a number for each lane, where groups are narrow
+(a block then has several) and where B or C is constant over time (each channel then has its own).
 """
 
 import functools
@@ -67,7 +68,7 @@ def _positive(x):
 
 @njit(**FLAGS)
 def _enter(z, u, delta, positive):
-    """What a step brings: Δ, Δ u, and D u, which y starts from."""
+    """Load what a step brings: Δ, Δ u, and D u, from which the sum for y starts."""
     if positive:
         for j in range(u.size):
             z[DELTA + j] = _positive(delta[j] + z[BIAS + j])
@@ -81,7 +82,7 @@ def _enter(z, u, delta, positive):
 
 @njit(**FLAGS)
 def _advance(s, z, size, b, c):
-    """State n one step further, and what y reads of it."""
+    """Take state n one step further, and add what y reads of it."""
     for j in range(size):
         h = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
         s[H + j] = h
@@ -90,7 +91,7 @@ def _advance(s, z, size, b, c):
 
 @njit(**FLAGS)
 def _carry(s, z, size, b):
-    """State n one step further."""
+    """Take state n one step further."""
     for j in range(size):
         s[H + j] = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
 
@@ -106,7 +107,7 @@ def _keep(kept, s, z, size, b):
 
 @njit(fastmath={"reassoc", "contract", "nsz"})
 def _retreat(kept, s, z, size, b, c):
-    """State n one step back: gives the gradients of b and c."""
+    """Take the gradient of state n one step back; give the gradients of b and c."""
     db = dc = s.dtype.type(0)
     for j in range(size):
         a, before = kept[j], kept[W + j]
@@ -163,7 +164,7 @@ def _gate_backward(z, dy, gate, dgate):
 
 @njit(**FLAGS)
 def _leave(z, u, delta, du, ddelta, sums, positive):
-    """The gradients of what a step brought, and the sums of those of D and of the bias."""
+    """Write the gradients of u and Δ; add to the sums of those of D and of the bias."""
     for j in range(u.size):
         du[j] = z[DELTA + j] * z[WRITTEN + j] + z[SKIP + j] * z[DY + j]
         ddelta[j] = z[STEP + j] + u[j] * z[WRITTEN + j]
@@ -195,7 +196,7 @@ def _store(s, at, step, matrix, start, states, size):
 
 @njit(**FLAGS)
 def _spread(target, B, row, groups, width, first, states, size):
-    """The rows of B at one step, for every channel those of its group."""
+    """Copy B of one step to the lanes: each channel gets that of its group."""
     for j in range(size):
         at = (row * groups + (first + j) // (width // groups)) * states
         for n in range(states):
@@ -216,7 +217,7 @@ def _gather(source, dB, row, groups, width, first, states, size):
 
 @njit(**FLAGS)
 def _flush(source, at, step, total, start, states, size):
-    """Add what was summed lately to the sums of all time, which are wider."""
+    """Add a chunk's sums to those of all time, which have a wider dtype, and clear them."""
     for n in range(states):
         for j in range(size):
             total[start + n * W + j] += source[at + n * step + j]
@@ -229,10 +230,60 @@ def _nth(source, n, step):
     return source[n * step : (n + 1) * step]
 
 
+class _Sizes(NamedTuple):
+    """What all loops of a kernel ask, read from the slots once."""
+
+    states: int
+    width: int
+    rows: int
+    B_groups: int
+    C_groups: int
+    B_parts: int
+    C_parts: int
+    wide: int
+    positive: int
+
+
+class _Block(NamedTuple):
+    """The channels of a unit of work."""
+
+    column: int  # which of all blocks
+    group: int  # of B and C
+    first: int
+    size: int
+
+
 @njit(**FLAGS)
-def _open(slots, s, step, z, bs, cs, first, size, dtype, real):
-    """What stays for a block of channels: A, D, the bias of Δ, and B and C where they are constant."""
-    width, states = slots.width, slots.states
+def _sizes(slots):
+    return _Sizes(
+        slots.states, slots.width, slots.rows, slots.B_groups, slots.C_groups, slots.B_parts, slots.C_parts,
+        slots.wide, slots.positive,
+    )  # fmt: skip
+
+
+@njit(**FLAGS)
+def _columns(slots):
+    """How many blocks of channels there are in all."""
+    return slots.width // max(1, slots.span) * slots.blocks
+
+
+@njit(**FLAGS)
+def _block(column, span, blocks, block):
+    group = column // blocks
+    first = group * span + column % blocks * block
+    return _Block(column, group, first, min(block, (group + 1) * span - first))
+
+
+@njit(**FLAGS)
+def _time(i, begin, end, reverse):
+    """Where the i-th step of the scan lies."""
+    return end - 1 - i if reverse else begin + i
+
+
+@njit(**FLAGS)
+def _open(slots, s, step, z, bs, cs, block, dtype, real):
+    """Load what is the same at all steps: A, D, the bias of Δ, and B and C where they are constant over time."""
+    width, states, first, size = slots.width, slots.states, block.first, block.size
     _load(s, A, step, array(slots.A, width * states, dtype), first * states, states, size)
     z[SKIP : SKIP + W] = 0
     z[BIAS : BIAS + W] = 0
@@ -252,37 +303,32 @@ def _build_forward(dtype):
     def forward(pointer):
         slots = view(pointer, FORWARD)
         counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
-        sequences, width, states, total = slots.sequences, slots.width, slots.states, slots.rows
-        span, blocks, block, parts = slots.span, slots.blocks, slots.block, slots.parts
-        B_groups, C_groups, wide = slots.B_groups, slots.C_groups, slots.wide
-        B = array(slots.B, max(total * B_groups, width) * states, dtype)
-        C = array(slots.C, max(total * C_groups, width) * states, dtype)
+        sizes, sequences, parts = _sizes(slots), slots.sequences, slots.parts
+        states, width, B_groups, C_groups = sizes.states, sizes.width, sizes.B_groups, sizes.C_groups
+        B = array(slots.B, max(sizes.rows * B_groups, width) * states, dtype)
+        C = array(slots.C, max(sizes.rows * C_groups, width) * states, dtype)
         state = array(slots.state, sequences * width * states, dtype)
         last = array(slots.last, sequences * width * states, dtype)
-        step, columns = 2 * W, width // max(1, span) * blocks
+        step, columns = 2 * W, _columns(slots)
         s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
-        bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+        bs, cs = np.empty(sizes.wide * states * W, dtype), np.empty(sizes.wide * states * W, dtype)
         while True:
             unit = take(counter)
             if unit >= units:
                 return
-            group, part = unit % columns // blocks, unit // columns
-            first = group * span + unit % blocks * block
-            size = min(block, (group + 1) * span - first)
-            _open(slots, s, step, z, bs, cs, first, size, dtype, real)
+            block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+            first, size, group = block.first, block.size, block.group
+            _open(slots, s, step, z, bs, cs, block, dtype, real)
             for n in range(sequences * part // parts, sequences * (part + 1) // parts):
                 batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
                 corner = (n * width + first) * states
                 _load(s, H, step, state, corner, states, size)
                 for i in range(end - begin):
-                    t = end - 1 - i if slots.reverse else begin + i
+                    t = _time(i, begin, end, slots.reverse)
                     row = batch * slots.steps + t
-                    us, deltas = (
-                        channels(slots.u, batch, t, first, size, real),
-                        channels(slots.delta, batch, t, first, size, real),
-                    )
-                    _enter(z, us, deltas, slots.positive)
-                    if wide:
+                    us = channels(slots.u, batch, t, first, size, real)
+                    _enter(z, us, channels(slots.delta, batch, t, first, size, real), sizes.positive)
+                    if sizes.wide:
                         if B_groups:
                             _spread(bs, B, row, B_groups, width, first, states, size)
                         if C_groups:
@@ -290,10 +336,8 @@ def _build_forward(dtype):
                         for m in range(states):
                             _advance(_nth(s, m, step), z, size, _nth(bs, m, W), _nth(cs, m, W))
                     else:
-                        b, c = (
-                            (row * B_groups + group % B_groups) * states,
-                            (row * C_groups + group % C_groups) * states,
-                        )
+                        b = (row * B_groups + group % B_groups) * states
+                        c = (row * C_groups + group % C_groups) * states
                         for m in range(states):
                             _advance(_nth(s, m, step), z, size, B[b + m], C[c + m])
                     y = channels(slots.y, batch, t, first, size, real)
@@ -307,28 +351,132 @@ def _build_forward(dtype):
     return forward
 
 
+@njit(**FLAGS)
+def _remember(starts, s, step, at, states, block, size):
+    """Keep the states before chunk `at`."""
+    for m in range(states):
+        start, h = (at * states + m) * block, m * step + H
+        starts[start : start + size] = s[h : h + size]
+
+
+@njit(**FLAGS)
+def _recall(starts, s, step, at, states, block, size):
+    """Undo `_remember`."""
+    for m in range(states):
+        start, h = (at * states + m) * block, m * step + H
+        s[h : h + size] = starts[start : start + size]
+
+
+@njit(**FLAGS)
+def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place, back, real):
+    """Take all states one step further. On the way back, keep each one's decay and value before the step."""
+    states, first, size, wide = sizes.states, block.first, block.size, sizes.wide
+    row = batch * slots.steps + t
+    us = channels(slots.u, batch, t, first, size, real)
+    _enter(z, us, channels(slots.delta, batch, t, first, size, real), sizes.positive)
+    b = (row * sizes.B_groups + block.group % max(1, sizes.B_groups)) * states
+    if wide and sizes.B_groups:
+        _spread(bs, B, row, sizes.B_groups, sizes.width, first, states, size)
+    for m in range(states):
+        sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+        if wide and back:
+            _keep(keep, sm, z, size, _nth(bs, m, W))
+        elif wide:
+            _carry(sm, z, size, _nth(bs, m, W))
+        elif back:
+            _keep(keep, sm, z, size, B[b + m])
+        else:
+            _carry(sm, z, size, B[b + m])
+
+
+@njit(**FLAGS)
+def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place):
+    """Take the gradients of all states one step back; write those of B and C."""
+    states, width, first, size, group = sizes.states, sizes.width, block.first, block.size, block.group
+    B_groups, C_groups, total = sizes.B_groups, sizes.C_groups, sizes.rows
+    b = (row * B_groups + group % max(1, B_groups)) * states
+    c = (row * C_groups + group % max(1, C_groups)) * states
+    B_row, C_row = block.column % sizes.B_parts * total + row, block.column % sizes.C_parts * total + row
+    if sizes.wide:
+        if B_groups:
+            _spread(bs, B, row, B_groups, width, first, states, size)
+        if C_groups:
+            _spread(cs, C, row, C_groups, width, first, states, size)
+        for m in range(states):
+            sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+            bm, cm, dbm, dcm = _nth(bs, m, W), _nth(cs, m, W), _nth(dbs, m, W), _nth(dcs, m, W)
+            _retreat_rows(keep, sm, z, size, bm, cm, dbm, dcm)
+        if B_groups:
+            _gather(dbs, dB, B_row, B_groups, width, first, states, size)
+        if C_groups:
+            _gather(dcs, dC, C_row, C_groups, width, first, states, size)
+    else:
+        for m in range(states):
+            sm, keep = _nth(s, m, step), _nth(kept, place * states + m, 2 * W)
+            db, dc = _retreat(keep, sm, z, size, B[b + m], C[c + m])
+            dB[(B_row * B_groups + group % B_groups) * states + m] = db
+            dC[(C_row * C_groups + group % C_groups) * states + m] = dc
+
+
+@njit(**FLAGS)
+def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place, sums, real):
+    """Take all gradients one step back, and write those of what the step brought: u, Δ, B, C and the gate."""
+    first, size = block.first, block.size
+    us = channels(slots.u, batch, t, first, size, real)
+    deltas = channels(slots.delta, batch, t, first, size, real)
+    _enter(z, us, deltas, sizes.positive)
+    z[WRITTEN : WRITTEN + W] = 0
+    z[STEP : STEP + W] = 0
+    dy = channels(slots.dy, batch, t, first, size, real)
+    if slots.z.at:
+        _ungate(z, dy, channels(slots.z, batch, t, first, size, real))
+    else:
+        for j in range(size):
+            z[DY + j] = dy[j]
+    row = batch * slots.steps + t
+    _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place)
+    du = channels(slots.du, batch, t, first, size, real)
+    _leave(z, us, deltas, du, channels(slots.ddelta, batch, t, first, size, real), sums, sizes.positive)
+    if slots.z.at:
+        gates = channels(slots.z, batch, t, first, size, real)
+        _gate_backward(z, dy, gates, channels(slots.dz, batch, t, first, size, real))
+
+
+@njit(**FLAGS)
+def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
+    """Write the sums over time: the gradients of A, D and the bias, and those of B and C that are constant."""
+    states, width, first, size = sizes.states, sizes.width, block.first, block.size
+    corner = (part * width + first) * states
+    _store(totals, 0, W, dA, corner, states, size)
+    if sizes.B_groups == 0:
+        _store(totals, states * W, W, dB, corner, states, size)
+    if sizes.C_groups == 0:
+        _store(totals, 2 * states * W, W, dC, corner, states, size)
+    dD, dbias = array(slots.dD, slots.parts * width, real), array(slots.dbias, slots.parts * width, real)
+    for j in range(size):
+        dD[part * width + first + j] = sums[j]
+        dbias[part * width + first + j] = sums[W + j]
+
+
 def _build_backward(dtype):
     real, double = np.empty(0, dtype).real.dtype, np.result_type(dtype, np.float64)
 
     def backward(pointer):
         slots = view(pointer, BACKWARD)
         counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
-        sequences, width, states, total = slots.sequences, slots.width, slots.states, slots.rows
-        span, blocks, block, parts = slots.span, slots.blocks, slots.block, slots.parts
-        B_groups, C_groups, wide, positive = slots.B_groups, slots.C_groups, slots.wide, slots.positive
-        B_parts, C_parts = slots.B_parts, slots.C_parts
-        B = array(slots.B, max(total * B_groups, width) * states, dtype)
-        C = array(slots.C, max(total * C_groups, width) * states, dtype)
+        sizes, sequences, parts = _sizes(slots), slots.sequences, slots.parts
+        states, width, rows, wide = sizes.states, sizes.width, sizes.rows, sizes.wide
+        B = array(slots.B, max(rows * sizes.B_groups, width) * states, dtype)
+        C = array(slots.C, max(rows * sizes.C_groups, width) * states, dtype)
         state = array(slots.state, sequences * width * states, dtype)
         dlast, dstate = array(slots.dlast, state.size, dtype), array(slots.dstate, state.size, dtype)
-        da = array(slots.dA, parts * width * states, dtype)
-        dB = array(slots.dB, max(B_parts * total * B_groups, parts * width) * states, dtype)
-        dC = array(slots.dC, max(C_parts * total * C_groups, parts * width) * states, dtype)
-        dskip, dbias = array(slots.dD, parts * width, real), array(slots.dbias, parts * width, real)
+        dA = array(slots.dA, parts * width * states, dtype)
+        dB = array(slots.dB, max(sizes.B_parts * rows * sizes.B_groups, parts * width) * states, dtype)
+        dC = array(slots.dC, max(sizes.C_parts * rows * sizes.C_groups, parts * width) * states, dtype)
 
-        step, columns = 4 * W, width // max(1, span) * blocks
+        step, columns = 4 * W, _columns(slots)
         s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
-        starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * block, dtype)
+        starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * slots.block, dtype)
         totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
         bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
         dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
@@ -336,11 +484,9 @@ def _build_backward(dtype):
             unit = take(counter)
             if unit >= units:
                 return
-            column, part = unit % columns, unit // columns
-            group = column // blocks
-            first = group * span + column % blocks * block
-            size = min(block, (group + 1) * span - first)
-            _open(slots, s, step, z, bs, cs, first, size, dtype, real)
+            block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+            size = block.size
+            _open(slots, s, step, z, bs, cs, block, dtype, real)
             for m in range(states):
                 s[m * step + DA : m * step + DA + W] = 0
             totals[:] = 0
@@ -349,95 +495,36 @@ def _build_backward(dtype):
             dcs[:] = 0
             for n in range(sequences * part // parts, sequences * (part + 1) // parts):
                 batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-                corner = (n * width + first) * states
+                corner = (n * width + block.first) * states
                 _load(s, H, step, state, corner, states, size)
                 _load(s, DH, step, dlast, corner, states, size)
                 count = (end - begin + CHUNK - 1) // CHUNK
                 # forward to the last chunk; then each chunk forward and backward, from the last to the first
-                for chunk in range(2 * count - 1):
-                    back = chunk >= count - 1
-                    at = 2 * count - 2 - chunk if back else chunk
-                    low, high = at * CHUNK, min((at + 1) * CHUNK, end - begin)
-                    for m in range(states):
-                        start, h = (at * states + m) * block, m * step + H
-                        if chunk < count:
-                            starts[start : start + size] = s[h : h + size]
-                        else:
-                            s[h : h + size] = starts[start : start + size]
+                for turn in range(2 * count - 1):
+                    back = turn >= count - 1
+                    chunk = 2 * count - 2 - turn if back else turn
+                    low, high = chunk * CHUNK, min((chunk + 1) * CHUNK, end - begin)
+                    if turn < count:
+                        _remember(starts, s, step, chunk, states, slots.block, size)
+                    else:
+                        _recall(starts, s, step, chunk, states, slots.block, size)
                     for i in range(low, high):
-                        t = end - 1 - i if slots.reverse else begin + i
-                        row = batch * slots.steps + t
-                        us = channels(slots.u, batch, t, first, size, real)
-                        _enter(z, us, channels(slots.delta, batch, t, first, size, real), positive)
-                        b = (row * B_groups + group % max(1, B_groups)) * states
-                        if wide and B_groups:
-                            _spread(bs, B, row, B_groups, width, first, states, size)
-                        for m in range(states):
-                            sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
-                            if wide and back:
-                                _keep(keep, sm, z, size, _nth(bs, m, W))
-                            elif wide:
-                                _carry(sm, z, size, _nth(bs, m, W))
-                            elif back:
-                                _keep(keep, sm, z, size, B[b + m])
-                            else:
-                                _carry(sm, z, size, B[b + m])
-                    for i in range(high - 1, low - 1 if back else high - 1, -1):
-                        t = end - 1 - i if slots.reverse else begin + i
-                        row = batch * slots.steps + t
-                        us = channels(slots.u, batch, t, first, size, real)
-                        deltas = channels(slots.delta, batch, t, first, size, real)
-                        _enter(z, us, deltas, positive)
-                        z[WRITTEN : WRITTEN + W] = 0
-                        z[STEP : STEP + W] = 0
-                        dy = channels(slots.dy, batch, t, first, size, real)
-                        if slots.z.at:
-                            _ungate(z, dy, channels(slots.z, batch, t, first, size, real))
-                        else:
-                            for j in range(size):
-                                z[DY + j] = dy[j]
-                        b = (row * B_groups + group % max(1, B_groups)) * states
-                        c = (row * C_groups + group % max(1, C_groups)) * states
-                        B_row, C_row = column % B_parts * total + row, column % C_parts * total + row
-                        if wide:
-                            if B_groups:
-                                _spread(bs, B, row, B_groups, width, first, states, size)
-                            if C_groups:
-                                _spread(cs, C, row, C_groups, width, first, states, size)
-                            for m in range(states):
-                                sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
-                                bm, cm, dbm, dcm = _nth(bs, m, W), _nth(cs, m, W), _nth(dbs, m, W), _nth(dcs, m, W)
-                                _retreat_rows(keep, sm, z, size, bm, cm, dbm, dcm)
-                            if B_groups:
-                                _gather(dbs, dB, B_row, B_groups, width, first, states, size)
-                            if C_groups:
-                                _gather(dcs, dC, C_row, C_groups, width, first, states, size)
-                        else:
-                            for m in range(states):
-                                sm, keep = _nth(s, m, step), _nth(kept, (i - low) * states + m, 2 * W)
-                                db, dc = _retreat(keep, sm, z, size, B[b + m], C[c + m])
-                                dB[(B_row * B_groups + group % B_groups) * states + m] = db
-                                dC[(C_row * C_groups + group % C_groups) * states + m] = dc
-                        du = channels(slots.du, batch, t, first, size, real)
-                        _leave(z, us, deltas, du, channels(slots.ddelta, batch, t, first, size, real), sums, positive)
-                        if slots.z.at:
-                            gates = channels(slots.z, batch, t, first, size, real)
-                            _gate_backward(z, dy, gates, channels(slots.dz, batch, t, first, size, real))
-                    if back:
-                        _flush(s, DA, step, totals, 0, states, size)
-                        if wide:
-                            _flush(dbs, 0, W, totals, states * W, states, size)
-                            _flush(dcs, 0, W, totals, 2 * states * W, states, size)
+                        t = _time(i, begin, end, slots.reverse)
+                        _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, i - low, back, real)
+                    if not back:
+                        continue
+                    for i in range(high - 1, low - 1, -1):
+                        t = _time(i, begin, end, slots.reverse)
+                        _step_back(
+                            slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, i - low,
+                            sums, real,
+                        )  # fmt: skip
+                    _flush(s, DA, step, totals, 0, states, size)
+                    if wide:
+                        _flush(dbs, 0, W, totals, states * W, states, size)
+                        _flush(dcs, 0, W, totals, 2 * states * W, states, size)
                 _store(s, DH, step, dstate, corner, states, size)
-            corner = (part * width + first) * states
-            _store(totals, 0, W, da, corner, states, size)
-            if B_groups == 0:
-                _store(totals, states * W, W, dB, corner, states, size)
-            if C_groups == 0:
-                _store(totals, 2 * states * W, W, dC, corner, states, size)
-            for j in range(size):
-                dskip[part * width + first + j] = sums[j]
-                dbias[part * width + first + j] = sums[W + j]
+            _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real)
 
     return backward
 
