@@ -10,8 +10,10 @@ products, of which a matrix unit wastes what is masked, take the place of C/2 ex
 stands outside of the product, as a number for each pair.
 
 Legend: C steps of a chunk, its i_row are t and its i_col are s; DECAY 0 none, 1 of each step, 2 of each step and
-channel; a unit is what a program does. Under the interpreter, whose time is that of the calls, a program does many
-units: their indices are (UNITS, 1, 1), so that blocks have one axis more, before theirs, and axes count from the end.
+channel. A unit is a chunk of one head and a block of its channels. On a device a program does one unit, and blocks have
+two axes. The interpreter's time is that of its calls, so there a program does many units. Their indices have the shape
+(UNITS, 1, 1), which gives every block one more axis, the first. So axes count from the end, here and in what imports
+this.
 """
 
 from typing import NamedTuple
@@ -21,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._triton._tuned import INTERPRETED
+from scanl.ops._triton._tuned import SHRUNK
 
-CHUNK = 16 if INTERPRETED else 64  # short ones let small tests cross their borders
+CHUNK = 16 if SHRUNK else 64  # short ones let small tests cross their borders
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
 MOST = 64 if CHUNK == 16 else 1  # units of a program
 LOWEST: tl.constexpr = tl.constexpr(-128.0)  # its exponential is zero in float32, as that of -inf, but it times 0 is 0
@@ -33,7 +35,7 @@ SCALED: tl.constexpr = tl.constexpr(256.0)  # LOWEST times it fits float16, wher
 
 @triton.jit
 def units(UNITS: tl.constexpr):
-    """Which are this program's."""
+    """The numbers of this program's units."""
     if UNITS == 1:
         return tl.program_id(0)
     else:
@@ -41,7 +43,7 @@ def units(UNITS: tl.constexpr):
 
 
 def units_of(count: int) -> int:
-    """How many of them a program has."""
+    """How many units a program does: a power of two that divides their number."""
     return min(MOST, count & -count)
 
 

@@ -76,7 +76,7 @@ PAIRS = {
 
 @triton.jit
 def _cut(b_l, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Of squares (C, C) the COUNT blocks on their diagonals: (COUNT, SIZE, SIZE)."""
+    """Cut the blocks on the diagonals out of squares (C, C): (COUNT, SIZE, SIZE)."""
     N: tl.constexpr = C // SIZE
     i, j = tl.arange(0, N)[None, :, None, None, None], tl.arange(0, N)[None, None, None, :, None]
     b_l = tl.reshape(b_l, (COUNT // N, N, SIZE, N, SIZE))
@@ -90,8 +90,10 @@ def _beside(b_left, b_right, COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 
 @triton.jit
 def _doubled(b_t, b_l, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Of twice as many inverses of blocks on the diagonal those of COUNT blocks of twice the size, [[T, 0], [X, T']]:
-    X = T' L T."""
+    """Merge pairs of inverses of diagonal blocks, T and T', into COUNT inverses of twice the size.
+
+    Each is [[T, 0], [X, T']] with X = T' L T, where L is the block of b_l below the diagonal.
+    """
     b_t, b_other = tl.split(tl.permute(tl.reshape(b_t, (COUNT, 2, SIZE, SIZE)), (0, 2, 3, 1)))
     b_l = tl.permute(tl.reshape(_cut(b_l, COUNT, 2 * SIZE), (COUNT, 2, SIZE, 2, SIZE)), (0, 2, 4, 1, 3))
     b_l, _ = tl.split(b_l)
@@ -136,7 +138,7 @@ def _forward(
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """w and z; T, and M if k is given, where they are to be kept.
+    """Write w and z. Write T, and M if k is given, where there is memory for them: the backward pass wants them.
 
     A step that is not finite is left out of the products, and put back in all four from there on.
     """

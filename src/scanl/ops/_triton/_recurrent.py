@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from scanl.ops._matrix_memory import scale_of
-from scanl.ops._triton._tuned import INTERPRETED
+from scanl.ops._triton._tuned import SHRUNK
 
 STEPS = 16  # the most for which this is meant
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
 STAGES = 3  # steps whose operands are on their way
 SHARE = 1024  # elements of S that a warp keeps, 32 registers a thread
-MOST = 8 if INTERPRETED else 1  # heads of a program: the interpreter likes few programs
+MOST = 8 if SHRUNK else 1  # heads of a program: the interpreter likes few programs
 
 
 @triton.jit(do_not_specialize=["length"])

@@ -15,8 +15,10 @@ import triton
 from triton import Config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SHRUNK = INTERPRETED  # small tiles, chunks and programs, so that small tests cross their borders
 NARROWEST = 16  # what a product of matrices takes
-MOST = NARROWEST if INTERPRETED else 256  # channels of a block: so that small tests cross blocks
+WIDEST = 256
+MOST = NARROWEST if SHRUNK else WIDEST  # channels of a block
 SMALL = 16  # channels under which nothing is measured
 
 
@@ -56,7 +58,7 @@ def block(width: int, most: int) -> int:
 
 @functools.cache
 def cut(tiles: tuple[Tile, ...], K: int, V: int) -> tuple[Tile, ...]:
-    """To so many channels, each once."""
+    """Clip tiles to K and V; drop duplicates."""
     return tuple(dict.fromkeys(tile._replace(keys=block(K, tile.keys), values=block(V, tile.values)) for tile in tiles))
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from scanl.ops._triton import _low_rank, _recurrent
 from scanl.ops._triton import _matrix_memory as memory
-from scanl.ops._triton._tuned import INTERPRETED
+from scanl.ops._triton._tuned import SHRUNK
 
-TILE = 4096 if INTERPRETED else 2048  # numbers of a program
+TILE = 4096 if SHRUNK else 2048  # numbers of a program
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from triton import Config
 
-from scanl.ops._triton._tuned import INTERPRETED, tuned
+from scanl.ops._triton._tuned import SHRUNK, tuned
 
 # bytes of one operand in a tile: two operands of three tiles in flight stay well within shared memory. Triton's
 # interpreter joins element by element, and most of a tile would be masked in what it is given.
-TILE = 128 if INTERPRETED else 8192
+TILE = 128 if SHRUNK else 8192
 WIDEST, NARROW = 128, 16  # channels of a block: coalesced at least by sectors of 32 bytes
 PROGRAMS = 512  # to fill a GPU; half of it is enough not to narrow the blocks, a quarter not to cut in time
 SHORTEST = 8  # tiles of a piece
@@ -122,6 +122,16 @@ def _range(n, p_table, length, a_batch, TABLE: tl.constexpr):
         return n * length, length.to(tl.int32), n * a_batch, n, n
 
 
+@triton.jit
+def _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER: tl.constexpr, COMPLEX: tl.constexpr,
+             CHANNELS: tl.constexpr):  # fmt: skip
+    """A program's channels: which are there, where they lie in x and in a row of a; where the a of its group begins."""
+    pair: tl.constexpr = 2 if COMPLEX else 1
+    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    i_a = i_inner if A_INNER else tl.zeros((1, 1), tl.int32)
+    return i_inner < inner, i_outer * inner + i_inner, i_a, p_a + i_outer.to(tl.int64) * a_outer * pair
+
+
 @_tuned
 @triton.jit(do_not_specialize=["length", "a_batch", "outer", "blocks"])
 def _forward(
@@ -145,12 +155,7 @@ def _forward(
     a_first = a_begin + steps - 1 if REVERSE and A_TIME else a_begin
 
     i_row = tl.arange(0, STEPS)[:, None]
-    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    there = i_inner < inner
-    i_channel = i_outer * inner + i_inner
-    zero = tl.zeros((1, 1), tl.int32)
-    i_a = i_inner if A_INNER else zero
-    p_a += i_outer.to(tl.int64) * a_outer * pair
+    there, i_channel, i_a, p_a = _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER, COMPLEX, CHANNELS)
     if not A_TIME:
         b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, tl.float64, COMPLEX)
 
@@ -212,19 +217,15 @@ def _backward(
     start = after if REVERSE else before  # the carry before the scan's own first step, which comes last here
 
     i_row = tl.arange(0, STEPS)[:, None]
-    i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    there = i_inner < inner
-    i_channel = i_outer * inner + i_inner
-    zero = tl.zeros((1, 1), tl.int32)
-    i_a = i_inner if A_INNER else zero
-    p_a += i_outer.to(tl.int64) * a_outer * pair
+    there, i_channel, i_a, p_a = _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER, COMPLEX, CHANNELS)
     if not A_TIME:
         b_constant_re, b_constant_im = _load(p_a + a_first * a_row * pair, i_a, i_a < inner, tl.float64, COMPLEX)
+    zero = tl.zeros((1, 1), tl.int32)
     i_da = i_channel if A_INNER else i_outer * blocks + i_block + zero
     da_there = there if A_INNER else i_a == 0
     da_width = width if A_INNER else outer * blocks
 
-    within, some = start + zero >= sequences, steps + zero > 0  # blocks: the interpreter cannot mask by scalars
+    within, some = start + zero >= sequences, steps + zero > 0  # blocks: triton 3.9.0's interpreter masks by no scalars
     b_state_re, b_state_im = _load(p_state + start * width * pair, i_channel, there & ~within, dtype, COMPLEX)
     b_c_re, b_c_im = _load(p_carry + (before if REVERSE else after) * width * pair, i_channel, there, dtype, COMPLEX)
     b_sum_re = tl.zeros((1, CHANNELS), dtype)

@@ -26,12 +26,12 @@ from triton import Config
 
 from scanl.ops._triton import linear_scan
 from scanl.ops._triton._rows import place, ranges, rows, sigmoid
-from scanl.ops._triton._tuned import INTERPRETED, tuned
+from scanl.ops._triton._tuned import SHRUNK, tuned
 
 ELEMENTS = 8192  # of a tile: 32 registers of each of 256 threads
-CHANNELS = 8 if INTERPRETED else 64  # at most: their sums for dB and dC are written once a block
+CHANNELS = 8 if SHRUNK else 64  # at most: their sums for dB and dC are written once a block
 STEPS = 8  # at most
-CHUNK = 16 if INTERPRETED else 32
+CHUNK = 16 if SHRUNK else 32
 SHORTEST = 64  # steps of a piece
 WARPS = 8
 _tuned = tuned(

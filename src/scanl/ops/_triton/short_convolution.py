@@ -20,10 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from scanl.ops._triton._rows import rows, sigmoid
-from scanl.ops._triton._tuned import INTERPRETED
+from scanl.ops._triton._tuned import SHRUNK
 
 # steps of a thread; of a program its stretches of ROWS steps, and its channels
-ROWS, TILES, CHANNELS = (2, 8, 4) if INTERPRETED else (8, 8, 128)
+ROWS, TILES, CHANNELS = (2, 8, 4) if SHRUNK else (8, 8, 128)
 WARPS = 8  # four channels of a thread
 
 

@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from scanl.ops._triton._rows import rows
-from scanl.ops._triton._tuned import INTERPRETED
+from scanl.ops._triton._tuned import SHRUNK
 
-LANES, ROWS = (16, 4) if INTERPRETED else (32, 8)  # of a program, and steps of a tile backwards; twice that forwards
+LANES, ROWS = (16, 4) if SHRUNK else (32, 8)  # of a program, and steps of a tile backwards; twice that forwards
 LEAST = tl.constexpr(-1e308)  # in place of -inf, so that no difference is NaN
 
 
