@@ -96,6 +96,8 @@ def try_command(words: list[str], monkeypatch) -> None:
         assert re.search(rf"^{words[1]}:", MAKEFILE, re.MULTILINE), words
     elif program == "python":
         parse_benchmark(words, monkeypatch)
+    elif program == "pytest":
+        assert (ROOT / words[1]).is_file(), words
     elif program == "scanl":
         assert main(shortened(words[1:])) == 0, words
     else:
@@ -275,6 +277,8 @@ def test_python_runs(page, tmp_path, monkeypatch, capfd):
     if page == "README.md":
         assert namespace["logits"].shape == (1, 35, 256)
         assert "cpu: can run" in out
+    if page == "docs/kernels.md":
+        assert "define " in out
     if page == "docs/hub.md":
         assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
         assert (tmp_path / "tuned" / "model.safetensors").is_file()
