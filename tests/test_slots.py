@@ -15,7 +15,7 @@ from scanl.ops._cpu._slots import Slots, channels, loaded, view
 from scanl.ops._cpu._team import Kernel, array
 
 SUMS = Slots("weight out last", rows="x y")
-KERNELS = [name for _, name, _ in pkgutil.iter_modules(_cpu.__path__, "scanl.ops._cpu.") if "linear_scan" not in name]
+KERNELS = [name for _, name, _ in pkgutil.iter_modules(_cpu.__path__, "scanl.ops._cpu.")]
 
 
 def _build(dtype):

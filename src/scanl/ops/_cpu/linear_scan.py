@@ -17,8 +17,13 @@ import torch
 from numba import njit
 
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops._op import offsets
+
+_LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
+FORWARD = Slots(" ".join(_LAYOUT) + " x a y carry")  # of the repair too
+BACKWARD = Slots(" ".join(_LAYOUT) + " dy a y carry state dx da")
 
 WIDEST = 4096  # channels whose carry and rows still fit the first-level cache
 NARROW = 32  # channels under which splitting them over cores would share cache lines
@@ -99,17 +104,13 @@ def _build_forward(dtype):
     item = dtype.itemsize
 
     def forward(pointer):
-        counter, units = pointer[0], pointer[1]
-        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
-        sequences, reverse, a_time, a_outer, a_inner = (
-            pointer[6],
-            pointer[7],
-            pointer[8],
-            pointer[9],
-            pointer[10],
-        )
-        x, a, y, carry = pointer[12], pointer[13], pointer[14], pointer[15]
-        ranges = array(pointer[11], 3 * sequences, np.int64)
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
+        sequences, reverse = slots.sequences, slots.reverse
+        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
+        x, a, y, carry = slots.x, slots.a, slots.y, slots.carry
+        ranges = array(slots.ranges, 3 * sequences, np.int64)
         width = outer * inner
         while True:
             unit = take(counter)
@@ -141,18 +142,14 @@ def _build_backward(dtype):
     item = dtype.itemsize
 
     def backward(pointer):
-        counter, units = pointer[0], pointer[1]
-        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
-        sequences, reverse, a_time, a_outer, a_inner = (
-            pointer[6],
-            pointer[7],
-            pointer[8],
-            pointer[9],
-            pointer[10],
-        )
-        dy, a, y, carry, state = pointer[12], pointer[13], pointer[14], pointer[15], pointer[16]
-        dx, da = pointer[17], pointer[18]
-        ranges = array(pointer[11], 3 * sequences, np.int64)
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
+        sequences, reverse = slots.sequences, slots.reverse
+        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
+        dy, a, y, carry, state = slots.dy, slots.a, slots.y, slots.carry, slots.state
+        dx, da = slots.dx, slots.da
+        ranges = array(slots.ranges, 3 * sequences, np.int64)
         width = outer * inner
         da_width = width if a_inner else outer * blocks
         recent, total, ones = np.zeros(block, dtype), np.zeros(block, dtype), np.ones(block, dtype)
@@ -210,17 +207,13 @@ def _build_forward_repair(dtype):
 
     def repair(pointer):
         """In the order of the scan, add to each range what the carry of the one before it contributes."""
-        counter, units = pointer[0], pointer[1]
-        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
-        sequences, reverse, a_time, a_outer, a_inner = (
-            pointer[6],
-            pointer[7],
-            pointer[8],
-            pointer[9],
-            pointer[10],
-        )
-        a, y, carry = pointer[13], pointer[14], pointer[15]
-        ranges = array(pointer[11], 3 * sequences, np.int64)
+        slots = view(pointer, FORWARD)
+        counter, units = slots.counter, slots.units
+        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
+        sequences, reverse = slots.sequences, slots.reverse
+        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
+        a, y, carry = slots.a, slots.y, slots.carry
+        ranges = array(slots.ranges, 3 * sequences, np.int64)
         width = outer * inner
         row = np.empty(block, dtype)
         while True:
@@ -253,18 +246,14 @@ def _build_backward_repair(dtype):
     item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
 
     def repair(pointer):
-        counter, units = pointer[0], pointer[1]
-        blocks, block, outer, inner = pointer[2], pointer[3], pointer[4], pointer[5]
-        sequences, reverse, a_time, a_outer, a_inner = (
-            pointer[6],
-            pointer[7],
-            pointer[8],
-            pointer[9],
-            pointer[10],
-        )
-        a, y, carry, state = pointer[13], pointer[14], pointer[15], pointer[16]
-        dx, da = pointer[17], pointer[18]
-        ranges = array(pointer[11], 3 * sequences, np.int64)
+        slots = view(pointer, BACKWARD)
+        counter, units = slots.counter, slots.units
+        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
+        sequences, reverse = slots.sequences, slots.reverse
+        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
+        a, y, carry, state = slots.a, slots.y, slots.carry, slots.state
+        dx, da = slots.dx, slots.da
+        ranges = array(slots.ranges, 3 * sequences, np.int64)
         width = outer * inner
         da_width = width if a_inner else outer * blocks
         row = np.empty(block, dtype)
@@ -317,8 +306,8 @@ class _Layout(NamedTuple):
     da_shape: tuple[int, ...]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
     da_view: tuple[int, ...]  # the same in x's axes, once blocks are summed
     shared: bool  # one a for all inner channels
-    heads: list[tuple[int, ...]]  # what a kernel is told first, for a forward and for a reverse scan
-    repair_heads: list[tuple[int, ...]]  # and a repair
+    slots: list[dict[str, int]]  # that say so to a kernel, for a forward and for a reverse scan
+    repair_slots: list[dict[str, int]]  # and to a repair
     ranges: np.ndarray  # of each sequence: first row, end row, where its a begins
     cut: bool  # the ranges are pieces of one sequence
     units: int
@@ -370,8 +359,8 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         da_shape,
         da_view,
         shared,
-        [(blocks, block, *told[0], reverse, *told[1]) for reverse in (0, 1)],
-        [(repair_blocks, repair_block, *told[0], reverse, *told[1]) for reverse in (0, 1)],
+        [dict(zip(_LAYOUT, (blocks, block, *told[0], r, *told[1]), strict=True)) for r in (0, 1)],
+        [dict(zip(_LAYOUT, (repair_blocks, repair_block, *told[0], r, *told[1]), strict=True)) for r in (0, 1)],
         ranges,
         pieces > 1,
         len(ranges) * outer * blocks,
@@ -398,10 +387,11 @@ def forward(x, a, state, reverse, cu_seqlens):
     carry = state.clone(memory_format=torch.contiguous_format)
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=reverse)
-    tensors = [x.data_ptr(), a.data_ptr(), y.data_ptr(), carry.data_ptr()]
-    _forward.run(x.dtype, [*layout.heads[reverse], *tensors], layout.units, x.numel())
+    tensors = {"x": x, "a": a, "y": y, "carry": carry}
+    _forward.run(x.dtype, FORWARD.pack(**layout.slots[reverse], **tensors), layout.units, x.numel())
     if layout.cut:
-        _forward_repair.run(x.dtype, [*layout.repair_heads[reverse], *tensors], layout.repair_units, x.numel())
+        repair = FORWARD.pack(**layout.repair_slots[reverse], **tensors)
+        _forward_repair.run(x.dtype, repair, layout.repair_units, x.numel())
         carry = carry[:1].clone() if reverse else carry[-1:].clone()
     return y, carry
 
@@ -415,10 +405,11 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=not reverse)
         state = _before_pieces(y, state, layout.ranges, reverse)
-    tensors = [tensor.data_ptr() for tensor in (dy, a, y, carry, state, dx, da)]
-    _backward.run(dy.dtype, [*layout.heads[reverse], *tensors], layout.units, dy.numel())
+    tensors = {"dy": dy, "a": a, "y": y, "carry": carry, "state": state, "dx": dx, "da": da}
+    _backward.run(dy.dtype, BACKWARD.pack(**layout.slots[reverse], **tensors), layout.units, dy.numel())
     if layout.cut:
-        _backward_repair.run(dy.dtype, [*layout.repair_heads[reverse], *tensors], layout.repair_units, dy.numel())
+        repair = BACKWARD.pack(**layout.repair_slots[reverse], **tensors)
+        _backward_repair.run(dy.dtype, repair, layout.repair_units, dy.numel())
         carry = carry[-1:].clone() if reverse else carry[:1].clone()
     if layout.shared:
         da = da.sum(-1)
