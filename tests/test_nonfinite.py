@@ -89,22 +89,24 @@ def _samples(op, backend, packed=False):
     return able if op.backends[backend].whole or not packed else able[-1:]
 
 
-def _steps(backend):
-    """How many steps, and which are spoilt: of two chunks, where an interpreter's are short."""
-    return (18, (10,)) if INTERPRETED and backend == "triton" else (70, (10, 67))
+def _steps(op, backend, packed=False):
+    """How many steps, and which are spoilt; few where a run is long, but more than one chunk of a matrix memory."""
+    if INTERPRETED and backend == "triton":
+        return (18, (10,)) if "V" in op.output else (6, (3,))
+    return (70, (10, 67)) if op.backends[backend].whole or not packed else (18, (10,))
 
 
 @each
 @pytest.mark.parametrize(("reverse", "packed"), [(False, False), (True, True)], ids=["rows", "packed, in reverse"])
 def test_it_stays_where_it_belongs(op, backend, reverse, packed):
     for sample in _samples(op, backend, packed):
-        laws.stays(op, sample, reverse, backend, *_steps(backend), packed=packed)
+        laws.stays(op, sample, reverse, backend, *_steps(op, backend, packed), packed=packed)
 
 
 @each
 def test_what_all_rows_share_is_not_lost(op, backend):
     for sample in _samples(op, backend):
-        laws.is_not_lost(op, sample, backend, _steps(backend)[0])
+        laws.is_not_lost(op, sample, backend, _steps(op, backend)[0])
 
 
 STEPS, BAD = 20, 17  # more than a convolution is worth, and a step that has others before and after it

@@ -170,10 +170,15 @@ def fault_of_decays(b_g, DECAY: tl.constexpr):
 
 
 @triton.jit
-def spoilt(b, b_fault):
-    """NaN in each column from its first fault on, (C, 1) or as wide as b: what is masked out before is put back."""
-    i_row = tl.arange(0, C)[:, None]
-    return tl.where(i_row >= tl.min(tl.where(b_fault == 0, C, i_row), -2, keep_dims=True), float("nan"), b)
+def first_fault(b_fault):
+    """The first step of each column that has one, C where none has: a row, which takes few registers."""
+    return tl.min(tl.where(b_fault == 0, C, tl.arange(0, C)[:, None]), -2, keep_dims=True)
+
+
+@triton.jit
+def spoilt(b, i_fault):
+    """NaN in each column from its first fault on: what the products have left out is put back."""
+    return tl.where(tl.arange(0, C)[:, None] >= i_fault, float("nan"), b)
 
 
 @triton.jit

@@ -41,6 +41,7 @@ from scanl.ops._triton._chunks import (
     fault,
     fault_of_decays,
     finite,
+    first_fault,
     leading,
     load,
     load_decays,
@@ -163,28 +164,29 @@ def _forward(
             b_fault += fault(b_k)
             b_k = finite(b_k)
             b_m = pairs(b_m, b_b, b_k, b_g, DECAY, EXCLUSIVE)
+    i_fault = first_fault(b_fault)
     b_g = finite(load_decays(p_g, first, rows, i_head, 0, H, K, REVERSE, DECAY, BK))
     b_t = inverse(decayed(b_l, b_g, DECAY, EXCLUSIVE), UNITS).to(dtype)
     if p_t is not None:
-        store(p_t, spoilt(b_t, b_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
+        store(p_t, spoilt(b_t, i_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
     if p_k is not None:
         b_m = decayed(b_m, b_g, DECAY, EXCLUSIVE).to(dtype)
         if p_m is not None:
-            store(p_m, spoilt(b_m, b_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
+            store(p_m, spoilt(b_m, i_fault).to(dtype), first, rows, i_head, 0, H, C, REVERSE, C)
     for i_k in range(0, K, BK):
         b_b = finite(_reads(p_b, p_beta, first, rows, i_head, i_k, H, B, K, REVERSE, BK))
         b_g = finite(load_decays(p_g, first, rows, i_head, i_k, H, K, REVERSE, DECAY, BK))
-        b_w = spoilt(dot(b_t, b_b * leading(b_g, DECAY, EXCLUSIVE), dtype), b_fault)
+        b_w = spoilt(dot(b_t, b_b * leading(b_g, DECAY, EXCLUSIVE), dtype), i_fault)
         store(p_w, b_w.to(dtype), first, rows, i_head, i_k, H, K, REVERSE, BK)
     for i_v in range(0, V, BV):
         b_v = load(p_v, first, rows, i_head, i_v, H, V, REVERSE, BV)
-        b_faults = b_fault + (b_v * 0.0).to(tl.float32)
+        i_faults = tl.minimum(i_fault, first_fault(b_v * 0.0))
         b_v = finite(b_v)
         if p_k is not None:
             b_v = dot(b_m, b_v, dtype)
         else:
             b_v = finite(load(p_beta, first, rows, i_head, 0, H, 1, REVERSE, 1)).to(wide) * b_v
-        b_z = spoilt(dot(b_t, b_v, dtype), b_faults)
+        b_z = spoilt(dot(b_t, b_v, dtype), i_faults)
         store(p_z, b_z.to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
 
 

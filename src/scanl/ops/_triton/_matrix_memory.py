@@ -46,6 +46,7 @@ from scanl.ops._triton._chunks import (
     fault,
     fault_of_decays,
     finite,
+    first_fault,
     leading,
     load,
     load_decays,
@@ -185,14 +186,14 @@ def _apply(
     if ADJOINT:
         b_o += dot(tl.trans(b_A), b_y, dtype) * SCALE
     else:
-        b_faults = b_fault + (b_y * 0.0).to(tl.float32)
+        i_fault = first_fault(b_fault + (b_y * 0.0).to(tl.float32))
         b_o += dot(b_A, finite(b_y), dtype)
         if p_a is not None:
             b_r = load(p_r, first, rows, i_head, i_v, H, V, REVERSE, BV)
-            b_faults += (b_r * 0.0).to(tl.float32)
+            i_fault = tl.minimum(i_fault, first_fault(b_r * 0.0))
             b_second = tl.where(i_row == i_col, b_same_second, decayed(b_second, b_g, DECAY, exclusive))
             b_o += dot(b_second, finite(b_r), dtype)
-        b_o = spoilt(b_o * SCALE, b_faults)
+        b_o = spoilt(b_o * SCALE, i_fault)
     store(p_o, b_o.to(dtype), first, rows, i_head, i_v, H, V, REVERSE, BV)
 
 
