@@ -143,9 +143,9 @@ def draw(
         color="#08519c",
         label="median, and the middle half",
     )
-    for at in measured:
+    for at, (_, _, upper) in zip(measured, quarters, strict=True):
         memory = f"{at.memory:,.0f} MiB\nof memory"
-        right.annotate(memory, (at.context, at.speed), (0, 9), textcoords="offset points", ha="center")
+        right.annotate(memory, (at.context, upper), (0, 9), textcoords="offset points", ha="center")
     right.set(xscale="log", xlabel="bytes read before", ylabel="bytes generated per second")
     right.set_title("Generation: speed and memory")
     right.set_ylim(0, 1.3 * max(q[2] for q in quarters))
