@@ -12,6 +12,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,9 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
-from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 CORES = os.cpu_count() or 1
@@ -77,6 +80,51 @@ def widen_vectors(function: ir.Function) -> None:
             set.add(function.attributes, attribute)  # its own `add` knows attributes without values only
 
 
+class _Cache(FunctionCache):
+    """numba's cache on disk, without which a kernel is compiled as well: nothing that goes wrong in it stops one."""
+
+    def load_overload(self, sig, target_context):
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # unpickling bytes that are damaged may raise anything
+            try:
+                self.flush()  # the index is written anew, and with it what it names
+            except OSError:
+                self.disable()
+                _without_cache(f"{self.cache_path} is damaged and cannot be written to: {error}")
+            return None
+
+    def save_overload(self, sig, data):
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _without_cache(str(error))
+
+
+class _Compiled(CFunc):
+    def enable_caching(self):
+        try:
+            self._cache = _Cache(self.__wrapped__)
+        except RuntimeError as error:  # numba's when it may write neither beside the source nor under the home
+            _without_cache(str(error))
+
+
+_told = False
+
+
+def _without_cache(reason: str) -> None:
+    """Say once what to do."""
+    global _told
+    if not _told:
+        _told = True
+        warnings.warn(
+            "scanl: compiled kernels cannot be kept on disk, so every process takes seconds to compile each of them; "
+            f"set the environment variable NUMBA_CACHE_DIR to a folder with room that can be written to ({reason})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 class Kernel:
     """A kernel for every element type: `build(dtype)` gives its function over the address of the arguments.
 
@@ -91,7 +139,9 @@ class Kernel:
     def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
         signature = types.void(types.CPointer(types.int64))
         function = self._build(torch.empty(0, dtype=dtype).numpy().dtype)
-        compiled = cfunc(signature, cache=True, fastmath={"contract", "nsz"})(function)  # pyright: ignore[reportCallIssue]
+        compiled = _Compiled(function, (signature.args, signature.return_type), {}, {"fastmath": {"contract", "nsz"}})
+        compiled.enable_caching()
+        compiled.compile()
         self._kept.append(compiled)  # it owns the machine code
         address = compiled.address
         assert address is not None
