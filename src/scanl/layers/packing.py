@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def check_offsets(who: str, cu_seqlens: Tensor, batch: int, length: int) -> None:
     """Refuse offsets that are not 0 = c_0 <= c_1 <= ... <= c_N = T over one row."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise ShapeError(f"{who}: cu_seqlens is a {type(cu_seqlens).__name__}, expected a tensor of integers (N+1,)")
     if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.shape[0] < 1:
         raise ShapeError(f"{who}: cu_seqlens is {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}, expected integers (N+1,)")
     if batch != 1:

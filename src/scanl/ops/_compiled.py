@@ -9,14 +9,14 @@ module scanl.ops._BACKEND.NAME, which is imported when first run:
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from scanl.ops._op import Op, _cast
+from scanl.ops._op import Op, _cast, transforming
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
@@ -67,7 +67,9 @@ def compiled(
         tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
         ctx.save_for_backward(*tensors, *output, cu_seqlens)
 
-    def backward_backward(ctx, cotangents):
+    def backward_backward(ctx, *cotangents):
+        if isinstance(cotangents[0], list):  # as torch.library gives those of a list
+            (cotangents,) = cotangents
         *tensors, cu_seqlens = ctx.saved_tensors
         inputs, results = tensors[: kept + 2], tensors[kept + 2 :]
         cotangents = [torch.zeros_like(r) if c is None else c for c, r in zip(cotangents, results, strict=True)]
@@ -78,55 +80,62 @@ def compiled(
         return *found, None, None, *[None] * len(op.options)
 
     def through_plain(inputs, cotangents, reverse, cu_seqlens, values):
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            names = ("dy", "dlast", *saves)
-            leaves = {
-                key: v.view_as(v) if v.requires_grad else v.detach().requires_grad_()
-                for key, v in zip(names, inputs, strict=True)
-                if v is not None and key != "y"
-            }
-            given = {key: _cast(v, torch.promote_types(v.dtype, torch.float32)) for key, v in leaves.items()}
-            dy, dlast, operands = given["dy"], given["dlast"], [given.get(key) for key in op.names]
-            outputs = op.evaluate(
-                plain,
-                operands,
-                shapes(operands, cu_seqlens),
-                reverse=reverse,
-                cu_seqlens=cu_seqlens,
-                **dict(zip(op.options, values, strict=True)),
-            )
-            present = [value for value in operands if value is not None]
-            grads = torch.autograd.grad(
-                outputs, present, (dy, dlast), create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            live = [(grad, by.to(grad.dtype)) for grad, by in zip(grads, cotangents, strict=True) if grad.requires_grad]
-            found = torch.autograd.grad(
-                [grad for grad, _ in live],
-                list(leaves.values()),
-                [by for _, by in live],
-                create_graph=again,
-                allow_unused=True,
-            )
-        found = dict(zip(leaves, found, strict=True))
+        names = ("dy", "dlast", *saves)
+        given = {key: v for key, v in zip(names, inputs, strict=True) if v is not None and key != "y"}
+
+        def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            wide = {key: _cast(v, torch.promote_types(v.dtype, torch.float32)) for key, v in given.items()}
+            present = {key: wide[key] for key in op.names if key in wide}
+
+            def outputs(present: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+                operands = [present.get(key) for key in op.names]
+                return op.evaluate(
+                    plain,
+                    operands,
+                    shapes(operands, cu_seqlens),
+                    reverse=reverse,
+                    cu_seqlens=cu_seqlens,
+                    **dict(zip(op.options, values, strict=True)),
+                )
+
+            return tuple(torch.func.vjp(outputs, present)[1]((wide["dy"], wide["dlast"]))[0].values())
+
+        grads, pull, *_ = torch.func.vjp(gradients, given)
+        (found,) = pull(tuple(by.to(grad.dtype) for grad, by in zip(grads, cotangents, strict=True)))
         return [found.get(key) for key in names]  # y is not free: it depends on the operands
 
     def kinds(names: Sequence[str]) -> str:
         return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)
 
+    forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
+
+    # Where outputs and last state are empty nothing is computed: no kernel need know of such sizes.
+
+    def results(*args):
+        if args[count - 1].numel() == 0:
+            empty = fake_forward(*args)
+            if empty[0].numel() == 0:
+                return empty
+        return forward_kernel(*args)
+
+    def gradients(dy, dlast, *args):
+        if dy.numel() == 0 and dlast.numel() == 0:
+            return [torch.zeros_like(value) for value in fake_backward(dy, dlast, *args)]
+        return backward_kernel(dy, dlast, *args)
+
     forward = _opaque(
         name, f"({kinds(op.names)}, {common}) -> (Tensor, Tensor)", fake_forward, forward_context, forward_backward,
-        _kernel(backend, op.name, "forward"),
+        results,
     )  # fmt: skip
     backward = _opaque(
         f"{name}_backward", f"({kinds(('dy', 'dlast', *saves))}, {common}) -> Tensor[]", fake_backward,
-        backward_context, backward_backward, _kernel(backend, op.name, "backward"),
+        backward_context, backward_backward, gradients,
     )  # fmt: skip
 
     def run(*operands, reverse=False, cu_seqlens=None, **given):
         return forward(*operands, reverse, cu_seqlens, *[given[key] for key in op.options])
 
-    op.backend(backend, whole=True, **declared)(run)
+    op.backend(backend, whole=True, forward_mode=False, **declared)(run)
 
 
 def _kernel(backend: str, module: str, function: str) -> Callable:
@@ -145,13 +154,47 @@ def _opaque(
     torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
     torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
     registered = getattr(torch.ops.scanl, name).default
+    refusal = (
+        f"scanl::{name} has no forward-mode derivative; backend='parallel' or 'reference' has one, and for layers "
+        "`with scanl.ops.backend('parallel', 'reference'):`"
+    )
+
+    class Transformed(torch.autograd.Function):
+        """The operator as torch.func sees it: what is registered with torch.library cannot be transformed."""
+
+        @staticmethod
+        def forward(*args):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return tuple(registered(*args))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            context(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx, *cotangents):
+            return backward(ctx, *cotangents)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise NotImplementedError(refusal)
+
+        @staticmethod
+        def vmap(info, in_dims, *args):
+            calls = (
+                run(*[v if d is None else v.select(d, i) for v, d in zip(args, in_dims, strict=True)])
+                for i in range(info.batch_size)
+            )
+            outputs = tuple(torch.stack(each) for each in zip(*calls, strict=True))
+            return outputs, (0,) * len(outputs)
 
     def run(*args):
         if not torch.compiler.is_compiling():
             if _nobody_watches(args):
                 return implementation(*args)
             if forward_ad._current_level >= 0 and any(_has_tangent(value) for value in args):
-                raise NotImplementedError(f"scanl::{name} has no forward-mode derivative; backend='parallel' has one")
+                raise NotImplementedError(refusal)
+            if transforming():
+                return Transformed.apply(*args)
         return registered(*args)
 
     return run
@@ -165,7 +208,7 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
     """
     return (
         torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+        and not transforming()
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
         and all(type(value) in _PLAIN for value in args)

@@ -9,15 +9,18 @@ import importlib.util
 import inspect
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from scanl.errors import BackendError, ShapeError, unknown
 
+P = ParamSpec("P")
 ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
 HALF = (torch.bfloat16, torch.float16)
 FLOATING = (torch.float32, torch.float64)
@@ -66,6 +69,7 @@ class Backend:
     whole: bool = False  # takes reverse and cu_seqlens itself; else it sees forward time and one sequence a row
     package: str | None = None  # what it needs and is not installed
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes, options and `given`, the operands
+    forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
     half_products: bool = False  # of operands in half precision it rounds to that what it multiplies; sums are float32
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
@@ -76,6 +80,8 @@ class Backend:
             reasons.append(f"device {device.type} (runs on {', '.join(self.devices)})")
         elif self.package is not None:
             reasons.append(f"package {self.package} is not installed")
+        if not named and not self.forward_mode and _in_forward_mode():
+            reasons.append("no derivative in forward mode, which is asked for here")
         if self.compute_dtype(dtype) not in self.dtypes:
             reasons.append(f"dtype {_short(dtype)} (takes {', '.join(map(_short, self.dtypes))})")
         reasons.extend(self.needs(**sizes))
@@ -85,7 +91,15 @@ class Backend:
         return dtype if dtype in self.dtypes else _WIDER.get(dtype, dtype)
 
 
-class Op:
+class Call(TypedDict, total=False):
+    """What every op takes beside its operands and options; a reference declares it and never sees it."""
+
+    reverse: bool
+    cu_seqlens: Tensor | None
+    backend: str
+
+
+class Op(Generic[P]):
     """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
 
     Its declaration names the operands and their axes, and those of the output:
@@ -97,7 +111,7 @@ class Op:
 
     def __init__(
         self,
-        reference: Callable[..., tuple[Tensor, Any]],
+        reference: Callable[P, tuple[Tensor, Tensor]],
         declaration: str,
         *,
         id: str,
@@ -114,6 +128,7 @@ class Op:
         wide: Sequence[str] = (),
     ):
         functools.update_wrapper(self, reference)
+        self.__signature__ = _signature(reference)
         self.name: str = reference.__name__
         declaration, output = declaration.split("->")
         self.operands = tuple(_parse(line) for line in declaration.split(","))
@@ -149,26 +164,28 @@ class Op:
 
         return add
 
-    def __call__(
+    def _call(
         self,
         *args: Tensor | None,
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
         backend: str = "auto",
         **more: Any,
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Tensor]:
         operands, options = self._bind(args, more)
+        wanted = (backend,) if backend != "auto" else _preferred.names
+        check_offsets(self.name, cu_seqlens)
         first = operands[self.names[0]]
         symbolic = isinstance(first, Tensor) and any(type(size) is not int for size in first.shape)
         if symbolic or torch.compiler.is_compiling():
-            plan = self._plan(operands, options, cu_seqlens, backend)
+            plan = self._plan(operands, options, cu_seqlens, wanted)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
             packing = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
-            key = (backend, packing, *options.values(), *kinds)
+            key = (wanted, _in_forward_mode(), packing, *options.values(), *kinds)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(operands, options, cu_seqlens, backend)
+                plan = self._plan(operands, options, cu_seqlens, wanted)
                 if len(self._plans) > 4096:
                     self._plans.clear()
                 self._plans[key] = plan
@@ -187,6 +204,12 @@ class Op:
         values.append(_cast(state, _WIDER.get(compute, compute)))
         y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return _cast(y, dtype), state
+
+    if TYPE_CHECKING:  # which sees the reference's parameters, as `inspect.signature` does
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, Tensor]: ...
+    else:
+        __call__ = _call
 
     def evaluate(
         self,
@@ -235,7 +258,7 @@ class Op:
         operands: Mapping[str, Tensor | None],
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
-        backend: str,
+        wanted: tuple[str, ...],
     ) -> tuple[str, torch.dtype, torch.dtype, torch.device, tuple[int, ...], tuple[int, ...]]:
         """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
 
@@ -243,7 +266,7 @@ class Op:
         """
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self._kind(operands)
-        chosen = self._choose(backend, device, common, {**sizes, **options, "given": _given(operands)})
+        chosen = self._choose(wanted, device, common, {**sizes, **options, "given": _given(operands)})
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         shape = (batch, *_full(self.operands[-1].choices[0][1:], sizes))
         return chosen.name, dtype, chosen.compute_dtype(common), device, shape, self.output_shape(sizes)
@@ -254,6 +277,7 @@ class Op:
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
         operands, options = self._bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        check_offsets(self.name, cu_seqlens)
         sizes = {**self.sizes(operands, cu_seqlens), **options, "given": _given(operands)}
         device, _, dtype = self._kind(operands)
         lines = []
@@ -308,8 +332,10 @@ class Op:
                 self._match(operand, value.shape, sizes, origin)
             if first is None:
                 first = value
-                if cu_seqlens is not None:
-                    self._check_offsets(cu_seqlens, value)
+                if cu_seqlens is not None and value.shape[0] != 1:
+                    raise ShapeError(
+                        f"{self.name}: {operand.name} has a batch of {value.shape[0]}, expected 1 because of cu_seqlens"
+                    )
             elif value.device != first.device:
                 raise ShapeError(
                     f"{self.name}: {operand.name} is on {value.device}, expected {first.device} because of "
@@ -359,17 +385,6 @@ class Op:
             offsets(cu_seqlens, steps, self.name)
             cu_seqlens._scanl_checked = now  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _check_offsets(self, cu_seqlens: Tensor, first: Tensor) -> None:
-        if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            raise ShapeError(
-                f"{self.name}: cu_seqlens is {_short(cu_seqlens.dtype)} of shape {tuple(cu_seqlens.shape)}, expected "
-                "int32 or int64 of shape (N+1,)"
-            )
-        if first.shape[0] != 1:
-            raise ShapeError(
-                f"{self.name}: {self.names[0]} has a batch of {first.shape[0]}, expected 1 because of cu_seqlens"
-            )
-
     def _kind(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
         """The device, the dtype of the output (the first operand's, complex if any is), and the one all promote to."""
         given = {name: value for name, value in operands.items() if value is not None}
@@ -388,20 +403,35 @@ class Op:
                 common = torch.promote_types(common, value.dtype)
         return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
 
-    def _choose(self, backend: str, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> Backend:
-        if backend == "auto":
-            for name in self.preference():
-                if not self.backends[name].reasons(device, dtype, sizes, named=False):
+    def _choose(
+        self, wanted: tuple[str, ...], device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]
+    ) -> Backend:
+        """The first of the names that can run; of "auto", the first of all."""
+        refusals = []
+        for name in wanted:
+            if name == "auto":
+                for each in self.preference():
+                    if not self.backends[each].reasons(device, dtype, sizes, named=False):
+                        return self.backends[each]
+            elif name not in self.backends:
+                refusals.append(f"{self.name}: {unknown('backend', name, ['auto', *self.backends])}")
+            else:
+                reasons = self.backends[name].reasons(device, dtype, sizes, named=True)
+                if not reasons:
                     return self.backends[name]
-        if backend not in self.backends:
-            raise BackendError(f"{self.name}: {unknown('backend', backend, ['auto', *self.backends])}")
-        reasons = self.backends[backend].reasons(device, dtype, sizes, named=True)
-        if reasons:
-            raise BackendError(f"{self.name}: backend {backend!r} cannot run these arguments: {'; '.join(reasons)}")
-        return self.backends[backend]
+                refusals.append(f"{self.name}: backend {name!r} cannot run these arguments: {'; '.join(reasons)}")
+        raise BackendError("; ".join(refusals))
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.preference())}>"
+
+
+def _signature(reference: Callable[..., Any]) -> inspect.Signature:
+    """The reference's, with what every op takes spelt out."""
+    declared = inspect.signature(reference)
+    own = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    every = inspect.signature(Op._call).parameters
+    return declared.replace(parameters=[*own, *(every[name] for name in Call.__annotations__)])
 
 
 def _given(operands: Mapping[str, Tensor | None]) -> frozenset[str]:
@@ -413,12 +443,72 @@ def _cast(value: Tensor | None, dtype: torch.dtype) -> Any:
     return value if value is None or value.dtype is dtype else value.to(dtype)
 
 
-REGISTRY: dict[str, Op] = {}
+class _Preferred(threading.local):
+    names: tuple[str, ...] = ("auto",)
 
 
-def op(declaration: str, **declared: Any) -> Callable[[Callable], Op]:
+_preferred = _Preferred()
+
+
+class backend:
+    """A context in which "auto", as layers call ops, means these backends: of each op the first that can run.
+
+    names: of "auto", "reference", "parallel", "cpu", "triton". An op for which none of them can run raises
+    BackendError; "reference" always can. Contexts nest, the innermost counts, and each thread has its own. A backend
+    that is named at a call is used as if there were no context. Raises BackendError for an unknown name.
+
+    >>> from scanl.ops import linear_scan
+    >>> with backend("parallel", "reference"):  # all in plain torch: for torch.func.jvp, for export
+    ...     linear_scan(torch.ones(1, 3, 1), torch.ones(1))[0].flatten().tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    def __init__(self, *names: str):
+        known = ("auto", *reversed(ORDER))
+        for name in names:
+            if name not in known:
+                raise BackendError(f"scanl.ops.backend: {unknown('backend', name, known)}")
+        if not names:
+            raise BackendError(f"scanl.ops.backend: no backend is named, expected some of {', '.join(known)}")
+        self.names = names
+        self.before: list[tuple[str, ...]] = []  # of each time that it was entered
+
+    def __enter__(self) -> None:
+        self.before.append(_preferred.names)
+        _preferred.names = self.names
+
+    def __exit__(self, *error: object) -> None:
+        _preferred.names = self.before.pop()
+
+
+REGISTRY: dict[str, Op[...]] = {}
+
+
+def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor, Tensor]]], Op[P]]:
     """Declare the decorated reference an op; `declared` as in `Op`."""
     return lambda reference: Op(reference, declaration, **declared)
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def transforming() -> bool:
+    """Whether a transformation of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check_offsets(name: str, cu_seqlens: Tensor | None) -> None:
+    """Refuse what is not a tensor of offsets; what they are, `offsets` looks at."""
+    if cu_seqlens is None:
+        return
+    if not isinstance(cu_seqlens, Tensor):
+        found = f"a {type(cu_seqlens).__name__}"
+    elif cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        found = f"{_short(cu_seqlens.dtype)} of shape {tuple(cu_seqlens.shape)}"
+    else:
+        return
+    raise ShapeError(f"{name}: cu_seqlens is {found}, expected a tensor of int32 or int64 of shape (N+1,)")
 
 
 def offsets(cu_seqlens: Tensor, steps: int, name: str) -> tuple[int, ...]:

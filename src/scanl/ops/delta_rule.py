@@ -9,13 +9,14 @@ Linear", arXiv:2510.26692, eq. (1). It is `dplr_scan` with a = -β k, b = e^g �
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 from scanl.ops.dplr_scan import chunked
 
 
@@ -73,12 +74,13 @@ def delta_rule(
     k: Tensor,
     v: Tensor,
     beta: Tensor,
-    g: Tensor | None,
-    state: Tensor,
+    g: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     scale: float | None = None,
     normalize_keys: bool = False,
     eps: float = 1e-6,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Write v at k, correcting what the decayed state already holds there.
 
@@ -95,6 +97,7 @@ def delta_rule(
     >>> delta_rule(one, one, v, half)[0].flatten().tolist()  # 0 + .5·(2 - 0) = 1; 1 + .5·(4 - 1) = 2.5
     [1.0, 2.5]
     """
+    assert state is not None  # zeros where the caller gave None
     q, k = q * scale_of(q, scale), unit(k, eps) if normalize_keys else k
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)

@@ -8,6 +8,7 @@ arXiv:2406.06484, section 3.
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
 from scanl.ops._nonfinite import replaced, suspected
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:
@@ -69,10 +70,11 @@ def dplr_scan(
     v: Tensor,
     a: Tensor,
     b: Tensor,
-    g: Tensor | None,
-    state: Tensor,
+    g: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     scale: float | None = None,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Read with b, write what was read at a, decay, and write v at k.
 
@@ -88,6 +90,7 @@ def dplr_scan(
     >>> dplr_scan(one, one, v, -one, 0.5 * one)[0].flatten().tolist()  # 2; (1 - .5)·2 + 3 = 4
     [2.0, 4.0]
     """
+    assert state is not None  # zeros where the caller gave None
     q = q * scale_of(q, scale)
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
@@ -122,7 +125,8 @@ def chunked(
     batch, steps, shared, _ = q.shape
     heads = v.shape[2]
     if q.numel() == 0 or v.numel() == 0:
-        return torch.zeros_like(v), state.clone()
+        nothing = q if q.numel() == 0 else v  # its sum is a zero that has gradients
+        return torch.zeros_like(v) + nothing.sum(), state.clone()
     if g is None or g.ndim == 1:
         g = (v.new_zeros(heads) if g is None else g).expand(batch, steps, heads)
     if g.ndim == 3:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._op import transforming
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ def fixed_point(
     >>> round(x.grad.item(), 9)  # s = 2x
     2.0
     """
+    if transforming():
+        raise NotImplementedError(
+            "fixed_point: called under a transformation of torch.func, expected none: its implicit gradient is for "
+            "torch.autograd.grad and backward()"
+        )
     if method not in _METHODS:
         raise ConfigError(f"fixed_point: {unknown('method', method, _METHODS)}")
     for name, value in (("max_iterations", max_iterations), ("history", history)):

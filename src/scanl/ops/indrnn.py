@@ -7,13 +7,14 @@ arXiv:1803.04831, eq. (2), with x_t = W i_t + b projected outside.
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
 
@@ -57,7 +58,14 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={},
     dtypes=HALF + FLOATING,
 )
-def indrnn(x: Tensor, w: Tensor, state: Tensor, *, activation: str = "relu") -> tuple[Tensor, Tensor]:
+def indrnn(
+    x: Tensor,
+    w: Tensor,
+    state: Tensor | None = None,
+    *,
+    activation: str = "relu",
+    **call: Unpack[Call],
+) -> tuple[Tensor, Tensor]:
     """Scan s_t = φ(w s_{t-1} + x_t) over time, elementwise.
 
     x: the projected input, (B, T, D).   w: what each channel keeps of itself, (D,).
@@ -72,6 +80,7 @@ def indrnn(x: Tensor, w: Tensor, state: Tensor, *, activation: str = "relu") -> 
     >>> s.tolist(), last.tolist()  # 2·(-1)-1 < 0; 2·0+3 = 3; 2·3-1 = 5
     ([[[3.0, 0.0], [2.5, 3.0], [0.0, 5.0]]], [[0.0, 5.0]])
     """
+    assert state is not None  # zeros where the caller gave None
     activation_number(activation)
     s, ys = state, []
     for t in range(x.shape[1]):

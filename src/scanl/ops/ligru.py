@@ -10,12 +10,13 @@ then the gate, as in the weights of speechbrain's `LiGRU`.
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:
@@ -48,7 +49,12 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={},
     dtypes=HALF + FLOATING,
 )
-def ligru(x: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def ligru(
+    x: Tensor,
+    u: Tensor,
+    state: Tensor | None = None,
+    **call: Unpack[Call],
+) -> tuple[Tensor, Tensor]:
     """Scan the light gated recurrent unit over time.
 
     x: the projected input of candidate and gate, in this order, (B, T, 2, D).
@@ -62,6 +68,7 @@ def ligru(x: Tensor, u: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     >>> ligru(x, u)[0].flatten().tolist()  # 0/2 + 4/2 = 2; 2/2 + (1 - .5·2)/2 = 1
     [2.0, 1.0]
     """
+    assert state is not None  # zeros where the caller gave None
     h, hs = state, []
     for t in range(x.shape[1]):
         a, z = x[:, t, 0] + h @ u[0].T, torch.sigmoid(x[:, t, 1] + h @ u[1].T)

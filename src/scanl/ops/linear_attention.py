@@ -12,6 +12,7 @@ Finch", arXiv:2404.05892, eq. (19).
 """
 
 from collections.abc import Iterator
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._compiled import compiled
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
 from scanl.ops._nonfinite import replaced, suspected
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
+from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
 
@@ -74,12 +75,13 @@ def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor | None,
-    gv: Tensor | None,
-    u: Tensor | None,
-    state: Tensor,
+    g: Tensor | None = None,
+    gv: Tensor | None = None,
+    u: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     scale: float | None = None,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Write v at k into a matrix that decays, and read it with q.
 
@@ -101,6 +103,7 @@ def linear_attention(
     >>> [round(x, 5) for x in o.flatten().tolist()], round(S.item(), 5)
     ([6.0, 11.0], 4.0)
     """
+    assert state is not None  # zeros where the caller gave None
     q = q * scale_of(q, scale)
     each = v.shape[2] // q.shape[2] if q.shape[2] else 1
     q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
@@ -142,7 +145,8 @@ def _parallel(
     batch, steps, shared, width = q.shape
     heads = v.shape[2]
     if q.numel() == 0 or v.numel() == 0:
-        return torch.zeros_like(v), state.clone()
+        nothing = q if q.numel() == 0 else v  # its sum is a zero that has gradients
+        return torch.zeros_like(v) + nothing.sum(), state.clone()
     size = 64 if gv is None and (g is None or g.ndim < 4) else 16  # the decays of channels are held for pairs of steps
     if g is not None and g.ndim == 1:
         g = g.expand(batch, steps, heads)
@@ -213,7 +217,7 @@ def normalized_linear_attention(
     state: Tensor | None = None,
     *,
     eps: float = 1e-6,
-    **more,
+    **more: Any,
 ) -> tuple[Tensor, Tensor]:
     r"""A weighted mean of values, :math:`o_t = S_t^\top q_t / \max(z_t^\top q_t, ε)`, z_t = e^{g_t} z_{t-1} + k_t.
 
@@ -227,8 +231,9 @@ def normalized_linear_attention(
     """
     if more.get("gv") is not None:
         raise ShapeError("normalized_linear_attention: gv is given, expected None: the denominator has no column of it")
+    more.setdefault("scale", 1.0)
     ones = torch.nn.functional.pad(v, (0, 1), value=1.0)
-    o, last = linear_attention(q, k, ones, g, state=state, **{"scale": 1.0, **more})
+    o, last = linear_attention(q, k, ones, g, state=state, **more)
     return o[..., :-1] / o[..., -1:].clamp(min=eps), last
 
 

@@ -8,12 +8,13 @@ The adjoint is the same recurrence run the other way: with g_t the gradient of h
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
+from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.associative_scan import associative_scan
 
 
@@ -72,7 +73,12 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={"x": 0.0, "a": 1.0},
     dtypes=HALF + FLOATING + COMPLEX,
 )
-def linear_scan(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def linear_scan(
+    x: Tensor,
+    a: Tensor,
+    state: Tensor | None = None,
+    **call: Unpack[Call],
+) -> tuple[Tensor, Tensor]:
     """Scan h_t = a_t h_{t-1} + x_t over time, elementwise.
 
     x: what enters, (B, T, *F), real or complex.   a: decay, any shape that broadcasts to x's: per step (B, T, *F),
@@ -94,6 +100,7 @@ def linear_scan(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     >>> linear_scan(x, torch.tensor(0.5), cu_seqlens=torch.tensor([0, 1, 3]))[0].tolist()  # 1 | 2; .5·2+3 = 4
     [[1.0, 2.0, 4.0]]
     """
+    assert state is not None  # zeros where the caller gave None
     a = a.expand(x.shape)
     h, hs = state, []
     for t in range(x.shape[1]):

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ShapeError
 from scanl.ops._nonfinite import faulty, replaced, since, suspected
-from scanl.ops._op import COMPLEX, FLOATING, offsets
+from scanl.ops._op import COMPLEX, FLOATING, check_offsets, offsets
 
 DTYPES = (torch.bfloat16, torch.float16, *FLOATING, *COMPLEX)
 
@@ -285,9 +285,7 @@ def _check(
         raise refuse("bias", f"has shape {tuple(bias.shape)}", f"(D,) with D={width} from x")
     batch, of = x.shape[0], "x"
     if cu_seqlens is not None:
-        if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            found = f"is {_short(cu_seqlens.dtype)} of shape {tuple(cu_seqlens.shape)}"
-            raise refuse("cu_seqlens", found, "int32 or int64 of shape (N+1,)")
+        check_offsets("long_convolution", cu_seqlens)
         if batch != 1:
             raise refuse("x", f"has a batch of {batch}", "1 because of cu_seqlens")
         batch, of = cu_seqlens.shape[0] - 1, "cu_seqlens"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._op import transforming
 from scanl.ops.associative_scan import associative_scan
 from scanl.ops.fixed_point import Convergence, ConvergenceError
 from scanl.ops.linear_scan import linear_scan
@@ -91,6 +92,10 @@ def nonlinear_scan(
         raise ConfigError(f"nonlinear_scan: max_iterations is {max_iterations!r}, expected an integer of at least 1")
     if tolerance is not None and not tolerance > 0:
         raise ConfigError(f"nonlinear_scan: tolerance is {tolerance!r}, expected a number above 0, or None")
+    if method != "sequential" and transforming():
+        raise NotImplementedError(
+            f"nonlinear_scan: method is {method!r} under a transformation of torch.func, expected 'sequential'"
+        )
     state = _checked(cell, x, state)
     tolerance = float(torch.finfo(state.dtype).eps ** (5 / 6) if tolerance is None else tolerance)
     steps = x.shape[1]
@@ -297,7 +302,7 @@ def _affine(jacobians: Tensor, b: Tensor, adjoint: bool) -> Tensor:
     if b.device.type == "cpu" and importlib.util.find_spec("numba") is not None:
         from scanl.ops._cpu.nonlinear_scan import affine
 
-        return affine(jacobians.to(wide), b.to(wide).contiguous(), adjoint=adjoint).to(b.dtype)
+        return affine(jacobians.to(wide), b.to(wide).resolve_neg().contiguous(), adjoint=adjoint).to(b.dtype)
 
     def join(first: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return then[0] @ first[0], then[1] + (then[0] @ first[1][..., None])[..., 0]

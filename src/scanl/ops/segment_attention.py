@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._nonfinite import faulty, replaced, suspected
-from scanl.ops._op import offsets
+from scanl.ops._op import check_offsets, offsets
 
 _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
 
@@ -337,11 +337,7 @@ def _check(
         )
     rows, source = batch, f"B={batch} from q"
     if cu_seqlens is not None:
-        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            raise ShapeError(
-                f"{name}: cu_seqlens is {_kind(cu_seqlens)} of shape {tuple(cu_seqlens.shape)}, expected int32 or "
-                "int64 of shape (N+1,)"
-            )
+        check_offsets(name, cu_seqlens)
         if batch != 1:
             raise ShapeError(f"{name}: q has a batch of {batch}, expected 1 because of cu_seqlens")
         if not torch.compiler.is_compiling():

@@ -11,14 +11,14 @@ program and not as in their eq. (4). Differs from that program: channels come la
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Sample, op
+from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
 
@@ -85,12 +85,13 @@ def selective_scan(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    state: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    state: Tensor | None = None,
     *,
     delta_softplus: bool = False,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Scan a diagonal state space model with input-dependent Δ, B and C; the states of all steps are never stored.
 
@@ -113,6 +114,7 @@ def selective_scan(
     >>> [round(x, 4) for x in y.flatten().tolist()]  # Δ = 2: h: 4; .25·4 + 6 = 7; y = h + u
     [6.0, 10.0]
     """
+    assert state is not None  # zeros where the caller gave None
     delta, B, C = _step_size(delta, delta_bias, delta_softplus), _rows(B, u), _rows(C, u)
     h, ys = state, []
     for t in range(u.shape[1]):
@@ -120,7 +122,7 @@ def selective_scan(
         h = (step * A).exp() * h + step * u[:, t, :, None] * B[:, t]
         y = (h * C[:, t]).sum(-1)
         ys.append(2 * y.real if y.is_complex() else y)
-    return _output(torch.stack(ys, 1) if ys else torch.zeros_like(u), u, D, z), h
+    return _output(torch.stack(ys, 1) if ys else u.clone(), u, D, z), h
 
 
 def _step_size(delta: Tensor, bias: Tensor | None, positive: bool) -> Tensor:

@@ -8,14 +8,14 @@ The adjoint is the window turned round: with d_t the gradient before φ, dx_t = 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:
@@ -67,7 +67,13 @@ def _kept(sizes: Mapping[str, Any]) -> int:
     wide=("w", "bias"),
 )
 def short_convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, state: Tensor, *, silu: bool = False
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    silu: bool = False,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Convolve each channel with a window of its own over the last W steps.
 
@@ -86,6 +92,7 @@ def short_convolution(
     >>> round(y.item(), 4)  # 10·1 + 3·5 - 27 = -2; -2/(1 + e²)
     -0.2384
     """
+    assert state is not None  # zeros where the caller gave None
     window, ys = state, []
     for t in range(x.shape[1]):
         window = torch.cat([window, x[:, t : t + 1]], 1)

@@ -15,13 +15,14 @@ channel whose n is zero, not by all of a batch or none.
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 
@@ -68,7 +69,14 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     neutral={},
     dtypes=HALF + FLOATING,
 )
-def slstm(x: Tensor, r: Tensor, state: Tensor, *, forget: str = "sigmoid") -> tuple[Tensor, Tensor]:
+def slstm(
+    x: Tensor,
+    r: Tensor,
+    state: Tensor | None = None,
+    *,
+    forget: str = "sigmoid",
+    **call: Unpack[Call],
+) -> tuple[Tensor, Tensor]:
     """Scan the sLSTM over time.
 
     x: the projected input of the gates i, f, z, o, biases included, (B, T, 4, H, K).
@@ -85,6 +93,7 @@ def slstm(x: Tensor, r: Tensor, state: Tensor, *, forget: str = "sigmoid") -> tu
     >>> [round(value, 3) for value in h.flatten().tolist()], state.flatten().tolist()
     ([0.964, 0.0], [0.0, 0.0, 2.0, 0.0])
     """
+    assert state is not None  # zeros where the caller gave None
     forget_number(forget)
     (h, c, n, m), hs = state.unbind(1), []
     for t in range(x.shape[1]):

@@ -11,12 +11,13 @@ a projection) are made outside. Without v_f the recurrence of c is linear, and `
 
 import math
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:
@@ -56,7 +57,14 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     dtypes=HALF + FLOATING,
 )
 def sru(
-    x: Tensor, f: Tensor, r: Tensor, u: Tensor | None, v_f: Tensor | None, v_r: Tensor | None, state: Tensor
+    x: Tensor,
+    f: Tensor,
+    r: Tensor,
+    u: Tensor | None = None,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
+    state: Tensor | None = None,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Scan the simple recurrent unit over time, elementwise.
 
@@ -73,6 +81,7 @@ def sru(
     >>> h.flatten().tolist(), c.tolist()  # h: 2/2+6/2 = 4; 1/2+6/2 = 3.5
     ([4.0, 3.5], [[1.0]])
     """
+    assert state is not None  # zeros where the caller gave None
     c, hs = state, []
     for t in range(x.shape[1]):
         forget, reset = f[:, t], r[:, t]

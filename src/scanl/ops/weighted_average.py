@@ -14,12 +14,13 @@ the decay w is the logarithm itself, at most 0 (RWKV's w is its negative), and m
 """
 
 from collections.abc import Iterator
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Sample, op
+from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 from scanl.ops.associative_scan import associative_scan
 
 
@@ -76,7 +77,12 @@ def _empty(zeros: Tensor) -> Tensor:
     initial=_empty,
 )
 def weighted_average(
-    k: Tensor, v: Tensor, decay: Tensor | None, bonus: Tensor | None, state: Tensor
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    bonus: Tensor | None = None,
+    state: Tensor | None = None,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Average the values so far with weights e^k.
 
@@ -100,6 +106,7 @@ def weighted_average(
     >>> [round(x, 5) for x in o.flatten().tolist()]
     [2.0, 4.25]
     """
+    assert state is not None  # zeros where the caller gave None
     (p, z, m), os = state.unbind(1), []
     decays = torch.zeros_like(k) if decay is None else decay.expand(k.shape)
     for t in range(k.shape[1]):

@@ -40,8 +40,8 @@ def _divide(shape: tuple[int, ...], shared: int, keys: int, reverse: bool, cut: 
     bounds = np.arange(batch + 1) * steps if cut is None else np.array(cut)
     ranges = np.stack([bounds[:-1], bounds[1:]], 1).astype(np.int64)
     groups = max(1, len(ranges) * shared)
-    head_parts = min(heads // shared, -(-CORES // groups))
-    column_parts = min(-(-values // WIDTH), -(-CORES // (groups * head_parts)))
+    head_parts = min(heads // max(1, shared), -(-CORES // groups))
+    column_parts = min(-(-values // WIDTH), -(-CORES // max(1, groups * head_parts)))
     longest = int((ranges[:, 1] - ranges[:, 0]).max(initial=0))
     units = len(ranges) * shared * head_parts * column_parts
     slots = {

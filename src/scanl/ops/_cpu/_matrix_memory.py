@@ -765,7 +765,8 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
     """How the work is divided, and what both kernels are told, by slot."""
     work = divide(v, q.shape[2], state, reverse, cu_seqlens)
     heads, keys = state.shape[1:3]
-    strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys, keys, 1)][0 if g is None else g.ndim]
+    # of steps, heads and keys in g; a decay that is constant over time has no first one, even where there are no keys
+    strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys or 1, keys, 1)][0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
     one = _constant(1, v.dtype)
     given = {"q": q, "k": k, "v": v, "av": None if gv is None else gv.exp(), "a": a, "b": b, "beta": beta, "u": u}
