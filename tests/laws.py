@@ -320,7 +320,7 @@ def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]
         if declared(op, name).broadcast and axis is not None:  # else it would have no row of its own
             value = value.reshape((1,) * (first.ndim - value.ndim) + value.shape)
             value, axis = value.expand(len(first), *value.shape[1:]), 1
-        own = batched(op, sample.operands | {name: value}, name)
+        own = batched(op, {**sample.operands, name: value}, name)
         value = value if axis is None else value.index_select(axis, at)
         value = value[torch.arange(count) % len(value)] if own else value
         operands[name] = value.to(torch.float32)
@@ -330,7 +330,8 @@ def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]
 def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list[Place | None]:
     """What each row has that is not finite: one number of each operand and cotangent in turn, at each of the steps.
 
-    NaN alone where there is one step. The first row, one in the middle and the last have nothing.
+    NaN alone where there is one step. The first row, one in the middle and the last have nothing; there are as many of
+    these as make the rows a power of two, of which an interpreter takes more at once.
     """
     found: list[Place | None] = []
     for name in [*(name for name in operands if batched(op, operands, name)), "dy", "dlast"]:
@@ -338,7 +339,8 @@ def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list
         for step in steps if timed and (name == "dy" or operands[name].ndim > 1) else [None]:
             found.extend((name, step, number) for number in (NOT_FINITE if len(steps) > 1 else NOT_FINITE[:1]))
     half = len(found) // 2
-    return [None, *found[:half], None, *found[half:], None]
+    rows = [None, *found[:half], None, *found[half:], None]
+    return rows + [None] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
 
 def spoil(value: Tensor, number: float) -> None:

@@ -8,6 +8,7 @@ that comes through a NaN is NaN.
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 
@@ -28,8 +29,7 @@ def suspected(*values: Tensor | None) -> bool:
 
 def _unreadable(value: Tensor) -> bool:
     """Traced, or one of the tensors that torch.func hands around."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    return type(value) not in (Tensor, Parameter) or wrapped(value)
+    return type(value) not in (Tensor, Parameter) or is_functorch_wrapped_tensor(value)
 
 
 def faulty(x: Tensor, *, decay: bool = False) -> Tensor:
