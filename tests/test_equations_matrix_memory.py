@@ -389,7 +389,7 @@ EQUATIONS = {
             num_heads=4,
             qk_dim_factor=1.5,
             v_dim_factor=2.0,
-            gate_soft_cap=0.5,
+            gate_soft_cap=5.0,
             norm_eps=0.1,
             eps=0.1,
         ),

@@ -377,7 +377,7 @@ def _errors():
     yield (x, kernel, wrong), {}, "state.position is int64 of shape (1,), expected int64 of shape (2,) because of x"
     yield (x, kernel), {"cu_seqlens": torch.tensor([0, 6])}, "x has a batch of 2, expected 1 because of cu_seqlens"
     yield (x[:1], kernel), {"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens is [0, 5], expected offsets that rise"
-    yield (x[:1], kernel), {"cu_seqlens": torch.tensor([0.0])}, "cu_seqlens is float32 of shape (1,), expected int32"
+    yield (x[:1], kernel), {"cu_seqlens": torch.tensor([0.0])}, "cu_seqlens is float32 of shape (1,), expected a tensor"
 
 
 def test_errors_name_the_argument():

@@ -75,12 +75,12 @@ def test_a_preset_is_its_pattern_of_layers(name):
         LanguageModel(11, 64, depth, name, layer_options={"lru": {}})
 
 
-def test_a_preset_trains_from_the_command_line(tmp_path, capsys):
+def test_a_preset_trains_from_the_command_line(tmp_path, capfd):
     (tmp_path / "text.txt").write_bytes(b"a state, a transition and a readout. " * 200)
     run = tmp_path / "run"
     command = ["train", "--data", str(tmp_path / "text.txt"), "--layer", "griffin"]
     command += ["--layer-options", "{hawk: {num_heads: 2}}"]
     sizes = ["--dim", "32", "--depth", "3", "--steps", "2", "--sequence-length", "32", "--held-out", "0.5"]
     assert main([*command, *sizes, "--accelerator", "cpu", "--out", str(run)]) == 0
-    assert "griffin" in capsys.readouterr().err
-    assert main(["generate", str(run), "--prompt", "a", "--max-new-tokens", "2"]) == 0
+    assert "griffin" in capfd.readouterr().err
+    assert main(["generate", str(run), "--prompt", "a", "--bytes", "2"]) == 0

@@ -410,7 +410,7 @@ ONE = (Q[:1], K[:1], V[:1])
         ((Q, K, V, MEMORY._replace(position=torch.zeros(2))), {}, ShapeError, "memory.position is float32 .* int64 on"),
         ((Q, K, V), {"cu_seqlens": torch.tensor([0, 4])}, ShapeError, "q has a batch of 2, expected 1 because of cu"),
         (ONE, {"cu_seqlens": torch.tensor([0, 3])}, ShapeError, r"cu_seqlens is \[0, 3\], expected offsets that rise"),
-        (ONE, {"cu_seqlens": torch.tensor([0.0, 4.0])}, ShapeError, "cu_seqlens is float32 on cpu of shape"),
+        (ONE, {"cu_seqlens": torch.tensor([0.0, 4.0])}, ShapeError, "cu_seqlens is float32 of shape"),
         ((*ONE, MEMORY), {"cu_seqlens": torch.tensor([0, 4])}, ShapeError, "N=1 from cu_seqlens"),
         (ONE, {"cu_seqlens": torch.tensor([0, 4]), "mask": torch.ones(1, 4) > 0}, ConfigError, "are both given"),
         ((Q.clone().requires_grad_(), K, V, MEMORY), {"overwrite": True}, ConfigError, "overwrite is True, expected"),

@@ -218,7 +218,7 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
     start = start[:, None]
     forget = log_f.masked_fill(start, -torch.inf)  # what comes before a sequence is in `first`, or no part of it
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
-    (now,) = _running(forget, enter, start[None].expand(len(i), -1, -1))
+    (now,) = _running(forget, enter, start[None].expand(i.shape[0], -1, -1))
     before = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
     if cu_seqlens is None:
         return now, before, now[:, -1]

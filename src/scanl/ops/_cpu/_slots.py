@@ -38,20 +38,26 @@ class Slots:
         fields = [(name, np.int64) for name in (*_FILLED, *self.numbers)] + [(name, operand) for name in self.rows]
         self.record = from_dtype(np.dtype(fields, align=True))  # refuses a name that stands twice
 
-    def pack(self, **values: Any) -> list[int]:
+    def pack(self, **values: Any) -> "Packed":
         """The numbers in the order of the slots: of a tensor or an array its address, of None zero.
 
-        The caller keeps them until the kernel has run: an address does not keep memory alive.
         Raises TypeError unless every slot is given, and nothing else.
         """
         if values.keys() != self._names:
             missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
             raise TypeError(f"slots: missing {missing}, unknown {unknown}")
-        packed = [_number(values[name]) for name in self.numbers]
+        packed = Packed(_number(values[name]) for name in self.numbers)
+        packed.values = values
         for name in self.rows:
             value = values[name]
             packed += (0, 0, 0) if value is None else (value.data_ptr(), *value.stride()[:2])
         return packed
+
+
+class Packed(list[int]):
+    """Packed numbers, and the tensors that they are addresses of: an address alone does not keep memory alive."""
+
+    values: dict[str, Any]
 
 
 class Operand(NamedTuple):
