@@ -154,12 +154,17 @@ def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k: v.to(torch.complex128 if v.is_complex() else torch.float64) for k, v in operands.items()}
 
 
+def _cotangent(value: Tensor) -> Tensor:
+    """Fixed weights of every element; of complex ones both parts count, and each with a phase of its own."""
+    at = torch.linspace(-1, 1, value.numel(), dtype=torch.float64).view(value.shape)
+    return (torch.complex(at.cos(), at.sin()) if value.is_complex() else at.cos()).to(value.dtype)
+
+
 def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any], backend: str) -> dict[str, Tensor]:
     """Output, last state, and the gradient of every operand under fixed weights."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in operands.items()}
     y, last = op(**leaves, **options, backend=backend)
-    weights = [torch.linspace(-1, 1, v.numel(), dtype=torch.float64).cos().view(v.shape).to(v.dtype) for v in (y, last)]
-    grads = torch.autograd.grad((y, last), list(leaves.values()), weights)
+    grads = torch.autograd.grad((y, last), list(leaves.values()), [_cotangent(v) for v in (y, last)])
     return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 

@@ -71,6 +71,12 @@ def test_many_packed_sequences_of_any_length(op, dtype):
         laws.truth(op, sample, {"reverse": reverse}, "cpu", dtype)
 
 
+@pytest.mark.parametrize("op", [indrnn, sru], ids=lambda op: op.name)
+def test_weights_summed_over_many_steps(op):
+    """The gradients of their weights are sums over time, added up a few hundred steps at a time."""
+    laws.truth(op, _sample(op, 1, 600, 3), {}, "cpu", torch.float64)
+
+
 @directions
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 3), (1, 4), (6, 3)])
 @pytest.mark.parametrize("forget", ["sigmoid", "exp"])

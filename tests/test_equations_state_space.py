@@ -45,6 +45,13 @@ def moved(layer):
     return layer
 
 
+def growing(layer):
+    """Some of the real parts of Λ above 0."""
+    with torch.no_grad():
+        layer.Lambda_re[::2] = 1.0
+    return layer
+
+
 def silu(v):
     return v / (1 + torch.exp(-v))
 
@@ -223,6 +230,7 @@ EQUATIONS = {
     "s5": (lambda: S5(DIM, 12, blocks=3), s5),
     "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
     "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
+    "s5_clipped": (lambda: growing(S5(DIM, clip_eigs=True)), s5),
     "s5_plain": (lambda: S5(DIM, C_init="complex_normal", activation="none"), s5),
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
     "lru": (lambda: LRU(DIM, 5), lru),

@@ -359,6 +359,32 @@ def test_what_is_left_alone_has_a_reason():
     assert "no recurrent mixer" in str(hub.accelerate(torch.nn.Linear(2, 2)))
 
 
+@torch.no_grad()
+def test_classes_that_inherit_from_a_mixer_are_accelerated():
+    """Unless they bring a forward of their own."""
+    model = CASES["mamba"].build()
+    mixer, wanted = model.backbone.layers[0].mixer, model(tokens()).logits
+    mixer.__class__ = type("Heir", (type(mixer),), {})
+    assert [row.kind for row in hub.accelerate(model).accelerated] == ["Heir", "MambaMixer"]
+    close(model(tokens()).logits, wanted)
+    hub.restore(model)
+    mixer.__class__ = type("Heir", (type(mixer),), {"forward": lambda self, *args, **_: args[0]})
+    report = hub.accelerate(model)
+    assert [bool(row.now) for row in report] == [False, True]
+    assert "its forward is Heir's own" in str(report)
+
+
+@torch.no_grad()
+def test_recurrent_gemma_wider_than_the_cache_of_a_processor(monkeypatch):
+    """Gates are computed for as many steps at once as fit; where one step does not, one by one."""
+    model = CASES["recurrent_gemma"].build()
+    wanted = model(tokens()).logits
+    hub.accelerate(model)
+    for numbers in (1, 2 * 32, 5 * 2 * 32):  # of one step there are 2 rows of 32
+        monkeypatch.setattr(mixers.recurrent_gemma, "CACHED", numbers)
+        close(model(tokens()).logits, wanted)
+
+
 def test_kernels_that_transformers_found_are_known(monkeypatch):
     """All of a mixer's have to be there before it is left to them, on CUDA."""
     from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback as choose

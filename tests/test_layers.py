@@ -200,6 +200,19 @@ def test_padded_rows_equal_each_alone(name, side):
         assert_same(states.index(last, slice(i, i + 1)), state)
 
 
+def test_rows_that_have_read_differently_go_on_together(streaming):
+    """Rows of which one has read nothing yet, and others more or less, each as alone."""
+    layer, x = make(streaming), inputs(3, 6)
+    before = [states.detach(layer(inputs(1, steps, seed=steps))[1]) for steps in (0, 1, 5)]
+    for cut in (1, 4):
+        y, state = layer(x[:, :cut], states.cat(before))
+        z, _ = layer(x[:, cut:], state)
+        for i, own in enumerate(before):
+            alone, own = layer(x[i : i + 1, :cut], own)
+            torch.testing.assert_close(y[i : i + 1], alone)
+            torch.testing.assert_close(z[i : i + 1], layer(x[i : i + 1, cut:], own)[0])
+
+
 def test_the_state_does_not_grow(name):
     layer = make(name)
     _, short = layer(inputs(2, 1))
@@ -523,6 +536,7 @@ def test_every_public_layer_is_registered():
     assert public - reached == {layers.Layer, ShortConvolution}  # the protocol, and a part of other layers
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_states_are_moved_cast_and_read_back(tmp_path):
     layer = layers.build("lru", 4)
     state = LinearRNNState(layer.init_state(2) + 1j, torch.arange(6.0).reshape(2, 3))
@@ -530,6 +544,10 @@ def test_states_are_moved_cast_and_read_back(tmp_path):
     assert [leaf.dtype for _, leaf in states.leaves(states.to(state, dtype=torch.float64))] == [
         torch.complex128,
         torch.float64,
+    ]
+    assert [leaf.dtype for _, leaf in states.leaves(states.to(state, dtype=torch.float16))] == [
+        torch.complex32,
+        torch.float16,
     ]
     assert states.to(torch.tensor([1]), dtype=torch.float64).dtype == torch.int64
     assert all(leaf.device.type == "meta" for _, leaf in states.leaves(states.to(state, "meta")))

@@ -104,6 +104,7 @@ def test_scaled_embeddings_and_capped_logits():
     assert (logits - capped).abs().max() > 1
     torch.testing.assert_close(model(x)[0], capped)
     torch.testing.assert_close(model.next_logits(x)[0], capped[:, -1])
+    assert model.bfloat16()(x)[0].dtype == torch.bfloat16
     assert "embedding_scale=3.0, logit_cap=0.5" in repr(model)
     assert "logit_cap" not in repr(hybrid())
 
@@ -252,6 +253,12 @@ def test_initialisation():
             assert abs(projection.weight.std() - std) < 5 * std / math.sqrt(2 * projection.weight.numel())
         assert block.channel.up.weight.shape == (288, 96)
     assert LanguageModel(256, 96, 2, "hawk", tie_embeddings=True).head is None
+    single = LanguageModel(256, 96, 2, "hawk", channel_mixer="none")
+    for block in single.stack.blocks:  # one write a block
+        projection, std = block.mixer.linear_out, block.mixer.linear_out.in_features**-0.5 / math.sqrt(2)
+        assert abs(projection.weight.std() - std) < 5 * std / math.sqrt(2 * projection.weight.numel())
+    mlp = GatedMLP(8, bias=True)
+    assert not any(linear.bias.any() for linear in (mlp.gate, mlp.up, mlp.down))
 
 
 def test_it_learns():
@@ -371,6 +378,14 @@ def test_distribution_by_hand():
     torch.testing.assert_close(distribution(rows, top_p=0.6), torch.tensor([[2, 1, 0, 0], [0, 0, 1, 2]]) / 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_sampled_in_float32(dtype):
+    logits = torch.linspace(-4, 4, 300).to(dtype)
+    found = distribution(logits, 0.7, top_p=0.99)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, distribution(logits.float(), 0.7, top_p=0.99))
+
+
 def test_samples_follow_the_distribution():
     logits = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(20_000, 4)
     generator = torch.Generator().manual_seed(0)
@@ -432,6 +447,25 @@ def test_classifier_of_padded_rows(side, pool, layer):
         assert not torch.equal(again[1], logits[1])
 
 
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_classifier_that_has_read_nothing(pool):
+    """The logits are those of a feature of zeros, whether the sequence is whole or packed beside others."""
+    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=4, pool=pool)
+    x = torch.randn(1, 5, 4)
+    assert torch.equal(model(x[:, :0])[0], model.head.bias[None])
+    logits, _ = model(x, cu_seqlens=torch.tensor([0, 0, 5]))
+    torch.testing.assert_close(logits, torch.cat([model.head.bias[None], model(x)[0]]))
+
+
+def test_classifier_sums_in_float32():
+    """A sum in bfloat16 would stay at 256 times its first step."""
+    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=4).to(torch.bfloat16)
+    x = torch.randn(1, 600, 4).to(torch.bfloat16)
+    _, state = model(x)
+    outputs, _ = model.stack(model.input(x))
+    torch.testing.assert_close(state.pooled, outputs.float().sum(1))
+
+
 def test_classifier_pools_the_stack_s_output():
     model = SequenceClassifier(3, DIM, 1, "lru", input_dim=DIM).double()
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
@@ -460,6 +494,7 @@ WRONG = [
         "mask and cu_seqlens are both given",
     ),
     (lambda: language_model()(tokens(1, 2), mask=torch.ones(2, 2).bool()), ShapeError, r"expected torch.bool \(1, 2\)"),
+    (lambda: language_model()(tokens(1, 2), mask=tokens(1, 2)), ShapeError, r"mask is torch.int64 \(1, 2\), expected"),
     (lambda: language_model().generate(tokens(1, 0)), ShapeError, r"prompt has shape \(1, 0\), expected \(B, T\)"),
     (
         lambda: language_model().generate(tokens(2, 2), mask=torch.tensor([[True, True], [False, False]])),

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import itertools
 
 import pytest
 import torch
@@ -170,6 +171,20 @@ def test_it_stays_where_it_belongs_in_layers(name, packed):
     tokens = {"y": torch.stack(ys, 1), **{f"state{path}": leaf for path, leaf in states.leaves(state)}}
     for key, value in tokens.items():
         assert not (actual[key].isfinite() & ~value.isfinite()).any(), f"{key} is finite, token by token it is not"
+
+
+@pytest.mark.parametrize("value", laws.NOT_FINITE)
+def test_a_convolution_of_any_length_keeps_it_from_the_past(value):
+    """In calls of every small number of steps, and of more, behind a state and without one."""
+    for length, steps in itertools.product((1, 2, 9, 40), (1, 2, 3, 4, 5, 40)):
+        kernel = torch.rand(3, length) + 0.1
+        _, state = scanl.ops.long_convolution(torch.randn(1, 3, 3), kernel)
+        for bad, before in itertools.product(range(min(steps, 5)), (None, state)):
+            x = torch.randn(1, steps, 3)
+            x[0, bad, 1] = value
+            y, _ = scanl.ops.long_convolution(x, kernel, before)
+            assert y[0, :, ::2].isfinite().all(), (length, steps, bad)
+            assert y[0, :, 1].isfinite().tolist() == [t < bad for t in range(steps)], (length, steps, bad)
 
 
 def test_a_large_future_moves_the_past_no_more_than_is_said():

@@ -491,6 +491,24 @@ def test_pieces_of_time_repair_their_carries(monkeypatch, reverse, width, a_shap
         kernels._layout.cache_clear()
 
 
+@directions
+def test_a_carry_turned_by_quarters_is_carried_on(reverse):
+    """Where time is cut, a product of decays of which one part is zero is not one that has died out."""
+    steps = 4100
+    x, a = torch.zeros(1, steps, 1, dtype=torch.complex64), torch.full((1,), 1j, dtype=torch.complex64)
+    first, last = (-1, 0) if reverse else (0, -1)
+    x[:, first] = 1
+    x.requires_grad_()
+    y, _ = scanl.ops.linear_scan(x, a, reverse=reverse, backend="cpu")
+    turns = torch.arange(steps) % 4
+    expected = torch.tensor([1, 1j, -1, -1j])[turns.flip(0) if reverse else turns]
+    assert torch.equal(y[0, :, 0], expected)
+    dy = torch.zeros_like(y)
+    dy[:, last] = 1
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert torch.equal(dx[0, :, 0], expected.flip(0).conj())
+
+
 def test_results_live_in_memory_of_their_own():
     """Large results use memory again only once nobody holds them."""
     x, a = torch.randn(1, 2**14, 64), torch.rand(1, 2**14, 64)

@@ -259,6 +259,17 @@ def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(after, ended, text, 
     assert_same_weights(ended, folder)
 
 
+def test_the_time_of_a_run_is_counted_on(text, tmp_path):
+    """A budget of minutes is that of the whole run, not of what follows an interruption."""
+    folder = tmp_path / "run"
+    interrupted(lambda: train(text, folder), 6)
+    checkpoint = read_checkpoint(folder / "checkpoint.ckpt")
+    checkpoint["scanl"]["seconds"] += 1000
+    write_checkpoint(checkpoint, folder / "checkpoint.ckpt")
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert read_checkpoint(folder / "checkpoint.ckpt")["scanl"]["seconds"] > checkpoint["scanl"]["seconds"]
+
+
 # Texts that change and move
 
 

@@ -90,10 +90,13 @@ def test_several_sequences_to_a_unit(monkeypatch, constant):
 
 
 @pytest.mark.parametrize("backend", ["parallel", "cpu"])
-def test_groups_of_one_matrix_alone(backend):
-    given = _operands(5, 6, 2, 3)
-    given["C"] = torch.randn(2, 5, 2).double()
-    laws.truth(selective_scan, Sample({**given, "state": torch.randn(2, 6, 2).double()}), {}, backend, torch.float64)
+@pytest.mark.parametrize("alone", ["B", "C"])
+@pytest.mark.parametrize(("channels", "groups"), [(6, 3), (80, 2)], ids=["narrow", "wide"])
+def test_groups_of_one_matrix_alone(backend, alone, channels, groups):
+    given = _operands(5, channels, 2, groups)
+    given[{"B": "C", "C": "B"}[alone]] = torch.randn(2, 5, 2).double()
+    given["state"] = torch.randn(2, channels, 2).double()
+    laws.truth(selective_scan, Sample(given), {}, backend, torch.float64)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -258,6 +258,15 @@ def test_mqar_asks_for_each_key_once_at_even_places():
     assert (np.diff(often) < 0).all()  # nearer queries are likelier
 
 
+def test_mqar_asks_soon_with_the_power_of_the_paper():
+    """One pair: query i is drawn with probability in proportion to (i + 1)^(0.01 - 1)."""
+    _, targets = tasks.build("mqar", length=20, num_pairs=1).generate(20_000, 0)
+    often = (targets != IGNORED).mean(0)[2::2]
+    expected = np.arange(1, 10) ** -0.99
+    expected /= expected.sum()
+    assert (abs(often - expected) < 4 * np.sqrt(expected * (1 - expected) / 20_000)).all()
+
+
 def test_distinct_draws_are_those_without_replacement():
     """The first of a draw follows the weights; the second what they are without it."""
     weights = np.array([8.0, 4.0, 2.0, 1.0])
@@ -378,6 +387,7 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
     longest = lengths.pop()
     assert score(model, task, 30, (7,), chunk=2) == pytest.approx(whole)
     assert max(lengths) == 2 < longest
+    assert score(model, task, 30, (7,), chunk=longest) == pytest.approx(whole)  # the last step ends a chunk
     assert model.training
     # Ten examples of which four fit at once are three parts, none like another.
     parts = [value for part, count in enumerate((4, 4, 2)) for value in found(count, (7, part))]
@@ -411,6 +421,21 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
     assert len(trained) == 20
     assert trained.isdisjoint(seeds)
     assert {seed[1] for seed in trained} & {seed[1] for seed in seeds} == set()
+
+
+@each_task
+def test_the_fingerprint_of_a_task_is_of_what_is_asked_and_of_the_answer(name, monkeypatch):
+    found, generate = [make_objective(config_of(name), small(name)).digest()], tasks.Task.generate
+    for part in ("inputs", "targets"):
+
+        def other(self, count, seed, part=part):
+            examples = generate(self, count, seed)
+            return examples._replace(**{part: getattr(examples, part) + 1})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tasks.Task, "generate", other)
+            found.append(make_objective(config_of(name), small(name)).digest())
+    assert len(set(found)) == 3
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

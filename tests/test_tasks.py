@@ -58,6 +58,12 @@ def test_streams_go_on_where_the_last_chunk_ended():
         np.testing.assert_array_equal(source.batch(step, 3)[:, -1], source.batch(step + 1, 3)[:, 0])
 
 
+def test_streams_start_at_equal_distances():
+    data = np.arange(240, dtype=np.uint8)
+    starts = Streams(data, 10, seed=0).batch(0, 4)[:, 0]
+    np.testing.assert_array_equal(np.diff(starts) % 240, 60)
+
+
 def test_standard_library_is_the_same_twice_and_split_by_file():
     names = standard_library()
     assert list(names) == sorted(names)
@@ -79,6 +85,25 @@ def test_many_files_are_split_by_file(tmp_path):
     pieces = [part.tobytes().split(b"\0") for part in (corpus.train, corpus.held_out)]
     assert sorted(pieces[0] + pieces[1]) == sorted(f"text {i}".encode() for i in range(100))
     assert 10 < len(pieces[1]) < 50
+
+
+@pytest.mark.parametrize(("count", "by_file"), [(19, False), (20, True)])
+def test_twenty_files_are_many(tmp_path, count, by_file):
+    texts = [f"{i:02}".encode() * 8 for i in range(count)]
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "texts" / f"{i}.txt").write_bytes(text)
+    corpus = read_corpus([tmp_path / "texts"], held_out=0.27)
+    pieces = corpus.train.tobytes().split(b"\0") + corpus.held_out.tobytes().split(b"\0")
+    assert (sorted(pieces) == texts) is by_file
+
+
+def test_files_of_one_name_are_all_read(tmp_path):
+    for folder in "abc":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text").write_text(folder)
+    corpus = read_corpus([tmp_path / folder / "text" for folder in "abc"], held_out=0.3)
+    assert corpus.train.tobytes() + corpus.held_out.tobytes() == b"a\0b\0c"
 
 
 def test_few_files_hold_out_the_end(tmp_path):

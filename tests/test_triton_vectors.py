@@ -25,14 +25,14 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def scanned(steps, channels, states, groups=(), batch=1, constant="", more="", rows=None) -> dict[str, Any]:
-    """Operands of the selective scan; `more` names the optional ones to be given."""
+def scanned(steps, channels, states, groups=(), batch=1, constant="", more="", rows=None, one="") -> dict[str, Any]:
+    """Operands of the selective scan; `more` names the optional ones to be given, `one` has a single group."""
     found = {
         "u": draw(batch, steps, channels),
         "delta": torch.rand(batch, steps, channels).double(),
         "A": -torch.rand(channels, states).double() * 2,
-        "B": draw(channels, states) if "B" in constant else draw(batch, steps, *groups, states),
-        "C": draw(channels, states) if "C" in constant else draw(batch, steps, *groups, states),
+        "B": draw(channels, states) if "B" in constant else draw(batch, steps, *(() if one == "B" else groups), states),
+        "C": draw(channels, states) if "C" in constant else draw(batch, steps, *(() if one == "C" else groups), states),
         "D": draw(channels),
         "z": draw(batch, steps, channels),
         "delta_bias": draw(channels),
@@ -63,6 +63,8 @@ SCANS = {
     "two blocks": functools.partial(scanned, 9, 11, 3, more="D z delta_bias"),
     "groups of two blocks": functools.partial(scanned, 9, 20, 2, (2,), more="z"),
     "narrow groups": functools.partial(scanned, 9, 6, 2, (6,)),
+    "groups of B alone": functools.partial(scanned, 5, 20, 2, (2,), one="C"),
+    "groups of C alone": functools.partial(scanned, 5, 20, 2, (2,), one="B"),
     "constant": functools.partial(scanned, 9, 11, 2, constant="BC", more="D"),
     "one state": functools.partial(scanned, 9, 2, 1, constant="B"),
     "chunks": functools.partial(scanned, 37, 3, 2, more="z delta_bias"),
@@ -151,11 +153,12 @@ def test_weighted_average_of_nothing(bonus):
 def test_weighted_average_keeps_small_decays():
     """Decays of 1e-6 a step under keys of one size, in float32 against float64."""
     k, v = torch.zeros(1, 400, 2, device=DEVICE), torch.randn(1, 400, 2, device=DEVICE)
-    k[:, 0] = 1
     decay = torch.tensor([-1e-6, -1e-3], device=DEVICE)
-    y, _ = weighted_average(k, v, decay, backend="triton")
-    exact, _ = weighted_average(k.double(), v.double(), decay.double(), backend="reference")
-    torch.testing.assert_close(y.double(), exact, rtol=3e-7, atol=3e-7)
+    for first in (1, 0):  # larger than all that follow; or each as large, and above a past that has decayed
+        k[:, 0] = first
+        y, _ = weighted_average(k, v, decay, backend="triton")
+        exact, _ = weighted_average(k.double(), v.double(), decay.double(), backend="reference")
+        torch.testing.assert_close(y.double(), exact, rtol=3e-7, atol=3e-7)
 
 
 @directions

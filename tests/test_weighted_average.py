@@ -153,11 +153,13 @@ def test_blocks_and_chunks(reverse):
 
 
 @pytest.mark.parametrize("backend", ["parallel", "cpu"])
-def test_ties_between_keys(backend):
+@pytest.mark.parametrize("bonus", [False, True])
+def test_ties_between_keys(backend, bonus):
     """With equal keys the largest exponent is a tie at every step; only the state's m, p and z could tell."""
-    k, v = torch.zeros(1, 4, 2, dtype=torch.float64), torch.randn(1, 4, 2, dtype=torch.float64)
-    expected = laws.evaluate(weighted_average, {"k": k, "v": v}, {}, "reference")
-    got = laws.evaluate(weighted_average, {"k": k, "v": v}, {}, backend)
+    operands = {"k": torch.zeros(1, 4, 2, dtype=torch.float64), "v": torch.randn(1, 4, 2, dtype=torch.float64)}
+    operands |= {"bonus": torch.randn(2, dtype=torch.float64)} if bonus else {}
+    expected = laws.evaluate(weighted_average, operands, {}, "reference")
+    got = laws.evaluate(weighted_average, operands, {}, backend)
     torch.testing.assert_close((got["y"], got["last"], got["dv"]), (expected["y"], expected["last"], expected["dv"]))
     if backend == "cpu":
         torch.testing.assert_close(got["dk"], expected["dk"])

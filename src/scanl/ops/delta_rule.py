@@ -96,6 +96,10 @@ def delta_rule(
     >>> v = torch.tensor([2.0, 4.0]).view(1, 2, 1, 1)
     >>> delta_rule(one, one, v, half)[0].flatten().tolist()  # 0 + .5·(2 - 0) = 1; 1 + .5·(4 - 1) = 2.5
     [1.0, 2.5]
+    >>> one, v = one[:, :1], v[:, :1]
+    >>> o, _ = delta_rule(one, one / 1000, v, one[..., 0], normalize_keys=True)  # ‖k‖² = eps: k = 1/√2, and o = 2/√2
+    >>> round(o.item(), 4)
+    1.4142
     """
     assert state is not None  # zeros where the caller gave None
     q, k = q * scale_of(q, scale), unit(k, eps) if normalize_keys else k
