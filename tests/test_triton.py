@@ -98,6 +98,13 @@ def test_packed_sequences_of_no_steps():
     assert torch.equal(last, state)
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("a_shape", [(1, 5, 3), (3,)], ids=["timed", "constant"])
+def test_sequences_of_no_steps_among_others(a_shape, reverse):
+    """What comes to the last state of such a one is the gradient of its first, in both parts."""
+    truth(draw((1, 5, 3), a_shape, [0, 0, 3, 3, 5]), reverse, torch.complex64)
+
+
 def test_strided_operands():
     x = torch.randn(4, 6, 2, dtype=torch.complex64).permute(2, 1, 0)
     a = torch.rand(6, 8, dtype=torch.complex64).conj()[:, ::2]
