@@ -46,7 +46,7 @@ class Slots:
         if values.keys() != self._names:
             missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
             raise TypeError(f"slots: missing {missing}, unknown {unknown}")
-        packed = Packed(_number(values[name]) for name in self.numbers)
+        packed = Packed([v if type(v := values[name]) is int else _number(v) for name in self.numbers])
         packed.values = values
         for name in self.rows:
             value = values[name]
