@@ -206,20 +206,23 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
     Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out. It
     may not where memory holds something else than a tensor's numbers, which the dispatcher writes out first.
     """
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and not transforming()
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
-        and all(type(value) in _PLAIN for value in args)
-        and not (torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in args))
-        and not any(isinstance(v, Tensor) and _is_lazy(v) for v in args)
-    )
-
-
-def _is_lazy(value: Tensor) -> bool:
-    """Whether its numbers are yet to be conjugated, negated, or written at all."""
-    return value.is_neg() or value.is_conj() or value._is_zerotensor()
+    if (
+        torch._C._len_torch_dispatch_stack() > 0
+        or transforming()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    differentiating = torch.is_grad_enabled()
+    for value in args:  # one pass: this runs for every token
+        if isinstance(value, Tensor) and type(value) in _PLAIN:
+            # lazily conjugated or negated, or zeros that have not been written
+            lazy = value.is_neg() or value.is_conj() or value._is_zerotensor()
+            if lazy or (differentiating and value.requires_grad):
+                return False
+        elif type(value) not in _PLAIN:
+            return False
+    return True
 
 
 def _has_tangent(value: Any) -> bool:

@@ -766,15 +766,23 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
     work = divide(v, q.shape[2], state, reverse, cu_seqlens)
     heads, keys = state.shape[1:3]
     # of steps, heads and keys in g; a decay that is constant over time has no first one, even where there are no keys
-    strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys or 1, keys, 1)][0 if g is None else g.ndim]
+    strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys or 1, keys, 1)]
+    d_step, d_head, d_key = strides[0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
     one = _constant(1, v.dtype)
     given = {"q": q, "k": k, "v": v, "av": None if gv is None else gv.exp(), "a": a, "b": b, "beta": beta, "u": u}
-    told = {**work.slots, **dict(zip(("d_step", "d_head", "d_key"), strides, strict=True))}
-    told |= {name: one if value is None else value.contiguous() for name, value in given.items()}
-    told["g"] = _constant(0, v.dtype) if g is None else g.contiguous()
-    told["scale"] = _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype)
-    return work, {**told, "kind": kind, "columns": gv is not None, "state": state.contiguous()}
+    return work, {
+        **work.slots,
+        **{name: one if value is None else value.contiguous() for name, value in given.items()},
+        "g": _constant(0, v.dtype) if g is None else g.contiguous(),
+        "scale": _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype),
+        "state": state.contiguous(),
+        "d_step": d_step,
+        "d_head": d_head,
+        "d_key": d_key,
+        "kind": kind,
+        "columns": gv is not None,
+    }
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):

@@ -46,7 +46,13 @@ class Slots:
         if values.keys() != self._names:
             missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
             raise TypeError(f"slots: missing {missing}, unknown {unknown}")
-        packed = Packed([v if type(v := values[name]) is int else _number(v) for name in self.numbers])
+        # Most are one or the other, and this runs for every token.
+        packed = Packed(
+            [
+                v if type(v := values[name]) is int else v.data_ptr() if type(v) is torch.Tensor else _number(v)
+                for name in self.numbers
+            ]
+        )
         packed.values = values
         for name in self.rows:
             value = values[name]
