@@ -30,7 +30,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 import scanl.ops  # noqa: F401  registers them all
-from scanl.ops._op import HALF, REGISTRY, Op
+from scanl.ops._frame.op import HALF, REGISTRY, Op
 
 RESULTS = Path(__file__).parent / "results" / "triton-sm_90.json"
 SIZES = {"B": 8, "T": 4096, "G": 16, "H": 16, "K": 128, "V": 128, "D": 2048, "E": 2048, "N": 16, "W": 4, "*F": (1024,)}

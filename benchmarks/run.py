@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from beside import BENCHMARKS, Benchmark, Contender, Draw, Operands, Shape, in_torch
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 RESULTS = Path(__file__).parent / "results"
 WAYS = {"forward": "forward", "both": "forward + backward"}

@@ -13,7 +13,7 @@ import gpu
 import run
 import tasks
 from scanl import layers
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 TINY = {
     "linear_scan": (2, 16, 3),

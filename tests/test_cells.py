@@ -11,7 +11,7 @@ from torch import Tensor
 import laws
 from scanl.errors import ConfigError
 from scanl.ops._cpu import _gates, _product
-from scanl.ops._op import Op, Sample
+from scanl.ops._frame.op import Op, Sample
 from scanl.ops.linear_scan import linear_scan
 
 indrnn, ligru, slstm, sru = (

@@ -14,7 +14,7 @@ from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError
 from scanl.layers import state as states
 from scanl.learning import RunFolder
-from scanl.learning.checkpoint import OWN_PARTS, PARTS, read_checkpoint, write_checkpoint
+from scanl.learning.run.checkpoint import OWN_PARTS, PARTS, read_checkpoint, write_checkpoint
 
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64 --steps 3".split()  # noqa: SIM905
 

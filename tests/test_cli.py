@@ -17,7 +17,7 @@ from scanl.cli.layers import meanings, options_of
 from scanl.cli.train import parse
 from scanl.layers import names
 from scanl.learning import RunFolder
-from scanl.learning.config import TrainConfig, build_model
+from scanl.learning.run.config import TrainConfig, build_model
 from scanl.models import LanguageModel
 from scanl.models.block import CHANNEL_MIXERS, NORMS
 

@@ -16,7 +16,7 @@ import torch
 from scanl.cli import COMMANDS, main
 from scanl.cli.train import parse
 from scanl.learning import build_model
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))

@@ -8,7 +8,7 @@ import torch
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import AFT, GRU, LSTM, RWKV4, RWKV6, RWKV7, SLSTM, Elman
-from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
+from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.models import Stack
 
 DIM, T = 8, 7

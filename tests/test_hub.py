@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from hub_models import CASES, VOCAB
 from scanl import hub
 from scanl.errors import ConfigError, ShapeError
-from scanl.hub import mixers
+from scanl.hub import patches
 
 STEPS = 13
 each_model = pytest.mark.parametrize("name", CASES)
@@ -381,7 +381,7 @@ def test_recurrent_gemma_wider_than_the_cache_of_a_processor(monkeypatch):
     wanted = model(tokens()).logits
     hub.accelerate(model)
     for numbers in (1, 2 * 32, 5 * 2 * 32):  # of one step there are 2 rows of 32
-        monkeypatch.setattr(mixers.recurrent_gemma, "CACHED", numbers)
+        monkeypatch.setattr(patches.recurrent_gemma, "CACHED", numbers)
         close(model(tokens()).logits, wanted)
 
 
@@ -392,7 +392,7 @@ def test_kernels_that_transformers_found_are_known(monkeypatch):
 
     from scanl.hub.accelerate import _has_kernels
 
-    family, found = mixers.get("mamba"), types.ModuleType("kernels_for_a_test")
+    family, found = patches.get("mamba"), types.ModuleType("kernels_for_a_test")
     monkeypatch.setitem(sys.modules, found.__name__, found)
     for name, expected in (("mamba_selective_scan", False), ("causal_conv1d_fn", True)):
         setattr(found, name, lambda x: x)
@@ -434,7 +434,7 @@ def test_every_family_is_tried():
         report = hub.accelerate(model)
         assert report.accelerated
         found |= {row.kind for row in report.accelerated}
-    named = {path.split(".")[1] for name in mixers.names() for path in mixers.get(name).modules}
+    named = {path.split(".")[1] for name in patches.names() for path in patches.get(name).modules}
     assert named == found
 
 

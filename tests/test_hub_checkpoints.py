@@ -17,7 +17,7 @@ from scanl import hub
 from scanl.cli import main
 from scanl.cli.generate import whole_characters
 from scanl.errors import CheckpointError
-from scanl.hub import checkpoints, families
+from scanl.hub import checkpoints, formats
 from scanl.layers import param_groups
 from scanl.models import LanguageModel
 
@@ -141,7 +141,7 @@ def test_logits_are_those_of_transformers(name, stored):
 def test_gradients_are_those_of_transformers(name, stored):
     theirs, path = stored(name)
     model, x = hub.load(path), tokens()
-    family = families.get(theirs.config.model_type)
+    family = formats.get(theirs.config.model_type)
 
     def gradients(of):
         found = torch.autograd.grad(of(x, use_cache=False).logits.square().sum(), list(of.parameters()))
@@ -173,25 +173,25 @@ def test_round_trip_is_bit_identical(name, stored, tmp_path):
 @each
 def test_entries_and_arguments_are_inverse(name, stored):
     theirs, path = stored(name)
-    family = families.get(theirs.config.model_type)
+    family = formats.get(theirs.config.model_type)
     entries = family.entries(hub.load(path))
     assert entries.keys() == family.defaults.keys()
     assert entries == {key: getattr(theirs.config, key) for key in entries}
 
 
-@pytest.mark.parametrize("family", families.names())
+@pytest.mark.parametrize("family", formats.names())
 def test_defaults_are_those_of_transformers(family):
-    found = families.get(family)
+    found = formats.get(family)
     config = getattr(transformers, found.architecture.replace("ForCausalLM", "Config"))
     fields = {key: getattr(config, key, None) for key in [*found.defaults, *found.only]}
     assert all(hasattr(config(), key) for key in fields)  # some have only what has been built
     assert fields == found.defaults | {key: allowed[0] for key, allowed in found.only.items()}
 
 
-@pytest.mark.parametrize("name", families.names())
+@pytest.mark.parametrize("name", formats.names())
 @torch.no_grad()
 def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
-    family = families.get(name)
+    family = formats.get(name)
     config = family.defaults | json.loads((stored(name)[1] / "config.json").read_text())
     model = LanguageModel(**family.arguments(config)).eval()
     hub.save(model, tmp_path / "out")
@@ -202,7 +202,7 @@ def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
     assert found[0, -5:].tolist() == torch.cat(wanted).tolist()
 
 
-@pytest.mark.parametrize("name", families.names())
+@pytest.mark.parametrize("name", formats.names())
 @torch.no_grad()
 def test_bfloat16(name, stored, tmp_path):
     """In its dtype, nearer to the float32 model than twice transformers' own error."""
@@ -258,7 +258,7 @@ def test_shards(stored, tmp_path):
 def test_loaded_models_train_as_built_ones(stored):
     """Weight decay as the layers want it, gradients on, and tensors of their own."""
     model = hub.load(stored("mamba")[1])
-    family = families.get("mamba")
+    family = formats.get("mamba")
     twin = LanguageModel(**family.arguments({**family.defaults, **SMALL, "state_size": 4}))
 
     def undecayed(model):
@@ -366,17 +366,17 @@ def test_options_of_other_families(stored, tmp_path, name, entries, message):
     refused("config.json", folder)
 
 
-@pytest.mark.parametrize("name", families.names())
+@pytest.mark.parametrize("name", formats.names())
 def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, monkeypatch):
     """Whatever a size in config.json says, a weight that contradicts it is named, and no memory is asked for."""
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
-    text, family = (folder / "config.json").read_text(), families.get(name)
+    text, family = (folder / "config.json").read_text(), formats.get(name)
     found = dict(family.defaults) | json.loads(text)
 
     def built(**_):
         raise AssertionError("built")
 
-    monkeypatch.setattr(families.base, "LanguageModel", built)
+    monkeypatch.setattr(formats.base, "LanguageModel", built)
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
     others = {"attention_window_size", "block_types", "rope_parameters"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
@@ -412,11 +412,11 @@ def loaded(folder):
         return str(error)
 
 
-@pytest.mark.parametrize("name", families.names())
+@pytest.mark.parametrize("name", formats.names())
 def test_odd_entries_are_refused_or_fit(name, stored, tmp_path):
     """One line for each, never a traceback."""
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
-    text, family = (folder / "config.json").read_text(), families.get(name)
+    text, family = (folder / "config.json").read_text(), formats.get(name)
     refusals = 0
     for key in [*family.defaults, *family.only]:
         for odd in (None, [1], {}, -1, 1e300, math.nan, 10**25):
@@ -623,7 +623,7 @@ def speaker(tmp_path_factory):
     return path, tokenizer
 
 
-@pytest.mark.parametrize("name", families.names())
+@pytest.mark.parametrize("name", formats.names())
 def test_generate_with_a_hub_model(name, speaker, tmp_path, capfdbinary):
     path, tokenizer = tmp_path, speaker[1]
     theirs = made(name, vocab_size=257, eos_token_id=256)

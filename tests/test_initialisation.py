@@ -8,7 +8,7 @@ import torch
 
 from scanl import layers
 from scanl.layers import RWKV6, Bidirectional, MultiScale
-from scanl.layers.rwkv_channel_mix import RWKV6ChannelMix
+from scanl.layers.channel.rwkv_channel_mix import RWKV6ChannelMix
 from scanl.models import Stack
 
 DIM, DEPTH = 64, 8

@@ -13,7 +13,7 @@ from scanl.cli import main
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.learning import RunFolder
-from scanl.learning.metrics import read_metrics
+from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
 from scanl.models.block import CHANNEL_MIXERS
 from test_layers import CASES, DIM, REGISTERED, STREAMING, inputs, make

@@ -15,10 +15,10 @@ from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import AFT, SLSTM, Bidirectional, Hint, LinearRNN, MultiScale, ShortConvolution, padded, param_groups
 from scanl.layers import state as states
+from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.layers.linear_rnn import LinearRNNState
-from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.models.stack import Stack
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 DIM = 12
 

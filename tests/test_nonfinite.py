@@ -10,7 +10,7 @@ import torch
 import laws
 import scanl
 from scanl.layers import state as states
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 from test_layers import CASES as LAYERS
 from test_layers import STREAMING, inputs, make, make_like
 

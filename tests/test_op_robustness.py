@@ -22,7 +22,7 @@ from scanl.errors import BackendError, ShapeError
 from scanl.ops import linear_scan
 from scanl.ops._cpu import _team
 from scanl.ops._cpu._team import array, take
-from scanl.ops._op import REGISTRY, Op, Sample
+from scanl.ops._frame.op import REGISTRY, Op, Sample
 
 CASES = [
     pytest.param(op, backend, id=f"{op.name}-{backend}") for op in REGISTRY.values() for backend in op.preference()

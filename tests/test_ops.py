@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import laws
 import scanl.ops
 from scanl.errors import BackendError, ShapeError
-from scanl.ops._op import ORDER, REGISTRY, Op, Operand, Sample
+from scanl.ops._frame.op import ORDER, REGISTRY, Op, Operand, Sample
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)

@@ -22,11 +22,11 @@ from scanl.cli import main
 from scanl.digests import save_tensors
 from scanl.errors import CheckpointError
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
-from scanl.learning.bptt import BPTT
-from scanl.learning.checkpoint import read_checkpoint, write_checkpoint
-from scanl.learning.config import build_model
-from scanl.learning.objective import TextObjective
-from scanl.learning.picture import save_figure
+from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
+from scanl.learning.run.config import build_model
+from scanl.learning.run.module import BPTT
+from scanl.learning.run.objective import TextObjective
+from scanl.learning.run.picture import save_figure
 from scanl.tasks import Corpus
 
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905
@@ -333,7 +333,7 @@ def test_measurements_read_a_sample_spread_over_all_that_is_held_out(monkeypatch
     """Of a text whose end is harder than its beginning, the sample has as much of either as the text."""
     held_out = np.concatenate([np.full(9_000, 97), np.random.default_rng(0).integers(0, 256, 1_000)]).astype(np.uint8)
     seen = []
-    monkeypatch.setattr("scanl.learning.objective.bits_per_byte", lambda model, data: seen.append(data) or 0.0)
+    monkeypatch.setattr("scanl.learning.run.objective.bits_per_byte", lambda model, data: seen.append(data) or 0.0)
     config = TrainConfig(eval_bytes=1000)
     TextObjective(config, Corpus(held_out, held_out)).measure(build_model(TrainConfig(dim=8, depth=1)), 1)
     (data,) = seen
@@ -398,7 +398,7 @@ def test_tensors_for_a_folder_that_is_not_there_are_one_line(tmp_path):
 
 
 def test_a_full_disk_for_the_metrics_is_one_line(text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("scanl.learning.callbacks.as_csv", no_space)
+    monkeypatch.setattr("scanl.learning.run.callbacks.as_csv", no_space)
     assert train(text, tmp_path / "run") == 2
     error = capfd.readouterr().err
     assert "metrics.csv cannot be written: No space left on device" in error.splitlines()[-1]
@@ -504,7 +504,7 @@ def test_tensorboard_that_is_not_installed_is_named(text, tmp_path, monkeypatch,
     def missing(*_args, **_kwargs):
         raise ModuleNotFoundError
 
-    monkeypatch.setattr("scanl.learning.train.TensorBoardLogger", missing)
+    monkeypatch.setattr("scanl.learning.run.train.TensorBoardLogger", missing)
     argv = ["train", *TINY, *STEPS, "--data", str(text), "--out", str(tmp_path / "run"), "--tensorboard"]
     assert "tensorboard is not installed: pip install 'scanl[tensorboard]'" in refusal(capfd, *argv)
     assert not (tmp_path / "run").exists()

@@ -21,9 +21,9 @@ from scanl.cli import main
 from scanl.cli.train import prepare
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder, TrainConfig, score
-from scanl.learning.config import seeded_model
 from scanl.learning.evaluation import answer
-from scanl.learning.objective import make_objective
+from scanl.learning.run.config import seeded_model
+from scanl.learning.run.objective import make_objective
 from scanl.tasks import IGNORED, FreshExamples
 from scanl.tasks.base import draw_distinct, options
 
@@ -495,7 +495,7 @@ def test_the_progress_line_shows_the_score(runs, tmp_path, capfd):
 @pytest.mark.parametrize("name", ["adding", "mqar"])
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_a_resumed_run_ends_with_the_same_bits(name, how, runs, tmp_path, capfd):
-    from scanl.learning.bptt import BPTT
+    from scanl.learning.run.module import BPTT
 
     alone, folder, step = runs(name), tmp_path / "run", BPTT.training_step
 

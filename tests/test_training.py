@@ -21,10 +21,10 @@ from scanl.cli import main
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.checkpoint import read_checkpoint
-from scanl.learning.config import build_model, fitting_precision, seeded_model
-from scanl.learning.metrics import read_metrics
-from scanl.learning.optimizer import UNKNOWN, Plan, make_optimizer, rate
+from scanl.learning.run.checkpoint import read_checkpoint
+from scanl.learning.run.config import build_model, fitting_precision, seeded_model
+from scanl.learning.run.metrics import read_metrics
+from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
 
@@ -92,7 +92,7 @@ def test_a_run_leaves_its_folder(whole):
 
 def interrupted(text: Path, folder: Path, extra: list[str], number: int = signal.SIGINT) -> None:
     """A run like `whole` that gets a signal in its tenth step."""
-    from scanl.learning.bptt import BPTT
+    from scanl.learning.run.module import BPTT
 
     step = BPTT.training_step
 
@@ -187,8 +187,8 @@ def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
 
 
 def test_not_finite_stops_and_names_the_layer(text, tmp_path):
-    from scanl.learning.bptt import DivergenceError
-    from scanl.learning.train import train
+    from scanl.learning.run.module import DivergenceError
+    from scanl.learning.run.train import train
 
     config = TrainConfig(
         data=[str(text)], out=str(tmp_path / "run"), dim=16, depth=2, sequence_length=16, steps=9, save_seconds=0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 triton = pytest.importorskip("triton")
 FOLDER = Path(__file__).parents[1] / "benchmarks"

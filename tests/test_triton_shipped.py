@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import laws
-from scanl.ops._op import REGISTRY, Op, Sample
+from scanl.ops._frame.op import REGISTRY, Op, Sample
 
 pytest.importorskip("triton")
 from scanl.ops._triton import _tuned

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import laws
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

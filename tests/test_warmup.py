@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scanl.cli import main, warmup
-from scanl.ops._op import REGISTRY
+from scanl.ops._frame.op import REGISTRY
 
 pytest.importorskip("triton")
 SIZES = "--dtype float32 --steps 3 --dim 4 --heads 4 --shared-heads 2 --key 3 --value 5 --states 2 --window 3".split()  # noqa: SIM905

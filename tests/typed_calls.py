@@ -7,7 +7,7 @@ from typing import Any, assert_type
 from torch import Tensor
 
 from scanl.layers import S4D, Hawk, Layer
-from scanl.layers.hawk import HawkState
+from scanl.layers.ssm.hawk import HawkState
 from scanl.models import LanguageModel, SequenceClassifier, Stack
 from scanl.models.block import BlockState
 from scanl.models.classifier import ClassifierState

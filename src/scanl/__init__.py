@@ -8,9 +8,11 @@ Trained over the whole sequence at once, run one token at a time in constant mem
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from scanl import _moved
 from scanl.errors import ScanlError as ScanlError
 
 if TYPE_CHECKING:
+    from scanl import data as data
     from scanl import hub as hub
     from scanl import layers as layers
     from scanl import learning as learning
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("hub", "layers", "learning", "models", "ops", "tasks")
+_moved.install()
+
+_PACKAGES = ("data", "hub", "layers", "learning", "models", "ops", "tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from scanl.layers import AFT, GRU, LSTM, RWKV4, RWKV6, RWKV7, SLSTM, Elman
-from scanl.layers.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
+from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 B, T, DIM = 2, 17, 12
@@ -102,7 +102,7 @@ def test_rwkv6_over_the_recurrence_of_fla(fla, monkeypatch):
         return o.transpose(1, 2), S
 
     layer = shaken(RWKV6(DIM, 4, 3, 5))
-    over = swapped(layer, monkeypatch, "scanl.layers.rwkv6.linear_attention", theirs)
+    over = swapped(layer, monkeypatch, "scanl.layers.rwkv.rwkv6.linear_attention", theirs)
     agree((layer, lambda x: layer(x)[0]), (layer, over), torch.randn(B, T, DIM), 1e-5)
 
 
@@ -114,7 +114,7 @@ def test_rwkv7_over_the_recurrence_of_fla(fla, monkeypatch):
         return o.transpose(1, 2), S
 
     layer = shaken(RWKV7(DIM, 4, 3, 4, 5, 6))
-    over = swapped(layer, monkeypatch, "scanl.layers.rwkv7.dplr_scan", theirs)
+    over = swapped(layer, monkeypatch, "scanl.layers.rwkv.rwkv7.dplr_scan", theirs)
     agree((layer, lambda x: layer(x)[0]), (layer, over), torch.randn(B, T, DIM), 1e-5)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from scanl import hub
 from scanl.cli.parser import Parser
 from scanl.errors import CheckpointError, ConfigError
-from scanl.hub import mixers
+from scanl.hub import patches
 
 ROUNDS = 5
 
@@ -39,8 +39,8 @@ def run(argv: Sequence[str]) -> int:
 def table() -> str:
     """Every family of mixers as rows of Markdown, as docs/hub.md has them."""
     rows = ["| mixers of | before | now | corrected |", "| --- | --- | --- | --- |"]
-    for name in mixers.names():
-        family = mixers.get(name)
+    for name in patches.names():
+        family = patches.get(name)
         cells = (", ".join(family.modules), family.before, family.runs, "; ".join(family.corrects))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -15,13 +15,13 @@ from scanl.cli.evaluate import compared, compressed
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
+from scanl.data.text import Bytes, Corpus
 from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.metrics import read_metrics
-from scanl.learning.picture import draw_loss, save_figure
-from scanl.learning.run import free_name
+from scanl.learning.run.folder import free_name
+from scanl.learning.run.metrics import read_metrics
+from scanl.learning.run.picture import draw_loss, save_figure
 from scanl.models import LanguageModel
-from scanl.tasks.text import Bytes, Corpus
 
 MARKS = (1_000, 10_000, 100_000)
 PROMPT = b"def "

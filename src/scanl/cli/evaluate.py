@@ -8,13 +8,13 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import described
+from scanl.data.text import Bytes, read_text
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, score
-from scanl.learning.config import Model
+from scanl.learning.run.config import Model
 from scanl.models import LanguageModel
 from scanl.tasks import Task, read_corpus
 from scanl.tasks.base import AFTER_TRAINING
-from scanl.tasks.text import Bytes, read_text
 
 COUNT = 1000  # examples, unless told
 

@@ -15,7 +15,7 @@ from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
 from scanl.models import Stack, presets
 from scanl.models.presets import Preset
-from scanl.ops._op import REGISTRY, Backend
+from scanl.ops._frame.op import REGISTRY, Backend
 
 WIDTH = 256  # of the model, for the sizes
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import scanl.ops  # noqa: F401 (fills the registry)
 from scanl.cli.parser import Parser
-from scanl.ops._op import REGISTRY, Backend, Op
+from scanl.ops._frame.op import REGISTRY, Backend, Op
 
 HEADER = ("op", "backend", "device", "dtypes", "backward pass", "packed, reversed")
 

@@ -15,8 +15,8 @@ from scanl.cli.tasks import described, task_help
 from scanl.errors import ConfigError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
-from scanl.learning.config import Model, check_resumable, fitting_precision, seeded_model
-from scanl.learning.objective import Data
+from scanl.learning.run.config import Model, check_resumable, fitting_precision, seeded_model
+from scanl.learning.run.objective import Data
 from scanl.models import LanguageModel, presets
 from scanl.tasks import Corpus, read_corpus
 
@@ -58,7 +58,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     if isinstance(data, Corpus):
         data.check(config.sequence_length)
     # Lightning takes seconds to import: it comes after all that is refused without it.
-    from scanl.learning.train import make_trainer
+    from scanl.learning.run.train import make_trainer
 
     make_trainer(config)
     config.data = [str(Path(path).resolve()) for path in config.data]
@@ -67,7 +67,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
 
 def start(folder: RunFolder, config: TrainConfig, data: Data, model: Model) -> bool:
     """Train in the folder; False when a signal ended it, after saying how to go on."""
-    from scanl.learning.train import planned, train
+    from scanl.learning.run.train import planned, train
 
     with folder.locked():
         steps = planned(folder, config, model, data)
@@ -109,8 +109,8 @@ def _join() -> int:
 
     Its exit code is 0 for what all processes agree on, which the first one reports: lightning kills that one otherwise.
     """
-    from scanl.learning.bptt import DivergenceError
-    from scanl.learning.train import planned, train
+    from scanl.learning.run.module import DivergenceError
+    from scanl.learning.run.train import planned, train
 
     if RUN not in os.environ:
         raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")

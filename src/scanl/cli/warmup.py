@@ -17,7 +17,7 @@ import scanl.ops  # noqa: F401 (fills the registry)
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError, nearest
 from scanl.layers import build
-from scanl.ops._op import REGISTRY, Op
+from scanl.ops._frame.op import REGISTRY, Op
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 SIZES = {

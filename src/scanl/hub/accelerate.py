@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.hub import call, mixers
-from scanl.hub.mixers import Mixer
+from scanl.hub import call, patches
+from scanl.hub.patches import Patch
 
 OLDEST = 5, 23  # of transformers: before, not every cache keeps every state
 _MODELS = "transformers.models."
@@ -114,12 +114,12 @@ def _accelerated(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @functools.cache
-def _families() -> dict[str, type[Mixer]]:
-    found = [mixers.get(name) for name in mixers.names()]
+def _families() -> dict[str, type[Patch]]:
+    found = [patches.get(name) for name in patches.names()]
     return {path: mixer for mixer in found for path in mixer.modules}
 
 
-def _mixer(module: nn.Module) -> type[Mixer] | None:
+def _mixer(module: nn.Module) -> type[Patch] | None:
     """The family of a module, by its class or one that it inherits from."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(_MODELS):
@@ -153,7 +153,7 @@ def _unable(module: nn.Module) -> str:
     return ""
 
 
-def _install(module: nn.Module, mixer: type[Mixer], name: str) -> None:
+def _install(module: nn.Module, mixer: type[Patch], name: str) -> None:
     slot = _slot(module)
     module.__dict__["_scanl_layer"] = next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
     module.__dict__["_scanl_before"] = slot, module.__dict__.get(slot)
@@ -161,7 +161,7 @@ def _install(module: nn.Module, mixer: type[Mixer], name: str) -> None:
     module.__dict__[slot] = functools.partial(_forward, mixer, module, original)
 
 
-def _forward(mixer: type[Mixer], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(mixer: type[Patch], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_cuda and _has_kernels(type(module), mixer):
         return original(*args, **kwargs)
@@ -169,7 +169,7 @@ def _forward(mixer: type[Mixer], module: nn.Module, original: Any, *args: Any, *
 
 
 @functools.cache
-def _has_kernels(cls: type[nn.Module], mixer: type[Mixer]) -> bool:
+def _has_kernels(cls: type[nn.Module], mixer: type[Patch]) -> bool:
     """Whether transformers found compiled packages for all that this mixer computes."""
     found = inspect.getmodule(cls)
     functions = [getattr(found, name, None) for name in mixer.kernels]

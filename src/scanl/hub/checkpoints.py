@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from scanl.errors import CheckpointError, ConfigError
-from scanl.hub import families
+from scanl.hub import formats
 from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.models import LanguageModel
@@ -86,17 +86,17 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _family(config: Mapping[str, Any], folder: Path) -> type[families.Family]:
+def _family(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
     kind = config.get("model_type")
-    if kind not in families.names():
-        known = ", ".join(families.names())
+    if kind not in formats.names():
+        known = ", ".join(formats.names())
         raise CheckpointError(f"checkpoint: {folder / 'config.json'}: model_type is {kind!r}, expected one of {known}")
-    return families.get(kind)
+    return formats.get(kind)
 
 
-def _described(model: LanguageModel) -> tuple[type[families.Family], dict[str, Any]]:
+def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, Any]]:
     """The family whose model this is, and its entries of config.json."""
-    for family in map(families.get, families.names()):
+    for family in map(formats.get, formats.names()):
         if family.holds(model):
             try:
                 entries = family.entries(model)
@@ -109,8 +109,8 @@ def _described(model: LanguageModel) -> tuple[type[families.Family], dict[str, A
                     f"scanl.hub.load makes of model_type {family.name}"
                 )
             return family, entries
-    mixers = ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in families.blocks(model)))
-    known = ", ".join(families.names())
+    mixers = ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in formats.blocks(model)))
+    known = ", ".join(formats.names())
     raise CheckpointError(f"save: transformers has no such model of {mixers}, expected one of {known}")
 
 

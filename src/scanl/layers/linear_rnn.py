@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer, register
-from scanl.layers.short_convolution import ShortConvolution
+from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.state import Device, DType, State, cat, index
 from scanl.ops import linear_scan
 

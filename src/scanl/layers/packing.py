@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ShapeError
 from scanl.layers.state import cat, index
-from scanl.ops._op import offsets
+from scanl.ops._frame.op import offsets
 
 if TYPE_CHECKING:
     from scanl.layers.base import Layer

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.data.text import Bytes
 from scanl.layers.state import State
-from scanl.learning.config import Model
+from scanl.learning.run.config import Model
 from scanl.models import LanguageModel
 from scanl.tasks import IGNORED, Task
-from scanl.tasks.text import Bytes
 
 
 def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:

@@ -1,7 +1,7 @@
 """Models: layers stacked into what a user trains."""
 
+from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.models.block import Block as Block
-from scanl.models.block import GatedMLP as GatedMLP
 from scanl.models.classifier import SequenceClassifier as SequenceClassifier
 from scanl.models.generation import Generation as Generation
 from scanl.models.language_model import LanguageModel as LanguageModel

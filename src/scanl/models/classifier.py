@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, sequence_index
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
-from scanl.layers.timespans import check_timespans
 from scanl.models.block import embedded
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState

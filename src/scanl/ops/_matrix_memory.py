@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from scanl.ops._nonfinite import faulty, since
+from scanl.ops._frame.nonfinite import faulty, since
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:

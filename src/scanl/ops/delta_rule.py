@@ -14,9 +14,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._compiled import compiled
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
-from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 from scanl.ops.dplr_scan import chunked
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
-from scanl.ops._compiled import compiled
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.nonfinite import replaced, suspected
+from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
-from scanl.ops._nonfinite import replaced, suspected
-from scanl.ops._op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:
@@ -120,7 +120,7 @@ def chunked(
     """Chunks: what the steps of one read, y_t = S_{t-1}ᵀ b_t, solves (I - L) y = b S_0 + M v, L strictly lower.
 
     A triangular solve, never an inverse. Decays are exponentials of sums of logs, none of them positive (`_chunks`).
-    Products are masked by zeros, so what is not finite is taken out and put back (`_nonfinite`).
+    Products are masked by zeros, so what is not finite is taken out and put back (`_frame.nonfinite`).
     """
     batch, steps, shared, _ = q.shape
     heads = v.shape[2]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
 

@@ -15,8 +15,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
 
 
 def _samples() -> Iterator[Sample]:

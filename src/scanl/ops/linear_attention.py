@@ -19,10 +19,10 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
-from scanl.ops._compiled import compiled
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.nonfinite import replaced, suspected
+from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
-from scanl.ops._nonfinite import replaced, suspected
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
 
@@ -140,7 +140,7 @@ def _parallel(
     Decays enter as exponentials of sums of logs, never as quotients or differences of sums: no sum is positive, so
     nothing overflows, and -inf stays exact.
 
-    Scores are masked by zeros, so what is not finite is taken out and put back (`_nonfinite`).
+    Scores are masked by zeros, so what is not finite is taken out and put back (`_frame.nonfinite`).
     """
     batch, steps, shared, width = q.shape
     heads = v.shape[2]

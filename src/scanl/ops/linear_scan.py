@@ -13,8 +13,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._compiled import compiled
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.associative_scan import associative_scan
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
-from scanl.ops._nonfinite import faulty, replaced, since, suspected
-from scanl.ops._op import COMPLEX, FLOATING, check_offsets, offsets
+from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
+from scanl.ops._frame.op import COMPLEX, FLOATING, check_offsets, offsets
 
 DTYPES = (torch.bfloat16, torch.float16, *FLOATING, *COMPLEX)
 

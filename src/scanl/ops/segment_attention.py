@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops._nonfinite import faulty, replaced, suspected
-from scanl.ops._op import check_offsets, offsets
+from scanl.ops._frame.nonfinite import faulty, replaced, suspected
+from scanl.ops._frame.op import check_offsets, offsets
 
 _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
 

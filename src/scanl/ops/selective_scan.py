@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from scanl.ops._compiled import compiled
-from scanl.ops._op import COMPLEX, FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
 from scanl.ops.linear_scan import linear_scan
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._compiled import compiled
-from scanl.ops._op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
 
 FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 

@@ -1,5 +1,10 @@
 """What models are tried on: readers of real data, and generators."""
 
+from scanl.data.text import Corpus as Corpus
+from scanl.data.text import Streams as Streams
+from scanl.data.text import Windows as Windows
+from scanl.data.text import read_corpus as read_corpus
+from scanl.data.text import standard_library as standard_library
 from scanl.tasks.adding import Adding as Adding
 from scanl.tasks.associative_recall import AssociativeRecall as AssociativeRecall
 from scanl.tasks.base import IGNORED as IGNORED
@@ -14,8 +19,3 @@ from scanl.tasks.induction import Induction as Induction
 from scanl.tasks.mqar import MQAR as MQAR
 from scanl.tasks.parity import Parity as Parity
 from scanl.tasks.selective_copying import SelectiveCopying as SelectiveCopying
-from scanl.tasks.text import Corpus as Corpus
-from scanl.tasks.text import Streams as Streams
-from scanl.tasks.text import Windows as Windows
-from scanl.tasks.text import read_corpus as read_corpus
-from scanl.tasks.text import standard_library as standard_library

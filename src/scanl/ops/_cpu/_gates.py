@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
-from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, _float_of_bits, exp
+from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, exp, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
 _LARGE = np.float32(20)  # 2 x from which tanh is 1 in float32
@@ -49,7 +49,7 @@ def _tanh32(x):
     p = p * r + float32(1 / 24)
     p = p * r + float32(1 / 6)
     p = p * r + float32(0.5)
-    power = _float_of_bits((int32(n) + int32(127)) << int32(23))  # pyright: ignore[reportCallIssue]
+    power = float_of_bits((int32(n) + int32(127)) << int32(23))  # pyright: ignore[reportCallIssue]
     u = power * ((p * r) * r + r) + (power - float32(1))
     y = u / (u + float32(2))
     y = -y if x < float32(0) else y

@@ -17,7 +17,7 @@ POLYNOMIAL = tuple(np.float32(c) for c in (0.00138145405, 0.00836874545, 0.04166
 
 
 @intrinsic
-def _float_of_bits(typingctx, bits):
+def float_of_bits(typingctx, bits):
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -51,7 +51,7 @@ def _exp32(x):
     p = p * r + POLYNOMIAL[4]
     y = (p * r) * r + r + float32(1)
     power = (_bits_of_float(rounded) + int32(126)) << int32(23)  # pyright: ignore[reportCallIssue]
-    return (y + y) * _float_of_bits(power)  # pyright: ignore[reportCallIssue]
+    return (y + y) * float_of_bits(power)  # pyright: ignore[reportCallIssue]
 
 
 def exp(x):  # pyright: ignore[reportRedeclaration]

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._triton.linear_scan import _range, _Ranges, _ranges
+from scanl.ops._triton.linear_scan import Ranges, range_of, ranges_of
 
 PROGRAMS = 512  # to fill a GPU
 
-place = _range  # of a range: first row, steps, (for linear_scan,) the carries before it and after it
+place = range_of  # of a range: first row, steps, (for linear_scan,) the carries before it and after it
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
     return (x, apart) if even and dense else (x.contiguous(), math.prod(features))
 
 
-def ranges(x: Tensor, cu_seqlens: Tensor | None, columns: int, shortest: int) -> _Ranges:
+def ranges(x: Tensor, cu_seqlens: Tensor | None, columns: int, shortest: int) -> Ranges:
     """Whole sequences; pieces of time, of a multiple of `shortest`, where programs would be fewer than a quarter."""
     batch, length = x.shape[:2]
     size = max(triton.cdiv(batch * length * columns, PROGRAMS * shortest), 1) * shortest
-    return _ranges(x, True, length, cu_seqlens, 0 if 4 * size > length else size)
+    return ranges_of(x, True, length, cu_seqlens, 0 if 4 * size > length else size)

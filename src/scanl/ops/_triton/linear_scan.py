@@ -112,7 +112,7 @@ def _over_channels(re, im, OWN: tl.constexpr, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def _range(n, p_table, length, a_batch, TABLE: tl.constexpr):
+def range_of(n, p_table, length, a_batch, TABLE: tl.constexpr):
     """Range n: first row, steps, the row where its a begins, and in the carries the row before it and the one after."""
     if TABLE:
         p = p_table + 5 * n
@@ -146,7 +146,7 @@ def _forward(
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, before, after = _range(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, before, after = range_of(i_range, p_table, length, a_batch, TABLE)
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
@@ -207,7 +207,7 @@ def _backward(
     """A state's gradient is d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
-    begin, steps, a_begin, before, after = _range(i_range, p_table, length, a_batch, TABLE)
+    begin, steps, a_begin, before, after = range_of(i_range, p_table, length, a_batch, TABLE)
     width = outer * inner
     dtype: tl.constexpr = p_carry.dtype.element_ty
     pair: tl.constexpr = 2 if COMPLEX else 1
@@ -301,16 +301,16 @@ def _layout(features: tuple[int, ...], a_features: tuple[int, ...]) -> _Layout:
     return _Layout(a_features, split, math.prod(features[:split]), inner, shared, math.prod(a_features), a_outer)
 
 
-class _Ranges(NamedTuple):
+class Ranges(NamedTuple):
     """The rows of (B T) that each program goes along: whole sequences, or pieces of them."""
 
     count: int
     sequences: int
-    table: Tensor | None = None  # as `_range` reads it; None for whole sequences of one length
+    table: Tensor | None = None  # as `range_of` reads it; None for whole sequences of one length
     cut: Tensor | None = None  # the offsets of each sequence's pieces among all
 
 
-def _ranges(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, size: int) -> _Ranges:
+def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, size: int) -> Ranges:
     """Pieces of `size` steps, or whole sequences if that is 0, without waiting for the device."""
     batch, length = x.shape[:2]
     if cu_seqlens is not None:
@@ -321,7 +321,7 @@ def _ranges(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, si
         offsets = torch.arange(batch + 1, device=x.device) * length
         n, count = batch, batch * -(-length // size)
     else:
-        return _Ranges(batch, batch)
+        return Ranges(batch, batch)
     begin, end = offsets[:-1], offsets[1:]
     pieces = (end - begin + size - 1) // size if size else torch.ones_like(begin)
     cut = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
@@ -335,7 +335,7 @@ def _ranges(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, si
     before = torch.where(i == cut[owner], owner, n + i - 1)
     after = torch.where(i == cut[owner + 1] - 1, owner, n + i + 1).clamp(max=n + count - 1)
     table = torch.stack([first, (last - first).clamp(min=0), a_first, before, after], 1)
-    return _Ranges(count, n, table, cut if size else None)
+    return Ranges(count, n, table, cut if size else None)
 
 
 class _Plan:
@@ -358,7 +358,7 @@ class _Plan:
             steps //= 2
         size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
         size = 0 if whole or 4 * size > length else size
-        self.ranges = _ranges(x, self.a_time, a_batch, cu_seqlens, size)
+        self.ranges = ranges_of(x, self.a_time, a_batch, cu_seqlens, size)
         self.numbers = (length, a_batch, self.layout.a_row, self.layout.a_outer, outer, inner, self.blocks)
         self.flags = {
             "TABLE": self.ranges.table is not None,

@@ -1,0 +1,54 @@
+"""Modules that have moved: an import by the old name gives the module at its new place."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_LAYERS = {
+    "memory": "deltanet gated_deltanet gateloop gla linear_attention mlstm mlstm_large retnet",
+    "rwkv": "aft rwkv4 rwkv6 rwkv7 rwkv_time_mix",
+    "ssm": "h3 hawk hyena lru mamba mamba2 mega_ema rglru s4 s4d s5",
+    "rnn": "hgrn mingru slstm torch_cells",
+    "attention": "softmax_attention window_attention",
+    "channel": "rwkv_channel_mix",
+    "parts": "depth dense_ssm diagonal_ssm feature_map hippo hyena_filter norm positions query_key_value rotary "
+    "short_convolution time_step timespans",
+}
+_RUN = "callbacks checkpoint config metrics objective optimizer picture train"
+MOVED = {
+    **{f"scanl.layers.{name}": f"scanl.layers.{room}.{name}" for room, all in _LAYERS.items() for name in all.split()},
+    **{f"scanl.learning.{name}": f"scanl.learning.run.{name}" for name in _RUN.split()},
+    "scanl.learning.bptt": "scanl.learning.run.module",
+    "scanl.tasks.text": "scanl.data.text",
+}
+ROOMS = {"scanl.hub.mixers": "scanl.hub.patches", "scanl.hub.families": "scanl.hub.formats"}
+
+
+def moved(name: str) -> str | None:
+    """The new name of a module; None for one that has not moved."""
+    for old, new in ROOMS.items():
+        if name == old or name.startswith(f"{old}."):
+            return new + name.removeprefix(old)
+    return MOVED.get(name)
+
+
+class Moved(MetaPathFinder, Loader):
+    """Finds the old names, and imports the modules at their new ones."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if moved(fullname) is None else ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = moved(module.__name__)
+        assert new is not None
+        sys.modules[module.__name__] = import_module(new)
+
+
+def install() -> None:
+    """Make the old names importable. First in line: a folder's own finder would load a moved file a second time."""
+    sys.meta_path.insert(0, Moved())

@@ -1,0 +1,133 @@
+"""What a family of checkpoints tells of itself: its options and its weights beside those of `LanguageModel`."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+
+from scanl.errors import CheckpointError
+from scanl.layers import Layer
+from scanl.models import Block, LanguageModel
+from scanl.registry import Registry
+
+MOST = torch.finfo(torch.float32).max  # of a number in config.json
+
+
+class Format(ABC):
+    """One `model_type` of transformers.
+
+    A subclass gives `arguments` and `entries`, each the inverse of the other, and `sizes`.
+    """
+
+    name: ClassVar[str] = ""  # set by `register`: the model_type
+    architecture: ClassVar[str] = ""  # transformers' class
+    defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; transformers leaves some out
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for: what they may be
+    own: ClassVar[tuple[str, ...]] = ()  # those of `defaults` that `arguments` checks by itself
+    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that the model does not tell
+    weights: ClassVar[Mapping[str, str]] = {}  # how names begin, ours: theirs; * is the number of a block
+    mixers: ClassVar[tuple[type[Layer], ...]]
+    channel: ClassVar[type[Layer] | None] = None
+    norm: ClassVar[type[nn.Module]] = nn.RMSNorm
+
+    @staticmethod
+    @abstractmethod
+    def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+        """Of `LanguageModel`; config holds all of `defaults`."""
+
+    @staticmethod
+    @abstractmethod
+    def entries(model: LanguageModel) -> dict[str, Any]:
+        """The entries of `defaults` for a model that `holds`."""
+
+    @staticmethod
+    @abstractmethod
+    def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Shapes of some weights, by transformers' name, that every size in config goes into; config as `arguments`."""
+
+    @classmethod
+    def holds(cls, model: LanguageModel) -> bool:
+        """Whether the model is built of this family's parts."""
+        return all(
+            type(block.mixer) in cls.mixers
+            and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
+            and type(block.mixer_norm) is cls.norm
+            for block in blocks(model)
+        )
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """All of `defaults` in a config.json; CheckpointError for what scanl cannot say."""
+        if config.get("quantization_config") is not None:
+            raise CheckpointError(f"{who}: the weights are quantized, expected floating ones")
+        for key, allowed in cls.only.items():
+            value = _plain(config.get(key, allowed[0]))
+            if value not in allowed:
+                expected = " or ".join(map(repr, allowed))
+                raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has nothing else")
+        read = {key: config.get(key, default) for key, default in cls.defaults.items()}
+        for key, default in cls.defaults.items():
+            if key not in cls.own and not _fits(read[key], default):
+                raise CheckpointError(f"{who}: {key} is {read[key]!r}, expected {_expected(default)}")
+        return read
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> LanguageModel:
+        """The model without its numbers."""
+        with torch.device("meta"):
+            return LanguageModel(**arguments)
+
+    @classmethod
+    def begin_of_blocks(cls) -> str:
+        """How the weights of every block begin, up to its number, as transformers calls them."""
+        return next(theirs.partition("*")[0] for theirs in cls.weights.values() if "*" in theirs)
+
+    @classmethod
+    def their_name(cls, name: str) -> str:
+        """stack.norm.weight, as transformers calls it."""
+        parts = name.split(".")
+        number = parts[2] if name.startswith("stack.blocks.") else ""
+        for ours, theirs in cls.weights.items():
+            begin = ours.replace("*", number)
+            if name.startswith(begin):
+                return theirs.replace("*", number) + name.removeprefix(begin)
+        raise AssertionError(f"{cls.name}: no name for {name}")
+
+
+registry: Registry[Format] = Registry("model_type")
+register, names, get = registry.add, registry.names, registry.get
+
+
+def blocks(model: LanguageModel) -> list[Block]:
+    return cast(list[Block], list(model.stack.blocks))
+
+
+def whole_ratio(part: int, of: int) -> float | int:
+    """part / of, an int where it is whole."""
+    return part / of if part % of else part // of
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return math.inf if value == {"__float__": "Infinity"} else value  # so that any JSON reader takes it
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+    # What may be absent, or left to transformers, is a size too.
+    return (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63) or value == default
+
+
+def _expected(default: Any) -> str:
+    if isinstance(default, bool):
+        return "true or false"
+    if isinstance(default, float):
+        return "a number of at least 0 that float32 holds"
+    return "an integer of at least 1 and below 2^63" + ("" if isinstance(default, int) else f" or {default!r}")

@@ -1,0 +1,154 @@
+"""What a family of transformers' mixers tells of itself, and how those that keep their state in a `Cache` are run."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.hub import call
+from scanl.layers.parts.short_convolution import convolve
+from scanl.registry import Registry
+
+
+class Patch(ABC):
+    """One family: modules whose forward does the same thing, so that one piece of code serves all of them.
+
+    A subclass gives `forward` with the signature that the model calls its mixer with.
+    """
+
+    name: ClassVar[str] = ""  # set by `register`
+    modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models
+    before: ClassVar[str] = ""  # what transformers runs without compiled packages
+    runs: ClassVar[str] = ""  # the ops that run instead
+    corrects: ClassVar[tuple[str, ...]] = ()  # where the original is wrong
+    kernels: ClassVar[tuple[str, ...]] = ()  # functions of the original's module that may come from compiled packages
+    call_alone: ClassVar[tuple[str, ...]] = ()  # what only a `Call` tells this family: "padding", "packing"
+
+    @staticmethod
+    @abstractmethod
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        """What module(*args, **kwargs) returns, computed by scanl's ops."""
+
+
+registry: Registry[Patch] = Registry("mixer")
+register, names, get = registry.add, registry.names, registry.get
+
+
+class CachedPatch(Patch):
+    """A family whose state lies in transformers' `Cache`: a window of inputs, a recurrent state, or both.
+
+    A subclass gives `run`.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def run(
+        module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """x (B, T, D), packed if cu_seqlens says so, and the state before it, one row for each sequence.
+
+        conv: the last W-1 inputs of the convolution (N, W-1, C).   recurrent: as the cache holds it.
+        Returns y (B, T, D), the inputs of the convolution (B, T, C), its state and the recurrent state afterwards;
+        None for what the family does not have.
+        """
+
+    @staticmethod
+    def slot(module: Any) -> int:
+        """Which of its layer's states in the cache is this module's, where a layer has several modules with one."""
+        return 0
+
+    @classmethod
+    def forward(
+        cls,
+        module: Any,
+        hidden_states: Tensor,
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> Tensor:
+        cache_params = past_key_values if cache_params is None else cache_params
+        rows, x = call.Rows.lay(call.of(hidden_states, attention_mask), hidden_states)
+        conv, recurrent, slot = None, None, cls.slot(module)
+        if cache_params is not None:
+            conv, recurrent = read(cache_params, module.layer_idx, slot)
+            rows.start_anew(conv is not None or recurrent is not None)
+        y, inputs, conv, recurrent = cls.run(module, x, conv, recurrent, rows.cu_seqlens)
+        if cache_params is not None:
+            write(cache_params, module, rows, inputs, conv, recurrent, slot)
+        return rows.back(y)
+
+
+def place(module: Any) -> int:
+    """Which layer of its model this is: what the module says, or else its name when it was accelerated."""
+    index = getattr(module, "layer_idx", None)
+    index = module.__dict__.get("_scanl_layer") if index is None else index
+    if index is None:
+        raise ConfigError(f"{type(module).__name__} was accelerated by itself: it does not know its place in a cache")
+    return index
+
+
+def read(cache: Any, index: int, slot: int = 0) -> tuple[Tensor | None, Tensor | None]:
+    """The last W-1 inputs (B, W-1, C) and the recurrent state of a layer of a cache; None before the first input."""
+    conv = cache.get_conv_state(index, slot)
+    if conv is not None:
+        # A cache that records its past holds more than the window, or less when the past is shorter.
+        spare = conv.shape[-1] - cache.layers[index].conv_kernel_size[slot]
+        conv = (conv if spare == 0 else nn.functional.pad(conv, (-spare, 0)))[..., 1:].mT
+    return conv, cache.get_recurrent_state(index, slot)
+
+
+def write(
+    cache: Any,
+    module: Any,
+    rows: call.Rows,
+    inputs: Tensor | None,
+    conv: Tensor | None,
+    recurrent: Tensor | None,
+    slot: int = 0,
+) -> None:
+    """Keep what comes next: the window of the last W inputs, or all where the past is recorded; the recurrent state.
+
+    A backward pass may need what the cache held before: while gradients are on, nothing is written over it.
+    """
+    index, in_place = place(module), not torch.is_grad_enabled()
+    if inputs is not None:
+        assert conv is not None
+        layer, window, conv = cache.layers[index], conv.shape[1] + 1, rows.last(conv).mT
+        if cache.is_recording_past(index) and not rows.packed:
+            cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
+        elif not layer.has_previous_state[slot]:
+            # The cache holds one input more than a convolution looks back to: nothing reads the first.
+            kept = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
+            cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
+        elif in_place:
+            layer.conv_states[slot][..., 1:].copy_(conv)
+        else:
+            layer.conv_states[slot] = nn.functional.pad(conv.to(layer.conv_states[slot].dtype), (1, 0))
+    if recurrent is not None:
+        recurrent, layer = rows.last(recurrent), cache.layers[index]
+        kept = layer.recurrent_states[slot]
+        if kept is None or (kept.is_cuda and in_place):  # a graph of CUDA alone needs the place in memory to stay
+            cache.update_recurrent_state(recurrent, index, slot)
+        else:
+            layer.recurrent_states[slot] = recurrent.to(kept.dtype)
+        layer.has_previous_state[slot] = True
+
+
+def convolved(
+    module: Any, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """`module.conv1d` over x (B, T, C), and what transformers calls an activation."""
+    if activation in (None, "silu", "swish"):
+        return convolve(module.conv1d, x, state, cu_seqlens=cu_seqlens, silu=activation is not None)
+    from transformers.activations import ACT2FN
+
+    y, state = convolve(module.conv1d, x, state, cu_seqlens=cu_seqlens)
+    return ACT2FN[activation](y), state
+
+
+def decay(A_log: Tensor) -> Tensor:
+    """A = -exp(A_log), in float32."""
+    return -torch.exp(A_log.float())

@@ -1,0 +1,96 @@
+"""RWKV-4's time mix and channel mix. Their state is a list of five tensors (B, D, layers), changed in place."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.hub import call
+from scanl.hub.patches.base import Patch, decay, register
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.ops import weighted_average
+
+_CORRECTS = ("padding is left out", "one token at a time works in a batch", "packed sequences are kept apart")
+
+
+class State(list[Tensor]):
+    """The five tensors, which `generate` can reorder: a bare list stops beam search."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self[:] = [part.index_select(0, beam_idx.to(part.device)) for part in self]
+
+
+@register("rwkv")
+class RWKVPatch(Patch):
+    """state[1]: the last input.   state[2:]: p, z and m of `weighted_average`."""
+
+    modules: ClassVar = ("rwkv.RwkvSelfAttention",)
+    before: ClassVar = "a Python loop over the steps"
+    runs: ClassVar = "weighted_average"
+    corrects: ClassVar = (*_CORRECTS, "beam search works")
+    call_alone: ClassVar = ("padding", "packing")
+
+    @staticmethod
+    def forward(
+        module: Any, hidden: Tensor, state: list[Tensor] | None = None, use_cache: bool = False
+    ) -> tuple[Tensor, State | None]:
+        rows, x, before = _shifted(module, hidden, state, 1)
+        change = x - before
+        k, v, r = (
+            project(torch.addcmul(before, change, share))
+            for project, share in (
+                (module.key, module.time_mix_key),
+                (module.value, module.time_mix_value),
+                (module.receptance, module.time_mix_receptance),
+            )
+        )
+        recurrent = None if state is None else torch.stack([part[..., module.layer_id] for part in state[2:]], 1)
+        if recurrent is not None and rows.packed:
+            rows.start_anew(bool((recurrent[:, 1] != 0).any()))
+            recurrent = None
+        average, recurrent = weighted_average(
+            k, v, decay(module.time_decay), module.time_first.float(), recurrent, cu_seqlens=rows.cu_seqlens
+        )
+        y = rows.back(module.output(r.sigmoid() * average))
+        if state is None:
+            return y, None
+        for part, last in zip(state[2:], rows.last(recurrent).unbind(1), strict=True):
+            part[..., module.layer_id] = last
+        return y, state if isinstance(state, State) else State(state)
+
+
+@register("rwkv_channel_mix")
+class RWKVChannelMixPatch(Patch):
+    """state[0]: the last input."""
+
+    modules: ClassVar = ("rwkv.RwkvFeedForward",)
+    before: ClassVar = "plain PyTorch"
+    runs: ClassVar = "the same, over the sequences as they are"
+    corrects: ClassVar = _CORRECTS
+    call_alone: ClassVar = RWKVPatch.call_alone
+
+    @staticmethod
+    def forward(module: Any, hidden: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor] | None]:
+        rows, x, before = _shifted(module, hidden, state, 0)
+        change = x - before
+        k = module.key(torch.addcmul(before, change, module.time_mix_key))
+        r = module.receptance(torch.addcmul(before, change, module.time_mix_receptance))
+        return rows.back(r.sigmoid() * module.value(F.relu(k).square())), state
+
+
+def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
+    """The tokens as laid out, the input before each, and the last one kept in its slot of the state."""
+    rows, x = call.Rows.lay(call.of(hidden), hidden)
+    kept = None if state is None else state[slot][..., module.layer_id]
+    if rows.cu_seqlens is not None:
+        first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs it as it was
+        before, last = token_shift(x, first, cu_seqlens=rows.cu_seqlens)
+        if kept is not None:
+            kept.copy_(rows.last(last)[:, 0])
+    elif kept is None:
+        before = nn.functional.pad(x, (0, 0, 1, -1))
+    else:
+        before = torch.cat([kept[:, None], x[:, :-1]], 1)
+        kept.copy_(x[:, -1])
+    return rows, x, before

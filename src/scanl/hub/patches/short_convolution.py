@@ -1,0 +1,59 @@
+"""Short convolutions: LFM2's, between two gates, and Inkling's, beside a residual."""
+
+import math
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from scanl.hub.patches.base import CachedPatch, convolved, register
+from scanl.layers.parts.short_convolution import convolve
+
+
+@register("gated_convolution")
+class GatedConvolutionPatch(CachedPatch):
+    modules: ClassVar = ("lfm2.Lfm2ShortConv", "lfm2_moe.Lfm2MoeShortConv", "lfm3.Lfm3ShortConv")
+    before: ClassVar = "a convolution of transposed copies"
+    runs: ClassVar = "short_convolution"
+    corrects: ClassVar = ("padding stays out where projections have biases", "packed sequences are kept apart")
+    kernels: ClassVar = ("causal_conv1d_fn",)
+    call_alone: ClassVar = ("packing",)
+
+    @staticmethod
+    def run(
+        module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        B, C, u = module.in_proj(x).chunk(3, -1)
+        inputs = B * u
+        y, conv = convolve(module.conv, inputs, conv, cu_seqlens=cu_seqlens)
+        return module.out_proj(C * y), inputs, conv, None
+
+
+@register("residual_convolution")
+class ResidualConvolutionPatch(CachedPatch):
+    """In float32 whatever the model's dtype. A layer has four, each with a state of its own in the layer's cache."""
+
+    modules: ClassVar = ("inkling.InklingShortConvolution", "inkling2.Inkling2ShortConvolution")
+    before: ClassVar = GatedConvolutionPatch.before
+    runs: ClassVar = GatedConvolutionPatch.runs
+    corrects: ClassVar = ("packed sequences are kept apart",)
+    kernels: ClassVar = GatedConvolutionPatch.kernels
+    call_alone: ClassVar = ("packing",)
+
+    @staticmethod
+    def slot(module: Any) -> int:
+        return module.conv_idx
+
+    @classmethod
+    def forward(cls, module: Any, *args: Any, conv_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        return super().forward(module, *args, attention_mask=conv_mask, **kwargs)
+
+    @staticmethod
+    def run(
+        module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        inputs = x.float()
+        y, conv = convolved(module, inputs, conv, cu_seqlens, None)
+        y = y + inputs
+        if type(module).__name__.startswith("Inkling2"):
+            y = y / math.sqrt(module.conv_kernel_size + 1)
+        return y.to(x.dtype), inputs, conv, None

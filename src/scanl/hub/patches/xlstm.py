@@ -1,0 +1,78 @@
+"""xLSTM's mLSTM layer. Its state comes and goes with the call: C (B, H, K, V), n (B, H, K) and m (B, H, 1)."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.hub import call
+from scanl.hub.patches.base import Patch, register
+from scanl.layers.base import widen
+from scanl.layers.memory.mlstm import stabiliser
+from scanl.ops import linear_attention
+
+State = tuple[Tensor, Tensor, Tensor]
+
+
+@register("xlstm")
+class XLSTMPatch(Patch):
+    """Memory and denominator are kept times e^-m, with the original's m, so that states mean the same in both.
+
+    Beam search needs `use_cache=False`, as before: the model's cache cannot be reordered.
+    """
+
+    modules: ClassVar = ("xlstm.xLSTMLayer",)
+    before: ClassVar = "chunks, then a Python loop over the last steps"
+    runs: ClassVar = "linear_attention"
+    corrects: ClassVar = ("padding is left out", "packed sequences are kept apart")
+    call_alone: ClassVar = ("padding", "packing")
+
+    @staticmethod
+    def forward(module: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        rows, x = call.Rows.lay(call.part(module, x), x)
+        if rows.packed and state is not None:
+            rows.start_anew(bool((state[1] != 0).any()))
+            state = None
+        if state is not None and torch.is_grad_enabled():  # the model writes the next one over it
+            state = state[0].clone(), state[1].clone(), state[2].clone()
+        q, k, v, o, i, f = _projected(module, x)
+        i, log_f = widen(i), F.logsigmoid(widen(f))
+        count = x.shape[0] if rows.cu_seqlens is None else rows.cu_seqlens.shape[0] - 1
+        m = i.new_zeros(count, i.shape[-1]) if state is None else widen(state[2][..., 0])
+        if x.shape[1] == 1 and rows.cu_seqlens is None:
+            before = m[:, None]
+            now = torch.maximum(log_f + before, i)
+            m = now[:, 0]
+        else:
+            now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
+        memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
+        q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
+        # Two calls: side by side, as one more value, the states would be copied together and apart at every token.
+        y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
+        total, sums = linear_attention(q, k, torch.ones_like(v[..., :1]), g, state=sums, cu_seqlens=rows.cu_seqlens)
+        h = y / (torch.maximum(total.abs(), (-now).exp()[..., None]) + module.config.eps)
+        y = module.out_proj(module.ogate_act_fn(o) * _normed(module.multihead_norm, h).to(x.dtype))
+        return rows.back(y), (rows.last(memory), rows.last(sums)[..., 0], rows.last(m)[..., None])
+
+
+def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys, values (B, T, H, ·); raw gates: output (B, T, H V), input and forget (B, T, H)."""
+    config = module.config
+    if config.weight_mode == "single":
+        q, k, v, o = module.q(x), module.k(x), module.v(x), module.ogate_preact(x)
+        gates = module.igate_preact(x), module.fgate_preact(x)
+    else:
+        q, k, v, o = module.qkv_opreact(x).split([module.qk_dim, module.qk_dim, module.v_dim, module.v_dim], -1)
+        gates = module.ifgate_preact(x).chunk(2, -1)
+    cap = config.gate_soft_cap
+    i, f = gates if cap is None else (cap * torch.tanh(gate / cap) for gate in gates)
+    q, k, v = (part.unflatten(-1, (config.num_heads, -1)) for part in (q, k, v))
+    return q, k, v, o, i, f
+
+
+def _normed(norm: Any, h: Tensor) -> Tensor:
+    """Each head (B, T, H, V) by itself, then scaled: (B, T, H V)."""
+    h = F.layer_norm(h, h.shape[-1:], eps=norm.eps).flatten(-2)
+    h = h if norm.weight is None else h * norm.weight
+    return h if norm.bias is None else h + norm.bias

@@ -1,0 +1,1 @@
+from scanl.layers.attention.attention import Attention as Attention

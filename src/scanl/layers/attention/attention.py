@@ -1,0 +1,82 @@
+r"""Causal softmax attention over all that came before, up to a bound.
+
+.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.attention.softmax_attention import SoftmaxAttention
+from scanl.layers.base import register
+from scanl.ops import SegmentMemory
+
+
+@register("attention")
+class Attention(SoftmaxAttention):
+    """Self-attention of a transformer, with rotary positions; its cache has room for `max_length` tokens at once.
+
+    A sequence beyond that is refused. Where the length cannot be read, inside a compiled graph and with a state, a
+    token sees the last `max_length` instead.
+
+    Args:
+        dim: D, model width.
+        num_heads: H, heads of the queries.
+        num_kv_heads: heads of keys and values, each shared by H / num_kv_heads heads; by default H.
+        head_dim: K; by default D / H.
+        max_length: tokens of the longest sequence.
+        rope_base: b of the rotary angles.
+        rope_fraction: rotated part of each head.
+        bias: biases in the projections.
+
+    Parameters as of Llama in transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj (D, H K).
+    Initialisation: weights N(0, 1/D), biases 0.
+    State: SegmentMemory: keys, rotated, and values (B, max_length, num_kv_heads, K), and position (B), the tokens read.
+    """
+
+    id = "S-attn"
+    equation = "y_t = W_o sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
+    source = (
+        'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (1); positions of Su et al., '
+        '"RoFormer", arXiv:2104.09864'
+    )
+    sample: ClassVar = {"num_heads": 3, "max_length": 80}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        max_length: int = 2048,
+        rope_base: float = 10000.0,
+        rope_fraction: float = 1.0,
+        bias: bool = False,
+    ) -> None:
+        if max_length < 1:
+            raise ConfigError(f"attention: max_length is {max_length}, expected at least 1")
+        heads = num_heads if num_kv_heads is None else num_kv_heads
+        super().__init__(dim, num_heads, heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
+
+    def forward(
+        self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, SegmentMemory]:
+        self._check(x, state, cu_seqlens)
+        self._check_length(x, state, cu_seqlens)
+        return self._attend(x, state, cu_seqlens)
+
+    def _check_length(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> None:
+        length = x.shape[1]
+        unknown = torch.compiler.is_compiling() or x.device.type == "meta"
+        if not unknown and (state is not None or cu_seqlens is not None):
+            reached = x.new_zeros(1, dtype=torch.int64) if state is None else state.position
+            reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
+            length = int(reached.max()) if reached.numel() else 0
+        elif state is not None or cu_seqlens is not None:
+            return
+        if length > self.reach:
+            raise ShapeError(
+                f"attention: x makes a sequence of {length} steps, expected at most {self.reach} of max_length"
+            )

@@ -1,0 +1,128 @@
+r"""The body of the attention layers: projections, rotated queries and keys, softmax over a bounded memory.
+
+.. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
+"""
+
+import contextlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer
+from scanl.layers.parts.positions import positions
+from scanl.layers.parts.rotary import rotate
+from scanl.layers.state import Device, DType
+from scanl.ops import SegmentMemory, init_memory, segment_attention
+from scanl.ops._frame.opaque import opaque
+
+
+class SoftmaxAttention(Layer):
+    """What `attention` and `window_attention` share; `reach`: the number of tokens that a query sees, itself included.
+
+    Positions are counted by the state, so that a sequence cut anywhere is rotated as the whole.
+    """
+
+    residual_out = "o_proj"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int | None,
+        reach: int,
+        rope_base: float,
+        rope_fraction: float,
+        bias: bool,
+        out_bias: bool,
+    ) -> None:
+        super().__init__()
+        who = type(self).name
+        if num_heads < 1:
+            raise ConfigError(f"{who}: num_heads is {num_heads}, expected at least 1")
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ConfigError(f"{who}: num_kv_heads is {num_kv_heads}, expected a divisor of num_heads={num_heads}")
+        if head_dim is None and dim % num_heads:
+            raise ConfigError(f"{who}: num_heads is {num_heads}, expected a divisor of dim={dim} without head_dim")
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim or dim // num_heads
+        self.reach = reach
+        self.rope_base = rope_base
+        self.rotated = int(self.head_dim * rope_fraction)
+        if not 0 <= rope_fraction <= 1 or self.rotated % 2:
+            of = f"head_dim={self.head_dim}"
+            raise ConfigError(f"{who}: rope_fraction is {rope_fraction}, expected an even part, 0 to 1, of {of}")
+        self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * self.head_dim, dim, bias=out_bias)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            nn.init.normal_(linear.weight, std=math.sqrt(1 / dim))
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, reach={self.reach}, rotated={self.rotated}"
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SegmentMemory:
+        like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
+        sizes = (batch_size, self.reach, self.num_kv_heads, self.head_dim, self.head_dim)
+        return init_memory(*sizes, device=like.device, dtype=like.dtype)
+
+    def _attend(
+        self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, SegmentMemory]:
+        heads = ((self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads))
+        q, k, v = (proj(x).unflatten(-1, (count, self.head_dim)) for proj, count in heads)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        read = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
+        steps, _ = positions(read[:, None], x.shape[1], cu_seqlens)
+        q, k = (rotate(each, steps, self.rotated, self.rope_base) for each in (q, k))
+        # What the memory holds has been rounded to half precision before: held in float32, it comes back as it was.
+        wide = torch.promote_types(q.dtype, torch.float32)
+        memory = None
+        if state is not None and not _empty(state):
+            memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
+        # The fused kernels have no second derivative; float64, which has no use but such checks, takes the plain form.
+        plain = sdpa_kernel(SDPBackend.MATH) if x.dtype == torch.float64 else contextlib.nullcontext()
+        with plain:
+            if cu_seqlens is None:
+                keys, values, read = (None, None, None) if memory is None else memory
+                y, *after = _attended(q, k, v, keys, values, read, self.reach)
+                memory = SegmentMemory(*after)
+            else:
+                y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
+        memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
+        return self.o_proj(y.flatten(2)), memory
+
+
+def _attended_shapes(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None, position: Tensor | None, window: int
+) -> list[Tensor]:
+    kept = [each.new_empty(each.shape[0], window, *each.shape[2:]) for each in (k, v)]
+    return [q.new_empty(*q.shape[:3], v.shape[3]), *kept, q.new_empty(q.shape[0], dtype=torch.int64)]
+
+
+@opaque(
+    "window_attention(Tensor q, Tensor k, Tensor v, Tensor? keys, Tensor? values, Tensor? position, int window) "
+    "-> Tensor[]",
+    _attended_shapes,
+)
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None, position: Tensor | None, window: int
+) -> list[Tensor]:
+    memory = None if keys is None or values is None or position is None else SegmentMemory(keys, values, position)
+    y, memory = segment_attention(q, k, v, memory, window=window)
+    return [y, *memory]
+
+
+def _empty(state: SegmentMemory) -> bool:
+    """Nothing has been read, so nothing need be attended to; not asked where one would wait for the answer."""
+    if torch.compiler.is_compiling() or state.position.device.type != "cpu" or state.keys.requires_grad:
+        return False
+    return not state.position.any()

@@ -1,0 +1,73 @@
+r"""Softmax attention over a sliding window, as between the recurrences of Griffin.
+
+.. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.attention.softmax_attention import SoftmaxAttention
+from scanl.layers.base import Layer, register
+from scanl.ops import SegmentMemory
+
+
+@register("window_attention")
+class WindowAttention(SoftmaxAttention):
+    """Local attention: each token sees the last `window`, itself included; a state of constant size.
+
+    The released recurrentgemma (Google DeepMind) sees one more: `window` tokens before itself, so w + 1 keys, which
+    window = w + 1 gives here. As there, half of each head is rotated, of which the paper does not tell.
+
+    Args:
+        dim: D, model width.
+        num_heads: H, heads of the queries.
+        num_kv_heads: heads of keys and values, each shared by H / num_kv_heads heads; 1 is multi-query attention.
+        head_dim: K; by default D / H.
+        window: W, tokens that a query sees.
+        rope_base: b of the rotary angles.
+        rope_fraction: rotated part of each head.
+        bias: biases in q_proj, k_proj and v_proj.
+
+    Parameters as in RecurrentGemma of transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj
+    (D, H K) with bias.
+    Initialisation as in recurrentgemma: weights N(0, 1/D), and in a stack of L layers o_proj N(0, 2/(L H K)); biases 0.
+    State: SegmentMemory: keys, rotated, and values (B, W, num_kv_heads, K), and position (B), the tokens read so far.
+    """
+
+    id = "S-griffin"
+    equation = "y_t = W_o sum_{j > t-W} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j"
+    source = (
+        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '
+        'Models", arXiv:2402.19427, sec. 2.3'
+    )
+    sample: ClassVar = {"num_heads": 3, "window": 5}
+    residual_by_depth = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        num_kv_heads: int = 1,
+        head_dim: int | None = None,
+        window: int = 1024,
+        rope_base: float = 10000.0,
+        rope_fraction: float = 0.5,
+        bias: bool = False,
+    ) -> None:
+        if window < 1:
+            raise ConfigError(f"window_attention: window is {window}, expected at least 1")
+        super().__init__(dim, num_heads, num_kv_heads, head_dim, window, rope_base, rope_fraction, bias, True)
+        self.rope_fraction = rope_fraction
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.o_proj.weight, std=math.sqrt(2 / (len(layers) * self.o_proj.in_features)))
+
+    def forward(
+        self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, SegmentMemory]:
+        self._check(x, state, cu_seqlens)
+        return self._attend(x, state, cu_seqlens)

@@ -1,0 +1,68 @@
+"""Gated multi-layer perceptrons."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer
+from scanl.layers.state import Device, DType, State
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"silu": nn.SiLU, "gelu_tanh": partial(nn.GELU, approximate="tanh")}
+
+
+class GatedMLP(Layer):
+    """y = W_down (f(W_gate x) * W_up x). No state.
+
+    Args:
+        dim: D, model width.
+        expand, round_up_to_multiple_of: there are expand * D hidden features, a fraction left out, rounded up to a
+            multiple.
+        bias: biases in the three projections.
+        activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
+        intermediate_size: hidden features, in place of what `expand` says.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (6).
+    Initialised N(0, 1/fan_in).
+    """
+
+    residual_out = "down"
+
+    def __init__(
+        self,
+        dim: int,
+        expand: float = 2.0,
+        bias: bool = False,
+        activation: str = "silu",
+        intermediate_size: int | None = None,
+        round_up_to_multiple_of: int = 1,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise nearest("activation of gated_mlp", activation, list(ACTIVATIONS))
+        if round_up_to_multiple_of < 1:
+            raise ConfigError(f"gated_mlp: round_up_to_multiple_of is {round_up_to_multiple_of}, expected at least 1")
+        self.dim, self.expand, self.round_up_to_multiple_of = dim, expand, round_up_to_multiple_of
+        hidden, multiple = intermediate_size, round_up_to_multiple_of
+        if hidden is None:
+            hidden = int((expand * dim + multiple - 1) // multiple) * multiple
+            if hidden < 1:
+                raise ConfigError(f"gated_mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        elif hidden < 1:
+            raise ConfigError(f"gated_mlp: intermediate_size is {hidden}, expected at least 1")
+        # Two matrices, not one cut in half: contiguous activations are a third quicker on a CPU.
+        self.gate = nn.Linear(dim, hidden, bias=bias)
+        self.up = nn.Linear(dim, hidden, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.activation = ACTIVATIONS[activation]()
+        for linear in (self.gate, self.up, self.down):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            if bias:
+                nn.init.zeros_(linear.bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        return ()
+
+    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        return self.down(self.activation(self.gate(x)) * self.up(x)), ()

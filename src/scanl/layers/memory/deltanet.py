@@ -1,0 +1,114 @@
+r"""DeltaNet: a matrix memory written by the delta rule.
+
+.. math:: S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad o_t = S_t^\top q_t / \sqrt{K}, \quad
+          \beta_t = \sigma(W_\beta x_t)
+"""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register, widen
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
+from scanl.ops import delta_rule, elu_plus_one
+from scanl.ops.delta_rule import unit
+
+_ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
+
+
+@register("deltanet")
+class DeltaNet(QueryKeyValue):
+    """DeltaNet: what the memory holds at a key is corrected towards the value, by a learned step.
+
+    By default the form of 2024, with unit queries and keys after SiLU; `qk_activation="elu", qk_norm="sum",
+    use_short_conv=False` is that of 2021 (arXiv:2102.11174), whose queries here are scaled by 1/sqrt(K) too.
+
+    Args:
+        dim: D, model width.
+        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
+        num_heads: H.
+        use_beta: learn the write strength; without, it is 1.
+        use_gate: a SiLU gate after the norm of the output.
+        use_short_conv: convolutions over q, k and v.
+        conv_size, conv_bias: W, their window, and their bias.
+        allow_neg_eigval: write strengths to 2 instead of 1.
+        qk_activation: "silu", "relu", "elu" (plus 1) or "identity", of queries and keys; values have SiLU.
+        qk_norm: "l2", or "sum", which divides by the sum of magnitudes.
+        norm_eps: ε of the output's norm.
+
+    Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); b_proj (H, D);
+    q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); o_norm.weight (V); o_proj (D, H V).
+    Initialisation: linear weights N(0, 0.02²), the convolutions PyTorch's own.
+    State: S (B, H, K, V), zeros, and the windows of the convolutions.
+    """
+
+    id = "S-deltanet"
+    equation = (
+        "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  y = W_o RMSNorm(o)"
+    )
+    source = (
+        'Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", '
+        "arXiv:2406.06484, sec. 2.2 and 3.3"
+    )
+    op = "delta_rule"
+    sample: ClassVar = {"num_heads": 2}
+    residual_out = "o_proj"
+
+    def __init__(
+        self,
+        dim: int,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        num_heads: int = 4,
+        use_beta: bool = True,
+        use_gate: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        allow_neg_eigval: bool = False,
+        qk_activation: str = "silu",
+        qk_norm: str = "l2",
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.head_k_dim = whole_heads("deltanet", "expand_k", expand_k, dim, num_heads)
+        self.head_v_dim = whole_heads("deltanet", "expand_v", expand_v, dim, num_heads)
+        if conv_size < 1:
+            raise ConfigError(f"deltanet: conv_size is {conv_size}, expected at least 1")
+        if qk_activation not in _ACTIVATIONS:
+            known = ", ".join(_ACTIVATIONS)
+            raise ConfigError(f"deltanet: qk_activation is {qk_activation!r}, expected one of {known}")
+        if qk_norm not in ("l2", "sum"):
+            raise ConfigError(f"deltanet: qk_norm is {qk_norm!r}, expected 'l2' or 'sum'")
+        self.dim, self.num_heads, self.allow_neg_eigval = dim, num_heads, allow_neg_eigval
+        self.qk_activation, self.qk_norm = qk_activation, qk_norm
+        key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
+        self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
+        self._make_projections((key, key, value), conv_size if use_short_conv else None, conv_bias)
+        self.b_proj = nn.Linear(dim, num_heads, bias=False) if use_beta else None
+        self.g_proj = nn.Linear(dim, value, bias=False) if use_gate else None
+        self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps)
+        self.o_proj = nn.Linear(value, dim, bias=False)
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(
+        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MemoryState]:
+        silu = self.qk_activation == "silu"
+        qkv, recurrent, conv = self._read(x, state, cu_seqlens, (silu, silu, True))
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        q, k = widen(q), widen(k)
+        if not silu:
+            q, k = _ACTIVATIONS[self.qk_activation](q), _ACTIVATIONS[self.qk_activation](k)
+        l2 = self.qk_norm == "l2"
+        q, k = (unit(q, 1e-6), k) if l2 else (F.normalize(q, 1, -1, 1e-6), F.normalize(k, 1, -1, 1e-6))
+        beta = k.new_ones(k.shape[:3]) if self.b_proj is None else widen(self.b_proj(x)).sigmoid()
+        beta = beta * 2 if self.allow_neg_eigval else beta
+        o, recurrent = delta_rule(q, k, v, beta, None, recurrent, normalize_keys=l2, cu_seqlens=cu_seqlens)
+        y = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
+        return self.o_proj(y.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)

@@ -1,0 +1,145 @@
+r"""Linear attention: softmax's kernel replaced by an inner product of features.
+
+.. math:: S_t = S_{t-1} + \phi(k_t) v_t^\top, \; z_t = z_{t-1} + \phi(k_t), \quad
+          o_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}
+"""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.feature_map import FeatureMap
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.parts.positions import positions
+from scanl.layers.parts.query_key_value import whole_heads
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_attention, noncausal_linear_attention
+
+
+class LinearAttentionState(NamedTuple):
+    """recurrent: S (B, H, K', V), or with z as one more column.   steps: how many were read (B, 1), int64, or None."""
+
+    recurrent: Tensor
+    steps: Tensor | None
+
+
+@register("linear_attention")
+class LinearAttention(Layer):
+    """Linear attention, normalised or not, causal or not, under any feature map.
+
+    By default the linear transformer. Others are options: Performer, feature_map="positive_random_features"; random
+    feature attention, "fourier_features", with gate=True its gated form; "dpfp" with norm_q and norm_k; cosFormer,
+    "cosine_reweighting"; "taylor" or "polynomial"; the unnormalised form, feature_map="identity", normalize=False,
+    output_norm="rmsnorm".
+
+    Args:
+        dim: D, model width.
+        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
+        num_heads: H.
+        feature_map: φ, K to K' channels, the same for queries and keys; see `FeatureMap`, also for the next three.
+        num_features, nu, horizon: m of the random maps, ν of dpfp, M of cosine_reweighting in steps.
+        normalize: divide by z_t · φ(q_t), at least eps.
+        norm_q, norm_k: divide the features of queries, and of keys, by their sum plus 1e-4.
+        gate: forget. S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, g_t = σ(W_g x_t + b_g) for each head.
+        causal: False lets every step read all steps; the layer sees the future.
+        output_norm: "identity" or "rmsnorm", of each head.
+        eps: the least denominator.
+        norm_eps: ε of the norm.
+
+    Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj (H V, D); o_proj (D, H V); norm.weight (V);
+    and here gate_proj (H, D) with a bias, and those of feature_map.
+    Initialisation: PyTorch's own; norm 1.
+    State: S (B, H, K', V), zeros, with z as one more column where normalised; cosine_reweighting's count of steps.
+    """
+
+    id = "S-linattn-causal"
+    equation = "S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t),  o_t = S_t^T phi(q_t) / (z_t . phi(q_t))"
+    source = 'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20)'
+    op = "linear_attention"
+    sample: ClassVar = {"num_heads": 2}
+    residual_out = "o_proj"
+
+    def __init__(
+        self,
+        dim: int,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        num_heads: int = 8,
+        feature_map: str = "elu_plus_one",
+        num_features: int | None = None,
+        nu: int = 1,
+        horizon: float = 4096,
+        normalize: bool = True,
+        norm_q: bool = False,
+        norm_k: bool = False,
+        gate: bool = False,
+        causal: bool = True,
+        output_norm: str = "identity",
+        eps: float = 1e-6,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.head_k_dim = whole_heads("linear_attention", "expand_k", expand_k, dim, num_heads)
+        self.head_v_dim = whole_heads("linear_attention", "expand_v", expand_v, dim, num_heads)
+        if gate and not causal:
+            raise ConfigError("linear_attention: gate is True, expected False because of causal=False")
+        if output_norm not in ("identity", "rmsnorm"):
+            raise ConfigError(f"linear_attention: output_norm is {output_norm!r}, expected 'identity' or 'rmsnorm'")
+        self.dim, self.num_heads, self.normalize, self.eps = dim, num_heads, normalize, eps
+        self.norm_q, self.norm_k, self.causal, self.bidirectional = norm_q, norm_k, causal, not causal
+        key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for width in (key, key, value))
+        self.feature_map = FeatureMap(feature_map, num_heads, self.head_k_dim, num_features, nu, horizon)
+        self.gate_proj = nn.Linear(dim, num_heads) if gate else None
+        self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
+        self.o_proj = nn.Linear(value, dim, bias=False)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearAttentionState:
+        shape = (batch_size, self.num_heads, self.feature_map.width, self.head_v_dim + self.normalize)
+        steps = self._zeros(batch_size, 1, device=device, dtype=torch.int64) if self.feature_map.positional else None
+        return LinearAttentionState(
+            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
+            steps,
+        )
+
+    def forward(
+        self, x: Tensor, state: LinearAttentionState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, LinearAttentionState]:
+        self._check(x, state, cu_seqlens)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        S, read = self.init_state(rows) if state is None else state
+        steps = None
+        if read is not None:
+            steps, read = positions(read, x.shape[1], cu_seqlens)
+        q, k, v = (
+            project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = self.feature_map(q, steps), self.feature_map(k, steps)
+        q = q / (q.sum(-1, keepdim=True) + 1e-4) if self.norm_q else q
+        k = k / (k.sum(-1, keepdim=True) + 1e-4) if self.norm_k else k
+        g = None
+        if self.gate_proj is not None:
+            gate = widen(self.gate_proj(x))
+            g, k = F.logsigmoid(gate), k * (-gate).sigmoid()[..., None]
+        v = F.pad(v, (0, 1), value=1.0) if self.normalize else v
+        if self.causal:
+            o, S = linear_attention(q, k, v, g, state=S, scale=1.0, cu_seqlens=cu_seqlens)
+        else:
+            o, S = _all(q, k, widen(v), S, cu_seqlens)
+        if self.normalize:
+            o = o[..., :-1] / o[..., -1:].clamp(min=self.eps)
+        o = o.to(x.dtype) if self.norm is None else self.norm(o, None).to(x.dtype)
+        return self.o_proj(o.flatten(-2)), LinearAttentionState(S, read)
+
+
+def _all(q: Tensor, k: Tensor, v: Tensor, S: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Every step reads its whole sequence; packed, as what lies behind plus what lies ahead, the present once."""
+    if cu_seqlens is None:
+        return noncausal_linear_attention(q, k, v, S, scale=1.0)
+    behind, S = linear_attention(q, k, v, state=S, scale=1.0, cu_seqlens=cu_seqlens)
+    ahead, _ = linear_attention(q, k, v, scale=1.0, cu_seqlens=cu_seqlens, reverse=True)
+    return behind + ahead - (q * k).sum(-1, keepdim=True) * v, S

@@ -1,0 +1,80 @@
+"""What layers with a matrix memory do alike: its state, and a short convolution and SiLU over queries, keys, values."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer
+from scanl.layers.parts.short_convolution import convolve
+from scanl.layers.state import Device, DType
+
+Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution that there is, (B, W-1, width)
+
+
+class MemoryState(NamedTuple):
+    """recurrent: S (B, H, K, V), float32 or wider.   conv: the windows of the convolutions; () where there are none."""
+
+    recurrent: Tensor
+    conv: Windows
+
+
+class QueryKeyValue(Layer):
+    """A matrix memory behind projections to queries, keys and values, each through a convolution if there are any.
+
+    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
+    """
+
+    memory: tuple[int, int, int]  # H, K, V of the state
+
+    def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
+        """widths: of queries, keys and values.   conv_size: of their windows; None has no convolutions."""
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(self.dim, width, bias=False) for width in widths)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
+            for width in widths
+        )
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
+        def zeros(*shape: int) -> Tensor:
+            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+
+        convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
+        windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
+        return MemoryState(zeros(*self.memory), windows)
+
+    def _read(
+        self,
+        x: Tensor,
+        state: MemoryState | None,
+        cu_seqlens: Tensor | None,
+        silu: Sequence[bool] = (True, True, True),
+    ) -> tuple[list[Tensor], Tensor | None, Windows]:
+        """q, k and v (B, T, width), through SiLU where `silu` says so; the memory to go on from; the windows after."""
+        self._check(x, state, cu_seqlens)
+        recurrent, windows = (None, None) if state is None else state
+        before, parts, after = iter(windows or [None] * 3), [], []
+        projections = ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
+        for (project, conv), active in zip(projections, silu, strict=True):
+            part = project(x)
+            if conv is not None:
+                part, window = convolve(conv, part, next(before), cu_seqlens=cu_seqlens, silu=active)
+                after.append(window)
+            elif active:
+                part = F.silu(part)
+            parts.append(part)
+        return parts, recurrent, tuple(after)
+
+
+def whole_heads(who: str, option: str, expand: float, dim: int, num_heads: int) -> int:
+    """Channels of one of `num_heads` heads that have expand * dim together, or ConfigError."""
+    width = round(expand * dim)
+    if num_heads < 1 or width < 1 or abs(width - expand * dim) > 1e-5 * width or width % num_heads:
+        raise ConfigError(
+            f"{who}: {option} is {expand} and num_heads is {num_heads}, expected {option} * dim={expand * dim:g} to be "
+            "a multiple of num_heads"
+        )
+    return width // num_heads

@@ -1,0 +1,16 @@
+"""The bias of a step size Δ = softplus(x + b), as Mamba and its successors start it."""
+
+import torch
+from torch import Tensor
+
+from scanl.layers.parts.timespans import log_uniform
+
+
+def time_step_bias(size: int, dt_min: float = 1e-3, dt_max: float = 0.1, dt_init_floor: float = 1e-4) -> Tensor:
+    """b with softplus(b) = max(Δ, floor), ln Δ uniform over [ln dt_min, ln dt_max]. Source: arXiv:2312.00752, sec. 3.6.
+
+    >>> bool(((time_step_bias(9).exp() + 1).log() <= 0.1 + 1e-6).all())
+    True
+    """
+    dt = log_uniform(size, dt_min, dt_max).exp().clamp(min=dt_init_floor)
+    return dt + (-torch.expm1(-dt)).log()  # softplus(b) = Δ  <=>  b = ln(e^Δ - 1)

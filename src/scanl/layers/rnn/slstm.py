@@ -1,0 +1,141 @@
+r"""sLSTM: exponential gates, a normaliser, and heads that mix their own channels.
+
+.. math::
+   c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\hat z_t), \quad n_t = f_t \odot n_{t-1} + i_t, \quad
+   h_t = \sigma(\hat o_t) \odot c_t / n_t, \quad i_t = e^{\hat\imath_t}, \; f_t = \sigma(\hat f_t), \quad
+   \hat g_t = W_g u_t + R_g h_{t-1} + b_g
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register
+from scanl.layers.module import Module
+from scanl.layers.parts.depth import rise, whole
+from scanl.layers.parts.short_convolution import ShortConvolution, convolve
+from scanl.layers.state import Device, DType
+from scanl.ops import slstm
+from scanl.ops.slstm import forget_number
+
+
+class SLSTMState(NamedTuple):
+    """recurrent: h, c, n and m (B, 4, H, K).   conv: the last W-1 inputs (B, W-1, D); () without a convolution."""
+
+    recurrent: Tensor
+    conv: Tensor | tuple[()]
+
+
+class HeadwiseLinear(Module):
+    """y = W x within each head: weight (H, K, K), x and y (B, T, H, K)."""
+
+    def __init__(self, num_heads: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, width, width))
+        nn.init.normal_(self.weight, std=(2 / (5 * num_heads * width)) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bthi,hoi->btho", x, self.weight)
+
+
+class SLSTMCell(Module):
+    """What the gates see of the output before, and their biases, in the order i, f, z, o."""
+
+    def __init__(self, num_heads: int, width: int) -> None:
+        super().__init__()
+        self._recurrent_kernel_ = nn.Parameter(torch.zeros(num_heads, 4 * width, width))
+        self._bias_ = nn.Parameter(torch.zeros(4 * num_heads * width))
+
+    def kernel_and_bias(self) -> tuple[Tensor, Tensor]:
+        """(4, H, K, K), rows of outputs, and (4, H, K)."""
+        heads, _, width = self._recurrent_kernel_.shape
+        kernel = self._recurrent_kernel_.view(heads, 4, width, width).transpose(0, 1)
+        return kernel, self._bias_.view(4, heads, width)
+
+
+class HeadNorm(Module):
+    """Layer norm of each head, times 1 + weight: weight (D), 0 at the start."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], eps=1e-5).flatten(2) * (1 + self.weight)
+
+
+@register("slstm")
+class SLSTM(Layer):
+    """The sLSTM layer of xLSTM: a convolution feeds the gates i and f, the input feeds z and o.
+
+    Args:
+        dim: D, model width.
+        num_heads: H; each mixes its own K = D/H channels, in the gates and over time.
+        conv1d_kernel_size: W, window of the convolution; 0 for none.
+        forget: "sigmoid", or "exp", which the paper allows too.
+
+    Parameters as in PyPI's xlstm, whose cell is the "vanilla" one: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate
+    (H, K, K), where as there fgate feeds i and igate feeds f; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z
+    and o; slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
+    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0; in layer l of a stack of L, whatever the others
+    are, the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head, the others 0; the
+    convolution PyTorch's own.
+    State: SLSTMState, 4D + (W-1) D numbers a row.
+    """
+
+    id = "S-slstm"
+    equation = "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t"
+    source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (8) to (17)'
+    op = "slstm"
+    sample: ClassVar = {"num_heads": 3}
+
+    def __init__(self, dim: int, num_heads: int = 4, conv1d_kernel_size: int = 4, forget: str = "sigmoid") -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ConfigError(f"slstm: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        if conv1d_kernel_size < 0:
+            raise ConfigError(f"slstm: conv1d_kernel_size is {conv1d_kernel_size}, expected at least 0")
+        forget_number(forget)
+        self.dim, self.num_heads, self.forget = dim, num_heads, forget
+        self.conv1d = ShortConvolution(dim, conv1d_kernel_size) if conv1d_kernel_size else None
+        self.fgate = HeadwiseLinear(num_heads, dim // num_heads)
+        self.igate = HeadwiseLinear(num_heads, dim // num_heads)
+        self.zgate = HeadwiseLinear(num_heads, dim // num_heads)
+        self.ogate = HeadwiseLinear(num_heads, dim // num_heads)
+        self.slstm_cell = SLSTMCell(num_heads, dim // num_heads)
+        self.group_norm = HeadNorm(dim)
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        with torch.no_grad():
+            _, bias = self.slstm_cell.kernel_and_bias()
+            bias[1] = 5 - 12 * whole(self.dim // self.num_heads) ** (0.3 + 1.3 * rise(index, len(layers)))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SLSTMState:
+        place = {"device": device, "dtype": dtype}
+        shape = (4, self.num_heads, self.dim // self.num_heads)
+        return SLSTMState(
+            self._zeros(batch_size, *shape, **place, at_least=torch.float32),
+            () if self.conv1d is None else self.conv1d.init_state(batch_size, **place),
+        )
+
+    def forward(
+        self, x: Tensor, state: SLSTMState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, SLSTMState]:
+        self._check(x, state, cu_seqlens)
+        recurrent, conv = (None, None) if state is None else state
+        if self.conv1d is None:
+            convolved, conv = x, ()
+        else:
+            assert not isinstance(conv, tuple)
+            convolved, conv = convolve(self.conv1d.conv, x, conv, cu_seqlens=cu_seqlens, silu=True)
+        heads = (self.num_heads, self.dim // self.num_heads)
+        convolved, plain = convolved.unflatten(-1, heads), x.unflatten(-1, heads)
+        kernel, bias = self.slstm_cell.kernel_and_bias()
+        gates = torch.stack([self.fgate(convolved), self.igate(convolved), self.zgate(plain), self.ogate(plain)], 2)
+        h, recurrent = slstm(gates + bias, kernel, recurrent, forget=self.forget, cu_seqlens=cu_seqlens)
+        return self.group_norm(h), SLSTMState(recurrent, conv)

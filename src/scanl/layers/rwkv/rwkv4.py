@@ -1,0 +1,112 @@
+r"""Time mix of RWKV-4 "Dove".
+
+.. math::
+   r_t, k_t, v_t = W_\square(\mu_\square \odot x_t + (1 - \mu_\square) \odot x_{t-1}), \quad
+   y_t = W_o\Big(\sigma(r_t) \odot
+   \frac{\sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t}{\sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t}}\Big),
+   \quad w = e^{\text{time\_decay}}, \; u = \text{time\_first}
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.state import Device, DType
+from scanl.ops import weighted_average
+
+
+class RWKV4State(NamedTuple):
+    """recurrent: p, z and m of `weighted_average` (B, 3, E).   shift: the last input (B, 1, D)."""
+
+    recurrent: Tensor
+    shift: Tensor
+
+
+def mix(x: Tensor, before: Tensor, share: Tensor) -> Tensor:
+    """share ⊙ x_t + (1 - share) ⊙ x_{t-1}."""
+    return before + share * (x - before)
+
+
+@register("rwkv4")
+class RWKV4(Layer):
+    """Time mix of RWKV-4: an average of all values with decaying weights, gated by a receptance.
+
+    Args:
+        dim: D, model width.
+        attention_hidden_size: E, channels of the average; by default D.
+
+    Parameters as in transformers' RwkvSelfAttention: time_decay, time_first (E); time_mix_key, time_mix_value,
+    time_mix_receptance (1, 1, D); key, value, receptance (E, D); output (D, E).
+    Initialisation as in RWKV-LM, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_decay =
+    -5 + 8 (j/(E-1))^(0.7+1.3a), time_first = ln 0.3 + 0.5 ((j+1) mod 3 - 1), time_mix_key = (j/D)^c, time_mix_value =
+    (j/D)^c + 0.3a, time_mix_receptance = (j/D)^(c/2); key, receptance and output 0; value orthogonal, times
+    sqrt(E/D) where E > D. Alone l = 0 and L = 1, so a = 0, c = 1.
+    State: RWKV4State, 3E + D numbers a row.
+    The paper's decay is w itself; as in the released code w = exp(time_decay), so that it is positive.
+    """
+
+    id = "S-rwkv4"
+    equation = (
+        "y_t = W_o (sigmoid(r_t) * (sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t) / "
+        "(sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t}))"
+    )
+    source = 'Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048, eq. (11) to (17)'
+    op = "weighted_average"
+    sample: ClassVar = {"attention_hidden_size": 8}
+    residual_out = "output"
+
+    def __init__(self, dim: int, attention_hidden_size: int | None = None) -> None:
+        super().__init__()
+        size = dim if attention_hidden_size is None else attention_hidden_size
+        if dim < 1 or size < 1:
+            raise ConfigError(f"rwkv4: dim is {dim} and attention_hidden_size is {size}, expected at least 1")
+        self.dim, self.attention_hidden_size = dim, size
+        self.time_decay = nn.Parameter(torch.empty(size))
+        self.time_first = nn.Parameter(math.log(0.3) + 0.5 * ((torch.arange(size) + 1) % 3 - 1))
+        self.time_mix_key = nn.Parameter(torch.empty(1, 1, dim))
+        self.time_mix_value = nn.Parameter(torch.empty(1, 1, dim))
+        self.time_mix_receptance = nn.Parameter(torch.empty(1, 1, dim))
+        self.key = nn.Linear(dim, size, bias=False)
+        self.value = nn.Linear(dim, size, bias=False)
+        self.receptance = nn.Linear(dim, size, bias=False)
+        self.output = nn.Linear(size, dim, bias=False)
+        for linear in (self.key, self.receptance, self.output):
+            nn.init.zeros_(linear.weight)
+        nn.init.orthogonal_(self.value.weight, gain=max(1.0, size / dim) ** 0.5)
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        a, c = rise(index, len(layers)), fall(index, len(layers))
+        share = steps(self.dim)
+        with torch.no_grad():
+            self.time_decay.copy_(-5 + 8 * whole(self.attention_hidden_size) ** (0.7 + 1.3 * a))
+            self.time_mix_key.copy_(share**c)
+            self.time_mix_value.copy_(share**c + 0.3 * a)
+            self.time_mix_receptance.copy_(share ** (0.5 * c))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RWKV4State:
+        place = {"device": device, "dtype": dtype, "at_least": torch.float32}
+        p_z = self._zeros(batch_size, 2, self.attention_hidden_size, **place)
+        m = self._zeros(batch_size, 1, self.attention_hidden_size, **place) - math.inf  # no exponent yet
+        return RWKV4State(torch.cat([p_z, m], 1), self._zeros(batch_size, 1, self.dim, **place))
+
+    def forward(
+        self, x: Tensor, state: RWKV4State | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, RWKV4State]:
+        self._check(x, state, cu_seqlens)
+        recurrent, shift = (None, None) if state is None else state
+        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        k = self.key(mix(x, before, self.time_mix_key))
+        v = self.value(mix(x, before, self.time_mix_value))
+        r = self.receptance(mix(x, before, self.time_mix_receptance))
+        average, recurrent = weighted_average(
+            k, v, -widen(self.time_decay).exp(), self.time_first, recurrent, cu_seqlens=cu_seqlens
+        )
+        return self.output(r.sigmoid() * average), RWKV4State(recurrent, shift)

@@ -1,0 +1,128 @@
+r"""Time mix of RWKV-6 "Finch".
+
+.. math::
+   S_t = \mathrm{Diag}(w_t) S_{t-1} + k_t v_t^\top, \quad
+   o_t = (S_{t-1} + \mathrm{Diag}(u) k_t v_t^\top)^\top r_t, \quad
+   y_t = W_o (\mathrm{GroupNorm}(o_t) \odot \mathrm{SiLU}(g_t)), \quad w_t = e^{-e^{d_t}}
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
+from scanl.ops import linear_attention
+
+MIXED = "wkvrg"  # what the low-rank adapter mixes, in the order of its slices
+
+
+@register("rwkv6")
+class RWKV6(MatrixTimeMix):
+    """Time mix of RWKV-6: a matrix memory whose decay and token shift depend on the input.
+
+    Args:
+        dim: D, model width.
+        head_size: N, keys and values of a head; H = D/N heads.
+        mix_lora: rank of the adapter of each token shift; by default 32, and 64 at D = 4096.
+        decay_lora: rank of the adapter of the decay; by default 64, and 128 at D = 4096.
+
+    Each operand sees x_t + (x_{t-1} - x_t) ⊙ (time_maa_□ + tanh(x' time_maa_w1) time_maa_w2) with
+    x' = x_t + (x_{t-1} - x_t) ⊙ time_maa_x; d = time_decay + tanh(x_w time_decay_w1) time_decay_w2.
+    Parameters as in RWKV-LM's RWKV_Tmix_x060: time_maa_x, _w, _k, _v, _r, _g (1, 1, D); time_maa_w1 (D, 5 mix_lora);
+    time_maa_w2 (5, mix_lora, D); time_decay (1, 1, D); time_decay_w1 (D, decay_lora); time_decay_w2 (decay_lora, D);
+    time_faaaa (H, N), the bonus u; receptance, key, value, gate, output (D, D); ln_x, a GroupNorm of H groups.
+    Initialisation as there, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_maa_x, _w, _k =
+    1 - (j/D)^c, _v = 1 - (j/D)^c - 0.3a, _r, _g = 1 - (j/D)^(c/2); time_decay = -6 + 5 (j/(D-1))^(0.7+1.3a); u =
+    a (1 - j/(D-1)) + 0.1 ((j+1) mod 3 - 1); time_maa_w1 and time_decay_w1 0, the second factors U(±0.01); receptance
+    and value orthogonal, key and gate 0.1 of that, output 0; ln_x.weight ((l+1)/L)^0.7, its epsilon 64e-5.
+    State: RWKVState, D N + D numbers a row.
+    """
+
+    id = "S-rwkv6"
+    equation = (
+        "S_t = Diag(w_t) S_{t-1} + k_t v_t^T,  o_t = (S_{t-1} + Diag(u) k_t v_t^T)^T r_t,  "
+        "y_t = W_o (GroupNorm(o_t) * SiLU(g_t)),  w_t = exp(-exp(d_t))"
+    )
+    source = (
+        'Peng et al., "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence", arXiv:2404.05892, '
+        "eq. (14) to (20)"
+    )
+    op = "linear_attention"
+    sample: ClassVar = {"head_size": 4, "mix_lora": 3, "decay_lora": 5}
+    residual_out = "output"
+
+    time_maa_x: nn.Parameter
+
+    def __init__(
+        self, dim: int, head_size: int = 64, mix_lora: int | None = None, decay_lora: int | None = None
+    ) -> None:
+        super().__init__()
+        if head_size < 1 or dim < 1 or dim % head_size:
+            raise ConfigError(f"rwkv6: head_size is {head_size}, expected a divisor of dim={dim}")
+        large = 2 if dim == 4096 else 1
+        mix_rank, decay_rank = mix_lora or 32 * large, decay_lora or 64 * large
+        self.dim, self.head_size = dim, head_size
+        for name in "x" + MIXED:
+            setattr(self, f"time_maa_{name}", nn.Parameter(torch.empty(1, 1, dim)))
+        self.time_maa_w1 = nn.Parameter(torch.zeros(dim, len(MIXED) * mix_rank))
+        self.time_maa_w2 = nn.Parameter(torch.empty(len(MIXED), mix_rank, dim).uniform_(-0.01, 0.01))
+        self.time_decay = nn.Parameter(torch.empty(1, 1, dim))
+        self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))
+        self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, dim).uniform_(-0.01, 0.01))
+        self.time_faaaa = nn.Parameter(torch.empty(dim // head_size, head_size))
+        self.receptance = nn.Linear(dim, dim, bias=False)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.gate = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
+            nn.init.orthogonal_(linear.weight, gain=gain)
+        nn.init.zeros_(self.output.weight)
+        self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        a, c = rise(index, len(layers)), fall(index, len(layers))
+        share, place = steps(self.dim), whole(self.dim)
+        starts = dict.fromkeys("xwk", share**c)
+        starts |= {"v": share**c + 0.3 * a} | dict.fromkeys("rg", share ** (0.5 * c))
+        zigzag = 0.1 * ((torch.arange(self.dim) + 1) % 3 - 1)
+        with torch.no_grad():
+            for name, start in starts.items():
+                getattr(self, f"time_maa_{name}").copy_(1 - start)
+            self.time_decay.copy_(-6 + 5 * place ** (0.7 + 1.3 * a))
+            self.time_faaaa.copy_((a * (1 - place) + zigzag).view_as(self.time_faaaa))
+            self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
+
+    def forward(
+        self, x: Tensor, state: RWKVState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, RWKVState]:
+        self._check(x, state, cu_seqlens)
+        recurrent, shift = (None, None) if state is None else state
+        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        change = before - x
+        adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED), -1))
+        shares = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
+        w, k, v, r, g = (
+            x + change * (getattr(self, f"time_maa_{name}") + share) for name, share in zip(MIXED, shares, strict=True)
+        )
+        d = self.time_decay + torch.tanh(w @ self.time_decay_w1) @ self.time_decay_w2
+        o, recurrent = linear_attention(
+            self.receptance(r).unflatten(-1, self.heads),
+            self.key(k).unflatten(-1, self.heads),
+            self.value(v).unflatten(-1, self.heads),
+            -widen(d).exp().unflatten(-1, self.heads),
+            None,
+            self.time_faaaa,
+            recurrent,
+            scale=1.0,
+            cu_seqlens=cu_seqlens,
+        )
+        return self.output(self.normed(o) * F.silu(self.gate(g))), RWKVState(recurrent, shift)

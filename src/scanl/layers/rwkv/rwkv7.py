@@ -1,0 +1,165 @@
+r"""Time mix of RWKV-7 "Goose".
+
+.. math::
+   S_t = (\mathrm{Diag}(w_t) - (\hat\kappa_t \odot a_t) \hat\kappa_t^\top) S_{t-1} + k_t v_t^\top, \quad
+   o_t = S_t^\top r_t, \quad
+   y_t = W_o\big((\mathrm{GroupNorm}(o_t) + \langle r_t \odot \rho, k_t \rangle v_t) \odot g_t\big)
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.depth import fall, rise, steps, whole
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
+from scanl.ops import dplr_scan
+
+SHARES = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the first token shifts
+
+
+@register("rwkv7")
+class RWKV7(MatrixTimeMix):
+    """Time mix of RWKV-7: a matrix memory that erases and writes at different keys, with its own learning rates.
+
+    In a stack, layers above the lowest mix their values with those of the lowest, v + (v_first - v) ⊙
+    σ(v0 + x_v v1 v2), which reach them within one pass through `memo`; v0, v1 and v2 are theirs only.
+
+    Args:
+        dim: D, model width.
+        head_size: N, keys and values of a head; H = D/N heads.
+        decay_lora, aaa_lora, mv_lora, gate_lora: ranks of the adapters of w, a, v and g; by default 2.5, 2.5, 1.7 and 5
+            times sqrt(D), rounded to multiples of 32, and at least 32.
+
+    With x_□ = x_t + (x_{t-1} - x_t) ⊙ the parameter x_□: w = exp(-e^(-1/2) σ(w0 + tanh(x_w w1) w2)),
+    a = σ(a0 + x_a a1 a2), g = σ(x_g g1) g2, κ̂ = k ⊙ k_k of unit length in each head,
+    k ← k ⊙ (1 + (a - 1) ⊙ k_a), ρ = r_k.
+    Parameters as in RWKV-LM's RWKV_Tmix_x070: x_r, x_w, x_k, x_v, x_a, x_g, w0, a0, v0, k_k, k_a (1, 1, D);
+    w1, a1, v1, g1 (D, rank); w2, a2, v2, g2 (rank, D); r_k (H, N); receptance, key, value, output (D, D); ln_x, a
+    GroupNorm of H groups.
+    Initialisation as there, with j the channel, layer l of L, b = l/(L-1), c = 1 - l/L, lin = j/(D-1) - 1/2, z =
+    ((j mod N) - (N-1)/2) / ((N-1)/2), zig = z|z|: x_□ = 1 - (j/D)^(sc) with s 0.2 for r, g, 0.9 for w, a, 0.7 for k, v;
+    w0 = -6 + 6 (j/(D-1))^(1+b^0.3) + 0.5 + 2.5 zig; a0 = -0.19 + 0.3 zig + 0.4 lin; v0 = 0.73 - 0.4 lin; k_k = 0.71 -
+    0.1 lin; k_a = 1.02; r_k = -0.04; first factors 0, second ones orthogonal times 0.1 (and sqrt(rank/D) where that
+    exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5.
+    The class's own start: its trainer then draws the four matrices anew, and ln_x.
+    State: RWKVState, D N + D numbers a row.
+    """
+
+    id = "S-rwkv7"
+    equation = (
+        "S_t = (Diag(w_t) - (kappa_t * a_t) kappa_t^T) S_{t-1} + k_t v_t^T,  o_t = S_t^T r_t,  "
+        "y_t = W_o ((GroupNorm(o_t) + <r_t * r_k, k_t> v_t) * g_t)"
+    )
+    source = 'Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", arXiv:2503.14456, eq. (4) to (21)'
+    op = "dplr_scan"
+    sample: ClassVar = {"head_size": 4, "decay_lora": 3, "aaa_lora": 3, "mv_lora": 3, "gate_lora": 5}
+    residual_out = "output"
+    takes_memo = True
+
+    # Above the lowest layer only.
+    v0: nn.Parameter | None
+    v1: nn.Parameter | None
+    v2: nn.Parameter | None
+
+    def __init__(
+        self,
+        dim: int,
+        head_size: int = 64,
+        decay_lora: int | None = None,
+        aaa_lora: int | None = None,
+        mv_lora: int | None = None,
+        gate_lora: int | None = None,
+    ) -> None:
+        super().__init__()
+        if head_size < 1 or dim < 1 or dim % head_size:
+            raise ConfigError(f"rwkv7: head_size is {head_size}, expected a divisor of dim={dim}")
+        self.dim, self.head_size = dim, head_size
+        self.mv_lora = mv_lora or _rank(1.7, dim)
+        for name in ("v0", "v1", "v2"):
+            self.register_parameter(name, None)
+        linear, zigzag = whole(dim) - 0.5, self._zigzag()
+        for name in SHARES:
+            setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
+        self.w0 = nn.Parameter(torch.empty(1, 1, dim))
+        self.w1, self.w2 = _factors(dim, decay_lora or _rank(2.5, dim))
+        self.a0 = nn.Parameter((-0.19 + 0.3 * zigzag + 0.4 * linear).view(1, 1, dim))
+        self.a1, self.a2 = _factors(dim, aaa_lora or _rank(2.5, dim))
+        self.g1, self.g2 = _factors(dim, gate_lora or _rank(5, dim))
+        self.k_k = nn.Parameter((0.71 - 0.1 * linear).view(1, 1, dim))
+        self.k_a = nn.Parameter(torch.full((1, 1, dim), 1.02))
+        self.r_k = nn.Parameter(torch.full((dim // head_size, head_size), -0.04))
+        self.receptance = nn.Linear(dim, dim, bias=False)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        for projection, limit in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
+            nn.init.uniform_(projection.weight, -limit / math.sqrt(dim), limit / math.sqrt(dim))
+        self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
+        self.enter_stack(0, [self])
+
+    def _zigzag(self) -> Tensor:
+        half = max(self.head_size - 1, 1) / 2
+        z = (torch.arange(self.dim) % self.head_size - (self.head_size - 1) / 2) / half
+        return z * z.abs()
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        speed = 1 + rise(index, len(layers)) ** 0.3
+        with torch.no_grad():
+            for name, exponent in SHARES.items():
+                getattr(self, f"x_{name}").copy_(1 - steps(self.dim) ** (exponent * fall(index, len(layers))))
+            self.w0.copy_(-6 + 6 * whole(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
+        if any(isinstance(lower, RWKV7) for lower in layers[:index]):
+            self.v0 = nn.Parameter((0.73 - 0.4 * (whole(self.dim) - 0.5)).view(1, 1, self.dim))
+            self.v1, self.v2 = _factors(self.dim, self.mv_lora)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: RWKVState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        memo: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, RWKVState]:
+        self._check(x, state, cu_seqlens)
+        recurrent, shift = (None, None) if state is None else state
+        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        r, w, k, v, a, g = (x + (before - x) * getattr(self, f"x_{name}") for name in SHARES)
+        decay = -math.exp(-0.5) * widen(self.w0 + torch.tanh(w @ self.w1) @ self.w2).sigmoid()
+        rate = (self.a0 + a @ self.a1 @ self.a2).sigmoid()
+        gate = (g @ self.g1).sigmoid() @ self.g2
+        r, k, v = self.receptance(r), self.key(k), self._values(v, memo)
+        erased = F.normalize((k * self.k_k).unflatten(-1, self.heads), dim=-1)
+        k = k * (1 + (rate - 1) * self.k_a)
+        r, k, v, rate, decay = (part.unflatten(-1, self.heads) for part in (r, k, v, rate, decay))
+        o, recurrent = dplr_scan(r, k, v, erased * rate, -erased, decay, recurrent, scale=1.0, cu_seqlens=cu_seqlens)
+        present = (r * k * self.r_k).sum(-1, keepdim=True) * v
+        return self.output((self.normed(o) + present.flatten(-2)) * gate), RWKVState(recurrent, shift)
+
+    def _values(self, x: Tensor, memo: dict[str, Tensor] | None) -> Tensor:
+        v = self.value(x)
+        if self.v0 is None or self.v1 is None or self.v2 is None:
+            if memo is not None:
+                memo["v_first"] = v
+            return v
+        if memo is None or "v_first" not in memo:
+            raise ConfigError(
+                f"rwkv7: memo is {memo and list(memo)}, expected v_first of the lowest layer because this one is above"
+            )
+        return v + (memo["v_first"] - v) * (self.v0 + x @ self.v1 @ self.v2).sigmoid()
+
+
+def _rank(factor: float, dim: int) -> int:
+    return max(32, round(factor * math.sqrt(dim) / 32) * 32)
+
+
+def _factors(dim: int, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """The two factors (D, rank) and (rank, D) of an adapter, whose product starts at 0."""
+    second = nn.init.orthogonal_(torch.empty(rank, dim), gain=0.1 * max(1.0, rank / dim) ** 0.5)
+    return nn.Parameter(torch.zeros(dim, rank)), nn.Parameter(second)

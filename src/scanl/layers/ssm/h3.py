@@ -1,0 +1,198 @@
+r"""H3: a shift and a diagonal state space model between two products, in the manner of linear attention.
+
+.. math:: y_t = W_o \big(q_t \cdot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \otimes v)_t\big)
+"""
+
+import math
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.module import Module
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.diagonal_ssm import diagonal_ssm
+from scanl.layers.parts.hippo import STARTS, diagonal_start
+from scanl.layers.parts.timespans import log_uniform
+from scanl.layers.state import Device, DType
+from scanl.ops import short_convolution
+from scanl.ops.ssm_kernels import DISCRETIZATIONS
+
+
+class H3State(NamedTuple):
+    """shift: the last N-1 keys (B, N-1, D).   diagonal: (B, K, K, H, N/2) complex, of key and value channels."""
+
+    shift: Tensor
+    diagonal: Tensor
+
+
+class ShiftKernel(Module):
+    """B (D, N), what enters the shift register, and C (1, D, N), what is read from it."""
+
+    def __init__(self, dim: int, d_state: int) -> None:
+        super().__init__()
+        self.B = nn.Parameter(torch.eye(1, d_state).repeat(dim, 1))
+        self.C = nn.Parameter(torch.empty(1, dim, d_state).uniform_(-(d_state**-0.5), d_state**-0.5))
+
+    def window(self) -> Tensor:
+        """(D, N): Σ_n B_n C_{n+j} for the lags j, the longest first."""
+        read = F.pad(self.C[0], (0, self.B.shape[1] - 1)).unfold(1, self.B.shape[1], 1)
+        return torch.einsum("djn,dn->dj", read, self.B).flip(1)
+
+
+class DiagonalKernel(Module):
+    """log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) in real pairs."""
+
+    def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
+        super().__init__()
+        Lambda, B = diagonal_start(init, d_state)
+        real = torch.get_default_dtype()
+
+        def system(value: Tensor) -> nn.Parameter:
+            return nn.Parameter(value.to(real))
+
+        C = torch.view_as_complex(torch.randn(1, heads, d_state // 2, 2) * math.sqrt(0.5)) * B
+        self.C = nn.Parameter(torch.view_as_real(C).to(real))
+        self.log_dt = system(log_uniform(heads, dt_min, dt_max))
+        self.B = system(torch.view_as_real(B).repeat(heads, 1, 1))
+        self.inv_A_real = system((-Lambda.real).log().repeat(heads, 1))
+        self.A_imag = system(Lambda.imag.repeat(heads, 1))
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A, B, C (H, N/2), complex, and Δ (H), in float32 or wider."""
+        A = torch.complex(-widen(self.inv_A_real).exp(), widen(self.A_imag))
+        B, C = (torch.view_as_complex(widen(part)) for part in (self.B, self.C[0]))
+        return A, B, C, widen(self.log_dt).exp()
+
+
+K = TypeVar("K", bound=nn.Module)
+
+
+class Wrapped(nn.Module, Generic[K]):
+    """A level of the parameters' names, as the released code has it."""
+
+    kernel: K
+
+    def __init__(self, kernel: K) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+
+@register("h3")
+class H3(Layer):
+    """H3: keys through a shift register, their products with the values through S4D, read by the queries.
+
+    Channels leave the heads value channel first, and come in head first, as in the released code.
+
+    Args:
+        dim: D, model width.
+        d_state: N, real numbers of state of both systems, even.
+        head_dim: K, channels of a head; H = D / K heads, each a system of its own, over K² products.
+        init: imaginary parts of the diagonal A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
+        dt_min, dt_max: range of the initial step Δ, in units of A's time.
+        disc: discretisation of the diagonal system, "bilinear" or "zoh".
+        lr: learning rate that the systems ask for; None for the optimiser's own.
+
+    Parameters as in the released H3: q_proj, k_proj, v_proj, output_linear (D, D) with biases; ssm_k_kernel.kernel: B
+    (D, N), C (1, D, N); ssm_k_D (D); kernel.kernel: C (1, H, N/2, 2), B (H, N/2, 2), inv_A_real, A_imag (H, N/2),
+    log_dt (H); D (H). B, A and Δ have no weight decay.
+    Initialisation: shift B = (1, 0, ...), C uniform in ±1/sqrt(N); A as `s4d`, B 1 (of HiPPO for legs), C complex
+    N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; both D N(0, 1); the linear maps PyTorch's own.
+    For legs the released program's "diag-legs" has the same frequencies with B = 1; here B is HiPPO's, as in S4D-LegS.
+    State: H3State.
+    More than 16 steps are a convolution through the FFT, of products of keys and values: where these grow by a factor
+    within a call, the outputs before them are rounded to its square (see `long_convolution`).
+    """
+
+    id = "S-h3"
+    equation = "y_t = W_o (q_t . SSM_diag(SSM_shift(k) x v)_t)"
+    source = (
+        'Fu et al., "Hungry Hungry Hippos: Towards Language Modeling with State Space Models", arXiv:2212.14052, '
+        "algorithm 1"
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"d_state": 4, "head_dim": 2}
+    residual_out = "output_linear"
+    hints: ClassVar = {
+        f"{place}.kernel.{name}": Hint(weight_decay=False, lr="lr")
+        for place, names in (("ssm_k_kernel", ("B",)), ("kernel", ("log_dt", "B", "inv_A_real", "A_imag")))
+        for name in names
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        d_state: int = 64,
+        head_dim: int = 1,
+        init: str = "lin",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        disc: str = "bilinear",
+        lr: float | None = None,
+    ) -> None:
+        super().__init__()
+        if d_state < 2 or d_state % 2:
+            raise ConfigError(f"h3: d_state is {d_state}, expected an even number of at least 2")
+        if head_dim < 1 or dim % head_dim:
+            raise ConfigError(f"h3: head_dim is {head_dim}, expected a divisor of dim={dim}")
+        if init not in STARTS:
+            raise ConfigError(f"h3: {unknown('init', init, STARTS)}")
+        if disc not in DISCRETIZATIONS:
+            raise ConfigError(f"h3: {unknown('disc', disc, DISCRETIZATIONS)}")
+        if not 0 < dt_min <= dt_max:
+            raise ConfigError(f"h3: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        self.dim = dim
+        self.d_state = d_state
+        self.head_dim = head_dim
+        self.num_heads = dim // head_dim
+        self.disc = disc
+        self.lr = lr
+        self.q_proj = nn.Linear(dim, dim)
+        self.k_proj = nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, d_state))
+        self.ssm_k_D = nn.Parameter(torch.randn(dim))
+        self.kernel = Wrapped(DiagonalKernel(self.num_heads, d_state, init, dt_min, dt_max))
+        self.D = nn.Parameter(torch.randn(self.num_heads))
+        self.output_linear = nn.Linear(dim, dim)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> H3State:
+        diagonal = (self.head_dim, self.head_dim, self.num_heads, self.d_state // 2)
+        return H3State(
+            self._zeros(batch_size, self.d_state - 1, self.dim, device=device, dtype=dtype, at_least=torch.float32),
+            self._zeros(batch_size, *diagonal, device=device, dtype=dtype, at_least=torch.complex64),
+        )
+
+    def forward(
+        self, x: Tensor, state: H3State | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, H3State]:
+        self._check(x, state, cu_seqlens)
+        shift, diagonal = (None, None) if state is None else state
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        held, shift = short_convolution(
+            widen(k), widen(self.ssm_k_kernel.kernel.window()), None, shift, cu_seqlens=cu_seqlens
+        )
+        k = torch.addcmul(held, k, widen(self.ssm_k_D))
+        q, k, v = (widen(each).unflatten(-1, (self.num_heads, self.head_dim)) for each in (q, k, v))
+        kv = torch.einsum("bthk,bthv->btkvh", k, v)
+        system = self.kernel.kernel.system()
+
+        def run(kv: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+            # A head has one system, whatever the product that passes through it: products are rows of a batch.
+            rows = kv.movedim(1, 3).flatten(0, 2)
+            y, last = diagonal_ssm(
+                rows, *system, None if before is None else before.flatten(0, 2), discretization=self.disc
+            )
+            products = (kv.shape[0], self.head_dim, self.head_dim)
+            return y.unflatten(0, products).movedim(3, 1), last.unflatten(0, products)
+
+        if cu_seqlens is None:
+            y, diagonal = run(kv, diagonal)
+        else:
+            before = self.init_state(cu_seqlens.shape[0] - 1).diagonal if diagonal is None else diagonal
+            y, diagonal = each_alone(run, kv, before, cu_seqlens)
+        y = torch.einsum("bthk,btkvh->btvh", q, torch.addcmul(y, kv, widen(self.D)))
+        return self.output_linear(y.flatten(2).to(x.dtype)), H3State(shift, diagonal)

@@ -1,0 +1,94 @@
+r"""Hawk and Griffin's recurrent block.
+
+.. math:: y = W_o (\mathrm{GELU}(W_1 x) \odot \mathrm{RGLRU}(\mathrm{conv}_4(W_2 x)))
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register
+from scanl.layers.parts.short_convolution import ShortConvolution
+from scanl.layers.ssm.rglru import RGLRU, RGLRUState
+from scanl.layers.state import Device, DType
+
+
+class HawkState(NamedTuple):
+    """rg_lru: RGLRUState.   conv: the last W-1 inputs of the convolution (B, W-1, width)."""
+
+    rg_lru: RGLRUState
+    conv: Tensor
+
+
+@register("hawk")
+class Hawk(Layer):
+    """The recurrent block of Hawk and Griffin: a GELU branch times a convolved RG-LRU branch.
+
+    Args:
+        dim: D, model width.
+        num_heads: blocks of the gates.
+        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks; in the released models D.
+        conv_size: window of the convolution.
+
+    Parameters as in the released recurrentgemma: linear_y, linear_x (width, D), linear_out (D, width),
+    rg_lru, and conv_1d, here in `nn.Conv1d`'s shape.
+    Initialisation as there: linear weights N(0, 1/fan_in), and in a stack of L layers linear_out N(0, 2/(L width));
+    convolution N(0, 0.01/W), biases 0.
+    """
+
+    id = "S-hawk"
+    equation = "y = W_o (GELU(W_1 x) * RGLRU(conv_4(W_2 x)))"
+    source = (
+        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '
+        'Models", '
+        "arXiv:2402.19427, sec. 2.3"
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"num_heads": 2, "width": 12}
+    residual_out = "linear_out"
+    residual_by_depth = True
+
+    def __init__(self, dim: int, num_heads: int = 8, width: int | None = None, conv_size: int = 4) -> None:
+        super().__init__()
+        self.dim = dim
+        if dim < 1 or num_heads < 1:
+            raise ConfigError(f"hawk: dim is {dim} and num_heads is {num_heads}, expected at least 1")
+        self.width = width or num_heads * _block_width(4 * dim / 3 / num_heads)
+        self.linear_y = nn.Linear(dim, self.width)
+        self.linear_x = nn.Linear(dim, self.width)
+        self.linear_out = nn.Linear(self.width, dim)
+        self.conv_1d = ShortConvolution(self.width, conv_size)
+        self.rg_lru = RGLRU(self.width, num_heads)
+        for linear in (self.linear_y, self.linear_x, self.linear_out):
+            nn.init.normal_(linear.weight, std=math.sqrt(1 / linear.in_features))
+            nn.init.zeros_(linear.bias)
+        nn.init.normal_(self.conv_1d.conv.weight, std=math.sqrt(0.01 / conv_size))
+        if self.conv_1d.conv.bias is not None:
+            nn.init.zeros_(self.conv_1d.conv.bias)
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        nn.init.normal_(self.linear_out.weight, std=math.sqrt(2 / (len(layers) * self.width)))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HawkState:
+        return HawkState(
+            self.rg_lru.init_state(batch_size, device=device, dtype=dtype),
+            self.conv_1d.init_state(batch_size, device=device, dtype=dtype),
+        )
+
+    def forward(
+        self, x: Tensor, state: HawkState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, HawkState]:
+        self._check(x, state, cu_seqlens)
+        rg_lru, conv = (None, None) if state is None else state
+        h, conv = self.conv_1d(self.linear_x(x), conv, cu_seqlens=cu_seqlens)
+        h, rg_lru = self.rg_lru(h, rg_lru, cu_seqlens=cu_seqlens)
+        return self.linear_out(F.gelu(self.linear_y(x), approximate="tanh") * h), HawkState(rg_lru, conv)
+
+
+def _block_width(wanted: float) -> int:
+    """Multiples of 8 from 8 up: small products of odd widths take up to twice as long."""
+    return 8 * round(wanted / 8) if wanted >= 8 else max(1, round(wanted))

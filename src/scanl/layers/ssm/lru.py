@@ -1,0 +1,105 @@
+r"""Linear recurrent unit.
+
+.. math:: h_t = \Lambda h_{t-1} + \gamma \odot (B x_t), \quad y_t = \mathrm{Re}(C h_t) + D \odot x_t, \quad
+          \Lambda = e^{-e^\nu + i e^\theta}, \; \gamma = e^{\gamma_{\log}}
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.state import Device, DType
+from scanl.ops import discretize, linear_scan
+
+
+@register("lru")
+class LRU(Layer):
+    """LRU: a complex diagonal recurrence, stable by construction, with a linear readout.
+
+    Args:
+        dim: D, model width.
+        state_dim: E, complex state channels; by default D.
+        r_min, r_max: ring of the initial |Λ|, uniform over its area.
+        max_phase: initial phases are uniform in [0, max_phase] radians.
+
+    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: one step of span n
+    is n steps with the same input, Λ^n and γ (Λ^n - 1)/(Λ - 1), and n need not be whole.
+
+    Parameters as in the reference program: nu_log, theta_log, gamma_log (E); B_re, B_im (E, D);
+    C_re, C_im (D, E); D (D).
+    Initialisation: with u1, u2 uniform in (0, 1), nu_log = ln(-ln(u1 (r_max² - r_min²) + r_min²) / 2),
+    theta_log = ln(max_phase u2), gamma_log = ln sqrt(1 - |Λ|²); B N(0, 1/(2D)) in each part, C N(0, 1/E),
+    D N(0, 1).
+    State: (B, E) complex.
+    """
+
+    id = "S-lru"
+    equation = (
+        "h_t = Lambda * h_{t-1} + gamma * (B x_t),  y_t = Re(C h_t) + D * x_t,  Lambda = exp(-exp(nu) + i exp(theta))"
+    )
+    source = (
+        'Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", arXiv:2303.06349, eq. (3), (7)'
+    )
+    op = "linear_scan"
+    takes_timespans = True
+    sample: ClassVar = {"state_dim": 6}
+
+    def __init__(
+        self,
+        dim: int,
+        state_dim: int | None = None,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+    ) -> None:
+        super().__init__()
+        if not 0 <= r_min < r_max <= 1:
+            raise ConfigError(f"lru: r_min is {r_min} and r_max is {r_max}, expected 0 <= r_min < r_max <= 1")
+        self.dim = dim
+        self.state_dim = size = state_dim or dim
+        # 1 - U keeps u out of 0, where the logarithms end.
+        u1, u2 = 1 - torch.rand(size), 1 - torch.rand(size)
+        square = u1 * (r_max**2 - r_min**2) + r_min**2
+        square = square.clamp(max=1 - torch.finfo(square.dtype).eps)  # |Λ| = 1 would make gamma 0
+        self.nu_log = nn.Parameter(torch.log(-0.5 * torch.log(square)))
+        self.theta_log = nn.Parameter(torch.log(max_phase * u2))
+        self.gamma_log = nn.Parameter(0.5 * torch.log(1 - square))
+        self.B_re = nn.Parameter(torch.randn(size, dim) / math.sqrt(2 * dim))
+        self.B_im = nn.Parameter(torch.randn(size, dim) / math.sqrt(2 * dim))
+        self.C_re = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
+        self.C_im = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
+        self.D = nn.Parameter(torch.randn(dim))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        check_timespans("lru", timespans, x)
+        rate, phase = widen(self.nu_log).exp(), widen(self.theta_log).exp()
+        eigenvalues = torch.polar((-rate).exp(), phase)
+        # Real and imaginary parts side by side: one real product writes complex numbers, and one reads them.
+        into = torch.stack([self.B_re, self.B_im], 1) * self.gamma_log.exp()[:, None, None]
+        out_of = torch.stack([self.C_re, -self.C_im], 2).flatten(1)
+        u = torch.view_as_complex(widen(x @ into.flatten(0, 1).t()).unflatten(-1, (-1, 2)))
+        if timespans is not None:
+            log, one = torch.complex(-rate, phase), torch.ones_like(eigenvalues)
+            unit = discretize(log, one, torch.ones_like(rate[:1]))[1][0]
+            held = discretize(log, one, timespans.to(rate.dtype).flatten())
+            eigenvalues, gain = (each.unflatten(0, x.shape[:2]) for each in held)
+            u = u * (gain / unit)
+        h, last = linear_scan(u, eigenvalues, state, cu_seqlens=cu_seqlens)
+        y = torch.view_as_real(h).flatten(-2).to(x.dtype) @ out_of.t()
+        return torch.addcmul(y, x, self.D), last

@@ -1,0 +1,152 @@
+r"""Mamba: a selective state space model behind a short convolution.
+
+.. math:: h_t = e^{\Delta_t A} \odot h_{t-1} + (\Delta_t u_t)\, B_t^\top, \; y_t = h_t C_t + D \odot u_t, \quad
+          u = \mathrm{SiLU}(\mathrm{conv}(W_u x)), \; (\delta, B, C) = W_x u, \;
+          \Delta = \mathrm{softplus}(W_\Delta \delta + b)
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers.parts.short_convolution import convolve
+from scanl.layers.parts.time_step import time_step_bias
+from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.state import Device, DType
+from scanl.ops import selective_scan
+
+
+class MambaState(NamedTuple):
+    """conv: the last d_conv - 1 inputs of the convolution (B, d_conv - 1, E).   ssm: h (B, E, N). Float32 or wider."""
+
+    conv: Tensor
+    ssm: Tensor
+
+
+@register("mamba")
+class Mamba(Layer):
+    """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
+
+    B is discretised as Δ B, as in the released code; the paper's eq. (4) has the zero-order hold, the same to O(Δ²).
+
+    Args:
+        dim: D, model width.
+        d_state: N, state of each channel.
+        d_conv: window of the convolution.
+        expand: E = expand * dim channels.
+        dt_rank: R, rank of the map to Δ; "auto" is dim/16, rounded up.
+        dt_min, dt_max: range of the initial Δ, in steps.
+        dt_init: W_Δ "random" or "constant".
+        dt_scale: scale of the initial W_Δ.
+        dt_init_floor: least initial Δ.
+        conv_bias: bias in the convolution.
+        bias: biases in in_proj and out_proj.
+        norm_eps: epsilon of an RMS norm, without weights, of δ, B and C, as in Falcon-Mamba; None is no norm.
+
+    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+
+    Parameters as in mamba_ssm: in_proj (2E, D) for [u; z]; conv1d (E, 1, d_conv); x_proj (R + 2N, E); dt_proj (E, R)
+    with bias; A_log (E, N); D (E); out_proj (D, E). A_log, D and dt_proj.bias have no weight decay.
+    Initialisation: A = -(1, ..., N) for each channel, D = 1; W_Δ uniform in ±dt_scale/sqrt(R), or that constant;
+    softplus(b) log-uniform in [dt_min, dt_max], at least dt_init_floor; all else PyTorch's own.
+    State: MambaState.
+    """
+
+    id = "S-mamba"
+    equation = "h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y = W_out ((h_t C_t + D * u_t) * SiLU(z_t))"
+    source = (
+        'Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, '
+        "algorithm 2 and figure 3"
+    )
+    op = "selective_scan"
+    takes_timespans = True
+    sample: ClassVar = {"d_state": 3, "dt_rank": 2}
+    residual_out = "out_proj"
+    hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)
+
+    def __init__(
+        self,
+        dim: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: float = 2,
+        dt_rank: int | str = "auto",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        dt_init: str = "random",
+        dt_scale: float = 1.0,
+        dt_init_floor: float = 1e-4,
+        conv_bias: bool = True,
+        bias: bool = False,
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        if min(dim, d_state, d_conv) < 1:
+            raise ConfigError(f"mamba: dim, d_state, d_conv are {dim}, {d_state}, {d_conv}, expected at least 1")
+        if int(expand * dim) < 1:
+            raise ConfigError(f"mamba: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        if dt_rank != "auto" and (not isinstance(dt_rank, int) or dt_rank < 1):
+            raise ConfigError(f"mamba: dt_rank is {dt_rank!r}, expected 'auto' or an integer of at least 1")
+        if not 0 < dt_min <= dt_max:
+            raise ConfigError(f"mamba: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        if dt_init not in ("random", "constant"):
+            raise ConfigError(f"mamba: dt_init is {dt_init!r}, expected 'random' or 'constant'")
+        self.dim = dim
+        self.d_inner = int(expand * dim)
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.norm_eps = norm_eps
+        self.dt_rank = math.ceil(dim / 16) if isinstance(dt_rank, str) else dt_rank
+        self.in_proj = nn.Linear(dim, 2 * self.d_inner, bias=bias)
+        self.conv1d = nn.Conv1d(
+            self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1, bias=conv_bias
+        )
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.out_proj = nn.Linear(self.d_inner, dim, bias=bias)
+        scale = dt_scale * self.dt_rank**-0.5
+        with torch.no_grad():
+            if dt_init == "random":
+                self.dt_proj.weight.uniform_(-scale, scale)
+            else:
+                self.dt_proj.weight.fill_(scale)
+            self.dt_proj.bias.copy_(time_step_bias(self.d_inner, dt_min, dt_max, dt_init_floor))
+        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(self.d_inner))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MambaState:
+        sizes = ((self.d_conv - 1, self.d_inner), (self.d_inner, self.d_state))
+        return MambaState(
+            *(self._zeros(batch_size, *size, device=device, dtype=dtype, at_least=torch.float32) for size in sizes)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, MambaState]:
+        self._check(x, state, cu_seqlens)
+        check_timespans("mamba", timespans, x)
+        conv, ssm = (None, None) if state is None else state
+        u, z = self.in_proj(x).chunk(2, -1)
+        u, conv = convolve(self.conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
+        low, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        if self.norm_eps is not None:
+            low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
+        # The bias is added in float32: it sets the time scale, which half precision would round by 0.4 %.
+        delta, bias = F.linear(low, self.dt_proj.weight), widen(self.dt_proj.bias)
+        if timespans is not None:
+            delta, bias = F.softplus(delta + bias) * widen(timespans)[..., None], None
+        A = -widen(self.A_log).exp()
+        y, ssm = selective_scan(
+            u, delta, A, B, C, widen(self.D), z, bias, ssm, delta_softplus=bias is not None, cu_seqlens=cu_seqlens
+        )
+        return self.out_proj(y), MambaState(conv, ssm)

@@ -1,0 +1,195 @@
+r"""S4: a state space model for each channel, diagonal and of rank one, as HiPPO-LegS is.
+
+.. math:: \dot s = (\Lambda - P P^*) s + B u, \quad y = 2\,\mathrm{Re}\, C s + D u
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Hint, Layer, as_widened, register, widen
+from scanl.layers.module import Module
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.dense_ssm import dense_ssm
+from scanl.layers.parts.hippo import diagonal_legs
+from scanl.layers.parts.timespans import log_uniform
+from scanl.layers.state import Device, DType
+from scanl.ops import discretize_dplr
+from scanl.ops._frame.opaque import opaque
+
+FEW = 16  # steps up to which the recurrence is taken
+
+
+class LowRankKernel(Module):
+    """The systems of S4: inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) in real pairs."""
+
+    def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float) -> None:
+        super().__init__()
+        half = d_state // 2
+        legs = diagonal_legs(d_state)
+        Lambda, P, B = (part[:half] for part in legs[:3])
+        B = torch.complex(B.real, B.imag.clamp(-2, 2))
+        real = torch.get_default_dtype()
+
+        def system(value: Tensor) -> nn.Parameter:
+            return nn.Parameter(value.to(real).contiguous())
+
+        def pairs(value: Tensor) -> Tensor:
+            return torch.view_as_real(value.resolve_conj()).repeat(1, dim, 1, 1)
+
+        self.inv_dt = system(log_uniform(dim, dt_min, dt_max)[:, None])
+        self.A_real = system((-Lambda.real).log().repeat(dim, 1))
+        self.A_imag = system((-Lambda.imag).repeat(dim, 1))
+        self.B = system(pairs(B))
+        self.P = system(pairs(P))
+        self.C = nn.Parameter(torch.randn(1, dim, half, 2) * 0.5**0.5)
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Λ, P, B, C (D, N/2), complex, and Δ (D), in double: what is of size D N costs little."""
+        Lambda = torch.complex(-self.A_real.double().exp(), -self.A_imag.double())
+        P, B, C = (torch.view_as_complex(part[0].double()) for part in (self.P, self.B, self.C))
+        return Lambda, P, B, C, self.inv_dt[:, 0].double().exp()
+
+
+class Convolution(Module):
+    """kernel, and the skip connection D (1, D)."""
+
+    def __init__(self, kernel: LowRankKernel, dim: int) -> None:
+        super().__init__()
+        self.D = nn.Parameter(torch.randn(1, dim))
+        self.kernel = kernel
+
+
+@register("s4")
+class S4(Layer):
+    """S4: a time-invariant recurrence with a full matrix, by the bilinear rule, then GELU and a gated linear map.
+
+    A whole sequence is a convolution, a few steps are the recurrence, O(N) each; both are the same function. C is the
+    system's own, where the released code trains C (I - Ā^L) for a length L that it keeps.
+
+    Args:
+        dim: D, model width.
+        d_state: N, real numbers of state a channel, even.
+        dt_min, dt_max: range of the initial step Δ, in units of A's time.
+        lr: learning rate that Λ, P, B and Δ ask for; None for the optimiser's own.
+
+    Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
+    A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) in real pairs; output_linear.0 (2D, D),
+    linear, for the gated linear unit. Λ, P, B and Δ have no weight decay.
+    Initialisation: Λ, P, B of HiPPO-LegS in the basis of its normal part, one of each pair, Im B within ±2; Δ
+    log-uniform in [dt_min, dt_max]; C complex N(0, 1), D N(0, 1); the linear map PyTorch's own.
+    State: (B, D, N/2) complex.
+    """
+
+    id = "S-s4"
+    equation = (
+        "s_t = (I - Delta A/2)^-1 ((I + Delta A/2) s_{t-1} + Delta B u_t),  A = Lambda - P P*,  "
+        "y = GLU(W GELU(2 Re(C s) + D * u))"
+    )
+    source = (
+        'Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured State Spaces", arXiv:2111.00396, '
+        "eq. (3) to (5), with P = Q as in Goel et al., arXiv:2202.09729, sec. 4.2"
+    )
+    op = None
+    sample: ClassVar = {"d_state": 4}
+    hints: ClassVar = {
+        f"layer.kernel.{name}": Hint(weight_decay=False, lr="lr") for name in ("inv_dt", "A_real", "A_imag", "B", "P")
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        d_state: int = 64,
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        lr: float | None = 1e-3,
+    ) -> None:
+        super().__init__()
+        if d_state < 2 or d_state % 2:
+            raise ConfigError(f"s4: d_state is {d_state}, expected an even number of at least 2")
+        if not 0 < dt_min <= dt_max:
+            raise ConfigError(f"s4: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        self.dim = dim
+        self.d_state = d_state
+        self.lr = lr
+        self.layer = Convolution(LowRankKernel(dim, d_state, dt_min, dt_max), dim)
+        self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        sizes = (batch_size, self.dim, self.d_state // 2)
+        return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        u, system = widen(x), self.layer.kernel.system()
+        if cu_seqlens is None:
+            y, last = _scan(u, *system, state)
+        else:
+            rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
+            y, last = each_alone(lambda u, state: _scan(u, *system, state), u, rows, cu_seqlens)
+        y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
+        return self.output_linear(y), last
+
+
+def _scan_shapes(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(u), Lambda.new_empty(u.shape[0], *Lambda.shape, dtype=_complex(u))
+
+
+def _complex(u: Tensor) -> torch.dtype:
+    return torch.promote_types(u.dtype, torch.complex64)
+
+
+@opaque(
+    "s4(Tensor u, Tensor Lambda, Tensor P, Tensor B, Tensor C, Tensor dt, Tensor? state) -> (Tensor, Tensor)",
+    _scan_shapes,
+)
+def _scan(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if u.shape[1] > FEW:
+        with as_widened(u):
+            return _convolution(u, Lambda, P, B, C, dt, state)
+    zeros = Lambda.new_zeros(u.shape[0], *Lambda.shape, dtype=_complex(u))
+    return _recurrence(u, Lambda, P, B, C, dt, zeros if state is None else state.to(zeros.dtype))
+
+
+def _recurrence(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each step solves (1 - ΔA/2) s = (1 + ΔA/2) s' + ΔB u, where A = Λ - P P* on the state and its conjugate."""
+    half = dt[:, None] / 2
+    below = 1 - half * Lambda
+    low = half * P / below
+    core = 1 + 2 * (P.conj() * low).real.sum(-1, keepdim=True)
+    a, b, low, right = (v.to(state.dtype) for v in ((1 + half * Lambda) / below, 2 * half * B / below, low, P.conj()))
+    low_after = low / core.to(u.dtype)
+    entering = b * u[..., None]
+    states = []
+    for t in range(u.shape[1]):
+        moved = a * state - low * (2 * (right * state).real.sum(-1, keepdim=True)) + entering[:, t]
+        state = moved - low_after * (2 * (right * moved).real.sum(-1, keepdim=True))
+        states.append(state)
+    if not states:
+        return u, state
+    return 2 * (torch.stack(states, 1) * C.to(state.dtype)).real.sum(-1), state
+
+
+def _convolution(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same as a dense system of real numbers, real parts before imaginary ones: a quarter of the work."""
+    dense, into = discretize_dplr(Lambda, P, B, dt)
+    own, other = dense[:, : Lambda.shape[1]].chunk(2, -1)  # s = own s' + other conj(s')
+    plus, minus = own + other, own - other
+    A = torch.cat([torch.cat([plus.real, -minus.imag], -1), torch.cat([plus.imag, minus.real], -1)], 1)
+    into = into[:, : Lambda.shape[1]]
+    B, C = torch.cat([into.real, into.imag], -1), 2 * torch.cat([C.real, -C.imag], -1)
+    y, last = dense_ssm(u, A, B, C, None if state is None else torch.cat([state.real, state.imag], -1))
+    return y, torch.complex(*last.chunk(2, -1))

@@ -1,0 +1,130 @@
+r"""S4D: a diagonal state space model for each channel.
+
+.. math:: \dot s = A s + B u, \; y = 2\,\mathrm{Re}\, C s + D u, \quad A = -e^{a} + i\,\omega, \; B = 1
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.module import Module
+from scanl.layers.parts.diagonal_ssm import diagonal_ssm
+from scanl.layers.parts.hippo import STARTS, diagonal_start
+from scanl.layers.parts.timespans import check_timespans, log_uniform
+from scanl.layers.state import Device, DType
+from scanl.ops.ssm_kernels import DISCRETIZATIONS
+
+
+class DiagonalKernel(Module):
+    """The systems of S4D: log_dt (D), C (D, N/2, 2) in real pairs, log_A_real and A_imag (D, N/2)."""
+
+    def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
+        super().__init__()
+        Lambda, B = diagonal_start(init, d_state)
+        C = torch.view_as_complex(torch.randn(dim, d_state // 2, 2) * math.sqrt(0.5))
+        self.C = nn.Parameter(torch.view_as_real(C * B.to(C.dtype)))
+        self.log_dt = nn.Parameter(log_uniform(dim, dt_min, dt_max))
+        decay, frequency = (part.to(self.C.dtype).repeat(dim, 1) for part in (-Lambda.real, Lambda.imag))
+        self.log_A_real = nn.Parameter(decay.log())
+        self.A_imag = nn.Parameter(frequency)
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A and C, complex (D, N/2), and Δ (D), in float32 or wider."""
+        A = torch.complex(-widen(self.log_A_real).exp(), widen(self.A_imag))
+        return A, torch.view_as_complex(widen(self.C)), widen(self.log_dt).exp()
+
+
+@register("s4d")
+class S4D(Layer):
+    """S4D: a time-invariant recurrence on N/2 complex numbers for each channel, then GELU and a gated linear map.
+
+    A whole sequence is a convolution with the kernel of the system, a few steps are the recurrence; both are the same
+    function. B is 1, as in the released s4d.py: C carries it, from the start for "legs".
+
+    Args:
+        dim: D, model width.
+        d_state: N, real numbers of state a channel, even.
+        init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
+        dt_min, dt_max: range of the initial step Δ, in units of A's time.
+        disc: discretisation, "zoh" or "bilinear".
+        lr: learning rate that A and Δ ask for; None for the optimiser's own.
+
+    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+
+    Parameters as in the released s4d.py: D (D); kernel: C (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2);
+    output_linear.0, a convolution of width 1, (2D, D, 1), for the gated linear unit. A and Δ have no weight decay.
+    Initialisation: Δ log-uniform in [dt_min, dt_max]; -Re A = 1/2 and, for n = 0, 1, ..., Im A = π n (lin),
+    (N/π)(N/(2n+1) - 1) (inv), or of the eigenvalues of HiPPO-LegS less its part of rank one (legs); C complex N(0, 1),
+    times HiPPO's B, Im B within ±2, for legs; D N(0, 1); the linear map PyTorch's own.
+    State: (B, D, N/2) complex.
+    """
+
+    id = "S-s4d"
+    equation = "s_t = exp(Delta A) * s_{t-1} + (exp(Delta A) - 1)/A * u_t,  y = GLU(W GELU(2 Re(C s) + D * u))"
+    source = (
+        'Gu, Gupta, Goel and Ré, "On the Parameterization and Initialization of Diagonal State Space Models", '
+        "arXiv:2206.11893, eq. (2) to (9)"
+    )
+    op = "linear_scan"
+    takes_timespans = True
+    sample: ClassVar = {"d_state": 4}
+    hints: ClassVar = dict.fromkeys(
+        ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        d_state: int = 64,
+        init: str = "lin",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        disc: str = "zoh",
+        lr: float | None = 1e-3,
+    ) -> None:
+        super().__init__()
+        if d_state < 2 or d_state % 2:
+            raise ConfigError(f"s4d: d_state is {d_state}, expected an even number of at least 2")
+        if init not in STARTS:
+            raise ConfigError(f"s4d: {unknown('init', init, STARTS)}")
+        if disc not in DISCRETIZATIONS:
+            raise ConfigError(f"s4d: {unknown('disc', disc, DISCRETIZATIONS)}")
+        if not 0 < dt_min <= dt_max:
+            raise ConfigError(f"s4d: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        self.dim = dim
+        self.d_state = d_state
+        self.disc = disc
+        self.lr = lr
+        self.D = nn.Parameter(torch.randn(dim))
+        self.kernel = DiagonalKernel(dim, d_state, init, dt_min, dt_max)
+        self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        sizes = (batch_size, self.dim, self.d_state // 2)
+        return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        check_timespans("s4d", timespans, x)
+        A, C, dt = self.kernel.system()
+        u = widen(x)
+        y, last = diagonal_ssm(
+            u, A, torch.ones_like(A), C, dt, state,
+            discretization=self.disc, cu_seqlens=cu_seqlens, timespans=timespans,
+        )  # fmt: skip
+        y = F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)
+        mix = self.output_linear[0]
+        assert isinstance(mix, nn.Conv1d)
+        return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1), last

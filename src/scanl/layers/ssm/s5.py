@@ -1,0 +1,168 @@
+r"""S5: one diagonal state space system with many inputs and outputs.
+
+.. math:: s_t = \bar\Lambda \odot s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}(C s_t) + D \odot x_t
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.parts.hippo import diagonal_legs
+from scanl.layers.parts.timespans import check_timespans, log_uniform
+from scanl.layers.state import Device, DType
+from scanl.ops import discretize, linear_scan
+from scanl.ops.ssm_kernels import DISCRETIZATIONS
+
+C_INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
+ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")
+
+
+@register("s5")
+class S5(Layer):
+    """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
+
+    Args:
+        dim: D, model width.
+        state_dim: size of the state in real numbers; by default D.
+        blocks: J, blocks of HiPPO-LegS on the diagonal at the start.
+        conj_sym: keep one of each pair of eigenvalues, P = state_dim/2; otherwise P = state_dim and y = Re(C s).
+        C_init: "trunc_standard_normal", "lecun_normal" or "complex_normal".
+        discretization: "zoh" or "bilinear".
+        dt_min, dt_max: range of the initial step Δ, in units of Λ's time.
+        clip_eigs: hold Re Λ at most -1e-4.
+        activation: of what is read, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",
+            y σ(W g(y)); "full_glu", V g(y) σ(W g(y)); or "none".
+        lr: learning rate that Λ, B and Δ ask for; None for the optimiser's own.
+
+    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+
+    Parameters as in the authors' program: Lambda_re, Lambda_im (P), B (P, D, 2) and C (D, P, 2) in real pairs, D (D),
+    log_step (P, 1); out1, out2 (D, D), linear, of the activation (V and W). Λ, B and Δ have no weight decay. In the
+    s5-pytorch package Λ and C are complex, which `Module.to(dtype)` would make real.
+    Initialisation: Λ and V, eigenvalues and eigenvectors of the normal part of HiPPO-LegS, J blocks, and of each block
+    the half with negative imaginary parts where conj_sym; B = V* B', C = C' V; B' normal cut at two deviations, of
+    variance 1/state_dim; C' likewise in each part, or of 1/(D state_dim) for lecun_normal; or C complex N(0, 1) itself;
+    D N(0, 1); Δ log-uniform in [dt_min, dt_max]; the linear maps PyTorch's own.
+    State: (B, P) complex.
+    """
+
+    id = "S-s5"
+    equation = (
+        "s_t = exp(Delta Lambda) * s_{t-1} + (exp(Delta Lambda) - 1)/Lambda * (B x_t),  y_t = 2 Re(C s_t) + D * x_t"
+    )
+    source = (
+        'Smith, Warrington and Linderman, "Simplified State Space Layers for Sequence Modeling", arXiv:2208.04933, '
+        "eq. (4) to (6)"
+    )
+    op = "linear_scan"
+    takes_timespans = True
+    sample: ClassVar = {"state_dim": 8, "blocks": 2}
+    hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B", "log_step"), Hint(weight_decay=False, lr="lr"))
+
+    def __init__(
+        self,
+        dim: int,
+        state_dim: int | None = None,
+        blocks: int = 1,
+        conj_sym: bool = True,
+        C_init: str = "trunc_standard_normal",
+        discretization: str = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        clip_eigs: bool = False,
+        activation: str = "half_glu1",
+        lr: float | None = 1e-3,
+    ) -> None:
+        super().__init__()
+        size = state_dim or dim
+        if blocks < 1:
+            raise ConfigError(f"s5: blocks is {blocks}, expected at least 1")
+        if size % (blocks * (1 + conj_sym)):
+            of = f"{blocks * (1 + conj_sym)} because of blocks={blocks} and conj_sym={conj_sym}"
+            raise ConfigError(f"s5: state_dim is {size}, expected a multiple of {of}")
+        for option, value, known in (
+            ("C_init", C_init, C_INITS),
+            ("discretization", discretization, DISCRETIZATIONS),
+            ("activation", activation, ACTIVATIONS),
+        ):
+            if value not in known:
+                raise ConfigError(f"s5: {unknown(option, value, known)}")
+        if not 0 < dt_min <= dt_max:
+            raise ConfigError(f"s5: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        self.dim, self.lr = dim, lr
+        self.state_dim = size // (1 + conj_sym)
+        self.conj_sym = conj_sym
+        self.discretization = discretization
+        self.clip_eigs = clip_eigs
+        self.activation = activation
+        block = diagonal_legs(size // blocks)
+        kept = self.state_dim // blocks
+        V = torch.block_diag(*[block.V[:, :kept]] * blocks)
+        Lambda = block.Lambda[:kept].repeat(blocks)
+        self.Lambda_re = _parameter(Lambda.real)
+        self.Lambda_im = _parameter(Lambda.imag)
+        B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)
+        self.B = _parameter(torch.view_as_real(B.resolve_conj()))
+        if C_init == "complex_normal":
+            C = torch.randn(dim, self.state_dim, 2) * math.sqrt(0.5)
+        else:
+            variance = 1 / size if C_init == "trunc_standard_normal" else 1 / (dim * size)
+            C = torch.view_as_real(torch.view_as_complex(_cut_normal(dim, size, 2, variance=variance)) @ V)
+        self.C = _parameter(C)
+        self.D = nn.Parameter(torch.randn(dim))
+        self.log_step = nn.Parameter(log_uniform(self.state_dim, dt_min, dt_max)[:, None])
+        self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
+        self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        check_timespans("s5", timespans, x)
+        real = widen(self.Lambda_re)
+        Lambda = torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
+        steps = widen(self.log_step).exp().t()
+        if timespans is not None:
+            steps = timespans.to(steps.dtype).reshape(-1, 1) * steps
+        a, b = discretize(Lambda, torch.ones_like(Lambda), steps, self.discretization)
+        a, b = (each[0] if timespans is None else each.unflatten(0, x.shape[:2]) for each in (a, b))
+        # Real and imaginary parts side by side: one real product writes complex numbers, and one reads them.
+        u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
+        s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
+        out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
+        y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
+        return self._activate(y), last
+
+    def _activate(self, y: Tensor) -> Tensor:
+        if self.activation == "none":
+            return y
+        g = F.gelu(y, approximate="tanh")  # the GELU of jax
+        if self.out2 is None:
+            return g
+        gate = self.out2(g).sigmoid()
+        if self.out1 is not None:
+            return self.out1(g) * gate
+        return (y if self.activation == "half_glu2" else g) * gate
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.to(torch.get_default_dtype()).contiguous())
+
+
+def _cut_normal(*shape: int, variance: float) -> Tensor:
+    """Normal numbers cut at two deviations, with that variance after the cut."""
+    std = math.sqrt(variance) / 0.87962566103423978
+    return nn.init.trunc_normal_(torch.empty(shape, dtype=torch.float64), std=std, a=-2 * std, b=2 * std)

@@ -1,0 +1,228 @@
+"""What happens around the steps: signals, checkpoints, metrics, progress."""
+
+import math
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.plugins import CheckpointIO
+from torch import Tensor
+
+from scanl.files import writing
+from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
+from scanl.learning.run.config import Model
+from scanl.learning.run.folder import RunFolder
+from scanl.learning.run.metrics import Progress, Written, as_csv
+from scanl.learning.run.module import BPTT, DivergenceError
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Checkpoints written whole or not at all, and read without unpickling objects."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        write_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        path.unlink()
+
+
+class Keeper(pl.Callback):
+    """Saves before the first step, in intervals and at the end.
+
+    On SIGINT or SIGTERM it saves after the step and stops (`interrupted`).
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.interrupted = False
+        self._handlers: dict[int, Any] = {}
+        self._saved = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+
+        def ask_to_stop(number: int, _frame: Any) -> None:
+            if pl_module.wishes["stop"]:  # the second time: at once, without saving
+                raise KeyboardInterrupt
+            pl_module.wishes["stop"] = True
+
+        # Lightning has installed its own handlers by now; they would leave without saving.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, ask_to_stop)
+        if trainer.global_step == 0:
+            trainer.save_checkpoint(self.folder.checkpoint)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        due = time.monotonic() - self._saved >= pl_module.config.save_seconds
+        pl_module.wishes["save"] = trainer.is_global_zero and due
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.plan.steps
+        if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.plan.steps:
+            for name, parameter in pl_module.model.named_parameters():
+                if not parameter.isfinite().all():
+                    raise DivergenceError(
+                        f"train: {name} is not finite after step {trainer.global_step}; "
+                        "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
+                    )
+            trainer.save_checkpoint(self.folder.checkpoint)
+            self._saved = time.monotonic()
+        trainer.should_stop = self.interrupted
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+class Clock(pl.Callback):
+    """Turns a budget of minutes into a number of steps, and revises it while less than nine tenths are done."""
+
+    FIRST = 8  # steps before it begins; the very first one compiles
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+        self._began = time.monotonic() - pl_module.seconds
+        self._times: list[float] = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        now = time.monotonic()
+        self._times.append(now)
+        pl_module.seconds = now - self._began
+        pl_module.wishes["steps"] = 0
+        minutes, done = pl_module.config.minutes, pl_module.plan.progress(trainer.global_step)
+        if minutes is not None and trainer.is_global_zero and len(self._times) > self.FIRST and done < 0.9:
+            a_step = (now - self._times[2]) / (len(self._times) - 3)
+            left = max(1, round((60 * minutes - pl_module.seconds) / a_step))
+            pl_module.wishes["steps"] = trainer.global_step + left
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
+
+
+class Best:
+    """The weights of the best measurement so far, and how many measurements have come since; lower is better."""
+
+    def __init__(self) -> None:
+        self.value, self.step, self.since = math.inf, 0, 0
+        self.weights: dict[str, Tensor] = {}
+
+    def see(self, value: float, step: int, model: Model) -> None:
+        """A measurement of the model after a step."""
+        self.since += 1
+        if value < self.value:
+            self.value, self.step, self.since = value, step, 0
+            self.weights = {name: leaf.detach().to("cpu", copy=True) for name, leaf in model.state_dict().items()}
+
+
+class Recorder(pl.Callback):
+    """metrics.csv, the measurements and what follows from them, the progress bar; on the first process alone."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.measured: float | None = None  # the last time
+        self.reached = False  # what `until` or `patience` ask for
+        self.best = Best()
+        self._written: Written | None = None  # of metrics.csv, at the checkpoint to go on from
+        self._bar: Progress | None = None
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["metrics"] = asdict(Written.now(self.folder)) if trainer.is_global_zero else None
+        checkpoint["best"] = vars(self.best)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._written = Written(**checkpoint["metrics"])
+        vars(self.best).update(checkpoint["best"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, BPTT)
+        if not trainer.is_global_zero:
+            return
+        # Steps after the checkpoint are done again, and so are their rows.
+        kept = b"" if self._written is None else self._written.read(self.folder)
+        self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.objective.columns) + "\n")
+        self._bar = Progress(trainer.global_step)
+        self._since, self._last = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, BPTT)
+        step, config, objective = trainer.global_step, pl_module.config, pl_module.objective
+        last = step >= pl_module.plan.steps
+        if config.eval_every is None:  # ten times in the run
+            before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
+            evaluate = last or now > before
+        else:
+            evaluate = last or step % config.eval_every == 0
+        if not (evaluate or step % config.log_every == 0):
+            return
+        loss = pl_module.loss_sum / pl_module.loss_count
+        pl_module.loss_sum, pl_module.loss_count = 0.0, 0
+        if evaluate:
+            self._measure(trainer, pl_module)
+        if not trainer.is_global_zero:
+            return
+        tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
+        row: dict[str, Any] = dict.fromkeys(objective.columns, "") | {
+            "step": step,
+            "loss": loss,
+            **objective.derived(loss),
+            "tokens_per_second": round(tokens / (time.monotonic() - self._since)),
+            "lr": config.lr * pl_module.rate(step - 1),
+        }
+        if evaluate:
+            row[objective.measured] = self.measured
+        with writing(self.folder.metrics), self.folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(as_csv([row], objective.columns))
+        for logger in trainer.loggers:
+            logger.log_metrics({name: float(row[name]) for name in row if name != "step" and row[name] != ""}, step)
+        assert self._bar is not None
+        self._bar.show(row, objective.line(row, self.measured), pl_module.plan.steps)
+        self._since, self._last = time.monotonic(), step
+
+    def _measure(self, trainer: pl.Trainer, learner: BPTT) -> None:
+        """On the first process; all of them learn whether the run ends here, or cannot go on."""
+        step, patience = trainer.global_step, learner.config.patience
+        failed = False
+        if trainer.is_global_zero:
+            self.measured = learner.objective.measure(learner.model, step)
+            failed = not math.isfinite(self.measured)
+            self.reached = learner.objective.reached(self.measured)
+            if patience is not None:
+                self.best.see(self.measured, step, learner.model)
+                self.reached = self.best.since >= patience
+        reached, failures = learner.sum(self.reached, failed)
+        if failures:
+            raise DivergenceError(
+                f"train: {learner.objective.measured} is {self.measured} after step {step}; "
+                "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
+            )
+        if reached:
+            learner.plan = learner.plan.cut(step)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._bar is not None:
+            self._bar.close()

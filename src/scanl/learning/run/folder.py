@@ -1,0 +1,134 @@
+"""The folder that a run leaves: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
+
+Every file is written beside its place and moved there, so that it is whole or not there at all. The weights and the
+checkpoint carry digests of their bytes.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from scanl.digests import load_tensors
+from scanl.errors import CheckpointError, ConfigError
+from scanl.files import locked, written_whole
+from scanl.learning.run.checkpoint import read_checkpoint
+from scanl.learning.run.config import Model, TrainConfig, build_model, layer_names
+from scanl.models.saving import save_model
+
+
+class RunFolder:
+    """Paths of one run, and how its model is written and read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.csv"
+        self.picture = self.path / "loss.png"
+        self.weights = self.path / "model.safetensors"
+        self.sample = self.path / "sample.txt"
+        self.checkpoint = self.path / "checkpoint.ckpt"
+
+    @classmethod
+    def create(cls, config: TrainConfig) -> "RunFolder":
+        """Make the folder and write the configuration; ConfigError when something is there already."""
+        stem = [*layer_names(config.layer)] if config.task is None else [config.task, *layer_names(config.layer)]
+        folder = cls(config.out or free_name("-".join(stem)))
+        folder.refuse_if_used()
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"train: {folder.path} cannot be written: {error.strerror}") from error
+        with folder.locked():
+            folder.refuse_if_used()  # another process may have been a little faster
+            folder.write_text(folder.config_file, config.to_yaml())
+        return folder
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder while writing to it: CheckpointError, which names the holder, when another process does."""
+        return locked(self.path)
+
+    def refuse_if_used(self) -> None:
+        """ConfigError when the folder exists and is not empty, or is a file."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(
+                f"train: out is {self.path}, which is a file, expected a new folder; choose another --out"
+            )
+        if self.path.exists() and any(path.name != ".lock" for path in self.path.iterdir()):
+            raise ConfigError(
+                f"train: {self.path} exists and is not empty; choose another --out, "
+                f"or go on with it: scanl train --resume {self.path}"
+            )
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """An existing run, or CheckpointError."""
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise CheckpointError(f"run: {path} is not a folder; name one that `scanl train` has written")
+        if not folder.config_file.is_file():
+            raise CheckpointError(
+                f"run: {path} is not a run folder: it has no config.yaml; name one that `scanl train` has written"
+            )
+        return folder
+
+    def config(self) -> TrainConfig:
+        return TrainConfig.from_yaml(self.config_file)
+
+    def remove_leftovers(self) -> None:
+        """Delete the temporary files of a process that was killed while writing."""
+        for path in self.path.glob(".*.tmp*"):
+            path.unlink()
+
+    def write_text(self, path: Path, text: str | bytes) -> None:
+        with written_whole(path) as temporary:
+            temporary.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    def save_model(self, model: Model, corpus: str) -> None:
+        """The weights, which `LanguageModel.load` reads too; and the digest of what they have learnt from."""
+        save_model(model, self.weights, {"corpus": corpus})
+
+    def load_model(self) -> Model:
+        """The run's model: of its last checkpoint when training has not ended. CheckpointError when it does not fit."""
+        return self.load_model_and_digest()[0]
+
+    def load_model_and_digest(self) -> tuple[Model, str | None]:
+        """The model, and the digest of what it has learnt from; None when another program has written the weights."""
+        config = self.config()
+        source = self.weights if self.weights.exists() else self.checkpoint
+        if not source.exists():
+            raise CheckpointError(f"run: {self.path} has no weights yet; train it: scanl train --resume {self.path}")
+        model = build_model(config)
+        tensors, about = self._stored(source)
+        check_tensors(source, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
+        model.load_state_dict(tensors)
+        return model.eval(), about.get("corpus")
+
+    def _stored(self, source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if source == self.weights:
+            return load_tensors(source, "run")
+        checkpoint = read_checkpoint(source)
+        tensors = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
+        return tensors, checkpoint["scanl"]
+
+
+def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model, config: TrainConfig) -> None:
+    """CheckpointError when the tensors are not those of the model."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if shapes == expected:
+        return
+    odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
+    raise CheckpointError(
+        f"run: {source} is of another model than {config.layer} of dim {config.dim} and depth {config.depth} "
+        f"in config.yaml: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
+        "put back the config.yaml or the weights that belong together"
+    )
+
+
+def free_name(stem: str) -> Path:
+    """runs/STEM-1, or the first number that is free."""
+    number = 1
+    while Path("runs", f"{stem}-{number}").exists():
+        number += 1
+    return Path("runs", f"{stem}-{number}")

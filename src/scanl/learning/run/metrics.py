@@ -1,0 +1,98 @@
+"""What is measured while training: metrics.csv and the progress bar."""
+
+import csv
+import hashlib
+import io
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from scanl.errors import CheckpointError
+from scanl.files import writing
+from scanl.learning.run.folder import RunFolder
+from scanl.learning.run.optimizer import UNKNOWN
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Lines of metrics.csv."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([row[name] for name in columns] for row in rows)
+    return text.getvalue()
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
+    """The rows of metrics.csv, without a last line that a killed process has cut short. CheckpointError if damaged."""
+    if not folder.metrics.exists():
+        return []
+    try:
+        whole, newline, _ = folder.metrics.read_text(encoding="utf-8").rpartition("\n")
+        rows = list(csv.DictReader(io.StringIO(whole + newline), strict=True))
+        for row in rows:
+            int(row["step"])
+            for number in row.values():
+                float(number or 0)  # an empty place is a measurement that was not made
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise CheckpointError(f"run: {folder.metrics} cannot be read as metrics: {error}; put it back") from error
+    return rows
+
+
+@dataclass(frozen=True)
+class Written:
+    """What metrics.csv held at a checkpoint: its first so many bytes, and their SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def now(cls, folder: RunFolder) -> "Written":
+        """Of the file as it is, once the disk has it: its rows must not be lost where the checkpoint is not."""
+        with writing(folder.metrics), folder.metrics.open("rb+") as file:
+            os.fsync(file.fileno())
+            text = file.read()
+        return cls(len(text), hashlib.sha256(text).hexdigest())
+
+    def read(self, folder: RunFolder) -> bytes:
+        """The bytes; none when the file has been removed. CheckpointError when they are others."""
+        try:
+            text = folder.metrics.read_bytes()[: self.size]
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise CheckpointError(f"run: {folder.metrics} cannot be read: {error.strerror}; put it back") from error
+        if hashlib.sha256(text).hexdigest() != self.sha256:
+            raise CheckpointError(
+                f"run: {folder.metrics} is damaged: it is not as it was at the checkpoint; put it back, "
+                "or remove it to go on without its rows"
+            )
+        return text
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self, done: int) -> None:
+        self._printed = -math.inf
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(initial=done, unit="step", dynamic_ncols=True)
+
+    def show(self, row: Mapping[str, Any], line: str, steps: int) -> None:
+        """A row of the metrics, what to say of it, and how many steps there will be as far as is known."""
+        text = f"{line}  {row['tokens_per_second']:,} tokens/s"
+        if self._bar is not None:
+            self._bar.total = steps if steps < UNKNOWN.steps else None
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(row["step"] - self._bar.n)
+        elif time.monotonic() - self._printed >= 10 or row["step"] >= steps:
+            print(f"step {row['step']}/{steps if steps < UNKNOWN.steps else '?'}  {text}", file=sys.stderr, flush=True)
+            self._printed = time.monotonic()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,168 @@
+"""Backpropagation through time as a Lightning module: the loss, the optimiser, the data order, what is saved."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import CheckpointError, ScanlError
+from scanl.layers.state import State, detach, leaves, map_leaves
+from scanl.learning.run.config import Model, TrainConfig
+from scanl.learning.run.objective import Objective
+from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
+
+
+class DivergenceError(ScanlError, ArithmeticError):
+    """Training met a number that is not finite."""
+
+
+class BPTT(pl.LightningModule):
+    """The loss of an objective over whole sequences, or over streams whose state is carried, cut from the graph.
+
+    Resuming is exact because everything but the parameters, the optimiser and the carried state is a pure function of
+    (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
+
+    Between the forward and the backward pass the processes agree on what any one of them may wish: to stop, to save,
+    to have another number of steps, and to give up because its loss is not finite. The callbacks read `agreed`.
+    """
+
+    def __init__(self, model: Model, config: TrainConfig, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.objective = objective
+        self.plan = UNKNOWN if config.steps is None else Plan(config.steps)
+        self.seconds = 0.0  # spent on the run so far
+        self.carried: State = None
+        self.restored: dict[str, Tensor] | None = None
+        self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
+        self.agreed = {"stop": False, "save": False}
+        self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
+
+    def train_dataloader(self) -> "Batches":
+        return Batches(self)
+
+    def on_train_start(self) -> None:
+        if self.restored is None:
+            return
+        size = self.config.batch_size
+        mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
+        self.carried = map_leaves(lambda like: next(mine).to(like), self.model.init_state(size, device=self.device))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(((self.config.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, state = self.objective.loss(self.model, batch, self.carried)
+        value = loss.item()
+        finite = math.isfinite(value)
+        stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
+        self.agreed = {"stop": stop > 0, "save": save > 0}
+        if failed:
+            self._give_up(f"loss is {total}", "of another process" if finite else self._first_not_finite(batch))
+        if steps:
+            self.plan = self.plan.revised(self.global_step, int(steps))
+        self.loss_sum += total / self.trainer.world_size
+        self.loss_count += 1
+        if self.config.carry_state:
+            self.carried = detach(state)
+        return loss
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not norm.isfinite():
+            bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
+            self._give_up(f"the gradient's norm is {norm.item()}", next(bad, "none alone, but all together"))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = make_optimizer(self.model, self.config)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step as a fraction of the peak."""
+        return rate(self.plan, self.config.warmup, step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
+        checkpoint["scanl"] = {
+            "config": asdict(self.config),
+            "corpus": self.objective.digest(),
+            "rows": self.config.batch_size * self.trainer.world_size,
+            "plan": asdict(self.plan),
+            "seconds": self.seconds,
+            "loss_sum": self.loss_sum,
+            "loss_count": self.loss_count,
+            "carried": carried,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        stored = checkpoint["scanl"]
+        rows = self.config.batch_size * self.trainer.world_size
+        if stored["rows"] != rows:
+            raise CheckpointError(
+                f"train: {rows} sequences a step, expected {stored['rows']} because of the checkpoint"
+            )
+        self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
+        self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
+        self.restored = stored["carried"] or None
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Each number summed over the processes."""
+        if self.trainer.world_size == 1:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(sums)
+        return sums.tolist()
+
+    def _gather(self, leaf: Tensor) -> Tensor:
+        """The rows of all processes. As raw bytes: gloo knows neither bool nor complex numbers."""
+        if self.trainer.world_size == 1:
+            return leaf
+        mine = leaf.contiguous().flatten().view(torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(self.trainer.world_size)]
+        torch.distributed.all_gather(parts, mine)
+        return torch.cat([part.view(leaf.dtype).view(leaf.shape) for part in parts])
+
+    @torch.no_grad()
+    def _first_not_finite(self, batch: Any) -> str:
+        """Run the forward pass again, watching; the first module to end with a number that is not finite."""
+        found: list[str] = []
+
+        def watch(name: str, module: nn.Module) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                if not found and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
+                    found.append(f"{name} ({type(module).__name__})")
+
+            return module.register_forward_hook(hook)
+
+        hooks = [watch(name, module) for name, module in self.model.named_modules() if name]
+        self.objective.loss(self.model, batch, self.carried)
+        for hook in hooks:
+            hook.remove()
+        return found[0] if found else "the loss itself"
+
+    def _give_up(self, what: str, where: str) -> None:
+        raise DivergenceError(
+            f"train: {what} at step {self.global_step + 1}; first not finite: {where}. "
+            "The last checkpoint is from before; try a smaller --lr or a longer --warmup"
+        )
+
+
+class Batches:
+    """Endless batches from the step where training stands; asked for only after a checkpoint has been restored."""
+
+    def __init__(self, learner: BPTT) -> None:
+        self.learner = learner
+
+    def __iter__(self) -> Iterator[Any]:
+        learner, step = self.learner, self.learner.global_step
+        while True:
+            yield learner.objective.batch(step, learner.global_rank, learner.trainer.world_size)
+            step += 1

@@ -1,0 +1,128 @@
+"""One training run from a configuration to a folder."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from scanl.errors import ConfigError
+from scanl.learning.run.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
+from scanl.learning.run.checkpoint import read_checkpoint
+from scanl.learning.run.config import Model, TrainConfig, check_resumable
+from scanl.learning.run.folder import RunFolder, check_tensors
+from scanl.learning.run.metrics import Written, read_metrics
+from scanl.learning.run.module import BPTT
+from scanl.learning.run.objective import Data, make_objective
+from scanl.learning.run.picture import save_loss_curve
+from scanl.models import LanguageModel
+from scanl.tasks import Task
+
+SAMPLE_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """step: where the run stands.   interrupted: a signal ended it.   reached: `until` or `patience` ended it.
+
+    model: as it was written: as it is after the step, or with `patience` as it was after `best_step`.
+    """
+
+    model: Model
+    step: int
+    interrupted: bool
+    reached: bool
+    best_step: int | None
+
+
+def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder, steps: int | None = None) -> Outcome:
+    """Train to `config.steps`, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
+
+    steps: as `planned` found them in the folder's checkpoint, to go on from there; None to begin.
+    """
+    objective = make_objective(config, data)
+    learner = BPTT(model, config, objective)
+    recorder, keeper = Recorder(folder), Keeper(folder)
+    trainer = make_trainer(config, steps or learner.plan.steps, [recorder, Clock(), keeper], folder)
+    with warnings.catch_warnings():
+        # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+        try:
+            trainer.fit(learner, ckpt_path=folder.checkpoint if steps else None)
+        except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
+            raise KeyboardInterrupt from error
+    model, best = model.cpu(), recorder.best
+    if best.weights:
+        model.load_state_dict(best.weights)
+    best_step = best.step if best.weights else None
+    outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.reached, best_step)
+    if trainer.is_global_zero:
+        folder.save_model(model, objective.digest())
+        if rows := read_metrics(folder):
+            title = f"{config.layer}, dim {config.dim}, depth {config.depth}"
+            save_loss_curve(folder, rows, title, data if isinstance(data, Task) else None)
+        if not keeper.interrupted and config.task is None and isinstance(model, LanguageModel):
+            folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.seed))
+    return outcome
+
+
+def make_trainer(
+    config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = (), folder: RunFolder | None = None
+) -> pl.Trainer:
+    """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses.
+
+    folder: where TensorBoard's events go.
+    """
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
+    try:
+        at = "" if folder is None else folder.path
+        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.tensorboard else False
+        return pl.Trainer(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy=config.strategy,
+            precision=config.precision,  # pyright: ignore[reportArgumentType]
+            max_steps=steps,
+            max_epochs=-1,
+            callbacks=list(callbacks),
+            plugins=[AtomicCheckpointIO()],
+            logger=logger,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError("train: tensorboard is not installed: pip install 'scanl[tensorboard]'") from error
+    except (ValueError, RuntimeError, MisconfigurationException) as error:
+        raise ConfigError(f"train: {str(error).splitlines()[0]}") from error
+
+
+def sample(model: LanguageModel, count: int, seed: int) -> bytes:
+    """A text from its beginning: after the byte that separates files."""
+    model.eval()
+    tokens = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=count, temperature=0.8, seed=seed)
+    return bytes(int(token) for token in tokens)
+
+
+def planned(folder: RunFolder, config: TrainConfig, model: Model, data: Data) -> int | None:
+    """The number of steps in the checkpoint, None without one.
+
+    CheckpointError when it is not of this model or of other data, ConfigError when it is of another configuration.
+    """
+    if not folder.checkpoint.exists():
+        return None
+    stored = read_checkpoint(folder.checkpoint)
+    before = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
+    check_resumable(before, config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
+    shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
+    check_tensors(folder.checkpoint, shapes, model, config)
+    make_objective(config, data).refuse_other(stored["scanl"]["corpus"])
+    Written(**stored["metrics"]).read(folder)
+    return stored["scanl"]["plan"]["steps"]

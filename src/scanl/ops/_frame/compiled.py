@@ -1,0 +1,229 @@
+"""How compiled kernels become operators of torch: `scanl::NAME_BACKEND` and `scanl::NAME_BACKEND_backward`.
+
+One boundary a call: torch sees a schema, shapes for tracing, and a backward pass. The kernels are two functions of the
+module scanl.ops._BACKEND.NAME, which is imported when first run:
+
+    forward(*operands, reverse, cu_seqlens, *options) -> y, last
+    backward(dy, dlast, *saved, reverse, cu_seqlens, *options) -> the gradient of every operand that is not None
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from scanl.ops._frame.op import Op, cast, transforming
+
+_LIBRARY = torch.library.Library("scanl", "DEF")
+_PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
+_KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
+
+
+def compiled(
+    op: Op, backend: str, *, saves: Sequence[str] | None = None, second: Callable | None = None, **declared: Any
+) -> None:
+    """Add the kernels of `backend` to `op`; `declared` as in `Op.backend`.
+
+    saves: the operands (and "y", the output) that the backward pass is given, all operands unless said otherwise; one
+    that is not saved has the shape of y.   second(forward, saved, cotangents, reverse, cu_seqlens): the derivative of
+    the backward pass by dy, dlast and what is saved; by default that of the plain form, which needs all operands.
+    """
+    name = f"{op.name}_{backend}"
+    saves = tuple(saves or op.names)
+    optional = {operand.name for operand in op.operands if operand.optional}
+    plain = "parallel" if "parallel" in op.backends else "reference"
+    options = "".join(f", {_KINDS[option.annotation]} {key}" for key, option in op.options.items())
+    common = f"bool reverse, Tensor? cu_seqlens{options}"
+    count, kept = len(op.names), len(saves)
+
+    def shapes(operands: Sequence[Tensor | None], cu_seqlens: Tensor | None) -> tuple[int, ...]:
+        return op.output_shape(op.sizes(dict(zip(op.names, operands, strict=True)), cu_seqlens))
+
+    def fake_forward(*args):
+        first, state = args[0], args[count - 1]
+        return first.new_empty(shapes(args[:count], args[count + 1])), state.new_empty(state.shape)
+
+    def fake_backward(dy, dlast, *args):
+        given = dict(zip(saves, args[:kept], strict=True))
+        operands = [given.get(key, dy) for key in op.names]
+        return [value.new_empty(value.shape) for value in operands if value is not None]
+
+    def forward_context(ctx, inputs, output):
+        values = dict(zip(op.names, inputs[:count], strict=True)) | {"y": output[0]}
+        ctx.save_for_backward(*[values[key] for key in saves], inputs[count + 1])
+        ctx.reverse, ctx.options = inputs[count], inputs[count + 2 :]
+        ctx.present = [value is not None for value in inputs[:count]]
+
+    def forward_backward(ctx, dy, dlast):
+        *saved, cu_seqlens = ctx.saved_tensors
+        grads = iter(backward(dy, dlast, *saved, ctx.reverse, cu_seqlens, *ctx.options))
+        return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(op.options)
+
+    def backward_context(ctx, inputs, output):
+        tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
+        ctx.save_for_backward(*tensors, *output, cu_seqlens)
+
+    def backward_backward(ctx, *cotangents):
+        if isinstance(cotangents[0], list):  # as torch.library gives those of a list
+            (cotangents,) = cotangents
+        *tensors, cu_seqlens = ctx.saved_tensors
+        inputs, results = tensors[: kept + 2], tensors[kept + 2 :]
+        cotangents = [torch.zeros_like(r) if c is None else c for c, r in zip(cotangents, results, strict=True)]
+        if second is not None:
+            found = second(forward, inputs, results, cotangents, ctx.reverse, cu_seqlens)
+        else:
+            found = through_plain(inputs, cotangents, ctx.reverse, cu_seqlens, ctx.options)
+        return *found, None, None, *[None] * len(op.options)
+
+    def through_plain(inputs, cotangents, reverse, cu_seqlens, values):
+        names = ("dy", "dlast", *saves)
+        given = {key: v for key, v in zip(names, inputs, strict=True) if v is not None and key != "y"}
+
+        def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            wide = {key: cast(v, torch.promote_types(v.dtype, torch.float32)) for key, v in given.items()}
+            present = {key: wide[key] for key in op.names if key in wide}
+
+            def outputs(present: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+                operands = [present.get(key) for key in op.names]
+                return op.evaluate(
+                    plain,
+                    operands,
+                    shapes(operands, cu_seqlens),
+                    reverse=reverse,
+                    cu_seqlens=cu_seqlens,
+                    **dict(zip(op.options, values, strict=True)),
+                )
+
+            return tuple(torch.func.vjp(outputs, present)[1]((wide["dy"], wide["dlast"]))[0].values())
+
+        grads, pull, *_ = torch.func.vjp(gradients, given)
+        (found,) = pull(tuple(by.to(grad.dtype) for grad, by in zip(grads, cotangents, strict=True)))
+        return [found.get(key) for key in names]  # y is not free: it depends on the operands
+
+    def kinds(names: Sequence[str]) -> str:
+        return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)
+
+    forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
+
+    # Where outputs and last state are empty nothing is computed: no kernel need know of such sizes.
+
+    def results(*args):
+        if args[count - 1].numel() == 0:
+            empty = fake_forward(*args)
+            if empty[0].numel() == 0:
+                return empty
+        return forward_kernel(*args)
+
+    def gradients(dy, dlast, *args):
+        if dy.numel() == 0 and dlast.numel() == 0:
+            return [torch.zeros_like(value) for value in fake_backward(dy, dlast, *args)]
+        return backward_kernel(dy, dlast, *args)
+
+    forward = _opaque(
+        name, f"({kinds(op.names)}, {common}) -> (Tensor, Tensor)", fake_forward, forward_context, forward_backward,
+        results,
+    )  # fmt: skip
+    backward = _opaque(
+        f"{name}_backward", f"({kinds(('dy', 'dlast', *saves))}, {common}) -> Tensor[]", fake_backward,
+        backward_context, backward_backward, gradients,
+    )  # fmt: skip
+
+    def run(*operands, reverse=False, cu_seqlens=None, **given):
+        return forward(*operands, reverse, cu_seqlens, *[given[key] for key in op.options])
+
+    op.backend(backend, whole=True, forward_mode=False, **declared)(run)
+
+
+def _kernel(backend: str, module: str, function: str) -> Callable:
+    @functools.cache
+    def implementation() -> Callable:
+        return getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function)
+
+    return lambda *args: implementation()(*args)
+
+
+def _opaque(
+    name: str, schema: str, fake: Callable, context: Callable, backward: Callable, implementation: Callable
+) -> Callable:
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scanl::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"scanl::{name}", backward, setup_context=context, lib=_LIBRARY)
+    registered = getattr(torch.ops.scanl, name).default
+    refusal = (
+        f"scanl::{name} has no forward-mode derivative; backend='parallel' or 'reference' has one, and for layers "
+        "`with scanl.ops.backend('parallel', 'reference'):`"
+    )
+
+    class Transformed(torch.autograd.Function):
+        """The operator as torch.func sees it: what is registered with torch.library cannot be transformed."""
+
+        @staticmethod
+        def forward(*args):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return tuple(registered(*args))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            context(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx, *cotangents):
+            return backward(ctx, *cotangents)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise NotImplementedError(refusal)
+
+        @staticmethod
+        def vmap(info, in_dims, *args):
+            calls = (
+                run(*[v if d is None else v.select(d, i) for v, d in zip(args, in_dims, strict=True)])
+                for i in range(info.batch_size)
+            )
+            outputs = tuple(torch.stack(each) for each in zip(*calls, strict=True))
+            return outputs, (0,) * len(outputs)
+
+    def run(*args):
+        if not torch.compiler.is_compiling():
+            if _nobody_watches(args):
+                return implementation(*args)
+            if forward_ad._current_level >= 0 and any(_has_tangent(value) for value in args):
+                raise NotImplementedError(refusal)
+            if transforming():
+                return Transformed.apply(*args)
+        return registered(*args)
+
+    return run
+
+
+def _nobody_watches(args: Sequence[Any]) -> bool:
+    """Whether a call is arithmetic alone: no gradient, tracing, transformation or subclass of Tensor that must see it.
+
+    Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out. It
+    may not where memory holds something else than a tensor's numbers, which the dispatcher writes out first.
+    """
+    if (
+        torch._C._len_torch_dispatch_stack() > 0
+        or transforming()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    differentiating = torch.is_grad_enabled()
+    for value in args:  # one pass: this runs for every token
+        if isinstance(value, Tensor) and type(value) in _PLAIN:
+            # lazily conjugated or negated, or zeros that have not been written
+            lazy = value.is_neg() or value.is_conj() or value._is_zerotensor()
+            if lazy or (differentiating and value.requires_grad):
+                return False
+        elif type(value) not in _PLAIN:
+            return False
+    return True
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
