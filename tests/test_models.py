@@ -86,6 +86,26 @@ def test_hybrid_stack_equals_itself_token_by_token(options):
     torch.testing.assert_close(torch.cat(logits, 1), whole)
 
 
+def test_a_pattern_is_called_by_its_name():
+    options = {"hawk": {"num_heads": 2}, "window_attention": {"num_heads": 2, "window": 3}}
+    torch.manual_seed(1)
+    named = LanguageModel(11, 8, 4, "griffin", layer_options=options)
+    torch.manual_seed(1)
+    written = LanguageModel(11, 8, 4, ("hawk", "hawk", "window_attention"), layer_options=options)
+    assert [type(block.mixer).name for block in named.stack.blocks] == ["hawk", "hawk", "window_attention", "hawk"]
+    tokens = torch.randint(11, (2, 6))
+    torch.testing.assert_close(named(tokens), written(tokens), rtol=0, atol=0)
+    assert len(LanguageModel(11, 8, 4, ("griffin", "lru"), layer_options=options).stack.blocks) == 4
+    for wrong, message in (
+        ("grifin", r"unknown layer 'grifin'; did you mean 'griffin'\?"),
+        ("hwak", r"unknown layer 'hwak'; did you mean 'hawk'\?"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LanguageModel(11, 8, 2, wrong)
+    with pytest.raises(ConfigError, match=r"unknown layer in layer_options 'lru'; known: hawk, window_attention"):
+        LanguageModel(11, 8, 3, "griffin", layer_options={"lru": {}})
+
+
 def test_norm_options():
     model, x = hybrid(embedding_norm=True, norm_eps=0.1), tokens(2, 6)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.RMSNorm)]

@@ -1,54 +1,19 @@
-"""Layers with a matrix memory: each against its equation, step by step in plain float64, and its initialisation."""
+"""Matrix memories: each layer against its equation, step by step, how it starts, and what only it knows."""
 
 import math
 
 import pytest
 import torch
+from by_hand import DIM, T, assert_normal, assert_uniform, convolve, linear, rms, sigmoid, silu, softplus, unit
 from torch.nn import functional as F
 
 from scanl import layers
 from scanl.errors import ConfigError
 from scanl.layers import state as states
 
-DIM, T = 8, 7
 
-
-def silu(v):
-    return v / (1 + torch.exp(-v))
-
-
-def sigmoid(v):
-    return 1 / (1 + torch.exp(-v))
-
-
-def softplus(v):
-    return torch.log(1 + torch.exp(v))
-
-
-def rms(v, eps=1e-5):
-    return v / torch.sqrt((v**2).mean() + eps)
-
-
-def unit(v):
-    return v / torch.sqrt((v**2).sum() + 1e-6)
-
-
-def linear(module, v):
-    return module.weight @ v + (0 if module.bias is None else module.bias)
-
-
-def convolve(conv, xs, activation=silu):
-    """y_t = SiLU(b + sum_j c_j x_{t-j}); `weight` keeps the newest input's coefficient last."""
-    if conv is None:
-        return [activation(x) for x in xs]
-    weight = conv.weight[:, 0].flip(1)
-    ys = []
-    for t in range(len(xs)):
-        y = torch.zeros_like(xs[t]) if conv.bias is None else conv.bias.clone()
-        for j in range(min(weight.shape[1], t + 1)):
-            y = y + weight[:, j] * xs[t - j]
-        ys.append(activation(y))
-    return ys
+def convolved(conv, xs, activation=silu):
+    return [activation(y) for y in (xs if conv is None else convolve(xs, conv))]
 
 
 def mamba2(layer, xs):
@@ -56,10 +21,10 @@ def mamba2(layer, xs):
     inner = H * layer.headdim
     widths = [inner, inner + 2 * G * N, H]
     mixed = [linear(layer.in_proj, x).split(widths) for x in xs]
-    convolved = convolve(layer.conv1d, [u for _, u, _ in mixed])
+    branches = convolved(layer.conv1d, [u for _, u, _ in mixed])
     S = [torch.zeros(N, layer.headdim) for _ in range(H)]
     ys = []
-    for (z, _, dt), u in zip(mixed, convolved, strict=True):
+    for (z, _, dt), u in zip(mixed, branches, strict=True):
         x, B, C = u[:inner].view(H, -1), u[inner : inner + G * N].view(G, N), u[inner + G * N :].view(G, N)
         delta = softplus(dt + layer.dt_bias)
         heads = []
@@ -84,7 +49,7 @@ def delta(S, q, k, v, beta, decay=1.0):
 def gated_deltanet(layer, xs):
     H, G, K, V = layer.num_v_heads, layer.num_heads, layer.head_dim, layer.head_v_dim
     pairs = [(layer.q_conv1d, layer.q_proj), (layer.k_conv1d, layer.k_proj), (layer.v_conv1d, layer.v_proj)]
-    qs, ks, vs = (convolve(conv, [linear(project, x) for x in xs]) for conv, project in pairs)
+    qs, ks, vs = (convolved(conv, [linear(project, x) for x in xs]) for conv, project in pairs)
     S, ys = torch.zeros(H, K, V), []
     for x, q, k, v in zip(xs, qs, ks, vs, strict=True):
         beta = (2 if layer.allow_neg_eigval else 1) * sigmoid(linear(layer.b_proj, x))
@@ -106,7 +71,7 @@ def gated_deltanet(layer, xs):
 def projected(layer, xs, activation):
     """q, k and v of every step, through their convolutions if there are any."""
     pairs = [(layer.q_conv1d, layer.q_proj), (layer.k_conv1d, layer.k_proj), (layer.v_conv1d, layer.v_proj)]
-    return zip(*(convolve(conv, [linear(project, x) for x in xs], activation) for conv, project in pairs), strict=True)
+    return zip(*(convolved(conv, [linear(project, x) for x in xs], activation) for conv, project in pairs), strict=True)
 
 
 def gla(layer, xs):
@@ -140,7 +105,7 @@ def deltanet(layer, xs):
     norm = unit if layer.qk_norm == "l2" else lambda v: v / v.abs().sum().clamp(min=1e-6)
     pairs = [(layer.q_conv1d, layer.q_proj, map_of), (layer.k_conv1d, layer.k_proj, map_of)]
     pairs.append((layer.v_conv1d, layer.v_proj, silu))
-    qs, ks, vs = (convolve(conv, [linear(project, x) for x in xs], act) for conv, project, act in pairs)
+    qs, ks, vs = (convolved(conv, [linear(project, x) for x in xs], act) for conv, project, act in pairs)
     S, ys = torch.zeros(H, K, V), []
     for x, q, k, v in zip(xs, qs, ks, vs, strict=True):
         beta = torch.ones(H) if layer.b_proj is None else sigmoid(linear(layer.b_proj, x))
@@ -239,9 +204,9 @@ def mlstm(layer, xs):
         return torch.block_diag(*module.weight) @ v + (0 if module.bias is None else module.bias)
 
     mixed = [linear(layer.proj_up, x).chunk(2) for x in xs]
-    convolved = convolve(layer.conv1d.conv, [u for u, _ in mixed])
+    branches = convolved(layer.conv1d.conv, [u for u, _ in mixed])
     C, n, m, ys = torch.zeros(H, P, P), torch.zeros(H, P), torch.zeros(H), []
-    for (u, z), conv in zip(mixed, convolved, strict=True):
+    for (u, z), conv in zip(mixed, branches, strict=True):
         q, k, v = headwise(layer.q_proj, conv), headwise(layer.k_proj, conv), headwise(layer.v_proj, u)
         gates = torch.cat([q, k, v])
         i, f = torch.exp(linear(cell.igate, gates)), sigmoid(linear(cell.fgate, gates))
@@ -354,17 +319,17 @@ EQUATIONS = {
     "retnet": (lambda: layers.build("retnet", DIM, num_heads=2), retnet),
     "retnet_narrow": (lambda: layers.build("retnet", DIM, num_heads=4, value_dim=12), retnet),
     "linear_attention": attention(expand_k=0.5, expand_v=2.0),
-    "unnormalised": attention(feature_map="identity", normalize=False, output_norm="rmsnorm"),
-    "bidirectional": attention(causal=False),
-    "bidirectional_unnormalised": attention(causal=False, feature_map="identity", normalize=False),
-    "taylor": attention(feature_map="taylor"),
-    "polynomial": attention(feature_map="polynomial"),
-    "performer": attention(feature_map="positive_random_features", num_features=5),
-    "rfa": attention(feature_map="fourier_features", num_features=64),
-    "rfa_gate": attention(feature_map="fourier_features", num_features=64, gate=True),
-    "dpfp": attention(feature_map="dpfp", nu=2, norm_q=True, norm_k=True),
-    "cosformer": attention(feature_map="cosine_reweighting", horizon=20),
-    "cosformer_bidirectional": attention(feature_map="cosine_reweighting", horizon=20, causal=False),
+    "linear_attention_unnormalised": attention(feature_map="identity", normalize=False, output_norm="rmsnorm"),
+    "linear_attention_bidirectional": attention(causal=False),
+    "linear_attention_bidirectional_unnormalised": attention(causal=False, feature_map="identity", normalize=False),
+    "linear_attention_taylor": attention(feature_map="taylor"),
+    "linear_attention_polynomial": attention(feature_map="polynomial"),
+    "linear_attention_performer": attention(feature_map="positive_random_features", num_features=5),
+    "linear_attention_rfa": attention(feature_map="fourier_features", num_features=64),
+    "linear_attention_rfa_gate": attention(feature_map="fourier_features", num_features=64, gate=True),
+    "linear_attention_dpfp": attention(feature_map="dpfp", nu=2, norm_q=True, norm_k=True),
+    "linear_attention_cosformer": attention(feature_map="cosine_reweighting", horizon=20),
+    "linear_attention_cosformer_bidirectional": attention(feature_map="cosine_reweighting", horizon=20, causal=False),
     "mlstm": (
         lambda: layers.build("mlstm", DIM, num_heads=2, proj_factor=1.5, round_proj_up_to_multiple_of=4),
         mlstm,
@@ -405,77 +370,7 @@ EQUATIONS = {
 }
 
 
-def shaken(layer):
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return layer
-
-
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_layer_is_its_equation(name):
-    torch.manual_seed(0)
-    make, equation = EQUATIONS[name]
-    layer, x = shaken(make()), torch.randn(1, T, DIM)
-    torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]))))
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_every_variant_streams_and_packs(name):
-    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(1, T, DIM)
-    whole, last = layer(x)
-    if not layer.bidirectional:
-        state, ys = layer.init_state(1), []
-        for t in range(T):
-            y, state = layer.step(x[:, t], state)
-            ys.append(y)
-        torch.testing.assert_close(torch.stack(ys, 1), whole)
-        for (_, a), (_, b) in zip(states.leaves(state), states.leaves(last), strict=True):
-            torch.testing.assert_close(a, b)
-    packed, _ = layer(torch.cat([x, x[:, :3]], 1), cu_seqlens=torch.tensor([0, T, T, T + 3]))
-    torch.testing.assert_close(packed, torch.cat([whole, layer(x[:, :3])[0]], 1))
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_every_variant_has_the_gradients_of_its_output(name):
-    torch.manual_seed(1)
-    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 4, DIM, requires_grad=True)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-
-    def run(x, *values):
-        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))[0]
-
-    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
-    layer(x)[0].square().sum().backward()
-    assert [name for name, parameter in layer.named_parameters() if not parameter.grad.any()] == []
-
-
 # --- initialisation
-
-
-def assert_normal(tensor, std, mean=0.0):
-    n, values = tensor.numel(), tensor.detach().double()
-    assert abs(values.mean() - mean) < 5 * std / math.sqrt(n)
-    assert abs(values.std() - std) < 5 * std / math.sqrt(2 * n)
-
-
-def assert_uniform(tensor, low, high):
-    values = tensor.detach().double().flatten()
-    slack = 1e-5 * max(abs(low), abs(high))
-    assert low - slack <= values.min()
-    assert values.max() <= high + slack
-    assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / math.sqrt(12 * values.numel())
-    assert abs(values.std() - (high - low) / math.sqrt(12)) < 5 * (high - low) / math.sqrt(12 * values.numel())
 
 
 def assert_time_steps(bias, low=0.001, high=0.1):

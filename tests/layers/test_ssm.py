@@ -1,48 +1,21 @@
-"""State space models and windows of attention against their papers' equations, evaluated step by step in float64."""
+"""State-space models: each layer against its equation, step by step, how it starts, and what only it knows."""
 
 import math
 from itertools import pairwise
 
 import pytest
 import torch
+from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, shaken, sigmoid, silu
+from torch.nn import functional as F
 
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers import (
-    H3,
-    LRU,
-    S4,
-    S4D,
-    S5,
-    Attention,
-    Hyena,
-    Mamba,
-    WindowAttention,
-    diagonal_ssm,
-    hippo,
-    param_groups,
-)
-from scanl.layers import s4 as s4_layer
+from scanl.layers import H3, LRU, RGLRU, S4, S4D, S5, Hawk, Hyena, Mamba, MegaEMA, param_groups
 from scanl.layers import state as states
-from scanl.models import LanguageModel
+from scanl.layers.parts import diagonal_ssm, hippo
+from scanl.layers.ssm import rglru as rglru_layer
+from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
-
-DIM, T = 8, 7
-
-
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def moved(layer):
-    """Every parameter away from its special values."""
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return layer
 
 
 def growing(layer):
@@ -52,27 +25,17 @@ def growing(layer):
     return layer
 
 
-def silu(v):
-    return v / (1 + torch.exp(-v))
+def held(spans, xs):
+    """How long each step lasts: one unit where nothing is said."""
+    return torch.ones(len(xs)) if spans is None else spans
 
 
-def window(xs, conv):
-    """The causal convolution of a depthwise `nn.Conv1d`, whose weight keeps the newest input's coefficient last."""
-    weight, ys = conv.weight[:, 0].flip(1), []
-    for t in range(len(xs)):
-        y = torch.zeros_like(xs[0]) if conv.bias is None else conv.bias
-        for j in range(min(weight.shape[1], t + 1)):
-            y = y + weight[:, j] * xs[t - j]
-        ys.append(y)
-    return ys
-
-
-def mamba(layer, xs, spans):
+def mamba(layer, xs, spans=None):
     mixed = [layer.in_proj.weight @ x for x in xs]
-    us = [silu(v) for v in window([v[: layer.d_inner] for v in mixed], layer.conv1d)]
+    us = [silu(v) for v in convolve([v[: layer.d_inner] for v in mixed], layer.conv1d)]
     h, ys = torch.zeros(layer.d_inner, layer.d_state), []
     A = -torch.exp(layer.A_log)
-    for u, v, span in zip(us, mixed, spans, strict=True):
+    for u, v, span in zip(us, mixed, held(spans, xs), strict=True):
         low, B, C = (layer.x_proj.weight @ u).split([layer.dt_rank, layer.d_state, layer.d_state])
         delta = torch.log(1 + torch.exp(layer.dt_proj.weight @ low + layer.dt_proj.bias)) * span
         h = torch.exp(delta[:, None] * A) * h + (delta * u)[:, None] * B
@@ -80,16 +43,12 @@ def mamba(layer, xs, spans):
     return ys
 
 
-def gelu(v):
-    return v * (1 + torch.erf(v / math.sqrt(2))) / 2
-
-
-def s4d(layer, xs, spans):
+def s4d(layer, xs, spans=None):
     A = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag)
     C = torch.complex(*layer.kernel.C.unbind(-1))
     conv = layer.output_linear[0]
     s, ys = torch.zeros_like(A), []
-    for x, span in zip(xs, spans, strict=True):
+    for x, span in zip(xs, held(spans, xs), strict=True):
         step = (layer.kernel.log_dt.exp() * span)[:, None]
         if layer.disc == "zoh":
             s = torch.exp(step * A) * s + (torch.exp(step * A) - 1) / A * x[:, None]
@@ -116,11 +75,11 @@ def s4(layer, xs):
     return ys
 
 
-def s5(layer, xs, spans):
+def s5(layer, xs, spans=None):
     Lambda = torch.complex(layer.Lambda_re.clamp(max=-1e-4) if layer.clip_eigs else layer.Lambda_re, layer.Lambda_im)
     B, C = (torch.complex(*part.unbind(-1)) for part in (layer.B, layer.C))
     s, ys = torch.zeros_like(Lambda), []
-    for x, span in zip(xs, spans, strict=True):
+    for x, span in zip(xs, held(spans, xs), strict=True):
         step = layer.log_step[:, 0].exp() * span
         if layer.discretization == "zoh":
             s = torch.exp(step * Lambda) * s + (torch.exp(step * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
@@ -137,37 +96,14 @@ def s5(layer, xs, spans):
     return ys
 
 
-def lru(layer, xs, spans):
+def lru(layer, xs, spans=None):
     log = torch.complex(-layer.nu_log.exp(), layer.theta_log.exp())
     B, C = torch.complex(layer.B_re, layer.B_im), torch.complex(layer.C_re, layer.C_im)
     h, ys = torch.zeros_like(log), []
-    for x, span in zip(xs, spans, strict=True):
-        held = (torch.exp(log * span) - 1) / (torch.exp(log) - 1)
-        h = torch.exp(log * span) * h + held * layer.gamma_log.exp() * (B @ x.to(B.dtype))
+    for x, span in zip(xs, held(spans, xs), strict=True):
+        entered = (torch.exp(log * span) - 1) / (torch.exp(log) - 1)
+        h = torch.exp(log * span) * h + entered * layer.gamma_log.exp() * (B @ x.to(B.dtype))
         ys.append((C @ h).real + layer.D * x)
-    return ys
-
-
-def attention(layer, xs):
-    def turned(v, t):
-        v = v.clone()
-        for i in range(layer.rotated // 2):
-            j, angle = i + layer.rotated // 2, t * layer.rope_base ** (-2 * i / layer.rotated)
-            a, b = v[..., i].clone(), v[..., j].clone()
-            v[..., i], v[..., j] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
-        return v
-
-    shared, K = layer.num_heads // layer.num_kv_heads, layer.head_dim
-    ks = [turned(layer.k_proj(x).view(-1, K), t) for t, x in enumerate(xs)]
-    vs, ys = [layer.v_proj(x).view(-1, K) for x in xs], []
-    for t, x in enumerate(xs):
-        q, out = turned(layer.q_proj(x).view(-1, K), t), []
-        seen = range(max(0, t - layer.reach + 1), t + 1)
-        for head in range(layer.num_heads):
-            scores = torch.stack([q[head] @ ks[j][head // shared] / math.sqrt(K) for j in seen])
-            weights = torch.exp(scores) / torch.exp(scores).sum()
-            out.append(sum(w * vs[j][head // shared] for w, j in zip(weights, seen, strict=True)))
-        ys.append(layer.o_proj(torch.cat(out)))
     return ys
 
 
@@ -210,7 +146,9 @@ def hyena(layer, xs):
     filters = torch.stack(filters).view(L, D, N - 1)
     mixed = [
         torch.stack(parts)
-        for parts in zip(*(m.split(D) for m in window([layer.in_proj(x) for x in xs], layer.short_filter)), strict=True)
+        for parts in zip(
+            *(m.split(D) for m in convolve([layer.in_proj(x) for x in xs], layer.short_filter)), strict=True
+        )
     ]
     v = mixed[-1]
     for n in range(N - 1):
@@ -220,6 +158,38 @@ def hyena(layer, xs):
             sum(filters[j, :, n] * v[t - j] for j in range(min(L, t + 1))) + bias * v[t] for t in range(len(xs))
         ])  # fmt: skip
     return [layer.out_proj(each) for each in v * mixed[0]]
+
+
+def block_diagonal(gate, x):
+    return torch.block_diag(*gate.w).t() @ x + gate.b.flatten()
+
+
+def rglru(layer, xs):
+    h, ys = torch.zeros(layer.dim), []
+    for t, x in enumerate(xs):
+        r, i = sigmoid(block_diagonal(layer.a_gate, x)), sigmoid(block_diagonal(layer.input_gate, x))
+        a = torch.exp(-8 * r * torch.log(1 + layer.a_param.exp()))
+        h = a * h + (torch.sqrt(1 - a**2) if t else 1) * (i * x)
+        ys.append(h)
+    return ys
+
+
+def hawk(layer, xs):
+    branch = convolve([layer.linear_x.weight @ x + layer.linear_x.bias for x in xs], layer.conv_1d.conv)
+    gates = [gelu_tanh(layer.linear_y.weight @ x + layer.linear_y.bias) for x in xs]
+    hs = rglru(layer.rg_lru, branch)
+    return [layer.linear_out.weight @ (g * h) + layer.linear_out.bias for g, h in zip(gates, hs, strict=True)]
+
+
+def mega_ema(layer, xs):
+    """The released code, a step at a time: h = q h + p beta x, its step p the logit `delta`, its damping `alpha`."""
+    p = sigmoid(layer.delta[..., 0])
+    q = 1 - p * sigmoid(layer.alpha[..., 0])
+    h, ys = torch.zeros(layer.dim, layer.ndim), []
+    for x in xs:
+        h = q * h + p * layer.beta[..., 0] * x[:, None]
+        ys.append(silu((h * layer.gamma).sum(1) / math.sqrt(layer.ndim) + layer.omega * x))
+    return ys
 
 
 EQUATIONS = {
@@ -242,25 +212,17 @@ EQUATIONS |= {
     "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
     "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
     "hyena_of_order_four": (lambda: Hyena(DIM, 40, 4, 6, emb_dim=7, num_inner_mlps=1, w=3.0), hyena),
-    "window_attention": (lambda: WindowAttention(DIM, 2, window=3), attention),
-    "window_attention_shared": (lambda: WindowAttention(DIM, 6, 2, head_dim=4, window=4, bias=True), attention),
-    "attention": (lambda: Attention(DIM, 2, max_length=T, rope_base=100.0), attention),
-    "attention_unrotated": (lambda: Attention(DIM, 4, 2, max_length=64, rope_fraction=0), attention),
+    "rglru": (lambda: RGLRU(DIM, 2), rglru),
+    "hawk": (lambda: Hawk(DIM, 2, 6), hawk),
+    "mega_ema": (lambda: MegaEMA(DIM, 3), mega_ema),
 }
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_layer_is_its_equation(name):
-    make, equation = EQUATIONS[name]
-    layer, x = moved(make()), torch.randn(1, T, DIM)
-    arguments = (torch.ones(T),) if name in TIMED else ()
-    torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]), *arguments)))
-
-
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", TIMED)
 def test_a_layer_follows_the_time_between_its_steps(name):
     make, equation = EQUATIONS[name]
-    layer, x, spans = moved(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
+    layer, x, spans = shaken(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
     y, last = layer(x, timespans=spans)
     for row in range(2):
         torch.testing.assert_close(y[row], torch.stack(equation(layer, list(x[row]), spans[row])))
@@ -280,15 +242,17 @@ def test_a_layer_follows_the_time_between_its_steps(name):
     )
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", ["s4d", "s5_plain", "lru"])
 def test_a_step_of_two_units_is_two_steps_with_the_input_held(name):
-    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, T, DIM)
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, T, DIM)
     twice, last = layer(x.repeat_interleave(2, 1))
     once, also = layer(x, timespans=torch.full((2, T), 2.0))
     torch.testing.assert_close(once, twice[:, 1::2])
     torch.testing.assert_close(also, last)
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", TIMED)
 def test_wrong_timespans_are_refused(name):
     layer, x = EQUATIONS[name][0](), torch.randn(2, T, DIM)
@@ -307,10 +271,11 @@ def test_wrong_timespans_are_refused(name):
 CONVOLVED = ["s4d", "s4d_bilinear", "s4", "h3", "h3_alone", "hyena", "hyena_of_order_four"]
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_a_convolution_is_the_recurrence(name):
     """The laws have sequences too short for the convolution; here it is cut anywhere, and laid beside the loop."""
-    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 53, DIM)
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 53, DIM)
     _, before = layer(torch.randn(2, 5, DIM))
     for state in (None, states.detach(before)):
         whole, last = layer(x, state)
@@ -322,14 +287,14 @@ def test_a_convolution_is_the_recurrence(name):
             torch.testing.assert_close(torch.cat(ys, 1), whole)
             for (_, found), (_, expected) in zip(states.leaves(after), states.leaves(last), strict=True):
                 torch.testing.assert_close(found, expected)
-    arguments = (torch.ones(53),) if name in TIMED else ()
-    torch.testing.assert_close(layer(x)[0][0], torch.stack(EQUATIONS[name][1](layer, list(x[0]), *arguments)))
+    torch.testing.assert_close(layer(x)[0][0], torch.stack(EQUATIONS[name][1](layer, list(x[0]))))
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", CONVOLVED)
 @pytest.mark.parametrize("carried", [False, True])
 def test_long_packed_sequences_equal_each_alone(name, carried):
-    layer, x, cuts = moved(EQUATIONS[name][0]()), torch.randn(1, 64, DIM), [0, 5, 5, 22, 64]
+    layer, x, cuts = shaken(EQUATIONS[name][0]()), torch.randn(1, 64, DIM), [0, 5, 5, 22, 64]
     before = states.detach(layer(torch.randn(4, 5, DIM))[1]) if carried else None
     y, last = layer(x, before, cu_seqlens=torch.tensor(cuts))
     for n, (start, end) in enumerate(pairwise(cuts)):
@@ -344,9 +309,10 @@ def test_long_packed_sequences_equal_each_alone(name, carried):
     assert layer(torch.randn(0, 20, DIM))[0].shape == (0, 20, DIM)
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_gradients_of_the_convolution(name, monkeypatch):
-    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 21, DIM).requires_grad_()
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 21, DIM).requires_grad_()
     _, before = layer(torch.randn(2, 5, DIM))
     before = states.detach(before)
 
@@ -368,77 +334,46 @@ def test_gradients_of_the_convolution(name, monkeypatch):
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", CONVOLVED)
 def test_the_convolution_compiles(name):
-    layer, x = moved(EQUATIONS[name][0]()), torch.randn(2, 40, DIM)
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 40, DIM)
     before = states.detach(layer(x)[1])
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, before), layer(x, before))
 
 
-def test_rotary_positions_are_relative_a_million_steps_on():
-    layer, x = WindowAttention(DIM, 2, window=4), torch.randn(1, T, DIM)
+# --- what only they know
+
+
+@pytest.mark.usefixtures("double")
+def test_released_parameters_of_mega_give_released_numbers():
+    """A step of 1/2 and a damping of 1/4: by hand, after one step h = x/2, after two (1 - 1/8) x/2 + x'/2."""
+    layer, quarter = MegaEMA(1, 1), math.log(1 / 3)
+    released = {"delta": [[[0.0]]], "alpha": [[[quarter]]], "beta": [[[1.0]]], "gamma": [[1.0]], "omega": [0.0]}
+    layer.load_state_dict({name: torch.tensor(value) for name, value in released.items()}, strict=True)
+    y, _ = layer(torch.tensor([[[1.0], [3.0]]]))
+    torch.testing.assert_close(y.flatten(), silu(torch.tensor([0.5, 0.4375 + 1.5])))
+
+
+def test_rglru_bounds_the_derivative_of_its_root():
+    layer = RGLRU(DIM, 2)
+    torch.nn.init.constant_(layer.a_param, -200.0)  # a = 1: the square root stands at 0
+    x = torch.ones(1, 3, DIM)
     y, _ = layer(x)
-    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        far = layer.to(dtype).init_state(1)._replace(position=torch.tensor([1_000_000]))
-        _, memory = layer(torch.randn(1, 4, DIM, dtype=dtype), far)
-        _, memory = layer(x[:, :3].to(dtype), memory)
-        after, _ = layer(x[:, 3:].to(dtype), memory)
-        torch.testing.assert_close(after.double(), y[:, 3:], rtol=0, atol=tolerance)
-
-
-def test_attention_has_room_for_max_length_only():
-    layer = Attention(DIM, 2, max_length=5)
-    message = "attention: x makes a sequence of {} steps, expected at most 5 of max_length"
-    with pytest.raises(ShapeError, match=message.format(6)):
-        layer(torch.randn(1, 6, DIM))
-    _, state = layer(torch.randn(2, 4, DIM))
-    _, state = layer.step(torch.randn(2, DIM), state)
-    with pytest.raises(ShapeError, match=message.format(6)):
-        layer.step(torch.randn(2, DIM), state)
-    with pytest.raises(ShapeError, match=message.format(11)):
-        layer(torch.randn(1, 8, DIM), states.index(state, [0, 1]), cu_seqlens=torch.tensor([0, 6, 8]))
-    assert layer(torch.randn(1, 8, DIM), cu_seqlens=torch.tensor([0, 5, 8]))[0].shape == (1, 8, DIM)
-
-
-def test_a_pattern_is_called_by_its_name():
-    options = {"hawk": {"num_heads": 2}, "window_attention": {"num_heads": 2, "window": 3}}
-    torch.manual_seed(1)
-    named = LanguageModel(11, DIM, 4, "griffin", layer_options=options)
-    torch.manual_seed(1)
-    written = LanguageModel(11, DIM, 4, ("hawk", "hawk", "window_attention"), layer_options=options)
-    assert [type(block.mixer).name for block in named.stack.blocks] == ["hawk", "hawk", "window_attention", "hawk"]
-    tokens = torch.randint(11, (2, 6))
-    torch.testing.assert_close(named(tokens), written(tokens), rtol=0, atol=0)
-    assert len(LanguageModel(11, DIM, 4, ("griffin", "lru"), layer_options=options).stack.blocks) == 4
-    for wrong, message in (
-        ("grifin", r"unknown layer 'grifin'; did you mean 'griffin'\?"),
-        ("hwak", r"unknown layer 'hwak'; did you mean 'hawk'\?"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            LanguageModel(11, DIM, 2, wrong)
-    with pytest.raises(ConfigError, match=r"unknown layer in layer_options 'lru'; known: hawk, window_attention"):
-        LanguageModel(11, DIM, 3, "griffin", layer_options={"lru": {}})
+    y.sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    plain = torch.zeros(1, requires_grad=True)
+    root = rglru_layer.BoundedSqrt.apply(plain + torch.tensor([0.0, 1e-8, 0.25]))
+    (gradient,) = torch.autograd.grad(root.sum(), plain)
+    torch.testing.assert_close(gradient, torch.tensor([1000.0 + 1000.0 + 1.0]))
 
 
 # --- initialisation
 
 
-def assert_uniform(tensor, low, high):
-    values = tensor.detach().flatten()
-    assert low - 1e-6 * abs(low) <= values.min()
-    assert values.max() <= high + 1e-6 * abs(high)
-    assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / math.sqrt(12 * values.numel())
-    assert abs(values.std() - (high - low) / math.sqrt(12)) < 5 * (high - low) / math.sqrt(12 * values.numel())
-
-
-def assert_normal(tensor, std):
-    n, values = tensor.numel(), tensor.detach()
-    assert abs(values.mean()) < 5 * std / math.sqrt(n)
-    assert abs(values.std() - std) < 5 * std / math.sqrt(2 * n)
-
-
+@pytest.mark.usefixtures("double")
 def test_init_of_mamba():
     layer = Mamba(64, d_state=5, expand=100)
     torch.testing.assert_close(layer.A_log.exp(), torch.arange(1.0, 6).expand(6400, 5))
@@ -451,6 +386,7 @@ def test_init_of_mamba():
     torch.testing.assert_close(torch.log(1 + layer.dt_proj.bias.exp()), torch.full((32,), 1e-4))
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     ("init", "frequencies"),
     [
@@ -479,6 +415,7 @@ def legs(size):
     return A
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("size", [2, 5, 64])
 def test_legs_is_diagonal_and_of_rank_one(size):
     Lambda, P, B, V = hippo.diagonal_legs(size)
@@ -495,6 +432,7 @@ def test_legs_is_diagonal_and_of_rank_one(size):
         torch.testing.assert_close(spread, cut, rtol=0.1, atol=0)
 
 
+@pytest.mark.usefixtures("double")
 def test_init_of_h3():
     layer = H3(3000)
     shift, kernel = layer.ssm_k_kernel.kernel, layer.kernel.kernel
@@ -509,6 +447,7 @@ def test_init_of_h3():
         assert_normal(normal, std)
 
 
+@pytest.mark.usefixtures("double")
 def test_init_of_hyena():
     layer = Hyena(2000, 64, emb_dim=7, w=14.0)
     filters, t = layer.filter_fn, torch.arange(64.0)
@@ -523,6 +462,7 @@ def test_init_of_hyena():
     torch.testing.assert_close(torch.exp(-deltas[[0, -1]] * torch.tensor([1.5, 0.3])), torch.full((2,), 0.01))
 
 
+@pytest.mark.usefixtures("double")
 def test_hyena_takes_the_state_of_the_released_code():
     """There one sine stands at three places of a sequence, and so do its frequencies."""
     layer, other = Hyena(DIM, 16), Hyena(DIM, 16)
@@ -533,6 +473,7 @@ def test_hyena_takes_the_state_of_the_released_code():
     torch.testing.assert_close(other(x)[0], layer(x)[0])
 
 
+@pytest.mark.usefixtures("double")
 def test_init_of_s4():
     layer, legs_64 = S4(3000), hippo.diagonal_legs(64)
     kernel = layer.layer.kernel
@@ -547,6 +488,7 @@ def test_init_of_s4():
     torch.testing.assert_close(B.imag, legs_64.B[:32].imag.clamp(-2, 2))
 
 
+@pytest.mark.usefixtures("double")
 def test_s4_has_the_kernel_of_hippo():
     """With Im B not cut: C e^{jΔA} B of the bilinear rule, where A and B are HiPPO-LegS's own."""
     layer = S4(1, 6)
@@ -573,6 +515,7 @@ def test_s4_has_the_kernel_of_hippo():
         torch.testing.assert_close(y[0, :, 0], found)
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("conj_sym", [True, False])
 def test_init_of_s5(conj_sym):
     layer = S5(300, 512, 8, conj_sym)
@@ -599,14 +542,6 @@ def test_init_of_s5(conj_sym):
     assert_normal(S5(300, C_init="complex_normal").C, math.sqrt(0.5))
 
 
-def test_init_of_attention():
-    for layer in (WindowAttention(256, bias=True), Attention(256, bias=True)):
-        for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
-            assert_normal(linear.weight, 1 / 16)
-            assert not linear.bias.any()
-    assert [linear.out_features for linear in (layer.k_proj, WindowAttention(256).k_proj)] == [256, 32]
-
-
 def without_decay(layer):
     """Names of the weights of maps that are not decayed, and rates of learning by name."""
     groups = {id(p): group for group in param_groups(layer) for p in group["params"]}
@@ -618,6 +553,7 @@ def without_decay(layer):
     }
 
 
+@pytest.mark.usefixtures("double")
 def test_what_is_not_decayed():
     assert without_decay(Mamba(8)) == dict.fromkeys(
         ("A_log", "D", "conv1d.weight", "conv1d.bias", "dt_proj.bias"), (0.0, None)
@@ -641,51 +577,81 @@ def test_what_is_not_decayed():
     assert without_decay(S4D(8, lr=None)) == free | dict.fromkeys(slow, (0.0, None))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("mamba", {"d_state": 0}, "mamba: dim, d_state, d_conv are 8, 0, 4, expected at least 1"),
-        ("mamba", {"expand": 0.1}, "mamba: expand is 0.1, expected at least 1/8 because of dim=8"),
-        ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected 'auto' or an integer of at least 1"),
-        ("mamba", {"dt_min": 0.2}, "mamba: dt_min is 0.2 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-        ("mamba", {"dt_init": "zero"}, "mamba: dt_init is 'zero', expected 'random' or 'constant'"),
-        ("s4d", {"d_state": 3}, "s4d: d_state is 3, expected an even number of at least 2"),
-        ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
-        ("s4d", {"disc": "euler"}, "s4d: unknown disc 'euler'; known: zoh, bilinear"),
-        ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
-        ("s5", {"blocks": 0}, "s5: blocks is 0, expected at least 1"),
-        ("s5", {"C_init": "normal"}, "s5: unknown C_init 'normal'; did you mean 'lecun_normal'"),
-        ("s5", {"discretization": "euler"}, "s5: unknown discretization 'euler'; known: zoh, bilinear"),
-        ("s5", {"activation": "glu"}, "s5: unknown activation 'glu'"),
-        ("s5", {"dt_min": 0}, "s5: dt_min is 0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-        ("window_attention", {"window": 0}, "window_attention: window is 0, expected at least 1"),
-        ("window_attention", {"num_heads": 3}, "window_attention: num_heads is 3, expected a divisor of dim=8"),
-        (
-            "window_attention",
-            {"rope_fraction": 1.5},
-            "rope_fraction is 1.5, expected an even part, 0 to 1, of head_dim",
-        ),
-        ("attention", {"num_kv_heads": 3}, "attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
-        ("attention", {"num_heads": 0}, "attention: num_heads is 0, expected at least 1"),
-        (
-            "attention",
-            {"num_heads": 8},
-            "attention: rope_fraction is 1.0, expected an even part, 0 to 1, of head_dim=1",
-        ),
-        ("attention", {"max_length": 0}, "attention: max_length is 0, expected at least 1"),
-        ("s4", {"d_state": 5}, "s4: d_state is 5, expected an even number of at least 2"),
-        ("s4", {"dt_max": 1e-4}, "s4: dt_min is 0.001 and dt_max is 0.0001, expected 0 < dt_min <= dt_max"),
-        ("h3", {"d_state": 3}, "h3: d_state is 3, expected an even number of at least 2"),
-        ("h3", {"head_dim": 3}, "h3: head_dim is 3, expected a divisor of dim=8"),
-        ("h3", {"init": "invs"}, r"h3: unknown init 'invs'; did you mean 'inv'\?"),
-        ("h3", {"disc": "euler"}, "h3: unknown disc 'euler'; known: zoh, bilinear"),
-        ("h3", {"dt_min": -1}, "h3: dt_min is -1 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-        ("hyena", {"order": 1}, "hyena: order is 1, expected at least 2"),
-        ("hyena", {"emb_dim": 4}, "hyena: emb_dim is 4, expected an odd number of at least 3"),
-        ("hyena", {"l_max": 0}, "hyena: l_max, filter_order, short_filter_order are 0, 64, 3, expected at least 1"),
-        ("s4d", {"dt_max": 0.0}, "s4d: dt_min is 0.001 and dt_max is 0.0, expected 0 < dt_min <= dt_max"),
-    ],
-)
+@pytest.mark.parametrize(("r_min", "r_max", "max_phase"), [(0.0, 1.0, 2 * math.pi), (0.9, 0.999, math.pi / 10)])
+def test_init_of_lru(r_min, r_max, max_phase):
+    layer = LRU(16, 20_000, r_min, r_max, max_phase)
+    radius, phase = torch.exp(-layer.nu_log.exp()), layer.theta_log.exp()
+    assert_uniform(radius.double() ** 2, r_min**2 - 1e-6, r_max**2 + 1e-6)  # uniform over the ring's area
+    assert_uniform(phase, 0, max_phase * (1 + 1e-6))
+    normalised = layer.gamma_log.exp() ** 2 / (1 - radius.double() ** 2)
+    torch.testing.assert_close(normalised.median(), torch.tensor(1.0, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert layer.gamma_log.isfinite().all()
+    assert layer.nu_log.isfinite().all()
+    for B in (layer.B_re, layer.B_im):
+        assert_normal(B, math.sqrt(1 / 32))
+    for C in (layer.C_re, layer.C_im):
+        assert_normal(C, math.sqrt(1 / 20_000))
+    assert_normal(LRU(10_000, 1).D, 1.0)
+
+
+def test_init_of_rglru_and_hawk():
+    layer = RGLRU(20_000, 200)
+    assert_uniform(torch.exp(-F.softplus(layer.a_param).double()) ** 2, 0.9**2 - 1e-6, 0.999**2 + 1e-6)
+    for gate in (layer.a_gate, layer.input_gate):
+        assert_normal(gate.w, math.sqrt(1 / 100))
+        assert not gate.b.any()
+    block = Hawk(96)
+    assert block.width == 128
+    assert [Hawk(dim).width for dim in (8, 256, 1024)] == [8, 320, 1344]
+    assert_normal(block.linear_x.weight, math.sqrt(1 / 96))
+    assert_normal(block.linear_y.weight, math.sqrt(1 / 96))
+    assert_normal(block.linear_out.weight, math.sqrt(1 / 128))
+    assert_normal(Hawk(4, 8, 4096).conv_1d.conv.weight, math.sqrt(0.01 / 4))
+    assert not block.linear_out.bias.any()
+
+
+def test_init_of_mega_ema():
+    layer = MegaEMA(500, 16)
+    assert_normal(layer.alpha, 0.2)
+    assert_normal(layer.delta, 0.2)
+    assert_normal(layer.beta[:, 0::2], 0.02, 1.0)
+    assert_normal(layer.beta[:, 1::2], 0.02, -1.0)
+    assert_normal(layer.gamma, 1.0)
+    assert_normal(layer.omega, 1.0)
+
+
+# --- options
+
+WRONG = [
+    ("mamba", {"d_state": 0}, "mamba: dim, d_state, d_conv are 8, 0, 4, expected at least 1"),
+    ("mamba", {"expand": 0.1}, "mamba: expand is 0.1, expected at least 1/8 because of dim=8"),
+    ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected 'auto' or an integer of at least 1"),
+    ("mamba", {"dt_min": 0.2}, "mamba: dt_min is 0.2 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+    ("mamba", {"dt_init": "zero"}, "mamba: dt_init is 'zero', expected 'random' or 'constant'"),
+    ("s4d", {"d_state": 3}, "s4d: d_state is 3, expected an even number of at least 2"),
+    ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
+    ("s4d", {"disc": "euler"}, "s4d: unknown disc 'euler'; known: zoh, bilinear"),
+    ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
+    ("s5", {"blocks": 0}, "s5: blocks is 0, expected at least 1"),
+    ("s5", {"C_init": "normal"}, "s5: unknown C_init 'normal'; did you mean 'lecun_normal'"),
+    ("s5", {"discretization": "euler"}, "s5: unknown discretization 'euler'; known: zoh, bilinear"),
+    ("s5", {"activation": "glu"}, "s5: unknown activation 'glu'"),
+    ("s5", {"dt_min": 0}, "s5: dt_min is 0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+    ("s4", {"d_state": 5}, "s4: d_state is 5, expected an even number of at least 2"),
+    ("s4", {"dt_max": 1e-4}, "s4: dt_min is 0.001 and dt_max is 0.0001, expected 0 < dt_min <= dt_max"),
+    ("h3", {"d_state": 3}, "h3: d_state is 3, expected an even number of at least 2"),
+    ("h3", {"head_dim": 3}, "h3: head_dim is 3, expected a divisor of dim=8"),
+    ("h3", {"init": "invs"}, r"h3: unknown init 'invs'; did you mean 'inv'\?"),
+    ("h3", {"disc": "euler"}, "h3: unknown disc 'euler'; known: zoh, bilinear"),
+    ("h3", {"dt_min": -1}, "h3: dt_min is -1 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+    ("hyena", {"order": 1}, "hyena: order is 1, expected at least 2"),
+    ("hyena", {"emb_dim": 4}, "hyena: emb_dim is 4, expected an odd number of at least 3"),
+    ("hyena", {"l_max": 0}, "hyena: l_max, filter_order, short_filter_order are 0, 64, 3, expected at least 1"),
+    ("s4d", {"dt_max": 0.0}, "s4d: dt_min is 0.001 and dt_max is 0.0, expected 0 < dt_min <= dt_max"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), WRONG)
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        layers.build(name, 8, **options)
+        layers.build(name, DIM, **options)

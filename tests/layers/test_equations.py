@@ -1,0 +1,64 @@
+"""Every layer is its equation: each family's file writes its layers' equations out, step by step, in float64."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from by_hand import DIM, T, shaken
+
+from scanl import layers
+from scanl.layers import state as states
+
+FAMILIES = [
+    importlib.import_module(path.stem)
+    for path in sorted(Path(__file__).parent.glob("test_*.py"))
+    if path.stem != Path(__file__).stem
+]
+EQUATIONS = {name: case for family in FAMILIES for name, case in family.EQUATIONS.items()}
+
+
+def test_every_layer_has_its_equation():
+    """The first word of a case's name is the layer's."""
+    assert len(EQUATIONS) == sum(len(family.EQUATIONS) for family in FAMILIES)
+    assert not [name for name in layers.names() if not any(f"{case}_".startswith(f"{name}_") for case in EQUATIONS)]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_layer_is_its_equation(name):
+    make, equation = EQUATIONS[name]
+    layer, x = shaken(make(), 0.3), torch.randn(1, T, DIM)
+    torch.testing.assert_close(layer(x)[0][0], torch.stack(equation(layer, list(x[0]))))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_every_variant_streams_and_packs(name):
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(1, T, DIM)
+    whole, last = layer(x)
+    if not layer.bidirectional:
+        state, ys = layer.init_state(1), []
+        for t in range(T):
+            y, state = layer.step(x[:, t], state)
+            ys.append(y)
+        torch.testing.assert_close(torch.stack(ys, 1), whole)
+        for (_, a), (_, b) in zip(states.leaves(state), states.leaves(last), strict=True):
+            torch.testing.assert_close(a, b)
+    packed, _ = layer(torch.cat([x, x[:, :3]], 1), cu_seqlens=torch.tensor([0, T, T, T + 3]))
+    torch.testing.assert_close(packed, torch.cat([whole, layer(x[:, :3])[0]], 1))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_every_variant_has_the_gradients_of_its_output(name):
+    torch.manual_seed(1)
+    layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 4, DIM, requires_grad=True)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def run(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))[0]
+
+    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
+    layer(x)[0].square().sum().backward()
+    assert [name for name, parameter in layer.named_parameters() if not parameter.grad.any()] == []
