@@ -5,13 +5,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test test-gpu lint format bench clean
+.PHONY: demo test test-all costs test-gpu lint format bench clean
 
 demo: $(VENV)/scanl
 	$(BIN)/scanl demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+# Every case, and every law over every sample: up to an hour.
+test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --all
+
+# What each law costs of each layer.
+costs: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_layers.py tests/test_layer_robustness.py tests/test_nonfinite.py tests/layers --costs
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m gpu

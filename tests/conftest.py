@@ -27,13 +27,32 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     # and looks for overflows after every operation on integers: a third of its time
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
 
+import costs
+
 settings.register_profile("short", max_examples=30, derandomize=True)  # the same for all who run it
 settings.register_profile("long", max_examples=1000)
 settings.load_profile("short")
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="the long cases too, and every law over every sample")
+    parser.addoption("--costs", action="store_true", help="end with the table of what each law costs of each layer")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: much time for a case that others come near; runs with --all")
+    if config.getoption("--all"):
+        os.environ["SCANL_TEST_ALL"] = "1"  # laws.py reads it; the worker processes inherit it
+    if config.getoption("--costs"):
+        config.pluginmanager.register(costs.Costs())
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,16 @@ def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torc
 
 
 DRAWS = 4
+ALL = os.environ.get("SCANL_TEST_ALL") == "1"
+
+
+def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
+    """So many of them, from the first to the last at even distances; all of them with `--all`."""
+    if ALL or len(samples) <= count:
+        return samples
+    return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
 _roundings: dict[Any, float] = {}
 
 

@@ -145,7 +145,7 @@ def estimates(name, q, k, draws, features, orthogonal, seed=0):
 
 @every_random
 @pytest.mark.parametrize("orthogonal", [False, True], ids=["independent", "orthogonal"])
-@pytest.mark.parametrize("features", [3, 8])
+@pytest.mark.parametrize("features", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_random_maps_are_unbiased(name, orthogonal, features):
     """The mean over 1500 projections is the kernel within four standard errors, each at most a twentieth of it."""
     generator = torch.Generator().manual_seed(1)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import laws
 from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import AFT, SLSTM, Bidirectional, Hint, LinearRNN, MultiScale, ShortConvolution, padded, param_groups
@@ -357,7 +358,7 @@ def test_compiles_to_one_graph(name):
     torch.compiler.reset()
     before = some_state(layer, 2)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for arguments in ((x,), (x, before)):
+    for arguments in ((x, before), *([(x,)] if laws.ALL else [])):  # the whole model is compiled without a state
         y, last = layer(*arguments)
         z, also = compiled(*arguments)
         torch.testing.assert_close(z, y)

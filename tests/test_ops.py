@@ -168,7 +168,7 @@ def test_every_order_of_derivative(op, backend, reverse):
         pytest.skip("that time is turned, by the frame or by the kernel, the law of truth has seen")
     dtypes = [torch.float64] if interpreted else [torch.float64, torch.complex128]
     for dtype in [dtype for dtype in dtypes if dtype in op.dtypes and _takes(op, backend, dtype)]:
-        for sample in _few(_able(op, backend), backend, 8):
+        for sample in laws.some(_few(_able(op, backend), backend, 8), 3 if reverse else 6):
             leaves = [v.requires_grad_() for v in laws.at(op, sample, dtype, backend).values()]
 
             def run(*operands, names=tuple(sample.operands), more=laws.options(sample, backend)):  # noqa: B008
@@ -216,7 +216,7 @@ def test_second_derivatives_in_half_precision(op, backend):
 @pytest.mark.parametrize(("op", "backend"), FUSED)
 @directions
 def test_opcheck(op, backend, reverse):
-    for sample in _few(_able(op, backend), backend, 8):
+    for sample in laws.some(_few(_able(op, backend), backend, 8), 2 if reverse else 4):
         operands = laws.at(op, sample, torch.float32, backend)
         options = {name: option.default for name, option in op.options.items()} | laws.options(sample, backend)
         rest = (reverse, options.pop("cu_seqlens", None), *options.values())
@@ -242,7 +242,7 @@ def test_compiled_gives_the_same_numbers(op, backend, reverse):
     if reverse and not op.backends[backend].whole:
         pytest.skip("for a plain backend the frame turns time, and the law of truth has seen it do so")
     if backend in ("cpu", "triton"):  # one opaque operator: half of the samples each way
-        samples = _few(_able(op, backend)[reverse::2], backend, 2)
+        samples = laws.some(_few(_able(op, backend)[reverse::2], backend, 2), 2)
     else:  # long to trace
         samples = _plain(op, backend)[1:2]
     assert samples
@@ -353,7 +353,13 @@ def test_a_log_decay_of_minus_infinity_forgets(op, backend, reverse):
         assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(y.sum() + last.sum(), leaves.values()))
 
 
-@each
+@pytest.mark.parametrize(
+    ("op", "backend"),
+    [
+        pytest.param(*case.values, id=case.id, marks=[pytest.mark.long] * (case.values[1] == "reference"))
+        for case in CASES
+    ],
+)
 def test_a_million_steps_without_drift(op, backend):
     """|a| = 0.9999 and random a in (0, 1), float32 against float64, values and gradients."""
     if op.name != "linear_scan":

@@ -90,16 +90,29 @@ CASES = {
 
 
 @each_op
-@directions
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "reverse"),
+    [(case, False) for case in CASES]
+    + [
+        pytest.param(case, True, marks=[pytest.mark.long] * (case not in ("several chunks", "packed")))
+        for case in CASES
+    ],
+)
 def test_off_the_blocks(op, case, reverse):
     """Chunks of 16 steps, blocks of 16 channels of keys and values, shared keys, sequences that end anywhere."""
     given, more = CASES[case]
     laws.truth(op, draw(op, *given, **more), {"reverse": reverse}, "triton", torch.float32)
 
 
-@each_op
-@pytest.mark.parametrize("decay", ["BTH", "BTHK"])
+@pytest.mark.parametrize(
+    ("op", "decay"),
+    [
+        pytest.param(delta_rule, "BTH", id="delta_rule-BTH"),
+        pytest.param(delta_rule, "BTHK", id="delta_rule-BTHK", marks=pytest.mark.long),
+        pytest.param(dplr_scan, "BTH", id="dplr_scan-BTH", marks=pytest.mark.long),
+        pytest.param(dplr_scan, "BTHK", id="dplr_scan-BTHK"),
+    ],
+)
 def test_half_precision(op, decay):
     laws.truth(op, draw(op, 35, decay, G=1, K=18, V=17), {}, "triton", torch.float16)
 

@@ -60,8 +60,15 @@ def test_the_interpreter_takes_the_first():
     assert x.tolist() == [1.0] * 32
 
 
-@pytest.mark.parametrize("name", ["delta_rule", "dplr_scan"])
-@pytest.mark.parametrize("decay", ["BTH", "BTHK"])
+@pytest.mark.parametrize(
+    ("name", "decay"),
+    [
+        ("delta_rule", "BTHK"),
+        ("dplr_scan", "BTH"),
+        pytest.param("delta_rule", "BTH", marks=pytest.mark.long),
+        pytest.param("dplr_scan", "BTHK", marks=pytest.mark.long),
+    ],
+)
 def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
     """What a kernel adds to, changes in place, or writes in some of its configurations alone."""
     monkeypatch.setattr(_tuned, "MOST", 64)
@@ -77,7 +84,12 @@ def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "decay"),
-    [("linear_attention", "BTH"), ("delta_rule", "BTH"), ("delta_rule", "BTHK"), ("dplr_scan", "BTHK")],
+    [
+        ("linear_attention", "BTH"),
+        ("delta_rule", "BTHK"),
+        pytest.param("delta_rule", "BTH", marks=pytest.mark.long),
+        pytest.param("dplr_scan", "BTHK", marks=pytest.mark.long),
+    ],
 )
 def test_every_tile_of_a_memory_gives_the_same_numbers(name, decay, monkeypatch):
     sample = draw(REGISTRY["dplr_scan" if name == "linear_attention" else name], 20, decay, K=40, V=36)

@@ -162,7 +162,7 @@ def test_weighted_average_keeps_small_decays():
 
 
 @directions
-@pytest.mark.parametrize("window", [1, 2, 5, 16])
+@pytest.mark.parametrize("window", [1, 2, 5, pytest.param(16, marks=pytest.mark.long)])
 def test_short_convolution_windows(window, reverse):
     """5 channels in blocks of 4, sequences shorter and longer than a window and than a tile of 16."""
     for steps in (1, 19):
