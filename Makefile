@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test test-all costs test-gpu lint format bench clean
+.PHONY: demo test test-all costs test-gpu lint format docs bench clean
 
 demo: $(VENV)/scanl
 	$(BIN)/scanl demo
@@ -32,6 +32,10 @@ lint: $(VENV)/dev
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The pages and tables that come from the code.
+docs: $(VENV)/scanl
+	$(BIN)/python docs/write.py
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/run.py linear_scan

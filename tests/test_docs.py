@@ -1,82 +1,73 @@
-"""What the documents say is tried: their examples run, their tables name what is registered."""
+"""What the documents say of the code and of each other is read here; tests/test_docs_run.py runs their examples."""
 
 import importlib.util
 import itertools
 import re
 from pathlib import Path
 
-import torch
-
-from scanl import layers
-from scanl.cli.accelerate import table as mixer_table
-from scanl.cli.layers import page as layer_page
-from scanl.cli.layers import table as layer_table
-from scanl.cli.ops import table as op_table
-from scanl.layers.base import registry
+import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def _blocks(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
-def test_readme_order():
-    """What it is, the two commands, a picture, ten lines of Python, the table of models."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    places = [text.index(mark) for mark in ("# scanl", "make demo", "make test", "![", "```python", "| layer |")]
-    assert places == sorted(places)
-    first_block = _blocks("README.md")[0].strip().splitlines()
-    assert len([line for line in first_block if line]) <= 10
-
-
-def test_readme_table_is_the_registry():
-    assert layer_table() in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_page_of_layers_is_the_registry():
-    """`scanl list --markdown` writes it."""
-    assert (ROOT / "docs" / "layers.md").read_text(encoding="utf-8") == layer_page()
-
-
-def test_table_of_ops_is_the_registry():
-    assert op_table() in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
-
-
-def test_table_of_mixers_is_the_registry():
-    assert mixer_table() in (ROOT / "docs" / "hub.md").read_text(encoding="utf-8")
-
-
-def test_readme_links_lead_somewhere():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
-
-
-def test_the_model_of_contributing_is_a_model(tmp_path):
-    """Its file, as printed, registers a layer that streams exactly."""
-    (block,) = _blocks("CONTRIBUTING.md")
-    path = tmp_path / "moving_average.py"
-    path.write_text(block, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("moving_average", path)
+@pytest.fixture(scope="module")
+def write():
+    """docs/write.py, which `make docs` runs."""
+    spec = importlib.util.spec_from_file_location("write_docs", ROOT / "docs" / "write.py")
     assert spec is not None
     assert spec.loader is not None
-    try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        layer = layers.build("moving_average", 6).double()
-        x = torch.randn(2, 7, 6, dtype=torch.float64)
-        whole, last = layer(x)
-        for cut in range(8):
-            first, state = layer(x[:, :cut])
-            second, state = layer(x[:, cut:], state)
-            torch.testing.assert_close(torch.cat([first, second], 1), whole)
-            torch.testing.assert_close(state, last)
-    finally:
-        registry.remove("moving_average")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_the_registries(write):
+    """docs/layers.md, and the tables of ops and of patches."""
+    pages = write.pages()
+    assert [path.name for path in pages] == ["layers.md", "hub.md", "ops.md"]
+    stale = [path.name for path, text in pages.items() if _text(path) != text]
+    assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
+
+
+def test_a_table_replaces_the_one_of_its_header(write):
+    old, new = "a\n\n| x |\n|---|\n| 1 |\n\n| y |\n", "| x |\n|---|\n| 2 |\n| 3 |"
+    assert write.with_table(old, new) == "a\n\n| x |\n|---|\n| 2 |\n| 3 |\n\n| y |\n"
+    with pytest.raises(AssertionError, match="0 tables begin with"):
+        write.with_table("| y |\n", new)
+
+
+def test_first_block_of_the_readme_is_short():
+    block = re.findall(r"```python\n(.*?)```", _text(ROOT / "README.md"), re.DOTALL)[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+
+
+def _anchors(path: Path) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", _text(path), flags=re.DOTALL | re.MULTILINE), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^):]+)\)", _text(page)):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_readme_leads_to_every_page():
+    links = {(ROOT / link).resolve() for link in re.findall(r"\]\(([^):#]+)\)", _text(ROOT / "README.md"))}
+    assert set(PAGES) - {ROOT / "README.md"} <= links
 
 
 def test_changes_are_written_down():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = _text(ROOT / "CHANGELOG.md")
     assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
     for before, after in itertools.pairwise(re.findall(r"## \[(\d[^\]]*)\]", text)):
         assert before > after

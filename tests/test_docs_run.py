@@ -1,12 +1,14 @@
-"""Every command and every block of Python in the README and the pages runs: at small size where it would take long.
+"""Every command and every block of Python in the README and the pages runs, in small where it would take long.
 
-A command of a kind that is not known here fails, so that none goes untried.
+Those of a page run in their order, in one folder and one namespace, as a newcomer would type them. A command of a kind
+that is not known here fails, so that none goes untried.
 """
 
 import argparse
 import re
 import shlex
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 TINY = "--accelerator cpu --dim 16 --depth 1 --batch-size 2"
@@ -33,14 +36,19 @@ TASK = "--task-options.length 10 --eval-examples 4"
 KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return [text for found, text in FENCE.findall(PAGES[page]) if found == language]
+def blocks(page: str) -> list[tuple[str, str]]:
+    """What a reader would run, in order, each with its language."""
+    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language != "text"]
 
 
 def commands(page: str) -> list[list[str]]:
-    """Every line of the blocks of commands, as words."""
-    lines = (line for block in blocks(page, "console") for line in block.splitlines())
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    """Every command of a page, as words."""
+    return [words for language, text in blocks(page) if language == "console" for words in lines(text)]
+
+
+def lines(text: str) -> list[list[str]]:
+    """The commands of a block, as words."""
+    return [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def spans(page: str) -> list[str]:
@@ -98,6 +106,10 @@ def try_command(words: list[str], monkeypatch) -> None:
         parse_benchmark(words, monkeypatch)
     elif program == "pytest":
         assert (ROOT / words[1]).is_file(), words
+    elif program == "pip":
+        extra = re.fullmatch(r"install -e \.(?:\[(\w+)\])?", " ".join(words[1:]))
+        assert extra is not None, words
+        assert extra[1] in {None, *EXTRAS}, words
     elif program == "scanl":
         assert main(shortened(words[1:])) == 0, words
     else:
@@ -122,16 +134,63 @@ def kernels(monkeypatch):
             monkeypatch.setitem(op.backends, "triton", replace(op.backends["triton"], run=run))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+# What makes the Python of a page small: the text that is replaced must be there.
+SMALLER = {
+    "docs/hub.md": {
+        "hidden_size=768": "hidden_size=32",
+        "vocab_size=8192": "vocab_size=64",
+        "8192, (1, 1024)": "64, (1, 32)",
+    },
+}
+OWN_TEST = {"CONTRIBUTING.md"}  # tests/test_contributing.py follows this page
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in OWN_TEST])
 @pytest.mark.usefixtures("kernels")
-def test_commands_run(page, tmp_path, monkeypatch, capfd):
-    """In order, in one folder, as a reader would type them who has some notes and a book."""
+def test_examples_run(page, tmp_path, monkeypatch, capfd):
+    """As a reader runs them who has some notes and a book."""
+    if any(language == "python" and "transformers" in text for language, text in blocks(page)):
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "today.txt").write_text("Once more, then. " * 40)
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
-    for words in commands(page):
-        try_command(words, monkeypatch)
+    if page == "docs/hub.md":
+        _checkpoint("state-spaces/mamba-130m-hf")
+    smaller = dict(SMALLER.get(page, {}))
+    namespace: dict = {}
+    for language, text in blocks(page):
+        if language == "console":
+            for words in lines(text):
+                try_command(words, monkeypatch)
+            continue
+        for long in [long for long in smaller if long in text]:
+            text = text.replace(long, smaller.pop(long))
+        exec(compile(text, page, "exec"), namespace)
+    assert not smaller
+    out = capfd.readouterr().out
+    if page == "README.md":
+        assert [words[:2] for words in commands(page) if words[0] != "make"][:3] == [
+            ["pip", "install"],
+            ["scanl", "train"],
+            ["scanl", "generate"],
+        ]
+        assert namespace["logits"].shape == (1, 35, 256)
+        assert "Once " in out
+        assert "cpu: can run" in out
+    if page == "docs/kernels.md":
+        assert "define " in out
+    if page == "docs/hub.md":
+        assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
+        assert (tmp_path / "tuned" / "model.safetensors").is_file()
+
+
+def _checkpoint(path: str) -> None:
+    """A tiny Mamba, where the page names one of the hub."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=64)
+    MambaForCausalLM(config).save_pretrained(path)
 
 
 def test_parity_is_learnt_for_any_length(tmp_path, monkeypatch, capfd):
@@ -246,47 +305,3 @@ def _options(path: Path) -> list[str]:
 
 def _stem(option: str) -> str:
     return re.split(r"[=.]", option)[0]
-
-
-# What makes the blocks of a page small: the text that is replaced must be there.
-SMALLER = {
-    "docs/hub.md": {
-        "hidden_size=768": "hidden_size=32",
-        "vocab_size=8192": "vocab_size=64",
-        "8192, (1, 1024)": "64, (1, 32)",
-    },
-}
-OWN_TEST = {"CONTRIBUTING.md"}  # tests/test_docs.py follows its page as a stranger would
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in OWN_TEST])
-def test_python_runs(page, tmp_path, monkeypatch, capfd):
-    """In order, in one namespace."""
-    text = "\n".join(blocks(page, "python"))
-    if "transformers" in text:
-        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
-    monkeypatch.chdir(tmp_path)
-    if page == "docs/hub.md":
-        _checkpoint("state-spaces/mamba-130m-hf")
-    for long, short in SMALLER.get(page, {}).items():
-        assert long in text
-        text = text.replace(long, short)
-    namespace: dict = {}
-    exec(compile(text, page, "exec"), namespace)
-    out = capfd.readouterr().out
-    if page == "README.md":
-        assert namespace["logits"].shape == (1, 35, 256)
-        assert "cpu: can run" in out
-    if page == "docs/kernels.md":
-        assert "define " in out
-    if page == "docs/hub.md":
-        assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
-        assert (tmp_path / "tuned" / "model.safetensors").is_file()
-
-
-def _checkpoint(path: str) -> None:
-    """A tiny Mamba, where the page names one of the hub."""
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=64)
-    MambaForCausalLM(config).save_pretrained(path)

@@ -22,19 +22,24 @@ HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 INTRODUCTION = f"""\
 # The layers
 
-All that are registered, from the code: `scanl list --markdown` prints this page. A layer that streams runs a token at a
-time from a state of constant size, with the numbers of the whole sequence. Below the table stands of each what
-`scanl show NAME` says on any machine, built with its default options at a model width of {WIDTH}: its parameters; the
-floats of state that a sequence carries; the multiplications in matrices that a step from the empty state costs, beside
-the elementwise work of the op; and the backends of the op, in the order they are tried.
+This page lists every registered layer. `make docs` writes it from the code.
+
+A layer that *streams* runs one token at a time from a state of constant size, and gives the same numbers as the whole
+sequence at once. A section below the table shows what `scanl show NAME` prints for each layer, built with its default
+options at a model width of {WIDTH}:
+
+- *parameters*: how many numbers the layer learns.
+- *state*: how many floats one sequence carries from step to step.
+- *step*: how many multiplications the matrix products of one step take. The elementwise work of the op is not counted.
+- *op*: the op that the layer calls, and its backends in the order in which they are tried.
 """
 
 WHOLE_MODELS = """\
 ## Whole models
 
-Presets of a stack: patterns of the layers above, which repeat over depth. `scanl train --layer NAME` trains one, and a
-`Stack`, `LanguageModel` or `SequenceClassifier` takes the name in place of its layers. Their sizes below are those of
-one period, with the stack's own channel mixer.
+A whole model is a pattern of the layers above, which repeats over depth. `scanl train --layer NAME` trains one.
+`Stack`, `LanguageModel` and `SequenceClassifier` take its name in place of a layer. The sizes in its section are those
+of one repetition of the pattern, with the stack's default channel mixer.
 """
 
 
@@ -55,11 +60,7 @@ def list_layers(argv: Sequence[str]) -> int:
     """Print a line for each registered layer, or what the documents say of them."""
     parser = Parser("list", "The layers.")
     parser.add_argument("--markdown", action="store_true", help="print docs/layers.md: a table, and all of each layer")
-    parser.add_argument("--table", action="store_true", help="print the table of the README")
     args = parser.parse(argv)
-    if args.table:
-        print(table())
-        return 0
     if args.markdown:
         print(page(), end="")
         return 0
@@ -74,13 +75,6 @@ def list_layers(argv: Sequence[str]) -> int:
         print(f"{'':<{width}}{presets.get(name).equation}")
     print("\n`scanl show NAME` has the rest.")
     return 0
-
-
-def table() -> str:
-    """Every layer as rows of Markdown, as the README has them."""
-    header = ("layer", "what it is", "recurrence", "source")
-    rows = [(f"`{name}`", _summary(cls).rstrip("."), f"`{cls.equation}`", _papers(cls)) for name, cls in _classes()]
-    return _markdown(header, rows)
 
 
 def page() -> str:
