@@ -19,7 +19,6 @@ from scanl.models.block import CHANNEL_MIXERS
 from test_layers import CASES, DIM, REGISTERED, STREAMING, inputs, make
 
 WIDTHS = (128, 256, 1024)
-INSIDE = {"bidirectional": 2, "multi_scale": 4}  # whole layers in one
 STEPS_KEPT = ("max_length", "l_max", "window")  # options: how many steps the state keeps as they are
 
 
@@ -32,18 +31,17 @@ def state_size(layer):
 @pytest.mark.parametrize("dim", WIDTHS)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_default_sizes_are_in_proportion(name, dim):
-    """At most 8 D² parameters and 400 D (maps of a few numbers a channel) for each layer inside.
+    """At most 8 D² parameters and 400 D (maps of a few numbers a channel).
 
     Of state at most 2 D² (a matrix memory of one head of twice the width has 4 / H of them) and 300 D, and a
     key and a value of D for each step that is kept. Sizes that do not follow D leave this at one width or another.
     """
     with torch.device("meta"):
         layer = layers.build(name, dim)
-    inside = INSIDE.get(name, 1)
-    assert sum(p.numel() for p in layer.parameters()) <= inside * (8 * dim**2 + 400 * dim)
+    assert sum(p.numel() for p in layer.parameters()) <= 8 * dim**2 + 400 * dim
     defaults = {option: p.default for option, p in inspect.signature(layers.get(name)).parameters.items()}
     kept = sum(defaults.get(option) or 0 for option in STEPS_KEPT)
-    assert state_size(layer) <= inside * (2 * dim**2 + 300 * dim) + 2 * kept * dim
+    assert state_size(layer) <= 2 * dim**2 + 300 * dim + 2 * kept * dim
 
 
 def test_the_default_widths_of_gated_deltanet_are_the_published_ones():
@@ -229,8 +227,8 @@ def test_repr_shows_sizes(name):
 def test_an_exported_layer_takes_any_length(name):
     """`torch.export` with the batch and the length open: the same numbers, the same state at other sizes."""
     layer = make(name)
-    most = {"max": layer.reach} if name == "attention" else {}
-    sizes = {0: torch.export.Dim("B"), 1: torch.export.Dim("T", **most)}
+    longest = layers.get(name).sample.get("max_length")  # of the layers that have a limit
+    sizes = {0: torch.export.Dim("B"), 1: torch.export.Dim("T", max=longest)}
     program = torch.export.export(layer, (inputs(2, 20),), dynamic_shapes=(sizes,), strict=False).module()
     for batch, steps in ((2, 20), (3, 33), (4, 2), (5, 70)):
         x = inputs(batch, steps)

@@ -1,6 +1,7 @@
 """The laws of DESIGN over every registered layer, its wrappers, and layers as a user writes them."""
 
 import copy
+import inspect
 import multiprocessing
 import pickle
 import threading
@@ -104,6 +105,11 @@ def assert_same(actual, expected, **tolerance):
     assert [place for place, _ in states.leaves(actual)] == [place for place, _ in states.leaves(expected)]
     for (_, a), (_, b) in zip(states.leaves(actual), states.leaves(expected), strict=True):
         torch.testing.assert_close(a, b, **tolerance)
+
+
+def knows_its_state_when_it_runs(layer):
+    """A user's recurrence in LinearRNN, which starts from None."""
+    return isinstance(layer, LinearRNN) and layer.init_state(1).recurrent is None
 
 
 def some_state(layer, rows):
@@ -222,7 +228,7 @@ def test_the_state_does_not_grow(name):
     form = {place: (leaf.shape, leaf.dtype) for place, leaf in states.leaves(short)}
     fresh = {place: (leaf.shape, leaf.dtype) for place, leaf in states.leaves(layer.init_state(2))}
     assert fresh.items() <= form.items()
-    assert fresh.keys() == form.keys() or name.startswith("user")
+    assert fresh.keys() == form.keys() or knows_its_state_when_it_runs(layer)
 
 
 def test_no_state_is_the_initial_state(name):
@@ -294,7 +300,7 @@ def test_saved_and_loaded_continues_exactly(name, tmp_path):
     save_file(layer.state_dict(), tmp_path / "weights.safetensors")
     states.save(state, tmp_path / "state.safetensors")
     other = make(name, torch.float32, seed=5)
-    like = other(x[:1, :1])[1] if name.startswith("user") else other.init_state(1)
+    like = other(x[:1, :1])[1] if knows_its_state_when_it_runs(other) else other.init_state(1)
     read = states.load(tmp_path / "state.safetensors", like)
     other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     y, also = other(x[:, 5:], read)
@@ -476,6 +482,16 @@ def test_unknown_names_get_the_nearest():
 def test_wrong_options_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_a_layer_takes_what_it_declares(name):
+    layer = CASES[name]()
+    assert layer.takes == set(inspect.signature(layer.forward).parameters) - {"x", "state", "cu_seqlens"}
+
+
+def test_what_no_layer_takes_is_no_declaration():
+    with pytest.raises(ConfigError, match="argument in takes of Misspelt 'timespan'; did you mean 'timespans'"):
+        type("Misspelt", (LinearRNN,), {"takes": frozenset({"timespan"})})
 
 
 @pytest.mark.parametrize("name", REGISTERED)

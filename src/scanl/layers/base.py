@@ -27,6 +27,11 @@ class Hint(NamedTuple):
 
 UNDECAYED = Hint(weight_decay=False)
 
+TAKES = {
+    "timespans": "(B, T), how long each step lasts",
+    "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
+}
+
 
 class Layer(Module):
     """A state, a transition and a readout: (B, T, dim) in, (B, T, dim) and the state out.
@@ -43,8 +48,8 @@ class Layer(Module):
     sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
     residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # `enter_stack` gives it its published scale: a stack scales it no more
-    takes_timespans: ClassVar[bool] = False  # `forward` takes `timespans` (B, T), how long each step lasts
-    takes_memo: ClassVar[bool] = False  # `forward` takes `memo`, a dict that the layers of a stack share in one pass
+    takes: ClassVar[frozenset[str]] = frozenset()  # what `forward` takes beside x, the state and cu_seqlens: of `TAKES`
+    excused: ClassVar[Mapping[str, str]] = {}  # laws of the tests that cannot hold by definition: law -> reason
 
     hints: ClassVar[Mapping[str, Hint]] = {}  # by parameter, or by module for all in it; a subclass adds to its bases'
 
@@ -53,6 +58,9 @@ class Layer(Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for argument in cls.takes:
+            if argument not in TAKES:
+                raise nearest(f"argument in takes of {cls.__name__}", argument, TAKES)
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:

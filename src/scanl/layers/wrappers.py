@@ -36,7 +36,7 @@ def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
 
     A layer that would share a memo stays alone: a wrapper hands none on.
     """
-    if not inner.takes_memo:
+    if "memo" not in inner.takes:
         inner.enter_stack(index, layers)
 
 
@@ -58,6 +58,7 @@ class Bidirectional(Layer):
     equation = "y = fwd(x) + reverse(bwd(reverse(x)))"
     source = 'Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", IEEE Trans. Signal Processing, 1997'
     sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}
+    excused: ClassVar = {"default_sizes_are_in_proportion": "it holds two whole layers"}
     bidirectional = True
 
     def __init__(
@@ -112,6 +113,7 @@ class MultiScale(Layer):
     equation = "y = (1/m) sum_r layer_r(x),  decay_r = linspace(0.1, 0.9, m)_r at the start"
     source = "Linear RNN base block, multi-scale recurrence"
     sample: ClassVar = {"layer": "linear_rnn", "scales": 2}
+    excused: ClassVar = {"default_sizes_are_in_proportion": "it holds `scales` whole layers"}
 
     def __init__(
         self,

@@ -118,11 +118,14 @@ class Block(Module):
     ) -> tuple[Tensor, BlockState]:
         """timespans: how long each step lasts (B, T).   memo: what the blocks of one pass share."""
         mixer, channel = (None, None) if state is None else state
-        more: dict[str, Any] = {"memo": memo} if self.mixer.takes_memo else {}
+        more: dict[str, Any] = {"memo": memo} if "memo" in self.mixer.takes else {}
         if timespans is not None:
-            if not self.mixer.takes_timespans:
-                able = [name for name in names() if get(name).takes_timespans]
-                raise ConfigError(f"timespans is given, but {type(self.mixer).__name__} takes none; {able} do")
+            if "timespans" not in self.mixer.takes:
+                able = ", ".join(name for name in names() if "timespans" in get(name).takes)
+                raise ConfigError(
+                    f"block: timespans is given, expected none because {type(self.mixer).__name__} takes none; layers "
+                    f"that take them: {able}"
+                )
             more["timespans"] = timespans
         y, mixer = self.mixer(normed(self.mixer_norm, x), mixer, cu_seqlens=cu_seqlens, **more)
         x = x + self.dropout(y)

@@ -61,7 +61,7 @@ class RWKV7(MatrixTimeMix):
     op = "dplr_scan"
     sample: ClassVar = {"head_size": 4, "decay_lora": 3, "aaa_lora": 3, "mv_lora": 3, "gate_lora": 5}
     residual_out = "output"
-    takes_memo = True
+    takes: ClassVar = frozenset({"memo"})
 
     # Above the lowest layer only.
     v0: nn.Parameter | None

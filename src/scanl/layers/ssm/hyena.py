@@ -66,6 +66,10 @@ class Hyena(Layer):
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'
     )
     op = None
+    excused: ClassVar = {
+        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
+        "output by the largest input of the call"
+    }
     sample: ClassVar = {"l_max": 5, "order": 3, "filter_order": 4, "num_inner_mlps": 1}
     residual_out = "out_proj"
     hints: ClassVar = {

@@ -46,7 +46,7 @@ class LRU(Layer):
         'Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", arXiv:2303.06349, eq. (3), (7)'
     )
     op = "linear_scan"
-    takes_timespans = True
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 6}
 
     def __init__(

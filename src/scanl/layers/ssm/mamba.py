@@ -64,7 +64,7 @@ class Mamba(Layer):
         "algorithm 2 and figure 3"
     )
     op = "selective_scan"
-    takes_timespans = True
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 3, "dt_rank": 2}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)

@@ -94,6 +94,10 @@ class S4(Layer):
         "eq. (3) to (5), with P = Q as in Goel et al., arXiv:2202.09729, sec. 4.2"
     )
     op = None
+    excused: ClassVar = {
+        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
+        "output by the largest input of the call"
+    }
     sample: ClassVar = {"d_state": 4}
     hints: ClassVar = {
         f"layer.kernel.{name}": Hint(weight_decay=False, lr="lr") for name in ("inv_dt", "A_real", "A_imag", "B", "P")

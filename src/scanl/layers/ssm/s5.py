@@ -60,7 +60,7 @@ class S5(Layer):
         "eq. (4) to (6)"
     )
     op = "linear_scan"
-    takes_timespans = True
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
     hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B", "log_step"), Hint(weight_decay=False, lr="lr"))
 

@@ -1,0 +1,34 @@
+"""What layers are excused from: laws that exist, for a reason, and that they would break."""
+
+import inspect
+
+import pytest
+
+import test_layer_robustness
+import test_layers
+import test_nonfinite
+from scanl import layers
+
+MODULES = (test_layers, test_layer_robustness, test_nonfinite)
+LAWS = {
+    key.removeprefix("test_"): value
+    for module in MODULES
+    for key, value in vars(module).items()
+    if key.startswith("test_") and {"name", "streaming"} & set(inspect.signature(value).parameters)
+}
+EXCUSES = [(name, law) for name in layers.names() for law in layers.get(name).excused]
+
+
+@pytest.mark.parametrize(("excused", "law"), EXCUSES)
+def test_an_excuse_names_a_law_and_a_reason(excused, law):
+    assert law in LAWS
+    assert layers.get(excused).excused[law]
+
+
+@pytest.mark.parametrize(("excused", "law"), EXCUSES)
+def test_an_excuse_is_needed(excused, law):
+    """Tried, the law fails, at the first value of its other parameters."""
+    marks = [mark for mark in getattr(LAWS[law], "pytestmark", []) if mark.name == "parametrize"]
+    first = {mark.args[0]: mark.args[1][0] for mark in marks}
+    with pytest.raises(AssertionError):
+        LAWS[law](**(first | {"name": excused}))
