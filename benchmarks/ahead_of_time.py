@@ -30,7 +30,8 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 import scanl.ops  # noqa: F401  registers them all
-from scanl.ops._frame.op import HALF, REGISTRY, Op
+from scanl.ops import registry
+from scanl.ops.registry import HALF, Op
 
 RESULTS = Path(__file__).parent / "results" / "triton-sm_90.json"
 SIZES = {"B": 8, "T": 4096, "G": 16, "H": 16, "K": 128, "V": 128, "D": 2048, "E": 2048, "N": 16, "W": 4, "*F": (1024,)}
@@ -110,9 +111,9 @@ def vectors() -> Iterator[tuple[str, Case]]:
 
 def cases() -> dict[str, Case]:
     """Those written down, of ops that have the backend, and of others that have it what their declarations require."""
-    able = [op for op in REGISTRY.values() if "triton" in op.backends]
+    able = [op for op in registry.every() if "triton" in op.backends]
     written = {**dict(scans()), **dict(memories()), **dict(vectors())}
-    found = {name: case for name, case in written.items() if REGISTRY[case.op] in able}
+    found = {name: case for name, case in written.items() if registry.get(case.op) in able}
     for op in able:
         if not any(case.op == op.name for case in found.values()):
             found |= {f"{op.name}: {name}": Case(op.name, dtype) for name, dtype in DTYPES.items()}
@@ -147,7 +148,7 @@ def operands(case: Case, op: Op) -> tuple[dict[str, Tensor | None], Tensor | Non
 
 def launch(case: Case, way: str) -> None:
     """What the operators of torch would run, of the same arguments."""
-    op = REGISTRY[case.op]
+    op = registry.get(case.op)
     module = importlib.import_module(f"scanl.ops._triton.{op.name}")
     given, cu_seqlens = operands(case, op)
     options = [case.options.get(name, option.default) for name, option in op.options.items()]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from beside import BENCHMARKS, Benchmark, Contender, Draw, Operands, Shape, in_torch
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 RESULTS = Path(__file__).parent / "results"
 WAYS = {"forward": "forward", "both": "forward + backward"}
@@ -57,7 +57,7 @@ def contenders(
 
     What computes the same agrees with the backend that is chosen by itself.
     """
-    op, inputs, dy = REGISTRY[benchmark.op], operands[:-1], operands[-1]
+    op, inputs, dy = registry.get(benchmark.op), operands[:-1], operands[-1]
     assert dy is not None
     device, elements, steps = dy.device.type, dy.numel(), dy.shape[1]
     able = dict(line.split(": ", 1) for line in op.explain(*inputs, **benchmark.options).splitlines())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.op import HALF, Op, Operand, Sample
+from scanl.ops.registry import HALF, Op, Operand, Sample
 
 
 def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:

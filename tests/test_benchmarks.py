@@ -13,7 +13,7 @@ import gpu
 import run
 import tasks
 from scanl import layers
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 TINY = {
     "linear_scan": (2, 16, 3),
@@ -56,7 +56,7 @@ def test_tables_and_pictures(name, monkeypatch, tmp_path, capfd):
 
 def test_every_op_of_a_gpu_is_timed():
     timed = {benchmark.op for benchmark in beside.BENCHMARKS.values()}
-    assert {op.name for op in REGISTRY.values() if "triton" in op.backends} <= timed
+    assert {op.name for op in registry.every() if "triton" in op.backends} <= timed
 
 
 def test_a_wrong_peer_is_left_out(monkeypatch, capfd):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import laws
 from scanl.errors import BackendError
 from scanl.ops import delta_rule, dplr_scan, linear_attention
-from scanl.ops._frame.op import Sample
+from scanl.ops.registry import Sample
 
 KEYS, VALUES, STEPS, HEADS = 70, 130, 35, 2  # more than a block of each, neither a multiple; more steps than are held
 

@@ -11,8 +11,8 @@ from torch import Tensor
 import laws
 from scanl.errors import ConfigError
 from scanl.ops._cpu import _gates, _product
-from scanl.ops._frame.op import Op, Sample
 from scanl.ops.linear_scan import linear_scan
+from scanl.ops.registry import Op, Sample
 
 indrnn, ligru, slstm, sru = (
     getattr(importlib.import_module(f"scanl.ops.{n}"), n) for n in ("indrnn", "ligru", "slstm", "sru")

@@ -18,7 +18,7 @@ import torch
 from scanl.cli import COMMANDS, main
 from scanl.cli.train import parse
 from scanl.learning import build_model
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -124,7 +124,7 @@ def test_blocks_are_of_known_kinds(page):
 @pytest.fixture
 def kernels(monkeypatch):
     """Without a GPU the references run in the place of Triton's kernels."""
-    for op in () if torch.cuda.is_available() else REGISTRY.values():
+    for op in () if torch.cuda.is_available() else registry.every():
         if "triton" in op.backends:
 
             def run(*operands, op=op, cu_seqlens=None, **more):

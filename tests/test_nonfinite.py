@@ -10,13 +10,11 @@ import torch
 import laws
 import scanl
 from scanl.layers import state as states
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 from test_layers import CASES as LAYERS
 from test_layers import STREAMING, inputs, make, make_like
 
-CASES = [
-    pytest.param(op, backend, id=f"{op.name}-{backend}") for op in REGISTRY.values() for backend in op.preference()
-]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in registry.every() for backend in op.preference()]
 INTERPRETED = not torch.cuda.is_available()
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 # What numpy says of NaN, where it interprets the kernels of triton
@@ -81,7 +79,7 @@ def test_a_scan_does_not_depend_on_the_number_of_cores(shape, monkeypatch):
 
 def _samples(op, backend, packed=False):
     """Each kind of operands that the op takes; one where a run is long."""
-    plain = [sample for sample in op.samples() if "cu_seqlens" not in sample.options]
+    plain = [sample for sample in op.samples if "cu_seqlens" not in sample.options]
     able = [sample for sample in plain if not laws.refusal(op, sample, backend)]
     assert len(able) > len(plain) / 2
     if INTERPRETED and backend == "triton":

@@ -19,14 +19,12 @@ import laws
 import scanl.layers
 import scanl.ops
 from scanl.errors import BackendError, ShapeError
-from scanl.ops import linear_scan
+from scanl.ops import linear_scan, registry
 from scanl.ops._cpu import _team
 from scanl.ops._cpu._team import array, take
-from scanl.ops._frame.op import REGISTRY, Op, Sample
+from scanl.ops.registry import Op, Sample
 
-CASES = [
-    pytest.param(op, backend, id=f"{op.name}-{backend}") for op in REGISTRY.values() for backend in op.preference()
-]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in registry.every() for backend in op.preference()]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of times slower than a GPU
@@ -34,7 +32,7 @@ EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of
 
 def _some(op: Op, backend: str) -> list[Sample]:
     """Samples that a backend takes; one where Triton is emulated."""
-    able = [sample for sample in op.samples() if not laws.refusal(op, sample, backend)]
+    able = [sample for sample in op.samples if not laws.refusal(op, sample, backend)]
     return able[:1] if backend == "triton" and EMULATED else able
 
 
@@ -154,9 +152,9 @@ def test_a_decay_shared_by_no_channels():
         assert [value.shape for value in (y, last, *grads)] == [(0, 33, 0), (0, 0), (0, 33, 0), (1, 33, 0)]
 
 
-@pytest.mark.parametrize("op", REGISTRY.values(), ids=list(REGISTRY))
+@pytest.mark.parametrize("op", registry.every(), ids=registry.names())
 def test_offsets_that_are_no_tensor(op):
-    sample = next(sample for sample in op.samples() if "cu_seqlens" in sample.options)
+    sample = next(sample for sample in op.samples if "cu_seqlens" in sample.options)
     more = {**sample.options, "cu_seqlens": sample.options["cu_seqlens"].tolist()}
     expected = rf"{op.name}: cu_seqlens is a list, expected a tensor of int32 or int64 of shape \(N\+1,\)"
     for call in (op, op.explain):
@@ -489,7 +487,7 @@ def test_a_context_is_compiled_without_a_break(inside):
     assert not ours()
 
 
-@pytest.mark.parametrize("op", REGISTRY.values(), ids=list(REGISTRY))
+@pytest.mark.parametrize("op", registry.every(), ids=registry.names())
 def test_the_signature_is_the_true_one(op):
     signature = inspect.signature(op)
     assert list(signature.parameters) == [*op.names, *op.options, "reverse", "cu_seqlens", "backend"]
@@ -505,7 +503,7 @@ def test_the_signature_is_the_true_one(op):
         assert signature.parameters[name].default == default
     assert signature.return_annotation == tuple[Tensor, Tensor]
     assert all(one.annotation is not one.empty for one in signature.parameters.values())
-    sample = next(op.samples())
+    sample = next(iter(op.samples))
     signature.bind(**sample.operands, **sample.options)
 
 
@@ -529,7 +527,7 @@ def test_the_gradient_of_a_heads_decay_over_several_blocks_of_values(monkeypatch
 
     monkeypatch.setattr(_columns, "CORES", cores)
     _columns._divide.cache_clear()
-    op, lead = REGISTRY[name], (2, 5, 2)
+    op, lead = registry.get(name), (2, 5, 2)
     operands = {"q": _drawn(*lead, 3), "k": _drawn(*lead, 3), "v": _drawn(*lead, 130)}
     operands |= {"beta": torch.rand(lead).double()} if name == "delta_rule" else {}
     operands |= {"a": _drawn(*lead, 3) / 4, "b": _drawn(*lead, 3) / 4} if name == "dplr_scan" else {}
@@ -546,7 +544,7 @@ def test_the_gradient_of_a_heads_decay_over_several_blocks_of_values(monkeypatch
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_gradient_of_step_sizes_between_5_and_20(backend, reverse):
     """Where softplus is nearly, but not yet, the identity."""
-    op = REGISTRY["selective_scan"]
+    op = registry.get("selective_scan")
     if backend not in op.backends:
         pytest.skip("needs triton")
     lead = (1, 16, 2)

@@ -9,7 +9,7 @@ import torch
 
 import laws
 from scanl.errors import ShapeError
-from scanl.ops._frame.op import Sample
+from scanl.ops.registry import Sample
 from scanl.ops.selective_scan import selective_scan
 
 BACKENDS = ("reference", "parallel", "cpu")

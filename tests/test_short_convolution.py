@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import laws
-from scanl.ops._frame.op import Sample
+from scanl.ops.registry import Sample
 from scanl.ops.short_convolution import short_convolution
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "parallel", "cpu"])

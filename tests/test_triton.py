@@ -11,7 +11,7 @@ import torch
 
 import laws
 from scanl.ops import linear_scan
-from scanl.ops._frame.op import Sample
+from scanl.ops.registry import Sample
 
 triton = pytest.importorskip("triton")
 from scanl.ops._triton import linear_scan as kernels  # noqa: E402

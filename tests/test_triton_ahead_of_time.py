@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 triton = pytest.importorskip("triton")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -20,13 +20,13 @@ import ahead_of_time  # noqa: E402
 
 def test_every_op_that_has_the_backend_has_cases():
     found = ahead_of_time.cases()
-    assert {case.op for case in found.values()} == {name for name, op in REGISTRY.items() if "triton" in op.backends}
+    assert {case.op for case in found.values()} == {op.name for op in registry.every() if "triton" in op.backends}
     written = [*ahead_of_time.scans(), *ahead_of_time.memories(), *ahead_of_time.vectors()]
     assert len(written) == len(dict(written)), "two cases of one name"
 
 
 def test_an_op_without_cases_gets_what_it_requires(monkeypatch):
-    op = REGISTRY["sru"]
+    op = registry.get("sru")
     monkeypatch.setitem(op.backends, "triton", op.backends["cpu"])
     found = ahead_of_time.cases()
     assert {name for name in found if name.startswith("sru")} == {"sru: bfloat16", "sru: float32"}
@@ -41,7 +41,7 @@ def test_an_op_without_cases_gets_what_it_requires(monkeypatch):
 @pytest.mark.parametrize("name", ahead_of_time.cases())
 def test_cases_are_what_the_backend_takes(name):
     case = ahead_of_time.cases()[name]
-    op = REGISTRY[case.op]
+    op = registry.get(case.op)
     operands, packed = ahead_of_time.operands(case, op)
     sizes = op.sizes(operands, packed)
     options = {key: case.options.get(key, option.default) for key, option in op.options.items()}

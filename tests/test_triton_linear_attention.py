@@ -6,7 +6,7 @@ import torch
 import laws
 from scanl.errors import BackendError
 from scanl.ops import linear_attention
-from scanl.ops._frame.op import Sample
+from scanl.ops.registry import Sample
 
 triton = pytest.importorskip("triton")
 from scanl.ops._triton import _recurrent  # noqa: E402

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import laws
 from scanl.ops import delta_rule, dplr_scan
-from scanl.ops._frame.op import Op, Sample
+from scanl.ops.registry import Op, Sample
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

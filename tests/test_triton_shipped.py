@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import laws
-from scanl.ops._frame.op import REGISTRY, Op, Sample
+from scanl.ops import registry
+from scanl.ops.registry import Op, Sample
 
 pytest.importorskip("triton")
 from scanl.ops._triton import _tuned
@@ -77,19 +78,19 @@ MEMORIES = ("linear_attention", "delta_rule", "dplr_scan")
 
 
 def _memory(name: str, steps: int, decay: str, **sizes: int) -> tuple[Op, Sample]:
-    op = REGISTRY[name]
+    op = registry.get(name)
     sample = draw(op, steps, decay, **sizes)
     return op, Sample({key: value for key, value in sample.operands.items() if key in op.names}, sample.options)
 
 
 def test_none_is_left_out():
-    assert {name for name, op in REGISTRY.items() if "triton" in op.backends} == {*VECTORS, *MEMORIES}
+    assert {op.name for op in registry.every() if "triton" in op.backends} == {*VECTORS, *MEMORIES}
     assert importlib.import_module("scanl.ops._triton._chunks").CHUNK == 64
 
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_vectors(name):
-    laws.truth(REGISTRY[name], VECTORS[name](), {}, "triton", torch.float32)
+    laws.truth(registry.get(name), VECTORS[name](), {}, "triton", torch.float32)
 
 
 @pytest.mark.parametrize(

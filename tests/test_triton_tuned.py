@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import laws
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -76,7 +76,7 @@ def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
         monkeypatch.setitem(table, (True, decay == "BTHK"), table[False, decay == "BTHK"])
     for cache in (_tuned.cut, _tuned.of_memory):
         cache.cache_clear()
-    laws.truth(REGISTRY[name], draw(REGISTRY[name], 18, decay, K=40, V=20), {}, "triton", torch.float32)
+    laws.truth(registry.get(name), draw(registry.get(name), 18, decay, K=40, V=20), {}, "triton", torch.float32)
     for cache in (_tuned.cut, _tuned.of_memory):
         cache.cache_clear()
     assert len(measured) > 12
@@ -92,8 +92,8 @@ def test_measuring_leaves_nothing_behind(name, decay, measured, monkeypatch):
     ],
 )
 def test_every_tile_of_a_memory_gives_the_same_numbers(name, decay, monkeypatch):
-    sample = draw(REGISTRY["dplr_scan" if name == "linear_attention" else name], 20, decay, K=40, V=36)
-    for operand in set(sample.operands) - set(REGISTRY[name].names):
+    sample = draw(registry.get("dplr_scan" if name == "linear_attention" else name), 20, decay, K=40, V=36)
+    for operand in set(sample.operands) - set(registry.get(name).names):
         del sample.operands[operand]
     monkeypatch.setattr(_tuned, "MOST", 64)
     _tuned.cut.cache_clear()
@@ -112,7 +112,7 @@ def test_every_tile_of_a_memory_gives_the_same_numbers(name, decay, monkeypatch)
 
             for module in (_matrix_memory, _low_rank):
                 monkeypatch.setattr(module, "of_memory", chosen)
-            laws.truth(REGISTRY[name], sample, {}, "triton", torch.float32)
+            laws.truth(registry.get(name), sample, {}, "triton", torch.float32)
     _tuned.cut.cache_clear()
     assert len(tried) == (3 if name == "linear_attention" else 6)
     assert all(len(tiles) > 2 for tiles in tried.values())

@@ -10,7 +10,7 @@ import torch
 import laws
 from scanl.errors import BackendError
 from scanl.ops import selective_scan, short_convolution, weighted_average
-from scanl.ops._frame.op import Op, Sample
+from scanl.ops.registry import Op, Sample
 
 triton = pytest.importorskip("triton")
 from scanl.ops._triton import _rows  # noqa: E402

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from scanl.cli import main, warmup
-from scanl.ops._frame.op import REGISTRY
+from scanl.ops import registry
 
 pytest.importorskip("triton")
 SIZES = "--dtype float32 --steps 3 --dim 4 --heads 4 --shared-heads 2 --key 3 --value 5 --states 2 --window 3".split()  # noqa: SIM905
-ABLE = [op for op in REGISTRY.values() if "triton" in op.backends]
+ABLE = [op for op in registry.every() if "triton" in op.backends]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_every_op_in_every_variant(calls, capfd):
 
 
 def test_all_that_a_backend_takes_is_given_at_once():
-    op = REGISTRY["linear_attention"]
+    op = registry.get("linear_attention")
     if "triton" not in op.backends:
         pytest.skip("has no triton backend here")
     sizes = {"B": 1, "T": 3, "G": 1, "H": 1, "K": 4, "V": 4}
@@ -89,7 +89,7 @@ def test_a_chosen_op_alone(calls):
 
 
 def test_sizes_that_a_backend_does_not_take(monkeypatch, capfd):
-    op = REGISTRY["linear_scan"]
+    op = registry.get("linear_scan")
     refusing = replace(op.backends["triton"], needs=lambda **sizes: [f"T={sizes['T']} is over 2"])
     monkeypatch.setitem(op.backends, "triton", refusing)
     assert main(["warmup", *SIZES, "--dim", "7", "--ops", "linear_scan"]) == 2

@@ -15,7 +15,8 @@ from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
 from scanl.models import Stack, presets
 from scanl.models.presets import Preset
-from scanl.ops._frame.op import REGISTRY, Backend
+from scanl.ops import registry
+from scanl.ops.registry import Backend
 
 WIDTH = 256  # of the model, for the sizes
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
@@ -202,7 +203,7 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _backends(cls: type[Layer]) -> list[Backend]:
     if cls.op is None:
         return []
-    return [REGISTRY[cls.op].backends[name] for name in REGISTRY[cls.op].preference()]
+    return [registry.get(cls.op).backends[name] for name in registry.get(cls.op).preference()]
 
 
 def _without_op(layer: Layer) -> str:

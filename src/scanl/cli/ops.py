@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import scanl.ops  # noqa: F401 (fills the registry)
 from scanl.cli.parser import Parser
-from scanl.ops._frame.op import REGISTRY, Backend, Op
+from scanl.ops import registry
+from scanl.ops.registry import Backend, Op
 
 HEADER = ("op", "backend", "device", "dtypes", "backward pass", "packed, reversed")
 
@@ -18,8 +19,7 @@ def list_ops(argv: Sequence[str]) -> int:
 
 def table() -> str:
     rows = [HEADER, tuple("---" for _ in HEADER)]
-    for name in sorted(REGISTRY):
-        op = REGISTRY[name]
+    for op in registry.every():
         rows += [_row(op, op.backends[backend]) for backend in op.preference()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

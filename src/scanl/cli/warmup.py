@@ -17,7 +17,8 @@ import scanl.ops  # noqa: F401 (fills the registry)
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError, nearest
 from scanl.layers import build
-from scanl.ops._frame.op import REGISTRY, Op
+from scanl.ops import registry
+from scanl.ops.registry import Op
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 SIZES = {
@@ -85,7 +86,7 @@ def _device() -> str:
 
 
 def _ops(names: str | None) -> list[Op]:
-    able = {name: op for name, op in REGISTRY.items() if "triton" in op.backends}
+    able = {op.name: op for op in registry.every() if "triton" in op.backends}
     for name in chosen if (chosen := names and names.split(",")) else ():
         if name not in able:
             raise nearest("op with a triton backend", name, able)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.module import Module
-from scanl.layers.packing import check_offsets
 from scanl.layers.state import Device, DType, State, leaves
+from scanl.ops.offsets import check_offsets
 from scanl.registry import Registry
 
 
@@ -119,8 +119,7 @@ class Layer(Module):
             raise ShapeError(f"{self._who()}: x is on {x.device}, expected {weight.device} of the parameters")
         if x.dtype != weight.dtype and (x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type)):
             raise ShapeError(f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters")
-        if cu_seqlens is not None:
-            check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
+        check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
         if state is None or torch.compiler.is_compiling():
             return
         batch, of = (x.shape[0], "x") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "cu_seqlens")

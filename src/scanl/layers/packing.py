@@ -10,24 +10,11 @@ from torch.nn import functional as F
 
 from scanl.errors import ShapeError
 from scanl.layers.state import cat, index
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 if TYPE_CHECKING:
     from scanl.layers.base import Layer
     from scanl.layers.state import State
-
-
-def check_offsets(who: str, cu_seqlens: Tensor, batch: int, length: int) -> None:
-    """Refuse offsets that are not 0 = c_0 <= c_1 <= ... <= c_N = T over one row."""
-    if not isinstance(cu_seqlens, Tensor):
-        raise ShapeError(f"{who}: cu_seqlens is a {type(cu_seqlens).__name__}, expected a tensor of integers (N+1,)")
-    if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.shape[0] < 1:
-        raise ShapeError(f"{who}: cu_seqlens is {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}, expected integers (N+1,)")
-    if batch != 1:
-        raise ShapeError(f"{who}: x has B={batch}, expected B=1 because of cu_seqlens")
-    # Reading the values would wait for a GPU, and would break a compiled graph.
-    if not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu":
-        offsets(cu_seqlens, length, who)
 
 
 def sequence_index(cu_seqlens: Tensor, length: int) -> Tensor:

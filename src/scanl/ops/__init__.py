@@ -1,4 +1,4 @@
-from scanl.ops._frame.op import backend as backend
+from scanl.ops._frame.dispatch import backend as backend
 from scanl.ops.associative_scan import associative_scan as associative_scan
 from scanl.ops.delta_rule import delta_rule as delta_rule
 from scanl.ops.dplr_scan import dplr_scan as dplr_scan

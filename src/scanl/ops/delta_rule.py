@@ -15,46 +15,10 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
 from scanl.ops.dplr_scan import chunked
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def rate(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01)
-
-    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
-        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
-        k = torch.nn.functional.normalize(k, dim=-1)
-        v, state = draw(batch, steps, heads, value), draw(batch, heads, key, value)
-        return {"q": q, "k": k, "v": v, "beta": rate(batch, steps, heads), "state": state}
-
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": rate(2).log()}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": rate(2, 18, 4).log()})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": rate(2, 18, 2, 3).log()})
-    short = some(5, 1, 2, 4, 2)
-    yield Sample({**short, "k": 2 * short["k"], "g": rate(2, 5, 2).log()}, {"normalize_keys": True})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": rate(1, 9, 2).log(), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
-    beta = torch.zeros(2, 4, 4)
-    yield (
-        Sample({"q": q, "k": q, "v": v, "beta": beta[..., :2]}),
-        "beta has shape (2, 4, 2), expected (B, T, H) with B=2 from q, T=4 from q, H=4 from v",
-    )
-    few = {"v": v[:, :, :3], "beta": beta[..., :3]}
-    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v}), "beta is missing, expected a tensor (B, T, H)"
 
 
 @op(
@@ -62,8 +26,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-delta",
     equation="S_t = (I - β_t k_t k_tᵀ) Diag(e^{g_t}) S_{t-1} + β_t k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Schlag et al. 2021, arXiv:2102.11174, eq. (24); Yang et al. 2024, arXiv:2412.06464, eq. (10)",
-    samples=_samples,
-    errors=_errors,
     neutral={"beta": 0.0, "g": 0.0},
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
@@ -161,3 +123,42 @@ compiled(
     half_products=True,
     needs=over_a_tile,
 )
+
+
+@delta_rule.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def rate(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01)
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        k = torch.nn.functional.normalize(k, dim=-1)
+        v, state = draw(batch, steps, heads, value), draw(batch, heads, key, value)
+        return {"q": q, "k": k, "v": v, "beta": rate(batch, steps, heads), "state": state}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 4, 2), "g": rate(2).log()}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": rate(2, 18, 4).log()})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": rate(2, 18, 2, 3).log()})
+    short = some(5, 1, 2, 4, 2)
+    yield Sample({**short, "k": 2 * short["k"], "g": rate(2, 5, 2).log()}, {"normalize_keys": True})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": rate(1, 9, 2).log(), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+@delta_rule.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    beta = torch.zeros(2, 4, 4)
+    yield (
+        Sample({"q": q, "k": q, "v": v, "beta": beta[..., :2]}),
+        "beta has shape (2, 4, 2), expected (B, T, H) with B=2 from q, T=4 from q, H=4 from v",
+    )
+    few = {"v": v[:, :, :3], "beta": beta[..., :3]}
+    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v}), "beta is missing, expected a tensor (B, T, H)"

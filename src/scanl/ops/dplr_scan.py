@@ -15,41 +15,10 @@ from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.op import op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
-
-    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
-        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
-        a, b = draw(batch, steps, heads, key) / key, draw(batch, steps, heads, key)
-        v = draw(batch, steps, heads, value)
-        return {"q": q, "k": k, "v": v, "a": a, "b": b, "state": draw(batch, heads, key, value)}
-
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": decay(2)}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": decay(2, 18, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
-    a = torch.zeros(2, 4, 4, 3)
-    yield Sample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
-    few = {"v": v[:, :, :3], "a": a[:, :, :3], "b": a[:, :, :3]}
-    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"
 
 
 @op(
@@ -57,8 +26,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-delta",
     equation="S_t = (Diag(e^{g_t}) + a_t b_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Peng et al. 2025, arXiv:2503.14456, eq. (17)",
-    samples=_samples,
-    errors=_errors,
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
@@ -181,3 +148,37 @@ compiled(
     half_products=True,
     needs=over_a_tile,
 )
+
+
+@dplr_scan.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        a, b = draw(batch, steps, heads, key) / key, draw(batch, steps, heads, key)
+        v = draw(batch, steps, heads, value)
+        return {"q": q, "k": k, "v": v, "a": a, "b": b, "state": draw(batch, heads, key, value)}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 4, 2), "g": decay(2)}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": decay(2, 18, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+@dplr_scan.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    a = torch.zeros(2, 4, 4, 3)
+    yield Sample({"q": q, "k": q, "v": v, "a": q, "b": a}), "a has shape (2, 4, 2, 3), expected (B, T, H, K) with B=2"
+    few = {"v": v[:, :, :3], "a": a[:, :, :3], "b": a[:, :, :3]}
+    yield Sample({"q": q, "k": q, **few}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v, "a": a}), "b is missing, expected a tensor (B, T, H, K)"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.op import transforming
+from scanl.ops._frame.dispatch import transforming
 
 
 @dataclass(frozen=True)

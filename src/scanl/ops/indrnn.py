@@ -14,7 +14,8 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
 
@@ -26,35 +27,11 @@ def activation_number(activation: str) -> int:
     return list(ACTIVATIONS).index(activation)
 
 
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    for activation in ACTIVATIONS:
-        operands = {"x": draw(2, 7, 3), "w": draw(3), "state": draw(2, 3)}
-        yield Sample(operands, {"activation": activation})
-    yield Sample(
-        {"x": draw(1, 9, 4), "w": draw(4), "state": draw(3, 4)},
-        {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "activation": "tanh"},
-    )
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w = torch.zeros(2, 4, 3), torch.zeros(3)
-    yield Sample({"x": x, "w": torch.zeros(2)}), "w has shape (2,), expected (D,) with D=3 from x"
-    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
-    yield Sample({"x": x}), "w is missing, expected a tensor (D,)"
-
-
 @op(
     "x: B T D, w: D, state: B D -> B T D",
     id="P-eltrnn",
     equation="s_t = φ(w ⊙ s_{t-1} + x_t)",
     source="Li et al. 2018, arXiv:1803.04831, eq. (2)",
-    samples=_samples,
-    errors=_errors,
     neutral={},
     dtypes=HALF + FLOATING,
 )
@@ -90,3 +67,27 @@ def indrnn(
 
 
 compiled(indrnn, "cpu", saves=("x", "w", "state", "y"), devices=("cpu",), package="numba")
+
+
+@indrnn.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for activation in ACTIVATIONS:
+        operands = {"x": draw(2, 7, 3), "w": draw(3), "state": draw(2, 3)}
+        yield Sample(operands, {"activation": activation})
+    yield Sample(
+        {"x": draw(1, 9, 4), "w": draw(4), "state": draw(3, 4)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "activation": "tanh"},
+    )
+
+
+@indrnn.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w = torch.zeros(2, 4, 3), torch.zeros(3)
+    yield Sample({"x": x, "w": torch.zeros(2)}), "w has shape (2,), expected (D,) with D=3 from x"
+    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield Sample({"x": x}), "w is missing, expected a tensor (D,)"

@@ -16,27 +16,8 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    yield Sample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
-    yield Sample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})
-    yield Sample(
-        {"x": draw(1, 9, 2, 4), "u": draw(2, 4, 4), "state": draw(3, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
-    )
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, u = torch.zeros(2, 4, 2, 3), torch.zeros(2, 3, 3)
-    yield Sample({"x": x, "u": torch.zeros(2, 3, 4)}), "u has shape (2, 3, 4), expected (2, D, D) with D=3 from x"
-    yield Sample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
-    yield Sample({"x": x}), "u is missing, expected a tensor (2, D, D)"
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 
 
 @op(
@@ -44,8 +25,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-denserec",
     equation="h_t = z_t ⊙ h_{t-1} + (1 − z_t) ⊙ ReLU(â_t + U_a h_{t-1}), z_t = σ(ẑ_t + U_z h_{t-1})",
     source="Ravanelli et al. 2018, arXiv:1803.10225, eq. (5)",
-    samples=_samples,
-    errors=_errors,
     neutral={},
     dtypes=HALF + FLOATING,
 )
@@ -78,3 +57,25 @@ def ligru(
 
 
 compiled(ligru, "cpu", saves=("x", "u", "state", "y"), devices=("cpu",), package="numba")
+
+
+@ligru.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
+    yield Sample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})
+    yield Sample(
+        {"x": draw(1, 9, 2, 4), "u": draw(2, 4, 4), "state": draw(3, 4)}, {"cu_seqlens": torch.tensor([0, 2, 2, 9])}
+    )
+
+
+@ligru.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, u = torch.zeros(2, 4, 2, 3), torch.zeros(2, 3, 3)
+    yield Sample({"x": x, "u": torch.zeros(2, 3, 4)}), "u has shape (2, 3, 4), expected (2, D, D) with D=3 from x"
+    yield Sample({"x": x, "u": u, "state": torch.zeros(2, 4)}), "state has shape (2, 4), expected (B, D)"
+    yield Sample({"x": x}), "u is missing, expected a tensor (2, D, D)"

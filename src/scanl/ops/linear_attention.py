@@ -20,43 +20,11 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
 from scanl.ops._frame.compiled import compiled
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
-from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.op import op
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
 from scanl.ops.linear_scan import linear_scan
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
-
-    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
-        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
-        return {"q": q, "k": k, "v": draw(batch, steps, heads, value), "state": draw(batch, heads, key, value)}
-
-    yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 3, 2), "g": decay(2)}, {"scale": 1.0})
-    yield Sample({**some(7, 2, 4, 3, 2), "g": decay(2, 7, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
-    yield Sample({**some(6, 1, 2, 3, 2), "g": decay(2, 6, 2, 3), "u": draw(2, 3)})
-    yield Sample({**some(5, 1, 2, 3, 2), "g": decay(2, 5, 2, 3), "gv": decay(2, 5, 2, 2)})
-    yield Sample({**some(5, 2, 2, 2, 3), "gv": decay(2, 5, 2, 3), "u": draw(2, 2)})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
-    yield Sample({"q": q, "k": q, "v": v[:, :3]}), "v has shape (2, 3, 4, 5), expected (B, T, H, V) with B=2 from q"
-    yield Sample({"q": q, "k": q, "v": v[:, :, :3]}), "q has G=2, expected a divisor of H=3 from v"
-    yield Sample({"q": q, "k": q, "v": v, "g": torch.zeros(2)}), "g has shape (2,), expected (H,) or (B, T, H)"
-    yield Sample({"q": q, "k": q, "v": v, "u": torch.zeros(4, 5)}), "u has shape (4, 5), expected (H, K)"
-    yield Sample({"q": q, "k": q}), "v is missing, expected a tensor (B, T, H, V)"
 
 
 @op(
@@ -64,8 +32,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-kvmem",
     equation="S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Katharopoulos et al. 2020, arXiv:2006.16236, eq. (18) to (20); Yang et al. 2023, arXiv:2312.06635, eq. (3)",
-    samples=_samples,
-    errors=_errors,
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "H"},
@@ -256,3 +222,38 @@ def noncausal_linear_attention(
     if state is not None:
         S = S + state.to(wide).unflatten(1, (sizes["G"], -1))
     return (shared @ S).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), S.flatten(1, 2)
+
+
+@linear_attention.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+
+    def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
+        return {"q": q, "k": k, "v": draw(batch, steps, heads, value), "state": draw(batch, heads, key, value)}
+
+    yield Sample(some(6, 1, 2, 3, 4))
+    yield Sample({**some(5, 2, 2, 3, 2), "g": decay(2)}, {"scale": 1.0})
+    yield Sample({**some(7, 2, 4, 3, 2), "g": decay(2, 7, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
+    yield Sample({**some(6, 1, 2, 3, 2), "g": decay(2, 6, 2, 3), "u": draw(2, 3)})
+    yield Sample({**some(5, 1, 2, 3, 2), "g": decay(2, 5, 2, 3), "gv": decay(2, 5, 2, 2)})
+    yield Sample({**some(5, 2, 2, 2, 3), "gv": decay(2, 5, 2, 3), "u": draw(2, 2)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+@linear_attention.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 4, 5)
+    yield Sample({"q": q, "k": q, "v": v[:, :3]}), "v has shape (2, 3, 4, 5), expected (B, T, H, V) with B=2 from q"
+    yield Sample({"q": q, "k": q, "v": v[:, :, :3]}), "q has G=2, expected a divisor of H=3 from v"
+    yield Sample({"q": q, "k": q, "v": v, "g": torch.zeros(2)}), "g has shape (2,), expected (H,) or (B, T, H)"
+    yield Sample({"q": q, "k": q, "v": v, "u": torch.zeros(4, 5)}), "u has shape (4, 5), expected (H, K)"
+    yield Sample({"q": q, "k": q}), "v is missing, expected a tensor (B, T, H, V)"

@@ -14,53 +14,9 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 from scanl.ops.associative_scan import associative_scan
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-    yield Sample({"x": draw(2, 7, 3), "a": decay(2, 7, 3), "state": draw(2, 3)})
-    yield Sample({"x": draw(2, 5, 3), "a": decay(3), "state": draw(2, 3)})
-    yield Sample({"x": draw(2, 9, 2, 4), "a": decay(2, 9, 2, 1), "state": draw(2, 2, 4)})
-    yield Sample({"x": draw(2, 4, 2, 2, 3), "a": decay(4, 1, 2, 1), "state": draw(2, 2, 2, 3)})
-    yield Sample({"x": draw(3, 6), "a": decay(), "state": draw(3)})
-    yield Sample(
-        {"x": draw(1, 9, 4), "a": decay(1, 9, 4), "state": draw(3, 4)},
-        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
-    )
-    yield Sample({"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, a = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3)
-    one = torch.zeros(1, 4, 3)
-    yield Sample({"x": x.long(), "a": a}), "x is int64, expected bfloat16, float16, float32"
-    yield Sample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
-    yield Sample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
-    yield Sample({"x": x}), "a is missing, expected a tensor"
-    yield Sample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known: auto, reference"
-    yield Sample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
-    yield Sample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
-    yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
-        "cu_seqlens is float32 of shape (2,)",
-    )
-    yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3])}),
-        "expected offsets that rise from 0 to T=4",
-    )
-    yield (
-        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
-        "cu_seqlens is [0, 3, 2, 4]",
-    )
 
 
 @op(
@@ -68,8 +24,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-linrec",
     equation="h_t = a_t ⊙ h_{t-1} + x_t",
     source="Martin and Cundy 2018, arXiv:1709.04057, eq. (5)",
-    samples=_samples,
-    errors=_errors,
     neutral={"x": 0.0, "a": 1.0},
     dtypes=HALF + FLOATING + COMPLEX,
 )
@@ -199,3 +153,50 @@ def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
 _saved = {"saves": ("a", "y", "state"), "second": _second}
 compiled(linear_scan, "cpu", devices=("cpu",), package="numba", **_saved)
 compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING + COMPLEX, **_saved)
+
+
+@linear_scan.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 7, 3), "a": decay(2, 7, 3), "state": draw(2, 3)})
+    yield Sample({"x": draw(2, 5, 3), "a": decay(3), "state": draw(2, 3)})
+    yield Sample({"x": draw(2, 9, 2, 4), "a": decay(2, 9, 2, 1), "state": draw(2, 2, 4)})
+    yield Sample({"x": draw(2, 4, 2, 2, 3), "a": decay(4, 1, 2, 1), "state": draw(2, 2, 2, 3)})
+    yield Sample({"x": draw(3, 6), "a": decay(), "state": draw(3)})
+    yield Sample(
+        {"x": draw(1, 9, 4), "a": decay(1, 9, 4), "state": draw(3, 4)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
+    )
+    yield Sample({"x": draw(1, 8, 4), "a": decay(4), "state": draw(2, 4)}, {"cu_seqlens": torch.tensor([0, 5, 8])})
+
+
+@linear_scan.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, a = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3)
+    one = torch.zeros(1, 4, 3)
+    yield Sample({"x": x.long(), "a": a}), "x is int64, expected bfloat16, float16, float32"
+    yield Sample({"x": x, "a": a.to("meta")}), "a is on meta, expected cpu because of x"
+    yield Sample({"x": x, "a": 0.5}), "a is a float, expected a tensor"  # type: ignore[dict-item]
+    yield Sample({"x": x}), "a is missing, expected a tensor"
+    yield Sample({"x": x, "a": a}, {"backend": "numba"}), "unknown backend 'numba'; known: auto, reference"
+    yield Sample({"x": x, "a": a}, {"backend": "tritn"}), "did you mean 'triton'?"
+    yield Sample({"x": x, "a": a}, {"cu_seqlens": torch.tensor([0, 4])}), "x has a batch of 2, expected 1"
+    yield (
+        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0.0, 4.0])}),
+        "cu_seqlens is float32 of shape (2,)",
+    )
+    yield (
+        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3])}),
+        "expected offsets that rise from 0 to T=4",
+    )
+    yield (
+        Sample({"x": one, "a": one}, {"cu_seqlens": torch.tensor([0, 3, 2, 4])}),
+        "cu_seqlens is [0, 3, 2, 4]",
+    )

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ShapeError
+from scanl.ops._frame.declaration import COMPLEX, FLOATING
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
-from scanl.ops._frame.op import COMPLEX, FLOATING, check_offsets, offsets
+from scanl.ops.offsets import check_kind, offsets
 
 DTYPES = (torch.bfloat16, torch.float16, *FLOATING, *COMPLEX)
 
@@ -285,7 +286,7 @@ def _check(
         raise refuse("bias", f"has shape {tuple(bias.shape)}", f"(D,) with D={width} from x")
     batch, of = x.shape[0], "x"
     if cu_seqlens is not None:
-        check_offsets("long_convolution", cu_seqlens)
+        check_kind("long_convolution", cu_seqlens)
         if batch != 1:
             raise refuse("x", f"has a batch of {batch}", "1 because of cu_seqlens")
         batch, of = cu_seqlens.shape[0] - 1, "cu_seqlens"

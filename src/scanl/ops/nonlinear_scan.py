@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
-from scanl.ops._frame.op import transforming
+from scanl.ops._frame.dispatch import transforming
 from scanl.ops.associative_scan import associative_scan
 from scanl.ops.fixed_point import Convergence, ConvergenceError
 from scanl.ops.linear_scan import linear_scan

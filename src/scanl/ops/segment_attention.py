@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
-from scanl.ops._frame.op import check_offsets, offsets
+from scanl.ops.offsets import check_kind, offsets
 
 _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
 
@@ -337,7 +337,7 @@ def _check(
         )
     rows, source = batch, f"B={batch} from q"
     if cu_seqlens is not None:
-        check_offsets(name, cu_seqlens)
+        check_kind(name, cu_seqlens)
         if batch != 1:
             raise ShapeError(f"{name}: q has a batch of {batch}, expected 1 because of cu_seqlens")
         if not torch.compiler.is_compiling():

@@ -18,51 +18,9 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import COMPLEX, FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 from scanl.ops.linear_scan import linear_scan
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def some(steps: int, channels: int, width: int, *groups: int, batch: int = 2, rows: int = 2) -> dict[str, Tensor]:
-        lead = (batch, steps)
-        return {
-            "u": draw(*lead, channels),
-            "delta": torch.rand(*lead, channels, generator=generator, dtype=torch.float64),
-            "A": -torch.rand(channels, width, generator=generator, dtype=torch.float64) * 2,
-            "B": draw(*lead, *groups, width),
-            "C": draw(*lead, *groups, width),
-            "state": draw(rows, channels, width),
-        }
-
-    yield Sample(some(7, 3, 4))
-    yield Sample({**some(35, 5, 2), "D": draw(5)})
-    yield Sample({**some(6, 4, 3, 2), "D": draw(4), "z": draw(2, 6, 4)})
-    yield Sample({**some(5, 3, 2), "B": draw(3, 2)})
-    yield Sample({**some(5, 3, 2), "C": draw(3, 2), "z": draw(2, 5, 3)})
-    packed = {**some(9, 4, 3, batch=1, rows=3), "D": draw(4), "z": draw(1, 9, 4), "delta_bias": draw(4)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "delta_softplus": True})
-    biased = {**some(8, 4, 2, 4, batch=1), "delta_bias": draw(4) / 4}
-    yield Sample(biased, {"cu_seqlens": torch.tensor([0, 5, 8])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    u, A, B = torch.zeros(2, 4, 6), torch.zeros(6, 3), torch.zeros(2, 4, 3)
-    given = {"u": u, "delta": u, "A": A, "B": B, "C": B}
-    yield Sample({**given, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
-    yield (
-        Sample({**given, "B": B[..., :2]}),
-        "B has shape (2, 4, 2), expected (E, N) or (B, T, N) or (B, T, G, N) with E=6 from u, N=3 from A, B=2 from u",
-    )
-    grouped = torch.zeros(2, 4, 4, 3)
-    yield Sample({**given, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
-    yield Sample({**given, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
-    yield Sample({**given, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
-    yield Sample({"u": u, "delta": u, "A": A, "B": B}), "C is missing, expected a tensor (E, N) or (B, T, N)"
 
 
 @op(
@@ -71,8 +29,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-selscan",
     equation="h_t = exp(Δ_t A) ⊙ h_{t-1} + (Δ_t u_t) B_tᵀ, y_t = (h_t C_t + D ⊙ u_t) ⊙ silu(z_t)",
     source="Gu and Dao 2023, arXiv:2312.00752, eq. (2) and algorithm 2",
-    samples=_samples,
-    errors=_errors,
     neutral={"delta": 0.0},
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "E"},
@@ -171,3 +127,48 @@ def _needs(N: int, **_: Any) -> list[str]:
 
 compiled(selective_scan, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING + COMPLEX)
 compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)
+
+
+@selective_scan.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def some(steps: int, channels: int, width: int, *groups: int, batch: int = 2, rows: int = 2) -> dict[str, Tensor]:
+        lead = (batch, steps)
+        return {
+            "u": draw(*lead, channels),
+            "delta": torch.rand(*lead, channels, generator=generator, dtype=torch.float64),
+            "A": -torch.rand(channels, width, generator=generator, dtype=torch.float64) * 2,
+            "B": draw(*lead, *groups, width),
+            "C": draw(*lead, *groups, width),
+            "state": draw(rows, channels, width),
+        }
+
+    yield Sample(some(7, 3, 4))
+    yield Sample({**some(35, 5, 2), "D": draw(5)})
+    yield Sample({**some(6, 4, 3, 2), "D": draw(4), "z": draw(2, 6, 4)})
+    yield Sample({**some(5, 3, 2), "B": draw(3, 2)})
+    yield Sample({**some(5, 3, 2), "C": draw(3, 2), "z": draw(2, 5, 3)})
+    packed = {**some(9, 4, 3, batch=1, rows=3), "D": draw(4), "z": draw(1, 9, 4), "delta_bias": draw(4)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "delta_softplus": True})
+    biased = {**some(8, 4, 2, 4, batch=1), "delta_bias": draw(4) / 4}
+    yield Sample(biased, {"cu_seqlens": torch.tensor([0, 5, 8])})
+
+
+@selective_scan.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    u, A, B = torch.zeros(2, 4, 6), torch.zeros(6, 3), torch.zeros(2, 4, 3)
+    given = {"u": u, "delta": u, "A": A, "B": B, "C": B}
+    yield Sample({**given, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
+    yield (
+        Sample({**given, "B": B[..., :2]}),
+        "B has shape (2, 4, 2), expected (E, N) or (B, T, N) or (B, T, G, N) with E=6 from u, N=3 from A, B=2 from u",
+    )
+    grouped = torch.zeros(2, 4, 4, 3)
+    yield Sample({**given, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
+    yield Sample({**given, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
+    yield Sample({**given, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
+    yield Sample({"u": u, "delta": u, "A": A, "B": B}), "C is missing, expected a tensor (E, N) or (B, T, N)"

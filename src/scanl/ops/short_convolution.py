@@ -15,37 +15,8 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def some(steps: int, width: int, window: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
-        x, w = draw(batch, steps, width), draw(width, window)
-        return {"x": x, "w": w, "bias": draw(width), "state": draw(sequences, window - 1, width)}
-
-    yield Sample(some(7, 3, 4), {"silu": True})
-    yield Sample(some(5, 3, 2))
-    yield Sample(some(6, 3, 3), {"silu": True})
-    yield Sample({name: value for name, value in some(5, 2, 9).items() if name != "bias"}, {"silu": True})
-    packed = torch.tensor([0, 2, 2, 9])
-    yield Sample(some(9, 3, 4, 1, 3), {"cu_seqlens": packed, "silu": True})
-    yield Sample(some(9, 3, 6, 1, 3), {"cu_seqlens": packed})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, w = torch.zeros(2, 4, 3), torch.zeros(3, 4)
-    yield Sample({"x": x}), "w is missing, expected a tensor (D, W)"
-    yield Sample({"x": x, "w": w.mT}), "w has shape (4, 3), expected (D, W) with D=3 from x"
-    yield Sample({"x": x, "w": w.unsqueeze(1)}), "w has shape (3, 1, 4), expected (D, W)"
-    yield Sample({"x": x, "w": w[:, :0]}), "w has shape (3, 0), expected (D, W) with W at least 1"
-    yield Sample({"x": x, "w": w, "bias": torch.zeros(4)}), "bias has shape (4,), expected (D,) with D=3 from x"
-    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4, 3)}), "state has shape (2, 4, 3), expected (B, R, D)"
-    yield Sample({"x": x.to(torch.complex128), "w": w}), "x is complex128, expected bfloat16"
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 
 
 def _kept(sizes: Mapping[str, Any]) -> int:
@@ -59,8 +30,6 @@ def _kept(sizes: Mapping[str, Any]) -> int:
     id="P-shortconv",
     equation="y_t = φ(b + Σ_j w_{W-1-j} ⊙ x_{t-j})",
     source="Fu et al. 2022, arXiv:2212.14052, section 3.1; Gu and Dao 2023, arXiv:2312.00752, figure 3",
-    samples=_samples,
-    errors=_errors,
     neutral={},
     dtypes=HALF + FLOATING,
     derived={"R": _kept},
@@ -120,3 +89,35 @@ def _needs(W: int, **_: Any) -> list[str]:
 
 compiled(short_convolution, "cpu", devices=("cpu",), package="numba", dtypes=FLOATING)
 compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtypes=HALF + FLOATING, needs=_needs)
+
+
+@short_convolution.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def some(steps: int, width: int, window: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
+        x, w = draw(batch, steps, width), draw(width, window)
+        return {"x": x, "w": w, "bias": draw(width), "state": draw(sequences, window - 1, width)}
+
+    yield Sample(some(7, 3, 4), {"silu": True})
+    yield Sample(some(5, 3, 2))
+    yield Sample(some(6, 3, 3), {"silu": True})
+    yield Sample({name: value for name, value in some(5, 2, 9).items() if name != "bias"}, {"silu": True})
+    packed = torch.tensor([0, 2, 2, 9])
+    yield Sample(some(9, 3, 4, 1, 3), {"cu_seqlens": packed, "silu": True})
+    yield Sample(some(9, 3, 6, 1, 3), {"cu_seqlens": packed})
+
+
+@short_convolution.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w = torch.zeros(2, 4, 3), torch.zeros(3, 4)
+    yield Sample({"x": x}), "w is missing, expected a tensor (D, W)"
+    yield Sample({"x": x, "w": w.mT}), "w has shape (4, 3), expected (D, W) with D=3 from x"
+    yield Sample({"x": x, "w": w.unsqueeze(1)}), "w has shape (3, 1, 4), expected (D, W)"
+    yield Sample({"x": x, "w": w[:, :0]}), "w has shape (3, 0), expected (D, W) with W at least 1"
+    yield Sample({"x": x, "w": w, "bias": torch.zeros(4)}), "bias has shape (4,), expected (D,) with D=3 from x"
+    yield Sample({"x": x, "w": w, "state": torch.zeros(2, 4, 3)}), "state has shape (2, 4, 3), expected (B, R, D)"
+    yield Sample({"x": x.to(torch.complex128), "w": w}), "x is complex128, expected bfloat16"

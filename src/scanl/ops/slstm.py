@@ -22,7 +22,8 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 
 FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 
@@ -34,38 +35,11 @@ def forget_number(forget: str) -> int:
     return list(FORGET).index(forget)
 
 
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def state(batch: int, heads: int, width: int) -> Tensor:
-        h, c, n, m = draw(4, batch, heads, width)
-        return torch.stack([h, c, 1 + n.abs(), m], 1)
-
-    yield Sample({"x": draw(2, 7, 4, 1, 3), "r": draw(4, 1, 3, 3), "state": state(2, 1, 3)})
-    yield Sample({"x": draw(3, 5, 4, 2, 4), "r": draw(4, 2, 4, 4) / 2, "state": state(3, 2, 4)}, {"forget": "exp"})
-    yield Sample(
-        {"x": draw(1, 9, 4, 2, 2), "r": draw(4, 2, 2, 2), "state": state(3, 2, 2)},
-        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
-    )
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x, r = torch.zeros(2, 5, 4, 2, 3), torch.zeros(4, 2, 3, 3)
-    yield Sample({"x": x, "r": r[:3]}), "r has shape (3, 2, 3, 3), expected (4, H, K, K) with H=2 from x"
-    yield Sample({"x": x, "r": r, "state": torch.zeros(2, 4, 6)}), "state has shape (2, 4, 6), expected (B, 4, H, K)"
-    yield Sample({"x": x}), "r is missing, expected a tensor (4, H, K, K)"
-
-
 @op(
     "x: B T 4 H K, r: 4 H K K, state: B 4 H K -> B T H K",
     id="P-denserec",
     equation="c_t = f_t ⊙ c_{t-1} + i_t ⊙ z_t, n_t = f_t ⊙ n_{t-1} + i_t, h_t = o_t ⊙ c_t / n_t",
     source="Beck et al. 2024, arXiv:2405.04517, eqs. (8) to (17)",
-    samples=_samples,
-    errors=_errors,
     neutral={},
     dtypes=HALF + FLOATING,
 )
@@ -108,3 +82,30 @@ def slstm(
 
 
 compiled(slstm, "cpu", devices=("cpu",), package="numba")
+
+
+@slstm.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def state(batch: int, heads: int, width: int) -> Tensor:
+        h, c, n, m = draw(4, batch, heads, width)
+        return torch.stack([h, c, 1 + n.abs(), m], 1)
+
+    yield Sample({"x": draw(2, 7, 4, 1, 3), "r": draw(4, 1, 3, 3), "state": state(2, 1, 3)})
+    yield Sample({"x": draw(3, 5, 4, 2, 4), "r": draw(4, 2, 4, 4) / 2, "state": state(3, 2, 4)}, {"forget": "exp"})
+    yield Sample(
+        {"x": draw(1, 9, 4, 2, 2), "r": draw(4, 2, 2, 2), "state": state(3, 2, 2)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
+    )
+
+
+@slstm.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, r = torch.zeros(2, 5, 4, 2, 3), torch.zeros(4, 2, 3, 3)
+    yield Sample({"x": x, "r": r[:3]}), "r has shape (3, 2, 3, 3), expected (4, H, K, K) with H=2 from x"
+    yield Sample({"x": x, "r": r, "state": torch.zeros(2, 4, 6)}), "state has shape (2, 4, 6), expected (B, 4, H, K)"
+    yield Sample({"x": x}), "r is missing, expected a tensor (4, H, K, K)"

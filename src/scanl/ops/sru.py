@@ -17,33 +17,8 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def inputs(*shape: int) -> dict[str, Tensor]:
-        return {name: draw(*shape) for name in ("x", "f", "r")}
-
-    yield Sample({**inputs(2, 7, 3), "u": draw(2, 7, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
-    yield Sample({**inputs(2, 5, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
-    yield Sample({**inputs(2, 6, 4), "u": draw(2, 6, 4), "state": draw(2, 4)})
-    yield Sample(
-        {**inputs(1, 9, 4), "u": draw(1, 9, 4), "v_f": draw(4), "v_r": draw(4), "state": draw(3, 4)},
-        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
-    )
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    x = torch.zeros(2, 4, 3)
-    inputs = {"x": x, "f": x, "r": x}
-    yield Sample({"x": x, "f": x}), "r is missing, expected a tensor (B, T, D)"
-    yield Sample({**inputs, "u": x[:, 1:]}), "u has shape (2, 3, 3), expected (B, T, D) with B=2 from x, T=4 from x"
-    yield Sample({**inputs, "v_f": torch.zeros(4)}), "v_f has shape (4,), expected (D,) with D=3 from x"
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 
 
 @op(
@@ -51,8 +26,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     id="P-eltrnn",
     equation="c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ x_t, h_t = r_t ⊙ c_t + (1 − r_t) ⊙ u_t",
     source="Lei et al. 2018, arXiv:1709.02755, eqs. (1) to (4)",
-    samples=_samples,
-    errors=_errors,
     neutral={"f": math.inf},
     dtypes=HALF + FLOATING,
 )
@@ -96,3 +69,31 @@ def sru(
 
 
 compiled(sru, "cpu", devices=("cpu",), package="numba")
+
+
+@sru.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def inputs(*shape: int) -> dict[str, Tensor]:
+        return {name: draw(*shape) for name in ("x", "f", "r")}
+
+    yield Sample({**inputs(2, 7, 3), "u": draw(2, 7, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield Sample({**inputs(2, 5, 3), "v_f": draw(3), "v_r": draw(3), "state": draw(2, 3)})
+    yield Sample({**inputs(2, 6, 4), "u": draw(2, 6, 4), "state": draw(2, 4)})
+    yield Sample(
+        {**inputs(1, 9, 4), "u": draw(1, 9, 4), "v_f": draw(4), "v_r": draw(4), "state": draw(3, 4)},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 9])},
+    )
+
+
+@sru.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    inputs = {"x": x, "f": x, "r": x}
+    yield Sample({"x": x, "f": x}), "r is missing, expected a tensor (B, T, D)"
+    yield Sample({**inputs, "u": x[:, 1:]}), "u has shape (2, 3, 3), expected (B, T, D) with B=2 from x, T=4 from x"
+    yield Sample({**inputs, "v_f": torch.zeros(4)}), "v_f has shape (4,), expected (D,) with D=3 from x"

@@ -20,43 +20,9 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.op import FLOATING, HALF, Call, Sample, op
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.op import op
 from scanl.ops.associative_scan import associative_scan
-
-
-def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
-
-    def some(steps: int, width: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
-        state = draw(sequences, 3, width)
-        state[:, 1] = state[:, 1].abs() + 0.5
-        return {"k": draw(batch, steps, width), "v": draw(batch, steps, width), "state": state}
-
-    yield Sample(some(7, 3))
-    yield Sample({**some(6, 4), "decay": decay(4)})
-    yield Sample({**some(8, 3), "decay": decay(3), "bonus": draw(3)})
-    yield Sample({**some(35, 2), "decay": decay(2, 35, 2), "bonus": draw(2)})
-    yield Sample({**some(5, 3), "decay": decay(2, 5, 3)})
-    yield Sample({**some(5, 3), "bonus": draw(3)})
-    packed = {**some(9, 3, 1, 3), "decay": decay(3), "bonus": draw(3)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-    yield Sample({**some(9, 3, 1, 2), "decay": decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
-
-
-def _errors() -> Iterator[tuple[Sample, str]]:
-    k = torch.zeros(2, 4, 3)
-    yield Sample({"k": k}), "v is missing, expected a tensor (B, T, D)"
-    yield Sample({"k": k, "v": k[:, 1:]}), "v has shape (2, 3, 3), expected (B, T, D) with B=2 from k, T=4 from k"
-    yield Sample({"k": k, "v": k, "decay": torch.zeros(2)}), "decay has shape (2,), expected (D,) or (B, T, D)"
-    yield Sample({"k": k, "v": k, "bonus": torch.zeros(4)}), "bonus has shape (4,), expected (D,) with D=3 from k"
-    yield Sample({"k": k, "v": k, "state": torch.zeros(2, 2, 3)}), "state has shape (2, 2, 3), expected (B, 3, D)"
-    yield Sample({"k": k.to(torch.complex128), "v": k}), "k is complex128, expected bfloat16"
 
 
 def _empty(zeros: Tensor) -> Tensor:
@@ -69,8 +35,6 @@ def _empty(zeros: Tensor) -> Tensor:
     id="P-wkv",
     equation="p_t = e^{w} p_{t-1} + e^{k_t} v_t, z_t = e^{w} z_{t-1} + e^{k_t}, o_t = p_t / z_t",
     source="Zhai et al. 2021, arXiv:2105.14103, AFT-simple; Peng et al. 2023, arXiv:2305.13048, the WKV operator",
-    samples=_samples,
-    errors=_errors,
     neutral={"k": -torch.inf, "decay": 0.0},
     dtypes=HALF + FLOATING,
     wide=("decay", "bonus"),
@@ -212,3 +176,40 @@ def noncausal_weighted_average(
         m1, m2, bonus = m1 + w, m2 + w, k.new_zeros(())
     old, new, m = _weights(m1, m2)
     return _read(old * p1 + new * p2, old * z1 + new * z2, m, bonus.to(wide) + k, v).to(dtype), last
+
+
+@weighted_average.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def decay(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+
+    def some(steps: int, width: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
+        state = draw(sequences, 3, width)
+        state[:, 1] = state[:, 1].abs() + 0.5
+        return {"k": draw(batch, steps, width), "v": draw(batch, steps, width), "state": state}
+
+    yield Sample(some(7, 3))
+    yield Sample({**some(6, 4), "decay": decay(4)})
+    yield Sample({**some(8, 3), "decay": decay(3), "bonus": draw(3)})
+    yield Sample({**some(35, 2), "decay": decay(2, 35, 2), "bonus": draw(2)})
+    yield Sample({**some(5, 3), "decay": decay(2, 5, 3)})
+    yield Sample({**some(5, 3), "bonus": draw(3)})
+    packed = {**some(9, 3, 1, 3), "decay": decay(3), "bonus": draw(3)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+    yield Sample({**some(9, 3, 1, 2), "decay": decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
+
+
+@weighted_average.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    k = torch.zeros(2, 4, 3)
+    yield Sample({"k": k}), "v is missing, expected a tensor (B, T, D)"
+    yield Sample({"k": k, "v": k[:, 1:]}), "v has shape (2, 3, 3), expected (B, T, D) with B=2 from k, T=4 from k"
+    yield Sample({"k": k, "v": k, "decay": torch.zeros(2)}), "decay has shape (2,), expected (D,) or (B, T, D)"
+    yield Sample({"k": k, "v": k, "bonus": torch.zeros(4)}), "bonus has shape (4,), expected (D,) with D=3 from k"
+    yield Sample({"k": k, "v": k, "state": torch.zeros(2, 2, 3)}), "state has shape (2, 2, 3), expected (B, 3, D)"
+    yield Sample({"k": k.to(torch.complex128), "v": k}), "k is complex128, expected bfloat16"

@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from scanl.ops._cpu._team import CORES
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 NARROW = 32  # channels under which splitting them over cores would share cache lines
 WIDEST = 2048  # channels whose rows still fit the first-level cache

@@ -13,7 +13,7 @@ import torch
 from numba import njit
 
 from scanl.ops._cpu._team import CORES
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 WIDTH = 64  # columns: constant, so that rows in scratch are known not to overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time

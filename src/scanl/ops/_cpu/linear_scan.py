@@ -19,7 +19,7 @@ from numba import njit
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
 FORWARD = Slots(" ".join(_LAYOUT) + " x a y carry")  # of the repair too

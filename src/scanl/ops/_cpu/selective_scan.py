@@ -29,7 +29,7 @@ from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import Slots, channels, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 # rows: of the batch times steps; groups, parts: of B and of C, groups 0 where it is constant over time
 _WORK = (

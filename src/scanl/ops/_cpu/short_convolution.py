@@ -19,7 +19,7 @@ from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
-from scanl.ops._frame.op import offsets
+from scanl.ops.offsets import offsets
 
 _HEAD = "pieces piece_count width count size window sign silu w w_tap w_channel bias"
 _STATE = " state state_sequence state_step state_channel"

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from scanl.ops._frame.op import Op, cast, transforming
+from scanl.ops._frame.dispatch import transforming
+from scanl.ops._frame.op import Op, cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}

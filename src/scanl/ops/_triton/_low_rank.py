@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._frame.op import FLOATING
+from scanl.ops._frame.declaration import FLOATING
 from scanl.ops._triton import _tuned
 from scanl.ops._triton._chunks import (
     CHUNK,

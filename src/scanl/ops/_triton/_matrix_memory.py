@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scanl.ops._frame.op import FLOATING
+from scanl.ops._frame.declaration import FLOATING
 from scanl.ops._matrix_memory import scale_of
 from scanl.ops._triton._chunks import (
     C,

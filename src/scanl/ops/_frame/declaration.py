@@ -1,0 +1,263 @@
+"""What an op declares: its operands with their axes, its dtypes and options; and the checks that follow from these.
+
+    "x: B T *F, a: ~ B T *F, state: B *F -> B T *F"
+
+names each operand with its axes, and after the arrow the axes of the output. `*F` stands for any number of axes, `~`
+for broadcasting to the axes from the right, a number for an axis of that size, `|` between alternatives, `name?` for
+an operand that may be None. `state` comes last and may always be None; with `cu_seqlens` its first axis counts
+sequences.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ShapeError, unknown
+
+HALF = (torch.bfloat16, torch.float16)
+FLOATING = (torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+REAL_PART = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of the declaration: its name, and its axes or the alternatives for them."""
+
+    name: str
+    choices: tuple[tuple[str, ...], ...]
+    broadcast: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
+
+    def time_axis(self, value: Tensor, ndim: int) -> int | None:
+        """Which axis of `value` is time, or None. `ndim`: how many axes the first operand has, for broadcasting."""
+        if self.broadcast:
+            axis = 1 - (ndim - value.ndim)
+            return axis if axis >= 0 and value.shape[axis] != 1 else None
+        axes = next((axes for axes in self.choices if len(axes) == value.ndim), self.choices[0])
+        return 1 if "T" in axes else None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments that an op takes; the tests try its laws with them."""
+
+    operands: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Cases(Generic[C]):
+    """What a generator yields, run anew for each loop over it: `@op.samples` decorates the generator."""
+
+    def __init__(self):
+        self._generate: Callable[[], Iterator[C]] = lambda: iter(())
+
+    def __call__(self, generate: Callable[[], Iterator[C]]) -> Callable[[], Iterator[C]]:
+        self._generate = generate
+        return generate
+
+    def __iter__(self) -> Iterator[C]:
+        return self._generate()
+
+
+class Call(TypedDict, total=False):
+    """What every op takes beside its operands and options; a reference declares it and never sees it."""
+
+    reverse: bool
+    cu_seqlens: Tensor | None
+    backend: str
+
+
+class Declaration:
+    """The operands of an op, and the checks of a call against them.
+
+    divides: axes whose size must divide another's, as heads that others share.   derived: axes of the state whose size
+    follows from those of the operands.   real: operands that stay real beside complex ones.   wide: operands that may
+    be float32 beside others in half precision, which they do not widen.   options: the keywords, with defaults.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        line: str,
+        options: Mapping[str, inspect.Parameter],
+        dtypes: tuple[torch.dtype, ...],
+        divides: Mapping[str, str] | None,
+        derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None,
+        real: Sequence[str],
+        wide: Sequence[str],
+    ):
+        self.name = name
+        operands, output = line.split("->")
+        self.operands = tuple(_parse(operand) for operand in operands.split(","))
+        self.output = tuple(output.split())
+        self.names = tuple(operand.name for operand in self.operands)
+        self.options = options
+        self.dtypes = dtypes
+        self.divides = divides or {}
+        self.derived = derived or {}
+        self.real, self.wide = tuple(real), tuple(wide)
+
+    def bind(self, args: Sequence[Any], more: Mapping[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+        """The operands and the options of a call, each by name. Raises TypeError for arguments that are unknown."""
+        if len(args) > len(self.names):
+            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}")
+        operands: dict[str, Tensor | None] = dict(zip(self.names, args, strict=False))
+        options = {name: option.default for name, option in self.options.items()}
+        for key, value in more.items():
+            if key in options:
+                options[key] = value
+            elif key not in self.names:
+                known = [*self.names, *options, "reverse", "cu_seqlens", "backend"]
+                raise TypeError(f"{self.name}: {unknown('argument', key, known)}")
+            elif key in operands:
+                raise TypeError(f"{self.name}: {key} is given twice")
+            else:
+                operands[key] = value
+        return {name: operands.get(name) for name in self.names}, options
+
+    def sizes(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
+        """The size of every axis. Raises ShapeError for an operand whose shape or device is not as declared."""
+        sizes: dict[str, Any] = {}
+        origin: dict[str, str] = {}  # the operand that an axis was first seen in
+        first: Tensor | None = None
+        for operand in self.operands:
+            value = operands[operand.name]
+            if operand.name == "state":
+                sizes.update({axis: derive(sizes) for axis, derive in self.derived.items()})
+                origin.update(dict.fromkeys(self.derived, "the others"))
+            if value is None:
+                if operand.optional or operand.name == "state":
+                    continue
+                raise ShapeError(f"{self.name}: {operand.name} is missing, expected a tensor {operand}")
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ShapeError(f"{self.name}: {operand.name} is a {kind}, expected a tensor {operand}")
+            if operand.name == "state" and cu_seqlens is not None:
+                of_sequences = {**sizes, "B": cu_seqlens.shape[0] - 1}
+                self._match(operand, value.shape, of_sequences, {**origin, "B": "cu_seqlens"})
+            else:
+                self._match(operand, value.shape, sizes, origin)
+            if first is None:
+                first = value
+                if cu_seqlens is not None and value.shape[0] != 1:
+                    raise ShapeError(
+                        f"{self.name}: {operand.name} has a batch of {value.shape[0]}, expected 1 because of cu_seqlens"
+                    )
+            elif value.device != first.device:
+                raise ShapeError(
+                    f"{self.name}: {operand.name} is on {value.device}, expected {first.device} because of "
+                    f"{self.names[0]}"
+                )
+        for axis, other in self.divides.items():
+            if axis not in sizes:
+                continue
+            if sizes[other] % max(1, sizes[axis]) or (sizes[axis] == 0) != (sizes[other] == 0):
+                raise ShapeError(
+                    f"{self.name}: {origin[axis]} has {axis}={sizes[axis]}, expected a divisor of "
+                    f"{other}={sizes[other]} from {origin[other]}"
+                )
+        return sizes
+
+    def _match(self, operand: Operand, shape: torch.Size, sizes: dict[str, Any], origin: dict[str, str]) -> None:
+        """Compare a shape with what is known, and add the axes that are new."""
+        if operand.broadcast:
+            full = full_shape(operand.choices[0], sizes)
+            if len(shape) <= len(full) and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+                return
+            raise ShapeError(
+                f"{self.name}: {operand.name} has shape {tuple(shape)}, expected one that broadcasts to {operand} = "
+                f"{full} from {self.names[0]}"
+            )
+        for axes in operand.choices:
+            found = _bind_axes(axes, shape, sizes)
+            if found is not None:
+                for axis in found.keys() - sizes.keys():
+                    origin[axis] = operand.name
+                sizes.update(found)
+                return
+        known = [
+            f"{axis.lstrip('*')}={sizes[axis]} from {origin[axis]}"
+            for axis in dict.fromkeys(axis for axes in operand.choices for axis in axes)
+            if axis in sizes
+        ]
+        because = " with " + ", ".join(known) if known else ""
+        raise ShapeError(f"{self.name}: {operand.name} has shape {tuple(shape)}, expected {operand}{because}")
+
+    def kinds(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
+        """The device; the output's dtype: the first operand's, complex if any is; the dtype that all promote to."""
+        given = {name: value for name, value in operands.items() if value is not None}
+        for name, value in given.items():
+            if value.dtype not in self.dtypes:
+                raise ShapeError(
+                    f"{self.name}: {name} is {short(value.dtype)}, expected {', '.join(map(short, self.dtypes))}"
+                )
+            if name in self.real and value.is_complex():
+                raise ShapeError(f"{self.name}: {name} is {short(value.dtype)}, expected real numbers")
+        given.pop("state", None)
+        first = given[self.names[0]]
+        common = functools.reduce(torch.promote_types, (v.dtype for k, v in given.items() if k not in self.wide))
+        for name, value in given.items():
+            if name in self.wide and not (common in HALF and value.dtype in (torch.float32, *HALF)):
+                common = torch.promote_types(common, value.dtype)
+        return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
+
+    def output_shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        return full_shape(self.output, sizes)
+
+
+def full_shape(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of these axes; an axis that is a number has that size."""
+    full: list[int] = []
+    for axis in axes:
+        if axis[0] == "*":
+            full.extend(sizes[axis])
+        else:
+            full.append(int(axis) if axis.isdigit() else sizes[axis])
+    return tuple(full)
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _parse(line: str) -> Operand:
+    name, axes = line.split(":")
+    broadcast = "~" in axes
+    choices = tuple(tuple(choice.replace("~", " ").split()) for choice in axes.split("|"))
+    return Operand(name.strip().rstrip("?"), choices, broadcast, name.strip().endswith("?"))
+
+
+def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The sizes of the axes, or None where the shape does not fit them or the sizes that are known."""
+    many = [i for i, axis in enumerate(axes) if axis[0] == "*"]
+    extra = len(shape) - len(axes)
+    if extra < -1 if many else extra != 0:
+        return None
+    found: dict[str, Any] = {}
+    i = 0
+    for axis in axes:
+        if axis[0] == "*":
+            size: Any = tuple(shape[i : i + extra + 1])
+            i += extra + 1
+        else:
+            size = shape[i]
+            i += 1
+            if axis.isdigit():
+                if size != int(axis):
+                    return None
+                continue
+        if found.get(axis, sizes.get(axis, size)) != size:
+            return None
+        found[axis] = size
+    return found

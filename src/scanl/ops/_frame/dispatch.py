@@ -1,0 +1,137 @@
+"""Which backend evaluates a call: what each can run, with its reasons against it, and the order they are tried in."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from scanl.errors import BackendError, unknown
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, WIDER, short
+
+ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to evaluate an op, and what it cannot do."""
+
+    name: str
+    run: Callable[..., tuple[Tensor, Any]]
+    devices: tuple[str, ...] | None = None  # None: any
+    dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower ones are widened first
+    whole: bool = False  # takes reverse and cu_seqlens itself; else it sees forward time and one sequence a row
+    package: str | None = None  # a package that it needs and that is not installed
+    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes, options and `given`, the operands
+    forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
+    half_products: bool = False  # rounds operands in half precision to it before products; sums are float32
+
+    def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
+        """Why it cannot run these arguments; empty when it can. named: the caller asked for this backend by name."""
+        reasons = []
+        emulated = named and self.name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+        if self.devices is not None and device.type not in self.devices and not (emulated and device.type == "cpu"):
+            reasons.append(f"device {device.type} (runs on {', '.join(self.devices)})")
+        elif self.package is not None:
+            reasons.append(f"package {self.package} is not installed")
+        if not named and not self.forward_mode and in_forward_mode():
+            reasons.append("it has no derivative in forward mode, which this call asks for")
+        if self.compute_dtype(dtype) not in self.dtypes:
+            reasons.append(f"dtype {short(dtype)} (takes {', '.join(map(short, self.dtypes))})")
+        reasons.extend(self.needs(**sizes))
+        return reasons
+
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype in self.dtypes else WIDER.get(dtype, dtype)
+
+
+def preference(backends: Iterable[str]) -> list[str]:
+    """These backends in the order that "auto" tries them."""
+    return sorted(backends, key=ORDER.index)
+
+
+def choose(
+    op: str,
+    backends: Mapping[str, Backend],
+    wanted: Sequence[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Any],
+) -> Backend:
+    """The first of the wanted backends that can run; "auto" stands for all. BackendError says why none can."""
+    refusals = []
+    for name in wanted:
+        if name == "auto":
+            for each in preference(backends):
+                if not backends[each].reasons(device, dtype, sizes, named=False):
+                    return backends[each]
+        elif name not in backends:
+            refusals.append(f"{op}: {unknown('backend', name, ['auto', *backends])}")
+        else:
+            reasons = backends[name].reasons(device, dtype, sizes, named=True)
+            if not reasons:
+                return backends[name]
+            refusals.append(f"{op}: backend {name!r} cannot run these arguments: {'; '.join(reasons)}")
+    raise BackendError("; ".join(refusals))
+
+
+def explain(backends: Mapping[str, Backend], device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> str:
+    """A line for each backend: that it can run, or each reason why not."""
+    reasons = {name: backends[name].reasons(device, dtype, sizes, named=False) for name in preference(backends)}
+    return "\n".join(f"{name}: {'; '.join(against) or 'can run'}" for name, against in reasons.items())
+
+
+class _Preferred(threading.local):
+    names: tuple[str, ...] = ("auto",)
+
+
+_preferred = _Preferred()
+
+
+def preferred() -> tuple[str, ...]:
+    """The backends that "auto" stands for in this thread, by the innermost `backend` context."""
+    return _preferred.names
+
+
+class backend:
+    """A context in which "auto", as layers call ops, means these backends: of each op the first that can run.
+
+    names: of "auto", "reference", "parallel", "cpu", "triton". An op for which none of them can run raises
+    BackendError; "reference" always can. Contexts nest, the innermost counts, and each thread has its own. A backend
+    that is named at a call is used as if there were no context. Raises BackendError for an unknown name.
+
+    >>> from scanl.ops import linear_scan
+    >>> with backend("parallel", "reference"):  # all in plain torch: for torch.func.jvp, for export
+    ...     linear_scan(torch.ones(1, 3, 1), torch.ones(1))[0].flatten().tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    def __init__(self, *names: str):
+        known = ("auto", *reversed(ORDER))
+        for name in names:
+            if name not in known:
+                raise BackendError(f"scanl.ops.backend: {unknown('backend', name, known)}")
+        if not names:
+            raise BackendError(f"scanl.ops.backend: no backend is named, expected some of {', '.join(known)}")
+        self.names = names
+        self.before: list[tuple[str, ...]] = []  # what was preferred each time that it was entered
+
+    def __enter__(self) -> None:
+        self.before.append(_preferred.names)
+        _preferred.names = self.names
+
+    def __exit__(self, *error: object) -> None:
+        _preferred.names = self.before.pop()
+
+
+def in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def transforming() -> bool:
+    """Whether a transformation of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

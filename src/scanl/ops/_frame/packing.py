@@ -1,0 +1,58 @@
+"""Reversed time and packed sequences for a backend that knows neither: time is turned, sequences run one by one."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.ops._frame.declaration import Operand
+from scanl.ops.offsets import offsets
+
+
+def evaluate(
+    who: str,
+    run: Callable[..., tuple[Tensor, Any]],
+    operands: Sequence[Operand],
+    values: Sequence[Any],
+    y_shape: Sequence[int],
+    *,
+    reverse: bool,
+    cu_seqlens: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """What `run` gives for these operands, whose state comes last."""
+    if cu_seqlens is not None:
+        return _one_by_one(who, run, operands, values, y_shape, cu_seqlens, reverse=reverse, **options)
+    if not reverse:
+        return run(*values, **options)
+    ndim = values[0].ndim
+    turned = []
+    for operand, value in zip(operands, values, strict=True):
+        axis = None if value is None or operand.name == "state" else operand.time_axis(value, ndim)
+        turned.append(value if value is None or axis is None else value.flip(axis))
+    y, state = run(*turned, **options)
+    return y.flip(1), state
+
+
+def _one_by_one(
+    who: str,
+    run: Callable[..., tuple[Tensor, Any]],
+    operands: Sequence[Operand],
+    values: Sequence[Any],
+    y_shape: Sequence[int],
+    cu_seqlens: Tensor,
+    **more: Any,
+) -> tuple[Tensor, Any]:
+    first, state, parts = values[0], values[-1], []
+    for n, (start, end) in enumerate(itertools.pairwise(offsets(cu_seqlens, first.shape[1], who))):
+        alone = []
+        for operand, value in zip(operands[:-1], values[:-1], strict=True):
+            axis = None if value is None else operand.time_axis(value, first.ndim)
+            alone.append(value if value is None or axis is None else value.narrow(axis, start, end - start))
+        shape = (y_shape[0], end - start, *y_shape[2:])
+        parts.append(evaluate(who, run, operands, [*alone, state[n : n + 1]], shape, cu_seqlens=None, **more))
+    if not parts:
+        return first.new_zeros(y_shape), state.clone()
+    return torch.cat([y for y, _ in parts], 1), torch.cat([last for _, last in parts])
