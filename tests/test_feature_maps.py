@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import scanl.ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops import feature_maps as maps
 from scanl.ops.feature_maps import FEATURE_MAPS
@@ -297,3 +298,13 @@ def test_errors_name_the_argument():
         with pytest.raises((ShapeError, ConfigError)) as caught:
             function(*arguments)
         assert str(caught.value).startswith(message)
+
+
+def test_they_live_in_a_module_of_their_own():
+    """`scanl.ops` lists ops; a feature map is still imported from it by its old name."""
+    assert not set(maps.__all__) & set(scanl.ops.__all__)
+    for name in maps.__all__:
+        assert getattr(scanl.ops, name) is getattr(maps, name)
+    with pytest.raises(AttributeError, match=r"module .scanl\.ops. has no attribute .math"):
+        scanl.ops.math  # noqa: B018
+    assert all(hasattr(scanl.ops, name) for name in scanl.ops.__all__)

@@ -1,44 +1,66 @@
-from scanl.ops._frame.dispatch import backend as backend
-from scanl.ops.associative_scan import associative_scan as associative_scan
-from scanl.ops.delta_rule import delta_rule as delta_rule
-from scanl.ops.dplr_scan import dplr_scan as dplr_scan
-from scanl.ops.feature_maps import FEATURE_MAPS as FEATURE_MAPS
-from scanl.ops.feature_maps import cosine_reweighting as cosine_reweighting
-from scanl.ops.feature_maps import dpfp as dpfp
-from scanl.ops.feature_maps import elu_plus_one as elu_plus_one
-from scanl.ops.feature_maps import fourier_features as fourier_features
-from scanl.ops.feature_maps import identity as identity
-from scanl.ops.feature_maps import polynomial as polynomial
-from scanl.ops.feature_maps import positive_random_features as positive_random_features
-from scanl.ops.feature_maps import random_projection as random_projection
-from scanl.ops.feature_maps import relu as relu
-from scanl.ops.feature_maps import squared_relu as squared_relu
-from scanl.ops.feature_maps import taylor as taylor
-from scanl.ops.feature_maps import trigonometric_random_features as trigonometric_random_features
-from scanl.ops.fixed_point import Convergence as Convergence
-from scanl.ops.fixed_point import ConvergenceError as ConvergenceError
-from scanl.ops.fixed_point import FixedPoint as FixedPoint
-from scanl.ops.fixed_point import fixed_point as fixed_point
-from scanl.ops.indrnn import indrnn as indrnn
-from scanl.ops.ligru import ligru as ligru
-from scanl.ops.linear_attention import linear_attention as linear_attention
-from scanl.ops.linear_attention import noncausal_linear_attention as noncausal_linear_attention
-from scanl.ops.linear_attention import normalized_linear_attention as normalized_linear_attention
-from scanl.ops.linear_scan import linear_scan as linear_scan
-from scanl.ops.long_convolution import LongConvolutionState as LongConvolutionState
-from scanl.ops.long_convolution import long_convolution as long_convolution
-from scanl.ops.nonlinear_scan import nonlinear_scan as nonlinear_scan
-from scanl.ops.segment_attention import SegmentMemory as SegmentMemory
-from scanl.ops.segment_attention import init_memory as init_memory
-from scanl.ops.segment_attention import segment_attention as segment_attention
-from scanl.ops.selective_scan import selective_scan as selective_scan
-from scanl.ops.short_convolution import short_convolution as short_convolution
-from scanl.ops.slstm import slstm as slstm
-from scanl.ops.sru import sru as sru
-from scanl.ops.ssm_kernels import discretize as discretize
-from scanl.ops.ssm_kernels import discretize_dplr as discretize_dplr
-from scanl.ops.ssm_kernels import ssm_kernel_diagonal as ssm_kernel_diagonal
-from scanl.ops.ssm_kernels import ssm_kernel_dplr as ssm_kernel_dplr
-from scanl.ops.ssm_kernels import sum_of_powers as sum_of_powers
-from scanl.ops.weighted_average import noncausal_weighted_average as noncausal_weighted_average
-from scanl.ops.weighted_average import weighted_average as weighted_average
+"""The primitives: every op, its state and its errors. Feature maps of linear attention are in `feature_maps`."""
+
+from typing import TYPE_CHECKING, Any
+
+from scanl.ops import feature_maps
+from scanl.ops._frame.dispatch import backend
+from scanl.ops.associative_scan import associative_scan
+from scanl.ops.delta_rule import delta_rule
+from scanl.ops.dplr_scan import dplr_scan
+from scanl.ops.fixed_point import Convergence, ConvergenceError, FixedPoint, fixed_point
+from scanl.ops.indrnn import indrnn
+from scanl.ops.ligru import ligru
+from scanl.ops.linear_attention import linear_attention, noncausal_linear_attention, normalized_linear_attention
+from scanl.ops.linear_scan import linear_scan
+from scanl.ops.long_convolution import LongConvolutionState, long_convolution
+from scanl.ops.nonlinear_scan import nonlinear_scan
+from scanl.ops.segment_attention import SegmentMemory, init_memory, segment_attention
+from scanl.ops.selective_scan import selective_scan
+from scanl.ops.short_convolution import short_convolution
+from scanl.ops.slstm import slstm
+from scanl.ops.sru import sru
+from scanl.ops.ssm_kernels import discretize, discretize_dplr, ssm_kernel_diagonal, ssm_kernel_dplr, sum_of_powers
+from scanl.ops.weighted_average import noncausal_weighted_average, weighted_average
+
+__all__ = [
+    "Convergence",
+    "ConvergenceError",
+    "FixedPoint",
+    "LongConvolutionState",
+    "SegmentMemory",
+    "associative_scan",
+    "backend",
+    "delta_rule",
+    "discretize",
+    "discretize_dplr",
+    "dplr_scan",
+    "feature_maps",
+    "fixed_point",
+    "indrnn",
+    "init_memory",
+    "ligru",
+    "linear_attention",
+    "linear_scan",
+    "long_convolution",
+    "noncausal_linear_attention",
+    "noncausal_weighted_average",
+    "nonlinear_scan",
+    "normalized_linear_attention",
+    "segment_attention",
+    "selective_scan",
+    "short_convolution",
+    "slstm",
+    "sru",
+    "ssm_kernel_diagonal",
+    "ssm_kernel_dplr",
+    "sum_of_powers",
+    "weighted_average",
+]
+
+if not TYPE_CHECKING:  # which would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """A feature map, as it was imported before `feature_maps` had them."""
+        if name in feature_maps.__all__:
+            return getattr(feature_maps, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,22 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
 
+__all__ = [
+    "FEATURE_MAPS",
+    "cosine_reweighting",
+    "dpfp",
+    "elu_plus_one",
+    "fourier_features",
+    "identity",
+    "polynomial",
+    "positive_random_features",
+    "random_projection",
+    "relu",
+    "squared_relu",
+    "taylor",
+    "trigonometric_random_features",
+]
+
 
 def identity(x: Tensor) -> Tensor:
     """κ(q, k) = q·k. K' = K. Schlag et al., arXiv:2102.11174, unnormalised linear attention."""

@@ -13,8 +13,9 @@ from scanl.errors import ConfigError
 from scanl.layers.base import register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
-from scanl.ops import delta_rule, elu_plus_one
+from scanl.ops import delta_rule
 from scanl.ops.delta_rule import unit
+from scanl.ops.feature_maps import elu_plus_one
 
 _ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity": lambda x: x}
 
