@@ -17,6 +17,7 @@ from torch import Tensor
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Matrix
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
 from scanl.ops.dplr_scan import chunked
 
@@ -27,6 +28,7 @@ from scanl.ops.dplr_scan import chunked
     equation="S_t = (I - β_t k_t k_tᵀ) Diag(e^{g_t}) S_{t-1} + β_t k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Schlag et al. 2021, arXiv:2102.11174, eq. (24); Yang et al. 2024, arXiv:2412.06464, eq. (10)",
     neutral={"beta": 0.0, "g": 0.0},
+    effect=Matrix({"v": 0.0}),
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
     wide=("beta", "g"),

@@ -18,6 +18,7 @@ from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Matrix
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
 
 
@@ -27,6 +28,7 @@ from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
     equation="S_t = (Diag(e^{g_t}) + a_t b_tᵀ) S_{t-1} + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Peng et al. 2025, arXiv:2503.14456, eq. (17)",
     neutral={"k": 0.0, "a": 0.0, "g": 0.0},
+    effect=Matrix({"v": 0.0}),
     dtypes=HALF + FLOATING,
     divides={"G": "H"},
     wide=("g",),

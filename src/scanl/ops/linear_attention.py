@@ -23,6 +23,7 @@ from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Diagonal
 from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
 from scanl.ops.linear_scan import linear_scan
 
@@ -33,6 +34,7 @@ from scanl.ops.linear_scan import linear_scan
     equation="S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_t v_tᵀ, o_t = S_tᵀ (scale q_t)",
     source="Katharopoulos et al. 2020, arXiv:2006.16236, eq. (18) to (20); Yang et al. 2023, arXiv:2312.06635, eq. (3)",
     neutral={"k": 0.0, "v": 0.0, "g": 0.0, "gv": 0.0},
+    effect=Diagonal({"v": 0.0}),
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "H"},
     wide=("g", "gv", "u"),

@@ -16,6 +16,7 @@ from torch import Tensor
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Diagonal
 from scanl.ops.associative_scan import associative_scan
 
 
@@ -25,6 +26,7 @@ from scanl.ops.associative_scan import associative_scan
     equation="h_t = a_t ⊙ h_{t-1} + x_t",
     source="Martin and Cundy 2018, arXiv:1709.04057, eq. (5)",
     neutral={"x": 0.0, "a": 1.0},
+    effect=Diagonal({"x": 0.0}),
     dtypes=HALF + FLOATING + COMPLEX,
 )
 def linear_scan(

@@ -20,6 +20,7 @@ from torch.nn.functional import silu, softplus
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Diagonal
 from scanl.ops.linear_scan import linear_scan
 
 
@@ -30,6 +31,7 @@ from scanl.ops.linear_scan import linear_scan
     equation="h_t = exp(Δ_t A) ⊙ h_{t-1} + (Δ_t u_t) B_tᵀ, y_t = (h_t C_t + D ⊙ u_t) ⊙ silu(z_t)",
     source="Gu and Dao 2023, arXiv:2312.00752, eq. (2) and algorithm 2",
     neutral={"delta": 0.0},
+    effect=Diagonal({"u": 0.0}),
     dtypes=HALF + FLOATING + COMPLEX,
     divides={"G": "E"},
     real=("u", "delta", "D", "z", "delta_bias"),

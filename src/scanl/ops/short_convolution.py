@@ -17,6 +17,7 @@ from scanl.errors import ShapeError
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Window
 
 
 def _kept(sizes: Mapping[str, Any]) -> int:
@@ -31,6 +32,7 @@ def _kept(sizes: Mapping[str, Any]) -> int:
     equation="y_t = φ(b + Σ_j w_{W-1-j} ⊙ x_{t-j})",
     source="Fu et al. 2022, arXiv:2212.14052, section 3.1; Gu and Dao 2023, arXiv:2312.00752, figure 3",
     neutral={},
+    effect=Window(),
     dtypes=HALF + FLOATING,
     derived={"R": _kept},
     wide=("w", "bias"),

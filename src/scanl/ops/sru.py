@@ -19,6 +19,7 @@ from torch import Tensor
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Diagonal
 
 
 @op(
@@ -27,6 +28,7 @@ from scanl.ops._frame.op import op
     equation="c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ x_t, h_t = r_t ⊙ c_t + (1 − r_t) ⊙ u_t",
     source="Lei et al. 2018, arXiv:1709.02755, eqs. (1) to (4)",
     neutral={"f": math.inf},
+    effect=Diagonal({"x": 0.0}, unless=("v_f",)),
     dtypes=HALF + FLOATING,
 )
 def sru(

@@ -22,6 +22,7 @@ from torch import Tensor
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
+from scanl.ops._frame.summary import Linear
 from scanl.ops.associative_scan import associative_scan
 
 
@@ -30,12 +31,35 @@ def _empty(zeros: Tensor) -> Tensor:
     return torch.cat([zeros[:, :2], torch.full_like(zeros[:, 2:], -torch.inf)], 1)
 
 
+def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """e^old and e^new, both divided by the larger, and the larger exponent."""
+    most = torch.maximum(old, new)
+    finite = torch.where(most == -torch.inf, 0, most)  # else -inf - -inf
+    return (old - finite).exp(), (new - finite).exp(), most
+
+
+class _Averages(Linear):
+    """p and z decay alike, so what a piece carries over is a sum of log decays: m of the state that it makes of one."""
+
+    def unit(self, last: Tensor) -> Tensor:
+        return torch.stack([*torch.ones_like(last[:, :2]).unbind(1), torch.zeros_like(last[:, 2])], 1)
+
+    def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
+        (p, z, m), (p_last, z_last, m_last) = state.unbind(1), last.unbind(1)
+        old, new, most = _weights(m + carry[:, 2], m_last)
+        return torch.stack([old * p + new * p_last, old * z + new * z_last, most], 1)
+
+    def follow(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([second[:, :2], first[:, 2:] + second[:, 2:]], 1)
+
+
 @op(
     "k: B T D, v: B T D, decay?: D | B T D, bonus?: D, state: B 3 D -> B T D",
     id="P-wkv",
     equation="p_t = e^{w} p_{t-1} + e^{k_t} v_t, z_t = e^{w} z_{t-1} + e^{k_t}, o_t = p_t / z_t",
     source="Zhai et al. 2021, arXiv:2105.14103, AFT-simple; Peng et al. 2023, arXiv:2305.13048, the WKV operator",
     neutral={"k": -torch.inf, "decay": 0.0},
+    effect=_Averages({"k": -torch.inf}),
     dtypes=HALF + FLOATING,
     wide=("decay", "bonus"),
     initial=_empty,
@@ -82,13 +106,6 @@ def weighted_average(
         else:
             os.append(_read(*before, bonus + k[:, t], v[:, t]))
     return torch.stack(os, 1) if os else v.clone(), torch.stack([p, z, m], 1)
-
-
-def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """e^old and e^new, both divided by the larger, and the larger exponent."""
-    most = torch.maximum(old, new)
-    finite = torch.where(most == -torch.inf, 0, most)  # else -inf - -inf
-    return (old - finite).exp(), (new - finite).exp(), most
 
 
 def _ratio(p: Tensor, z: Tensor) -> Tensor:

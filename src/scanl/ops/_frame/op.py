@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 import torch
 from torch import Tensor
 
+from scanl.errors import ConfigError
 from scanl.ops._frame import dispatch, packing
 from scanl.ops._frame.declaration import HALF, REAL_PART, WIDER, Call, Cases, Declaration, Sample, full_shape
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
+from scanl.ops._frame.summary import Effect, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
 P = ParamSpec("P")
@@ -44,6 +46,7 @@ class Op(Declaration, Generic[P]):
         initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
         real: Sequence[str] = (),
         wide: Sequence[str] = (),
+        effect: Effect | None = None,
     ):
         functools.update_wrapper(self, reference)
         self.__signature__ = _signature(reference)
@@ -54,6 +57,7 @@ class Op(Declaration, Generic[P]):
         }
         super().__init__(reference.__name__, declaration, options, dtypes, divides, derived, real, wide)
         self.initial = initial
+        self.effect = effect  # how the state goes through a piece; None where it enters a nonlinearity
         self.id, self.equation, self.source = id, equation, source
         self.samples: Cases[Sample] = Cases()
         self.errors: Cases[tuple[Sample, str]] = Cases()  # each with a part of the message that refuses it
@@ -163,6 +167,33 @@ class Op(Declaration, Generic[P]):
         sizes = {**self.sizes(operands, cu_seqlens), **options, "given": _given(operands)}
         device, _, dtype = self.kinds(operands)
         return dispatch.explain(self.backends, device, dtype, sizes)
+
+    def summary(self, *args: Tensor | None, **more: Any) -> Summary:
+        """What a piece does to the state that enters it; the arguments are those of a call without a state.
+
+        For pieces p and q, `op.summary(*p).after(state)` is the last state of `op(*p, state)`, and
+        `op.summary(*p).then(op.summary(*q))` is the summary of both as one piece. In reverse q is the earlier one.
+        With cu_seqlens there is a row for each sequence. ConfigError where the state enters a nonlinearity.
+        """
+        if self.effect is None:
+            raise ConfigError(
+                f"{self.name}: a piece has no summary, because the state enters a nonlinearity; "
+                "run the pieces one after the other"
+            )
+        call = {name: more.pop(name) for name in Call.__annotations__ if name in more}
+        operands, options = self.bind(args, more)
+        if operands.pop("state") is not None:
+            raise ConfigError(
+                f"{self.name}: state is given, expected none because a summary holds for every state; "
+                "ask `summary(...).after(state)`"
+            )
+        for name in self.effect.unless:
+            if operands[name] is not None:
+                raise ConfigError(
+                    f"{self.name}: {name} is given, expected none because with it the state enters a nonlinearity"
+                )
+        _, last = self(**operands, **options, **call)
+        return Summary(self.effect.carry(self, operands, last, **options, **call), last, self.effect)
 
     def preference(self) -> list[str]:
         """The names of its backends in the order that "auto" tries them."""
