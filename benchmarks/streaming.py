@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=None, help="some of them")
     options = parser.parse_args()
     failed = []
-    for name in options.layers or layers.names():
+    for name in options.layers or layers.names(presets=False):
         cls = layers.get(name)
         if layers.build(name, options.dim, **cls.sample).bidirectional:
             continue

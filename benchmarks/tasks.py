@@ -183,7 +183,7 @@ def main() -> None:
         picture(report["rows"], report["machine"], path)
         print(f"written: {path}")
         return
-    causal = [name for name in layers.names() if not layers.get(name).bidirectional]
+    causal = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
     chosen = options.layers.split(",") if options.layers else causal
     wanted = options.tasks.split(",") if options.tasks else tasks.names()
     for name in chosen:

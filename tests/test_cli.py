@@ -15,7 +15,7 @@ import scanl
 from scanl.cli import COMMANDS, demo, main
 from scanl.cli.layers import meanings, options_of
 from scanl.cli.train import parse
-from scanl.layers import names
+from scanl.layers import get, names
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, build_model
 from scanl.models import LanguageModel
@@ -194,7 +194,7 @@ def test_list_and_help_name_every_layer_and_option(capfd):
     shown = capfd.readouterr().out
     for name in names():
         assert f"\n{name} " in f"\n{listed}"
-        if name != "bidirectional":
+        if not get(name).bidirectional:
             assert f"\n  {name}: " in shown
             assert all(f"{option}=" in shown for option in options_of(name))
             assert all(f"\n      {text}\n" in shown for text in meanings(name))

@@ -20,7 +20,7 @@ PUBLISHED = {
     "mlstm": lambda layer, depth: 2 / depth / math.sqrt(layer.dim),  # xlstm, wang_init_
     "mlstm_large": lambda layer, depth: 2 / depth / math.sqrt(layer.dim),  # xLSTM-7B in transformers
 }
-WRITERS = [name for name in layers.names() if layers.get(name).residual_out is not None]
+WRITERS = [name for name in layers.names(presets=False) if layers.get(name).residual_out is not None]
 
 
 def written(layer):

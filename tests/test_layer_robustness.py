@@ -16,7 +16,7 @@ from scanl.learning import RunFolder
 from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
 from scanl.models.block import CHANNEL_MIXERS
-from test_layers import CASES, DIM, REGISTERED, STREAMING, inputs, make
+from test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make
 
 WIDTHS = (128, 256, 1024)
 STEPS_KEPT = ("max_length", "l_max", "window")  # options: how many steps the state keeps as they are
@@ -58,7 +58,7 @@ def test_the_default_widths_of_gated_deltanet_are_the_published_ones():
 
 
 MIXERS = {f"mixer_{name}": cls for name, cls in CHANNEL_MIXERS.items() if cls is not None}
-TRAINED = [*CASES, *MIXERS]
+TRAINED = [*LAYERS, *MIXERS]
 
 
 def module_of(name, dtype=torch.float32):
@@ -206,7 +206,7 @@ def test_wrappers_refuse_what_is_no_way_to_make_a_layer():
         wrapper(DIM, layer=lambda dim: layers.Mamba(dim, d_state=4))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in STREAMING])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in STREAMING])
 def test_a_layer_that_sees_the_future_refuses_to_step(name):
     layer = make(name)
     with pytest.raises(ConfigError, match=r"\w+: step is called, expected forward over the whole sequence because the"):

@@ -23,7 +23,7 @@ from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 
 VOCAB, DIM = 11, 12
-CAUSAL = [name for name in layers.names() if not layers.get(name).bidirectional]
+CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
 PATTERN = ("hawk", "hgrn", "lru")
 PATTERN_OPTIONS = {"hawk": {"num_heads": 2, "width": 8}, "lru": {"state_dim": 5}}
 

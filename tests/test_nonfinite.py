@@ -11,8 +11,7 @@ import laws
 import scanl
 from scanl.layers import state as states
 from scanl.ops import registry
-from test_layers import CASES as LAYERS
-from test_layers import STREAMING, inputs, make, make_like
+from test_layers import LAYERS, STREAMING, inputs, make, make_like
 
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in registry.every() for backend in op.preference()]
 INTERPRETED = not torch.cuda.is_available()

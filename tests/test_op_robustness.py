@@ -447,7 +447,7 @@ def test_a_context_names_backends_in_the_order_of_preference():
         scanl.ops.backend()
 
 
-@pytest.mark.parametrize("name", scanl.layers.names())
+@pytest.mark.parametrize("name", scanl.layers.names(presets=False))
 def test_a_context_reaches_the_ops_of_layers(name):
     """A layer's steps in plain torch alone: what export to ONNX and forward-mode derivatives need."""
     layer = scanl.layers.build(name, 12, **scanl.layers.get(name).sample).eval()

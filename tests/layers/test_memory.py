@@ -60,7 +60,7 @@ def gated_deltanet(layer, xs):
             g = h // (H // G)
             row, o = delta(S[h], unit(q[g]), unit(k[g]), v[h], beta[h], alpha[h])
             rows.append(row)
-            read.append(rms(o) * layer.o_norm.weight)
+            read.append(rms(o, layer.o_norm.eps) * layer.o_norm.weight)
         S, y = torch.stack(rows), torch.cat(read)
         if layer.g_proj is not None:
             y = y * silu(linear(layer.g_proj, x))
@@ -191,8 +191,8 @@ def dpfp(v, nu):
     return torch.stack([r[i] * r[i - j] for j in range(1, nu + 1) for i in range(len(r))])
 
 
-def attention(**options):
-    return lambda: layers.build("linear_attention", DIM, num_heads=2, **options), linear_attention
+def attention(name="linear_attention", **options):
+    return lambda: layers.build(name, DIM, num_heads=2, **options), linear_attention
 
 
 def mlstm(layer, xs):
@@ -278,10 +278,12 @@ EQUATIONS = {
         ),
         gated_deltanet,
     ),
-    "gated_deltanet_reflecting": (
-        lambda: layers.build(
-            "gated_deltanet", DIM, head_dim=3, num_heads=2, allow_neg_eigval=True, use_short_conv=False
-        ),
+    "gated_deltanet_negative_eigenvalues": (
+        lambda: layers.build("gated_deltanet_negative_eigenvalues", DIM, head_dim=3, num_heads=2, use_short_conv=False),
+        gated_deltanet,
+    ),
+    "qwen3_next_deltanet": (
+        lambda: layers.build("qwen3_next_deltanet", DIM, head_dim=3, num_heads=2, num_v_heads=4),
         gated_deltanet,
     ),
     "gla": (lambda: layers.build("gla", DIM, num_heads=2, gate_low_rank_dim=3), gla),
@@ -300,14 +302,15 @@ EQUATIONS = {
         gla,
     ),
     "deltanet": (lambda: layers.build("deltanet", DIM, num_heads=2), deltanet),
-    "deltanet_2021": (
-        lambda: layers.build("deltanet", DIM, num_heads=2, qk_activation="elu", qk_norm="sum", use_short_conv=False),
-        deltanet,
-    ),
+    "deltanet_2021": (lambda: layers.build("deltanet_2021", DIM, num_heads=2), deltanet),
     "deltanet_gated": (
         lambda: layers.build(
             "deltanet", DIM, num_heads=2, use_gate=True, allow_neg_eigval=True, conv_bias=True, qk_activation="identity"
         ),
+        deltanet,
+    ),
+    "deltanet_negative_eigenvalues": (
+        lambda: layers.build("deltanet_negative_eigenvalues", DIM, num_heads=2),
         deltanet,
     ),
     "deltanet_wide": (
@@ -319,16 +322,17 @@ EQUATIONS = {
     "retnet": (lambda: layers.build("retnet", DIM, num_heads=2), retnet),
     "retnet_narrow": (lambda: layers.build("retnet", DIM, num_heads=4, value_dim=12), retnet),
     "linear_attention": attention(expand_k=0.5, expand_v=2.0),
-    "linear_attention_unnormalised": attention(feature_map="identity", normalize=False, output_norm="rmsnorm"),
-    "linear_attention_bidirectional": attention(causal=False),
+    "unnormalised_linear_attention": attention("unnormalised_linear_attention"),
+    "noncausal_linear_attention": attention("noncausal_linear_attention"),
     "linear_attention_bidirectional_unnormalised": attention(causal=False, feature_map="identity", normalize=False),
     "linear_attention_taylor": attention(feature_map="taylor"),
-    "linear_attention_polynomial": attention(feature_map="polynomial"),
-    "linear_attention_performer": attention(feature_map="positive_random_features", num_features=5),
-    "linear_attention_rfa": attention(feature_map="fourier_features", num_features=64),
-    "linear_attention_rfa_gate": attention(feature_map="fourier_features", num_features=64, gate=True),
-    "linear_attention_dpfp": attention(feature_map="dpfp", nu=2, norm_q=True, norm_k=True),
-    "linear_attention_cosformer": attention(feature_map="cosine_reweighting", horizon=20),
+    "polynomial_attention": attention("polynomial_attention"),
+    "performer": attention("performer", num_features=5),
+    "rfa": attention("rfa", num_features=64),
+    "rfa_gate": attention("rfa_gate", num_features=64),
+    "dpfp": attention("dpfp"),
+    "dpfp_normalised": attention("dpfp", normalize=True),
+    "cosformer": attention("cosformer", horizon=20),
     "linear_attention_cosformer_bidirectional": attention(feature_map="cosine_reweighting", horizon=20, causal=False),
     "mlstm": (
         lambda: layers.build("mlstm", DIM, num_heads=2, proj_factor=1.5, round_proj_up_to_multiple_of=4),

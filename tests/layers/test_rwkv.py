@@ -113,10 +113,11 @@ EQUATIONS = {
     "rwkv6": (lambda: RWKV6(DIM, 4, 3, 5), rwkv6),
     "rwkv7": (lambda: RWKV7(DIM, 4, 3, 4, 5, 6), rwkv7),
     "aft": (lambda: AFT(DIM, hidden_dim=6), aft),
-    "aft_full": (lambda: AFT(DIM, "full", 6, T + 2), aft),
-    "aft_local": (lambda: AFT(DIM, "local", 6, T + 2, 3), aft),
+    "aft_simple": (lambda: layers.build("aft_simple", DIM, hidden_dim=6), aft),
+    "aft_full": (lambda: layers.build("aft_full", DIM, hidden_dim=6, max_length=T + 2), aft),
+    "aft_local": (lambda: layers.build("aft_local", DIM, hidden_dim=6, max_length=T + 2, window=3), aft),
     "aft_local_longer_than_all": (lambda: AFT(DIM, "local", 6, T + 2, T + 3), aft),
-    "aft_conv": (lambda: AFT(DIM, "conv", 6, window=3, num_heads=2), aft),
+    "aft_conv": (lambda: layers.build("aft_conv", DIM, hidden_dim=6, window=3, num_heads=2), aft),
     "aft_conv_of_channels": (lambda: AFT(DIM, "conv", 6, window=2, num_heads=6), aft),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scanl.cli.parser import Parser
-from scanl.errors import ConfigError, nearest
+from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
 from scanl.models import Stack, presets
@@ -35,6 +35,13 @@ options at a model width of {WIDTH}:
 - *op*: the op that the layer calls, and its backends in the order in which they are tried.
 """
 
+PRESETS = """\
+## Presets
+
+Published models that are one of these layers with other options. Each has a name of its own, by which `scanl show`,
+`scanl train --layer` and `scanl.layers.build` know it; its other options are those of its layer.
+"""
+
 WHOLE_MODELS = """\
 ## Whole models
 
@@ -51,8 +58,14 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def meanings(name: str) -> list[str]:
-    """Of each option of a layer what it means, `conv_size: window of the convolution.`, from its docstring's Args."""
-    args = inspect.cleandoc(get(name).__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    """Of each option of a layer what it means, `conv_size: window of the convolution.`, from its docstring's Args.
+
+    A preset's options are those of its layer.
+    """
+    cls = get(name)
+    while cls.preset_of is not None:
+        cls = cls.preset_of
+    args = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     each = re.findall(r"^    (\S.*(?:\n {8}.*)*)", args, re.MULTILINE)
     return [" ".join(text.split()) for text in each if not text.startswith("dim:")]
 
@@ -66,28 +79,38 @@ def list_layers(argv: Sequence[str]) -> int:
         print(page(), end="")
         return 0
     width = max(map(len, names())) + 2
-    for name in names():
-        cls = get(name)
-        print(f"{name:<{width}}{_summary(cls)}")
-        print(f"{'':<{width}}{cls.equation}")
-    print("\nWhole models, patterns of these layers:")
-    for name in presets.names():
-        print(f"{name:<{width}}{_summary(presets.get(name))}")
-        print(f"{'':<{width}}{presets.get(name).equation}")
-    print("\n`scanl show NAME` has the rest.")
+    for title, group in (
+        ("Layers:", _classes()),
+        ("Presets, published models that are one of these layers with other options:", _presets()),
+        ("Whole models, patterns of layers:", [(name, presets.get(name)) for name in presets.names()]),
+    ):
+        print(title)
+        for name, cls in group:
+            print(f"{name:<{width}}{_summary(cls)}")
+            print(f"{'':<{width}}{cls.equation}")
+        print()
+    print("`scanl show NAME` has the rest.")
     return 0
 
 
 def page() -> str:
     """docs/layers.md: an index, and below it what `scanl show` says of each layer on any machine."""
-    header, rows = ("layer", "id", "what it is", "source", "op", "streams"), []
+    header, rows = ("layer", "what it is", "source", "op", "streams"), []
     for name, cls in _classes():
         layer = build(name, WIDTH)
         op = f"`{cls.op}`" if cls.op else _without_op(layer)
         streams = "no, it sees the future" if layer.bidirectional else "yes"
-        rows.append((f"[`{name}`](#{name})", cls.id, _summary(cls).rstrip("."), _papers(cls), op, streams))
+        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), op, streams))
     sections = [f"## {name}\n\n```text\n{describe(name)}\n```\n" for name in [*names(), *presets.names()]]
-    return "\n".join([INTRODUCTION, _markdown(header, rows), "", WHOLE_MODELS, _whole_models(), "", *sections])
+    tables = (INTRODUCTION, _markdown(header, rows), "", PRESETS, _layer_presets(), "", WHOLE_MODELS, _whole_models())
+    return "\n".join([*tables, "", *sections])
+
+
+def _layer_presets() -> str:
+    rows = []
+    for name, cls in _presets():
+        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), f"`{_origin(cls)}`"))
+    return _markdown(("preset", "what it is", "source", "layer and options"), rows)
 
 
 def _whole_models() -> str:
@@ -95,8 +118,8 @@ def _whole_models() -> str:
     for name in presets.names():
         cls = presets.get(name)
         layers = ", ".join(f"[`{layer}`](#{layer})" for layer in cls.layers)
-        rows.append((f"[`{name}`](#{name})", cls.id, _summary(cls).rstrip("."), _papers(cls), layers))
-    return _markdown(("model", "id", "what it is", "source", "layers"), rows)
+        rows.append((f"[`{name}`](#{name})", _summary(cls).rstrip("."), _papers(cls), layers))
+    return _markdown(("model", "what it is", "source", "layers"), rows)
 
 
 def describe(name: str, dim: int = WIDTH) -> str:
@@ -113,13 +136,12 @@ def describe_preset(name: str, dim: int) -> str:
     rows = [
         ("equation", cls.equation),
         ("source", cls.source),
-        ("id", cls.id),
         ("layers", ", ".join(cls.layers)),
         ("options", "of each layer by its name: --layer-options '{" + f"{cls.layers[0]}: {{...}}" + "}'"),
         ("parameters", f"{parameters:,} {period}"),
         ("state", f"{state_size(stack):,} floats a sequence {period}"),
         ("step", f"{step_cost(stack):,} multiplications by matrices {period}"),
-        *(("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])),
+        *_about(cls),
     ]
     return "\n".join([f"{name}: {_summary(cls)}", "", *map(_row, rows)])
 
@@ -135,6 +157,7 @@ def describe_layer(name: str, dim: int) -> str:
     rows = [
         ("equation", cls.equation),
         ("source", cls.source),
+        *([] if cls.preset_of is None else [("preset of", _origin(cls)), *_about(cls)]),
         ("options", ", ".join(f"{option}={default}" for option, default in options_of(name).items())),
         ("parameters", f"{parameters:,} at dim {dim}"),
         ("state", state),
@@ -152,6 +175,11 @@ def describe_layer(name: str, dim: int) -> str:
     return "\n".join(lines)
 
 
+def _about(cls: type[Layer | Preset]) -> list[tuple[str, str]]:
+    """What a preset's docstring says below its first line."""
+    return [("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])]
+
+
 def _row(row: tuple[str, str]) -> str:
     title, text = row
     return textwrap.fill(f"{title:<12}{text}", 100, subsequent_indent=" " * 12, break_long_words=False)
@@ -164,8 +192,8 @@ def show_layer(argv: Sequence[str]) -> int:
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
     whole = args.name in presets.names()
-    if not whole and args.name not in names():
-        raise nearest("layer", args.name, [*names(), *presets.names()])
+    if not whole:
+        get(args.name)
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
     print(describe(args.name, args.dim))
@@ -179,7 +207,17 @@ def show_layer(argv: Sequence[str]) -> int:
 
 
 def _classes() -> list[tuple[str, type[Layer]]]:
-    return [(name, get(name)) for name in names()]
+    return [(name, get(name)) for name in names(presets=False)]
+
+
+def _presets() -> list[tuple[str, type[Layer]]]:
+    return [(name, get(name)) for name in names() if get(name).preset_of is not None]
+
+
+def _origin(cls: type[Layer]) -> str:
+    """Of a preset: which layer it is, with which options."""
+    assert cls.preset_of is not None
+    return f"{cls.preset_of.name} with " + ", ".join(f"{name}={value!r}" for name, value in cls.preset_options.items())
 
 
 def _paragraphs(cls: type[Layer | Preset]) -> list[str]:

@@ -11,6 +11,7 @@ from scanl.layers.base import Layer as Layer
 from scanl.layers.base import build as build
 from scanl.layers.base import get as get
 from scanl.layers.base import names as names
+from scanl.layers.base import preset as preset
 from scanl.layers.base import register as register
 from scanl.layers.linear_rnn import LinearRNN as LinearRNN
 from scanl.layers.memory.deltanet import DeltaNet as DeltaNet

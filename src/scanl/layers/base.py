@@ -1,9 +1,10 @@
 """The layer protocol and the registry."""
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +41,15 @@ class Layer(Module):
     tests read.
     """
 
-    name: ClassVar[str] = ""  # set by `register`
-    id: ClassVar[str] = ""  # in the sheet of systems
+    name: ClassVar[str] = ""  # set by `register` or `preset`
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published model: nothing prints it
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     op: ClassVar[str | None] = None
     sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
+    preset_of: ClassVar["type[Layer] | None"] = None  # set by `preset`: the layer that this one is, with other options
+    preset_options: ClassVar[Mapping[str, Any]] = {}  # and which
+    own_path: ClassVar[bool] = False  # of a preset: its options run other code, so every law of layers is run on it
     residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # `enter_stack` gives it its published scale: a stack scales it no more
     takes: ClassVar[frozenset[str]] = frozenset()  # what `forward` takes beside x, the state and cu_seqlens: of `TAKES`
@@ -58,6 +62,7 @@ class Layer(Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.preset_of, cls.preset_options, cls.own_path = None, {}, vars(cls).get("own_path", False)
         for argument in cls.takes:
             if argument not in TAKES:
                 raise nearest(f"argument in takes of {cls.__name__}", argument, TAKES)
@@ -202,7 +207,52 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 registry: Registry[Layer] = Registry("layer")
-register, names, get = registry.add, registry.names, registry.get
+register, get = registry.add, registry.get
+
+L = TypeVar("L", bound=Layer)
+
+
+def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
+    """Register a published model that is another layer with options of its own.
+
+    The decorated class subclasses that layer and has no code: a docstring, `equation` and `source`. Its constructor has
+    these options as defaults, so a caller can override them.
+
+    >>> from scanl.layers import LRU
+    >>> @preset("slow_lru", r_min=0.99)
+    ... class SlowLRU(LRU):
+    ...     "An LRU that starts with a long memory."
+    >>> SlowLRU(4).preset_options, build("slow_lru", 4, r_max=0.999).name
+    ({'r_min': 0.99}, 'slow_lru')
+    >>> registry.remove("slow_lru")
+    """
+
+    def add(cls: type[L]) -> type[L]:
+        (base,) = cls.__bases__
+        check_options(name, base, options)
+        start: Any = base.__init__
+        signature = inspect.signature(start)
+        signature = signature.replace(
+            parameters=[p.replace(default=options.get(p.name, p.default)) for p in signature.parameters.values()]
+        )
+
+        @functools.wraps(start)
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            start(*given.args, **given.kwargs)
+
+        cls.preset_of, cls.preset_options = base, options
+        vars(__init__)["__signature__"] = signature
+        type.__setattr__(cls, "__init__", __init__)
+        return register(name)(cls)
+
+    return add
+
+
+def names(presets: bool = True) -> list[str]:
+    """Every registered name, sorted; without the presets where `presets` is False."""
+    return [name for name in registry.names() if presets or get(name).preset_of is None]
 
 
 def build(name: str, dim: int, **options: Any) -> Layer:

@@ -6,20 +6,21 @@ is, so it is listed, shown and tested by name.
 
 from typing import ClassVar
 
+from scanl.layers.base import registry
 from scanl.registry import Registry
 
 
 class Preset:
     """The layers of one period, lowest first, and what `scanl show` prints of the model."""
 
-    name: ClassVar[str] = ""  # set by `register`
-    id: ClassVar[str] = ""  # in the sheet of systems
+    name: ClassVar[str] = ""  # set by `presets.add`
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published model: nothing prints it
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     layers: ClassVar[tuple[str, ...]] = ()  # registered names
 
 
-presets: Registry[Preset] = Registry("preset")
+presets: Registry[Preset] = Registry("whole model", beside=registry, use="Stack(dim, depth, '{name}')")
 
 
 @presets.add("griffin")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, build, names, widen
+from scanl.layers.base import Layer, build, get, widen
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm, normed
@@ -111,8 +111,7 @@ def _layers_of(name: str) -> tuple[str, ...]:
 
 def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:
     for name in pattern:
-        if name not in names():
-            raise nearest("layer", name, [*names(), *presets.names()])
+        get(name)
     if single:
         return {pattern[0]: dict(options)}
     for name in options:

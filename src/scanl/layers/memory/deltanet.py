@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
+from scanl.layers.base import preset, register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
 from scanl.ops import delta_rule
@@ -24,8 +24,7 @@ _ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity":
 class DeltaNet(QueryKeyValue):
     """DeltaNet: what the memory holds at a key is corrected towards the value, by a learned step.
 
-    By default the form of 2024, with unit queries and keys after SiLU; `qk_activation="elu", qk_norm="sum",
-    use_short_conv=False` is that of 2021 (arXiv:2102.11174), whose queries here are scaled by 1/sqrt(K) too.
+    This is the form of 2024, with unit queries and keys after SiLU. `deltanet_2021` has the options of 2021.
 
     Args:
         dim: D, model width.
@@ -75,15 +74,15 @@ class DeltaNet(QueryKeyValue):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads("deltanet", "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads("deltanet", "expand_v", expand_v, dim, num_heads)
+        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
+        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
         if conv_size < 1:
-            raise ConfigError(f"deltanet: conv_size is {conv_size}, expected at least 1")
+            raise ConfigError(f"{self._who()}: conv_size is {conv_size}, expected at least 1")
         if qk_activation not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
-            raise ConfigError(f"deltanet: qk_activation is {qk_activation!r}, expected one of {known}")
+            raise ConfigError(f"{self._who()}: qk_activation is {qk_activation!r}, expected one of {known}")
         if qk_norm not in ("l2", "sum"):
-            raise ConfigError(f"deltanet: qk_norm is {qk_norm!r}, expected 'l2' or 'sum'")
+            raise ConfigError(f"{self._who()}: qk_norm is {qk_norm!r}, expected 'l2' or 'sum'")
         self.dim, self.num_heads, self.allow_neg_eigval = dim, num_heads, allow_neg_eigval
         self.qk_activation, self.qk_norm = qk_activation, qk_norm
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
@@ -113,3 +112,30 @@ class DeltaNet(QueryKeyValue):
         o, recurrent = delta_rule(q, k, v, beta, None, recurrent, normalize_keys=l2, cu_seqlens=cu_seqlens)
         y = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
         return self.o_proj(y.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
+
+
+@preset("deltanet_2021", qk_activation="elu", qk_norm="sum", use_short_conv=False)
+class DeltaNet2021(DeltaNet):
+    """DeltaNet of 2021: positive features of queries and keys, which sum to 1, and no convolution.
+
+    Differs: the values pass through SiLU, the queries are scaled by 1/sqrt(K), and the output of a head is normed.
+    """
+
+    id = "S-deltanet"
+    equation = (
+        "S_t = S_{t-1} + beta_t f(k_t) (v_t - S_{t-1}^T f(k_t))^T,  o_t = S_t^T f(q_t) / sqrt(K),  "
+        "f(x) = (elu(x) + 1) / sum(elu(x) + 1)"
+    )
+    source = (
+        'Schlag, Irie and Schmidhuber, "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, '
+        "sec. 4"
+    )
+
+
+@preset("deltanet_negative_eigenvalues", allow_neg_eigval=True)
+class DeltaNetNegativeEigenvalues(DeltaNet):
+    """DeltaNet whose transition has eigenvalues from -1 to 1: write strengths up to 2, which can track a parity."""
+
+    id = "S-deltanet"
+    equation = "S_t = (I - 2 beta_t k_t k_t^T) S_{t-1} + 2 beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K)"
+    source = 'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537'

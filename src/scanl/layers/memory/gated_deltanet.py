@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers.base import UNDECAYED, preset, register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.layers.parts.time_step import time_step_bias
@@ -75,13 +75,13 @@ class GatedDeltaNet(QueryKeyValue):
             head_dim = max(1, round(3 * dim / (4 * max(1, num_heads))))
         if min(head_dim, num_heads, conv_size) < 1:
             found = f"head_dim is {head_dim}, num_heads is {num_heads} and conv_size is {conv_size}"
-            raise ConfigError(f"gated_deltanet: {found}, expected at least 1")
+            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
         if heads < 1 or heads % num_heads:
-            raise ConfigError(f"gated_deltanet: num_v_heads is {heads}, expected a multiple of num_heads={num_heads}")
+            raise ConfigError(f"{self._who()}: num_v_heads is {heads}, expected a multiple of num_heads={num_heads}")
         value = round(expand_v * head_dim)
         if value < 1 or abs(value - expand_v * head_dim) > 1e-5 * value:
             raise ConfigError(
-                f"gated_deltanet: expand_v is {expand_v}, expected a whole number of channels of head_dim={head_dim}"
+                f"{self._who()}: expand_v is {expand_v}, expected a whole number of channels of head_dim={head_dim}"
             )
         self.dim = dim
         self.num_heads, self.num_v_heads, self.head_dim, self.head_v_dim = num_heads, heads, head_dim, value
@@ -112,3 +112,27 @@ class GatedDeltaNet(QueryKeyValue):
         )
         gate = None if self.g_proj is None else self.g_proj(x).view_as(o)
         return self.o_proj(self.o_norm(o, gate).to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
+
+
+@preset("gated_deltanet_negative_eigenvalues", allow_neg_eigval=True)
+class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
+    """Gated DeltaNet whose transition has eigenvalues from -1 to 1: write strengths up to 2."""
+
+    id = "S-deltanet"
+    equation = (
+        "S_t = (I - 2 beta_t k_t k_t^T) alpha_t S_{t-1} + 2 beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  "
+        "y = W_o (RMSNorm(o) * SiLU(W_g x))"
+    )
+    source = 'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537'
+
+
+@preset("qwen3_next_deltanet", expand_v=1.0, head_dim=128, num_heads=16, num_v_heads=32, norm_eps=1e-6)
+class Qwen3NextDeltaNet(GatedDeltaNet):
+    """Gated DeltaNet at the sizes of Qwen3-Next: 16 heads of keys, 32 of values, of 128 channels each.
+
+    The sizes are those of the released model, of width 2,048, whatever `dim` is.
+    """
+
+    id = "S-deltanet"
+    equation = GatedDeltaNet.equation
+    source = 'Qwen team, "Qwen3-Next", 2025, as Qwen3NextGatedDeltaNet in transformers'

@@ -31,10 +31,9 @@ class LinearAttentionState(NamedTuple):
 class LinearAttention(Layer):
     """Linear attention, normalised or not, causal or not, under any feature map.
 
-    By default the linear transformer. Others are options: Performer, feature_map="positive_random_features"; random
-    feature attention, "fourier_features", with gate=True its gated form; "dpfp" with norm_q and norm_k; cosFormer,
-    "cosine_reweighting"; "taylor" or "polynomial"; the unnormalised form, feature_map="identity", normalize=False,
-    output_norm="rmsnorm".
+    This is the linear transformer. Models that are this layer under other options have names of their own: `performer`,
+    `rfa`, `rfa_gate`, `dpfp`, `cosformer`, `polynomial_attention`, `unnormalised_linear_attention` and
+    `noncausal_linear_attention`.
 
     Args:
         dim: D, model width.
@@ -83,12 +82,12 @@ class LinearAttention(Layer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads("linear_attention", "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads("linear_attention", "expand_v", expand_v, dim, num_heads)
+        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
+        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
         if gate and not causal:
-            raise ConfigError("linear_attention: gate is True, expected False because of causal=False")
+            raise ConfigError(f"{self._who()}: gate is True, expected False because of causal=False")
         if output_norm not in ("identity", "rmsnorm"):
-            raise ConfigError(f"linear_attention: output_norm is {output_norm!r}, expected 'identity' or 'rmsnorm'")
+            raise ConfigError(f"{self._who()}: output_norm is {output_norm!r}, expected 'identity' or 'rmsnorm'")
         self.dim, self.num_heads, self.normalize, self.eps = dim, num_heads, normalize, eps
         self.norm_q, self.norm_k, self.causal, self.bidirectional = norm_q, norm_k, causal, not causal
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim

@@ -64,7 +64,9 @@ class FeatureMap(Module):
             raise ConfigError(f"feature_map: {found}, expected positive numbers")
         self.name, self.head_dim, self.nu, self.horizon = name, head_dim, nu, horizon
         self.positional = name == "cosine_reweighting"
-        self.register_buffer("projection", random_projection(num_features, head_dim) if name in _RANDOM else None)
+        device = torch.get_default_device()  # "meta" where only shapes are wanted
+        projection = random_projection(num_features, head_dim, device=device) if name in _RANDOM else None
+        self.register_buffer("projection", projection)
         self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if name == "fourier_features" else None
         probe = torch.zeros(1, 1, num_heads, head_dim)
         self.width = self(probe, probe.new_zeros(1, 1)).shape[-1]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Layer, preset, register, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType
+from scanl.layers.state import to as move
 from scanl.ops import associative_scan, linear_scan, weighted_average
 
 VARIANTS = ("simple", "full", "local", "conv")
@@ -56,7 +57,7 @@ class AFT(Layer):
     has no effect. A window costs S·E numbers a step.
     """
 
-    id = "S-aft-full"
+    id = "S-aft-simple"
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2) to (5)'
     op = "weighted_average"
@@ -77,15 +78,17 @@ class AFT(Layer):
         super().__init__()
         size = dim if hidden_dim is None else hidden_dim
         if variant not in VARIANTS:
-            raise nearest("variant of aft", variant, VARIANTS)
+            raise nearest(f"variant of {self._who()}", variant, VARIANTS)
         if min(dim, size, max_length) < 1:
             raise ConfigError(
-                f"aft: dim is {dim}, hidden_dim is {size} and max_length is {max_length}, expected at least 1"
+                f"{self._who()}: dim is {dim}, hidden_dim is {size} and max_length is {max_length}, expected at least 1"
             )
         if window < (2 if variant == "conv" else 1):
-            raise ConfigError(f"aft: window is {window}, expected at least 1, and 2 because of variant 'conv'")
+            raise ConfigError(
+                f"{self._who()}: window is {window}, expected at least 1, and 2 because of variant 'conv'"
+            )
         if variant == "conv" and (num_heads < 1 or size % num_heads):
-            raise ConfigError(f"aft: num_heads is {num_heads}, expected a divisor of hidden_dim={size}")
+            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of hidden_dim={size}")
         self.dim, self.variant, self.hidden_dim = dim, variant, size
         self.max_length = max_length
         self.window = max_length if variant == "full" else window
@@ -133,7 +136,10 @@ class AFT(Layer):
         else:
             starts, lengths, owner = cu_seqlens[:-1], cu_seqlens.diff(), sequence_index(cu_seqlens, length)
         place = every - starts[owner]  # within its sequence here
-        before = self.init_state(len(starts), device=k.device, dtype=k.dtype) if state is None else state
+        if state is None:
+            before = self.init_state(starts.shape[0], device=k.device, dtype=k.dtype)
+        else:
+            before = move(state, dtype=k.dtype)
         assert isinstance(before, AFTState)
         steps = before.steps + lengths[:, None]
         self._check_length(steps)
@@ -145,13 +151,15 @@ class AFT(Layer):
 
         def reach(place: Tensor, owner: Tensor, back: Tensor) -> Tensor:
             at = place[:, None] - back
-            return torch.where(at >= 0, starts[owner, None] + at, len(every) + (owner[:, None] + 1) * size + at)
+            return torch.where(at >= 0, starts[owner, None] + at, every.shape[0] + (owner[:, None] + 1) * size + at)
 
         position = (place + before.steps[owner, 0])[:, None]
         back = torch.arange(min(size, length) if state is None else size, device=k.device)
         near = reach(place, owner, back)
         logits = (pool_k[near] + self._bias(position, back)).masked_fill((position < back)[..., None], -math.inf)
-        most = logits.detach().amax(1) if len(back) else k.detach().flatten(0, 1)  # the quotient does not depend on it
+        most = (
+            logits.detach().amax(1) if back.shape[0] else k.detach().flatten(0, 1)
+        )  # the quotient does not depend on it
         average = before.average
         if isinstance(average, Tensor):
             left = reach(place, owner, place.new_full((1,), size))[:, 0]
@@ -163,15 +171,17 @@ class AFT(Layer):
             p = z = torch.zeros_like(most)
         weights = (logits - most[:, None]).exp()
         o = ((p + (weights * pool_v[near]).sum(1)) / (z + weights.sum(1))).view(k.shape)
-        sequences = torch.arange(len(starts), device=k.device)
+        sequences = torch.arange(starts.shape[0], device=k.device)
         kept = reach(lengths - 1, sequences, torch.arange(size - 1, -1, -1, device=k.device))
         return o, AFTState(average, pool_k[kept], pool_v[kept], steps)
 
     def _check_length(self, steps: Tensor) -> None:
-        if self.variant == "conv" or torch.compiler.is_compiling() or steps.device.type != "cpu" or not len(steps):
+        if self.variant == "conv" or torch.compiler.is_compiling() or steps.device.type != "cpu" or not steps.shape[0]:
             return
         if steps.max() > self.max_length:
-            raise ShapeError(f"aft: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}")
+            raise ShapeError(
+                f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}"
+            )
 
     def _bias(self, position: Tensor, back: Tensor) -> Tensor:
         """w of every step and of those `back` steps before it, (steps, back, E) or what broadcasts to it."""
@@ -201,9 +211,9 @@ def _older(
     else:
         m = associative_scan(_largest, (first.to(k.dtype).expand_as(k), start), 0)[1]
     pool = torch.cat([m, state[:, 2]])
-    every, sequences = (torch.arange(count, device=k.device) for count in (len(k), len(state)))
-    earlier = pool[torch.where(place > 0, every - 1, len(k) + owner)]
-    last = pool[torch.where(lengths > 0, lengths.cumsum(0) - 1, len(k) + sequences)]
+    every, sequences = (torch.arange(count, device=k.device) for count in (k.shape[0], state.shape[0]))
+    earlier = pool[torch.where(place > 0, every - 1, k.shape[0] + owner)]
+    last = pool[torch.where(lengths > 0, lengths.cumsum(0) - 1, k.shape[0] + sequences)]
     finite = m.masked_fill(m == -math.inf, 0)
     new, decay = (k - finite).exp(), (earlier - finite).exp()
     scanned, sums = linear_scan(
@@ -213,9 +223,62 @@ def _older(
         cu_seqlens=cu_seqlens,
     )
     p, z = scanned.flatten(0, 1).split(width, 1)
-    return p, z, m, torch.cat([sums.view(len(state), 2, width), last[:, None]], 1)
+    return p, z, m, torch.cat([sums.view(state.shape[0], 2, width), last[:, None]], 1)
 
 
 def _largest(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The running maximum that starts anew where the first of a pair is 1."""
     return torch.maximum(left[0], right[0]), torch.where(right[0] > 0, right[1], torch.maximum(left[1], right[1]))
+
+
+@preset("aft_simple", variant="simple")
+class AFTSimple(AFT):
+    """AFT-simple: an average of the values whose weights know the keys alone."""
+
+    id = "S-aft-simple"
+    equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i} v_i / sum_{i<=t} e^{k_i})"
+    source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
+
+
+@preset("aft_full", variant="full")
+class AFTFull(AFT):
+    """AFT-full: an average of the values, with a learned weight for each pair of positions up to `max_length`."""
+
+    id = "S-aft-full"
+    equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
+    source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2)'
+    op = None
+    sample: ClassVar = {"hidden_dim": 8, "max_length": 80}
+    excused: ClassVar = {"default_sizes_are_in_proportion": "w has a number for each pair of positions"}
+    own_path = True
+
+
+@preset("aft_local", variant="local")
+class AFTLocal(AFT):
+    """AFT-local: an average of the values, with learned weights for pairs of positions less than `window` apart."""
+
+    id = "S-aft-local"
+    equation = (
+        "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}}),  "
+        "w_{t,i} = 0 where t - i >= s"
+    )
+    source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
+    op = "linear_scan"
+    sample: ClassVar = {"hidden_dim": 8, "max_length": 80, "window": 3}
+    excused: ClassVar = {"default_sizes_are_in_proportion": "w has a number for each pair of positions"}
+    own_path = True
+
+
+@preset("aft_conv", variant="conv")
+class AFTConv(AFT):
+    """AFT-conv: an average of the values, with learned weights for the last `window` distances, in heads."""
+
+    id = "S-aft-conv"
+    equation = (
+        "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t-i}} v_i / sum_{i<=t} e^{k_i + w_{t-i}}),  "
+        "w_j = 0 where j >= s"
+    )
+    source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
+    op = "linear_scan"
+    sample: ClassVar = {"hidden_dim": 8, "window": 3, "num_heads": 2}
+    own_path = True
