@@ -1,7 +1,7 @@
-"""Tiny models of transformers with random weights, one for each class of mixers, for the laws of `test_hub.py`.
+"""Tiny models of transformers with random weights, one for each class that a patch replaces.
 
-`MODELS[name]()` builds one; `Exempt` says which laws the original itself breaks, so that ours is compared with the
-whole prompt at once, or each sequence alone, instead.
+`CASES[name].build()` builds one for the laws of `test_hub.py`. Its `wrong` says which laws the original breaks: there
+the patch is compared with the whole prompt at once, or with each sequence alone.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Laws of `scanl.hub.accelerate`, over every class of mixers that the installed transformers has."""
+"""Laws of `scanl.hub.accelerate`, over every class of transformers that a patch replaces."""
 
 import copy
 import inspect
@@ -169,7 +169,7 @@ def test_generate(name, model, beams):
 @each_model
 @torch.no_grad()
 def test_static_cache(name, model):
-    """`generate` then hands the model a dict of masks, and the mixers caches that never grow."""
+    """`generate` then gives the model a dict of masks, and its modules caches that never grow."""
     options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "attention_mask": padding()}
     try:
         model.generate(tokens(), **options, cache_implementation="static")
@@ -280,7 +280,7 @@ def test_gradients_of_pieces(name, model):
 @each_model
 @torch.no_grad()
 def test_packing(name, model):
-    """Packed sequences are kept apart by the mixers; attention is told by a mask which tokens may see which."""
+    """Patched modules keep packed sequences apart; a mask tells attention which tokens may see which."""
     if not all("packed sequences are kept apart" in row.note for row in hub.accelerate(model)):
         pytest.fail(f"{name}: the report does not say that packed sequences are kept apart")
     ids, index = tokens(1), torch.tensor([[0] * 4 + [1] + [2] * 8])
@@ -288,7 +288,7 @@ def test_packing(name, model):
     if "masks" in CASES[name].wrong:
         model = _without_attention(CASES[name].build())
         hub.accelerate(model)
-    elif any("attention" in type(m).__name__.lower() for m in model.modules() if not _is_mixer(m)):
+    elif any("attention" in type(m).__name__.lower() for m in model.modules() if not _is_patched(m)):
         together = (index.mT == index).tril()[None, None]
         given["attention_mask"] = torch.where(together, 0.0, torch.finfo(torch.float32).min)
     wanted = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:5]).logits, model(ids[:, 5:]).logits], 1)
@@ -297,14 +297,14 @@ def test_packing(name, model):
 
 
 def _without_attention(model):
-    """The same with attention that adds nothing, for those that no mask can tell."""
+    """The model, with attention that adds nothing: no mask can tell it which tokens to leave out."""
     for module in model.modules():
         if type(module).__name__.endswith("TextAttention"):
             module.o_proj.weight.zero_()
     return model
 
 
-def _is_mixer(module):
+def _is_patched(module):
     return "_scanl_before" in module.__dict__
 
 
@@ -356,11 +356,11 @@ def test_what_is_left_alone_has_a_reason():
     assert "its forward was replaced by another library" in str(report)
     hub.restore(model)
     assert "forward" in mixer.__dict__
-    assert "no recurrent mixer" in str(hub.accelerate(torch.nn.Linear(2, 2)))
+    assert "has no recurrent module" in str(hub.accelerate(torch.nn.Linear(2, 2)))
 
 
 @torch.no_grad()
-def test_classes_that_inherit_from_a_mixer_are_accelerated():
+def test_classes_that_inherit_from_a_module_are_accelerated():
     """Unless they bring a forward of their own."""
     model = CASES["mamba"].build()
     mixer, wanted = model.backbone.layers[0].mixer, model(tokens()).logits
@@ -386,25 +386,27 @@ def test_recurrent_gemma_wider_than_the_cache_of_a_processor(monkeypatch):
 
 
 def test_kernels_that_transformers_found_are_known(monkeypatch):
-    """All of a mixer's have to be there before it is left to them, on CUDA."""
+    """On CUDA a module keeps its kernels only when all of them are there."""
     from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback as choose
     from transformers.models.mamba import modeling_mamba
 
     from scanl.hub.accelerate import _has_kernels
 
-    family, found = patches.get("mamba"), types.ModuleType("kernels_for_a_test")
+    patch, found = patches.get("mamba"), types.ModuleType("kernels_for_a_test")
     monkeypatch.setitem(sys.modules, found.__name__, found)
     for name, expected in (("mamba_selective_scan", False), ("causal_conv1d_fn", True)):
         setattr(found, name, lambda x: x)
         monkeypatch.setattr(modeling_mamba, name, choose(name, found.__name__)(lambda x: -x))
         _has_kernels.cache_clear()
-        assert _has_kernels(modeling_mamba.MambaMixer, family) is expected
+        assert _has_kernels(modeling_mamba.MambaMixer, patch) is expected
     _has_kernels.cache_clear()
 
 
 def test_an_old_transformers_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "5.9.1")
-    with pytest.raises(ConfigError, match=r"accelerate: transformers is 5\.9\.1, expected at least 5\.23"):
+    with pytest.raises(
+        ConfigError, match=r"accelerate: transformers is 5\.9\.1, expected at least 5\.23; pip install -U transformers"
+    ):
         hub.accelerate(CASES["mamba"].build())
 
 
@@ -414,20 +416,25 @@ def test_errors():
     model = CASES["mamba"].build()
     hub.accelerate(model)
     ids, offsets = tokens(1), torch.tensor([0, 4, STEPS])
-    with pytest.raises(ShapeError, match="cu_seq_lens_q is given for input_ids of batch 2, expected a batch of 1"):
+    with pytest.raises(
+        ShapeError, match="cu_seq_lens_q is given for input_ids of batch 2, expected a batch of 1: packed sequences are"
+    ):
         model(tokens(2), cu_seq_lens_q=offsets)
     with pytest.raises(ShapeError, match=r"seq_idx has shape \(1, 3\), expected \(1, 13\) of input_ids"):
         model(ids, seq_idx=torch.zeros(1, 3))
-    with pytest.raises(ConfigError, match="attention_mask marks padding beside packed sequences"):
+    with pytest.raises(
+        ConfigError,
+        match="attention_mask marks padding in packed sequences, expected one of the two; pack without padding",
+    ):
         model(ids, cu_seq_lens_q=offsets, attention_mask=padding(1))
     cache = model(ids, use_cache=True).cache_params
-    with pytest.raises(ConfigError, match="packed sequences start from nothing, but the cache holds a state"):
+    with pytest.raises(ConfigError, match="given with a cache that holds a state, expected an empty cache"):
         model(ids, cu_seq_lens_q=offsets, cache_params=cache, use_cache=True)
     close(model(ids).logits, CASES["mamba"].build()(ids).logits)  # an error leaves nothing behind
 
 
-def test_every_family_is_tried():
-    """Every class that a family names is in a model of `hub_models.py`, and every model has a mixer."""
+def test_every_patch_is_tried():
+    """Every class that a patch names is in a model of `hub_models.py`, and every model has a patched module."""
     found = set()
     for case in CASES.values():
         model = case.build()
@@ -448,7 +455,9 @@ def test_checkpointing_is_refused_what_it_would_lose(name, model):
     model.activation_checkpointing_enable()
     try:
         for batch, lost in zip((2, 1), ("padding", "packing"), strict=True):
-            with pytest.raises(ConfigError, match=f"{lost} with gradient checkpointing, expected one of the two"):
+            with pytest.raises(
+                ConfigError, match=f"{lost} with gradient checkpointing, expected one of the two; call gradi"
+            ):
                 model(tokens(batch), **given[batch == 1], use_cache=False)
         model(tokens(), use_cache=False)
     finally:
@@ -473,7 +482,7 @@ def test_state_outside_a_cache_means_the_same(name, model):
     close(
         model(tokens(1), **{field: state}).logits, model(torch.cat([tokens(1)[:, 4:], tokens(1)], 1)).logits[:, -STEPS:]
     )
-    with pytest.raises(ConfigError, match="packed sequences start from nothing, but the cache holds a state"):
+    with pytest.raises(ConfigError, match="given with a cache that holds a state, expected an empty cache"):
         model(tokens(1), cu_seq_lens_q=offsets, **{field: state})
 
 
@@ -486,7 +495,9 @@ def test_prompts_that_the_model_cuts(name, model):
     model.config.max_inference_chunksize = 4
     try:
         close(model(tokens(), attention_mask=padding()).logits[:1, 5:], wanted)
-        with pytest.raises(ConfigError, match="packed sequences of 13 tokens come in parts of 4, expected one part"):
+        with pytest.raises(
+            ConfigError, match="packed sequences of 13 tokens come in parts of 4, expected one part; raise"
+        ):
             model(tokens(1), cu_seq_lens_q=offsets)
     finally:
         model.config.max_inference_chunksize = 16384
@@ -514,7 +525,7 @@ def test_recurrent_gemma_keeps_its_state_in_the_cache(name, model):
     block = model.model.layers[0].temporal_block
     hub.restore(model)
     hub.accelerate(block)
-    with pytest.raises(ConfigError, match="was accelerated by itself: it does not know its place in a cache"):
+    with pytest.raises(ConfigError, match="does not know the index of its layer in the cache; accelerate the whole"):
         model(tokens(), use_cache=True)
 
 

@@ -141,7 +141,7 @@ def test_logits_are_those_of_transformers(name, stored):
 def test_gradients_are_those_of_transformers(name, stored):
     theirs, path = stored(name)
     model, x = hub.load(path), tokens()
-    family = formats.get(theirs.config.model_type)
+    fmt = formats.get(theirs.config.model_type)
 
     def gradients(of):
         found = torch.autograd.grad(of(x, use_cache=False).logits.square().sum(), list(of.parameters()))
@@ -150,7 +150,7 @@ def test_gradients_are_those_of_transformers(name, stored):
     wanted, exact = gradients(theirs), gradients(made(name).double())
     model(x)[0].square().sum().backward()
     for name, parameter in model.named_parameters():
-        theirs_name = family.their_name(name)
+        theirs_name = fmt.their_name(name)
         close(parameter.grad, wanted[theirs_name], 1e-4, exact[theirs_name])
 
 
@@ -173,15 +173,15 @@ def test_round_trip_is_bit_identical(name, stored, tmp_path):
 @each
 def test_entries_and_arguments_are_inverse(name, stored):
     theirs, path = stored(name)
-    family = formats.get(theirs.config.model_type)
-    entries = family.entries(hub.load(path))
-    assert entries.keys() == family.defaults.keys()
+    fmt = formats.get(theirs.config.model_type)
+    entries = fmt.entries(hub.load(path))
+    assert entries.keys() == fmt.defaults.keys()
     assert entries == {key: getattr(theirs.config, key) for key in entries}
 
 
-@pytest.mark.parametrize("family", formats.names())
-def test_defaults_are_those_of_transformers(family):
-    found = formats.get(family)
+@pytest.mark.parametrize("name", formats.names())
+def test_defaults_are_those_of_transformers(name):
+    found = formats.get(name)
     config = getattr(transformers, found.architecture.replace("ForCausalLM", "Config"))
     fields = {key: getattr(config, key, None) for key in [*found.defaults, *found.only]}
     assert all(hasattr(config(), key) for key in fields)  # some have only what has been built
@@ -191,11 +191,11 @@ def test_defaults_are_those_of_transformers(family):
 @pytest.mark.parametrize("name", formats.names())
 @torch.no_grad()
 def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
-    family = formats.get(name)
-    config = family.defaults | json.loads((stored(name)[1] / "config.json").read_text())
-    model = LanguageModel(**family.arguments(config)).eval()
+    fmt = formats.get(name)
+    config = fmt.defaults | json.loads((stored(name)[1] / "config.json").read_text())
+    model = LanguageModel(**fmt.arguments(config)).eval()
     hub.save(model, tmp_path / "out")
-    theirs = getattr(transformers, family.architecture).from_pretrained(tmp_path / "out").eval()
+    theirs = getattr(transformers, fmt.architecture).from_pretrained(tmp_path / "out").eval()
     close(model(tokens())[0], theirs(tokens()).logits)
     found = theirs.generate(tokens(1), max_new_tokens=5, do_sample=False)
     wanted = list(model.generate(tokens(1), max_new_tokens=5, temperature=0))
@@ -258,8 +258,8 @@ def test_shards(stored, tmp_path):
 def test_loaded_models_train_as_built_ones(stored):
     """Weight decay as the layers want it, gradients on, and tensors of their own."""
     model = hub.load(stored("mamba")[1])
-    family = formats.get("mamba")
-    twin = LanguageModel(**family.arguments({**family.defaults, **SMALL, "state_size": 4}))
+    fmt = formats.get("mamba")
+    twin = LanguageModel(**fmt.arguments({**fmt.defaults, **SMALL, "state_size": 4}))
 
     def undecayed(model):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -359,7 +359,7 @@ def test_options_that_do_not_fit(folder, entries, message):
         ("xlstm", {"output_logit_soft_cap": 0}, "logit_cap is 0, expected more than 0"),
     ],
 )
-def test_options_of_other_families(stored, tmp_path, name, entries, message):
+def test_options_of_other_formats(stored, tmp_path, name, entries, message):
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
     edit(folder, **entries)
     refused(message, folder)
@@ -370,8 +370,8 @@ def test_options_of_other_families(stored, tmp_path, name, entries, message):
 def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, monkeypatch):
     """Whatever a size in config.json says, a weight that contradicts it is named, and no memory is asked for."""
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
-    text, family = (folder / "config.json").read_text(), formats.get(name)
-    found = dict(family.defaults) | json.loads(text)
+    text, fmt = (folder / "config.json").read_text(), formats.get(name)
+    found = dict(fmt.defaults) | json.loads(text)
 
     def built(**_):
         raise AssertionError("built")
@@ -380,7 +380,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
     others = {"attention_window_size", "block_types", "rope_parameters"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
-    sizes = [key for key in family.defaults if key not in others and not isinstance(found[key], bool)]
+    sizes = [key for key in fmt.defaults if key not in others and not isinstance(found[key], bool)]
     assert len(sizes) >= 5
     for key in sizes:
         for size in (10**6, 2**63 - 1):
@@ -416,16 +416,16 @@ def loaded(folder):
 def test_odd_entries_are_refused_or_fit(name, stored, tmp_path):
     """One line for each, never a traceback."""
     folder = shutil.copytree(stored(name)[1], tmp_path / "spoilt")
-    text, family = (folder / "config.json").read_text(), formats.get(name)
+    text, fmt = (folder / "config.json").read_text(), formats.get(name)
     refusals = 0
-    for key in [*family.defaults, *family.only]:
+    for key in [*fmt.defaults, *fmt.only]:
         for odd in (None, [1], {}, -1, 1e300, math.nan, 10**25):
             (folder / "config.json").write_text(text)
             edit(folder, **{key: odd})
             if isinstance(message := loaded(folder), str):
                 assert "\n" not in message
                 refusals += 1
-    assert refusals > 5 * len(family.defaults)
+    assert refusals > 5 * len(fmt.defaults)
 
 
 @pytest.mark.parametrize("part", ["header", "config.json", "model.safetensors.index.json"])
@@ -487,13 +487,13 @@ def test_missing_and_left_over_weights_are_all_named(folder):
     weights = load_file(folder / "model.safetensors")
     gone = ["backbone.layers.0.mixer.D", "backbone.norm_f.weight"]
     save_file({**weights, "more": torch.ones(1)}, folder / "model.safetensors")
-    refused("has also more; expected the weights", folder)
+    refused("has the extra weights more; expected the weights that config.json describes", folder)
     save_file({**weights, "two\nlines": torch.ones(1)}, folder / "model.safetensors")
     refused("has a weight named 'two\\nlines', expected a name that can be printed", folder)
     for name in gone:
         del weights[name]
     save_file({**weights, "more": torch.ones(1), "most": torch.ones(1)}, folder / "model.safetensors")
-    refused(f"lacks {', '.join(gone)} and has also more, most", folder)
+    refused(f"lacks {', '.join(gone)} and has the extra weights more, most", folder)
 
 
 def test_damaged_shards(stored, tmp_path):
@@ -505,21 +505,24 @@ def test_damaged_shards(stored, tmp_path):
     last.write_bytes(whole[:-1])
     refused(f"{last} is damaged or cut short", folder)
     last.unlink()
-    refused(f"{last} does not exist", folder)
+    refused(f"{last} does not exist, but {index.name} names it; copy it again", folder)
     last.write_bytes(whole)
     name, file = next(item for item in json.loads(text)["weight_map"].items() if item[1] != last.name)
     for wrong, message in (
-        (text.replace(f'"{name}": "{file}"', f'"{name}": "{last.name}"'), f"does not name {file} for {name!r}"),
-        (text.replace(f'"{name}"', '"another"'), f"names {file} for 'another'"),
+        (
+            text.replace(f'"{name}": "{file}"', f'"{name}": "{last.name}"'),
+            f"{file} holds {name!r}, but {index.name} does not say so",
+        ),
+        (text.replace(f'"{name}"', '"another"'), f"{file} does not hold 'another', but {index.name} says that it does"),
     ):
         index.write_text(wrong)
-        refused(f"{index} {message}, expected what each file holds", folder)
+        refused(f"{message}; copy the checkpoint again", folder)
     index.write_text(text)
     shutil.copyfile(last, folder / file)
-    refused(f"{index} ", folder)
+    refused(f", but {index.name} ", folder)
     for wrong in ("{", "[]", "{}", '{"weight_map": [1]}', "[" * 100_000):
         index.write_text(wrong)
-        refused(f"{index} is damaged", folder)
+        refused(f"{index} is damaged, expected JSON with a weight_map; copy it again", folder)
     for wrong in ("../else.safetensors", "/else.safetensors", "..", "", "a\x00.safetensors", "pytorch_model.bin"):
         index.write_text(text.replace(last.name, json.dumps(wrong)[1:-1]))
         refused(f"{index} names {wrong!r}, expected safetensors files in the same folder", folder)
@@ -536,7 +539,7 @@ def test_folders_that_are_none(folder, tmp_path):
         (folder / "config.json").write_text(text)
         refused(message, folder)
     (folder / "config.json").unlink()
-    refused("config.json does not exist", folder)
+    refused("config.json does not exist; name a folder that transformers has saved", folder)
 
 
 def test_names_go_to_the_hub(stored, monkeypatch, tmp_path):
@@ -553,7 +556,7 @@ def test_names_go_to_the_hub(stored, monkeypatch, tmp_path):
         raise huggingface_hub.errors.OfflineModeIsEnabled("no\nnetwork")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    refused("owner/name is no folder, and the hub did not give it: no", "owner/name")
+    refused("owner/name is not a folder, and the hub does not give it: no", "owner/name")
 
 
 def test_save_refuses_what_transformers_has_not(stored, tmp_path):
@@ -563,8 +566,11 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
         assert message in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
-    unsaved("no such model of LRU, expected one of falcon_mamba, mamba", LanguageModel(9, 8, 1, "lru"))
-    unsaved("no such model of Mamba", LanguageModel(9, 8, 1, "mamba"))
+    unsaved(
+        "the model is LRU and GatedMLP, expected one that transformers has: falcon_mamba, mamba",
+        LanguageModel(9, 8, 1, "lru"),
+    )
+    unsaved("the model is Mamba and GatedMLP, expected one", LanguageModel(9, 8, 1, "mamba"))
     plain = {"channel_mixer": "none"}
     unsaved("differs from MambaForCausalLM", LanguageModel(9, 8, 1, "mamba", embedding_norm=True, **plain))
     unsaved("expand is 1.5", LanguageModel(9, 8, 1, "mamba", layer_options={"expand": 1.5}, **plain))
@@ -575,7 +581,7 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
     unsaved("differs from RwkvForCausalLM", wide)
     griffin = {"layer_options": {"hawk": {"num_heads": 2, "width": 8}, "window_attention": {"num_heads": 1}}}
     griffin |= {"norm": "zero_centered_rmsnorm", "logit_cap": 1.0}
-    unsaved("num_heads of the layers is 1 and 2, expected one", LanguageModel(9, 8, 3, "griffin", **griffin))
+    unsaved("num_heads of the layers is 1 and 2, expected one number", LanguageModel(9, 8, 3, "griffin", **griffin))
     griffin["layer_options"]["window_attention"] = {"num_heads": 2}
     griffin["channel_options"] = {"bias": True, "activation": "gelu_tanh"}
     unsaved("differs from RecurrentGemmaForCausalLM", LanguageModel(9, 8, 3, "griffin", **griffin))

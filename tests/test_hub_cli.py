@@ -74,13 +74,13 @@ def test_decode_is_timed_token_by_token(folder):
     assert all(seconds > 0 for seconds in accelerate._generate(model, ids, 5))
 
 
-def test_a_model_without_mixers(tmp_path, capfd):
+def test_a_model_without_recurrent_modules(tmp_path, capfd):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes)).save_pretrained(tmp_path)
     assert main(["accelerate", str(tmp_path), "--bench"]) == 0
-    assert capfd.readouterr().out == "no recurrent mixer of transformers in this model: nothing was changed\n"
+    assert capfd.readouterr().out == "this model has no recurrent module of transformers: nothing was changed\n"
 
 
 def refused(capfd, *argv):

@@ -16,7 +16,7 @@ COMMANDS = {  # name: where it is, what it does
     "tasks": ("tasks:list_tasks", "the synthetic tasks: what guessing and solving them scores"),
     "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
     "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
-    "accelerate": ("accelerate:run", "run a transformers model's recurrent mixers on scanl's ops"),
+    "accelerate": ("accelerate:run", "run a transformers model's recurrent modules on scanl's ops"),
     "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
 }
 

@@ -1,4 +1,4 @@
-"""`scanl accelerate MODEL`: what of a transformers model runs on scanl's ops, and how much faster that is."""
+"""`scanl accelerate MODEL`: which modules of a transformers model run on scanl's ops, and how much faster it gets."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ ROUNDS = 5
 
 def run(argv: Sequence[str]) -> int:
     """Load a model, print the report, and with --bench a table of its speed before and after."""
-    parser = Parser("accelerate", "Run the recurrent mixers of a transformers model on scanl's ops.")
+    parser = Parser("accelerate", "Run the recurrent modules of a transformers model on scanl's ops.")
     parser.add_argument("model", type=str, help="its folder, or its name on the Hugging Face hub")
     parser.add_argument("--bench", action="store_true", help="measure its speed here, before and after")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the prompt and of the training step")
@@ -37,11 +37,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def table() -> str:
-    """Every family of mixers as rows of Markdown, as docs/hub.md has them."""
-    rows = ["| mixers of | before | now | corrected |", "| --- | --- | --- | --- |"]
+    """Every patch as a row of Markdown, as docs/hub.md has them."""
+    rows = ["| modules | before | now | corrected |", "| --- | --- | --- | --- |"]
     for name in patches.names():
-        family = patches.get(name)
-        cells = (", ".join(family.modules), family.before, family.runs, "; ".join(family.corrects))
+        patch = patches.get(name)
+        cells = (", ".join(patch.modules), patch.before, patch.runs, "; ".join(patch.corrects))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -59,7 +59,7 @@ def _load(path: str) -> Any:
 
 
 def _bench(model: Any, length: int, decode: int) -> str:
-    """Medians over rounds in which the two take turns, after a round that does not count."""
+    """Medians over rounds in which before and after take turns. The first round does not count."""
     ids = torch.randint(model.get_input_embeddings().num_embeddings, (1, length), device=model.device)
     sides: dict[str, Callable[[], object]] = {
         "before": lambda: hub.restore(model),
@@ -82,7 +82,7 @@ def _bench(model: Any, length: int, decode: int) -> str:
 
 
 class _Clock:
-    """A streamer of `generate` that notes when the prompt comes, and each token."""
+    """A streamer of `generate` that notes the time of the prompt and of each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -95,7 +95,7 @@ class _Clock:
 
 @torch.no_grad()
 def _generate(model: Any, ids: Tensor, decode: int) -> tuple[float, float]:
-    """Seconds to the first token, and to the others."""
+    """Seconds up to the first token, and from there to the last."""
     clock, count = _Clock(), 1 + decode
     options = {"do_sample": False, "num_beams": 1, "pad_token_id": 0, "min_new_tokens": count, "max_new_tokens": count}
     model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **options)

@@ -1,4 +1,4 @@
-"""Other libraries' models: their modules made fast in place, their checkpoints in and out."""
+"""Models of transformers: patches run their modules on scanl's ops, formats read and write their checkpoints."""
 
 from scanl.hub.accelerate import Report as Report
 from scanl.hub.accelerate import accelerate as accelerate

@@ -1,4 +1,4 @@
-"""Run the recurrent mixers of a transformers model on scanl's ops, in place."""
+"""Patch the recurrent modules of a transformers model in place: scanl's ops compute what they compute."""
 
 import functools
 import importlib.metadata
@@ -12,15 +12,15 @@ from scanl.errors import ConfigError
 from scanl.hub import call, patches
 from scanl.hub.patches import Patch
 
-OLDEST = 5, 23  # of transformers: before, not every cache keeps every state
+OLDEST = 5, 23  # of transformers: the caches of older versions do not keep every state
 _MODELS = "transformers.models."
 
 
 class Row(NamedTuple):
     """One module of a report.
 
-    module: its name inside the model.   kind: its class.   before, now: what computes it; now is empty where it was
-    left alone, with the reason in `note`. Where it runs on scanl, `note` says what that corrects.
+    module: its name inside the model.   kind: its class.   before, now: what computed it, and what computes it now.
+    note: what the patch corrects. A module that was left alone has an empty `now`, and `note` says why.
     """
 
     module: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Report(tuple[Row, ...]):
-    """What `accelerate` did, module by module; printed as a table in which equal modules share a line."""
+    """What `accelerate` did, module by module. It prints as a table with one line for all equal modules."""
 
     @property
     def accelerated(self) -> tuple[Row, ...]:
@@ -40,7 +40,7 @@ class Report(tuple[Row, ...]):
 
     def __str__(self) -> str:
         if not self:
-            return "no recurrent mixer of transformers in this model: nothing was changed"
+            return "this model has no recurrent module of transformers: nothing was changed"
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in self:
             groups.setdefault(row[1:], []).append(row.module)
@@ -56,38 +56,41 @@ class Report(tuple[Row, ...]):
 
 
 def accelerate(model: nn.Module) -> Report:
-    """Route the recurrent mixers inside `model` through scanl's ops, and say what was done.
+    """Patch the recurrent modules inside `model`, so that scanl's ops compute them. Returns a report.
 
-    Weights, interface, caches and `generate` stay as they are, training included; only this object is changed, and
-    `restore` undoes it. Results change by rounding alone, but where the original is wrong: prompts in pieces, padding
-    and packed sequences (`cu_seq_lens_q`, `seq_idx`) are then right, and the report says so.
+    Weights, interface, caches and `generate` stay as they are, and the model can be trained. Only this object is
+    changed; `restore` undoes it. Results differ by rounding, except where the original is wrong: prompts in pieces,
+    padding and packed sequences (`cu_seq_lens_q`, `seq_idx`) then give the right results, and the report says so.
 
-    A mixer is left alone, with the reason in the report, when its forward is not transformers' own, or when its
-    weights are not on any device yet. On CUDA a mixer whose compiled kernels transformers has found keeps them.
+    A module is left alone when its forward is not transformers' own, or when its weights are on no device yet. The
+    report gives the reason. On CUDA a module keeps the compiled kernels that transformers has found for it.
 
     Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
-    if any(map(_mixer, model.modules())):
+    if any(map(_patch_for, model.modules())):
         found = importlib.metadata.version("transformers")
         if tuple(map(int, found.split(".")[:2])) < OLDEST:
-            raise ConfigError(f"accelerate: transformers is {found}, expected at least {'.'.join(map(str, OLDEST))}")
-    rows, before, alone = [], set(_accelerated(model)), set[str]()
+            wanted = ".".join(map(str, OLDEST))
+            raise ConfigError(
+                f"accelerate: transformers is {found}, expected at least {wanted}; pip install -U transformers"
+            )
+    rows, before, needs = [], set(_patched(model)), set[str]()
     for name, module in model.named_modules():
-        mixer = _mixer(module)
-        if mixer is not None:
+        patch = _patch_for(module)
+        if patch is not None:
             reason = _unable(module)
             if not reason and module not in before:
-                _install(module, mixer, name)
-            alone.update(mixer.call_alone)
-            note = reason or "; ".join(mixer.corrects)
-            rows.append(Row(name, type(module).__name__, mixer.before, "" if reason else mixer.runs, note))
+                _install(module, patch, name)
+            needs.update(patch.needs_call)
+            note = reason or "; ".join(patch.corrects)
+            rows.append(Row(name, type(module).__name__, patch.before, "" if reason else patch.runs, note))
     if any(row.now for row in rows):
         for module in model.modules():
             if _is_model(module) and "_scanl_hooks" not in module.__dict__:
                 names = list(inspect.signature(type(module).forward).parameters)[1:]
-                begin = functools.partial(call.begin, names=names, alone=frozenset(alone))
+                begin = functools.partial(call.begin, names=names, needs_call=frozenset(needs))
                 module.__dict__["_scanl_hooks"] = (
                     module.register_forward_pre_hook(begin, with_kwargs=True),
                     module.register_forward_hook(call.end, always_call=True),
@@ -96,8 +99,8 @@ def accelerate(model: nn.Module) -> Report:
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `accelerate`: every module computes again what it computed before, bit for bit."""
-    for module in _accelerated(model):
+    """Undo `accelerate`. Every module gives the results of before, bit for bit."""
+    for module in _patched(model):
         module.__dict__.pop("_scanl_layer")
         slot, previous = module.__dict__.pop("_scanl_before")
         if previous is None:
@@ -109,39 +112,41 @@ def restore(model: nn.Module) -> None:
             hook.remove()
 
 
-def _accelerated(model: nn.Module) -> Iterator[nn.Module]:
+def _patched(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if "_scanl_before" in module.__dict__)
 
 
 @functools.cache
-def _families() -> dict[str, type[Patch]]:
+def _patches() -> dict[str, type[Patch]]:
+    """Every patch, by the classes that it replaces: MODEL.CLASS."""
     found = [patches.get(name) for name in patches.names()]
-    return {path: mixer for mixer in found for path in mixer.modules}
+    return {path: patch for patch in found for path in patch.modules}
 
 
-def _mixer(module: nn.Module) -> type[Patch] | None:
-    """The family of a module, by its class or one that it inherits from."""
+def _patch_for(module: nn.Module) -> type[Patch] | None:
+    """The patch for a module: the one for its class, or for a class that it inherits from."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(_MODELS):
             model = cls.__module__.removeprefix(_MODELS).split(".")[0]
-            mixer = _families().get(f"{model}.{cls.__name__}")
-            if mixer is not None:
-                return mixer
+            patch = _patches().get(f"{model}.{cls.__name__}")
+            if patch is not None:
+                return patch
     return None
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Whether it takes tokens: a transformers model, outer or inner."""
+    """Whether it is a model of transformers, outer or inner: it takes tokens."""
     parameters = inspect.signature(type(module).forward).parameters
     return type(module).__module__.startswith(_MODELS) and "input_ids" in parameters
 
 
 def _slot(module: nn.Module) -> str:
-    """Where this module's forward is looked up: its hooks for offloading put theirs before it."""
+    """The attribute that holds this module's forward. Hooks for offloading put their own into `forward`."""
     return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
 
 
 def _unable(module: nn.Module) -> str:
+    """Why a module cannot be patched; empty when it can be, or is already."""
     if "_scanl_before" in module.__dict__:
         return ""
     if not type(module).forward.__module__.startswith(_MODELS):
@@ -153,26 +158,26 @@ def _unable(module: nn.Module) -> str:
     return ""
 
 
-def _install(module: nn.Module, mixer: type[Patch], name: str) -> None:
+def _install(module: nn.Module, patch: type[Patch], name: str) -> None:
     slot = _slot(module)
     module.__dict__["_scanl_layer"] = next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
     module.__dict__["_scanl_before"] = slot, module.__dict__.get(slot)
     original = getattr(module, slot)
-    module.__dict__[slot] = functools.partial(_forward, mixer, module, original)
+    module.__dict__[slot] = functools.partial(_forward, patch, module, original)
 
 
-def _forward(mixer: type[Patch], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(patch: type[Patch], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
-    if on_cuda and _has_kernels(type(module), mixer):
+    if on_cuda and _has_kernels(type(module), patch):
         return original(*args, **kwargs)
-    return mixer.forward(module, *args, **kwargs)
+    return patch.forward(module, *args, **kwargs)
 
 
 @functools.cache
-def _has_kernels(cls: type[nn.Module], mixer: type[Patch]) -> bool:
-    """Whether transformers found compiled packages for all that this mixer computes."""
+def _has_kernels(cls: type[nn.Module], patch: type[Patch]) -> bool:
+    """Whether transformers found compiled kernels for all that this class computes."""
     found = inspect.getmodule(cls)
-    functions = [getattr(found, name, None) for name in mixer.kernels]
+    functions = [getattr(found, name, None) for name in patch.kernels]
     return bool(functions) and all(
         function is not None
         and inspect.getclosurevars(inspect.unwrap(function, stop=_chooses)).nonlocals.get(

@@ -1,4 +1,4 @@
-"""What every mixer of a model needs to know of one call: which tokens are padding, and where packed sequences begin."""
+"""What patches need to know of one call of a model: which tokens are padding, and where packed sequences begin."""
 
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -13,11 +13,11 @@ from scanl.layers.packing import pack, unpack
 
 
 class Call(NamedTuple):
-    """shape: (B, T) of its tokens.
+    """One call of a model.
 
-    mask: (B, T) bool, False at padding; None without any padding.   cu_seqlens: offsets of the sequences among all B T
-    tokens, row after row; None where every row is one.   outer: the call within which this one was made.
-    fed: how many steps `part` gave each module.
+    shape: (B, T) of its tokens.   mask: (B, T) bool, False at padding; None without padding.
+    cu_seqlens: where sequences begin among all B T tokens, row after row; None when every row is one sequence.
+    outer: the call of the model around this one.   fed: how many steps `part` has given each module.
     """
 
     shape: torch.Size
@@ -31,28 +31,31 @@ _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def of(x: Tensor, attention_mask: Tensor | None = None) -> Call:
-    """The call in progress; for a mixer called by itself, what its own arguments say of x (B, T, D)."""
+    """The call in progress. For a module that is called by itself: what its arguments say of x (B, T, D)."""
     found, shape = _current.get(), x.shape[:2]
     return found if found is not None and found.shape == shape else Call(shape, valid(attention_mask, shape[1]))
 
 
 def part(module: nn.Module, x: Tensor) -> Call:
-    """As `of`, for a module that its model may feed the steps of one call in several parts, in their order."""
+    """As `of`, for a module that may get the steps of one call in several parts, in their order."""
     found, shape = _current.get(), x.shape[:2]
     if found is None or found.shape[:1] != shape[:1] or found.shape[1] <= shape[1] or found.fed is None:
         return of(x)
     if found.cu_seqlens is not None:
-        raise ConfigError(f"packed sequences of {found.shape[1]} tokens come in parts of {shape[1]}, expected one part")
+        raise ConfigError(
+            f"{type(module).__name__}: packed sequences of {found.shape[1]} tokens come in parts of {shape[1]}, "
+            "expected one part; raise the chunk size of the model's config (max_inference_chunksize)"
+        )
     start = found.fed.get(module, 0)
     found.fed[module] = start + shape[1]
     return Call(shape, None if found.mask is None else valid(found.mask[:, start : start + shape[1]], shape[1]))
 
 
 def valid(attention_mask: Any, steps: int) -> Tensor | None:
-    """The last T columns of a padding mask as bool; None when nothing is masked there.
+    """The last T columns of a padding mask as bool; None when they mask nothing.
 
-    Masks of attention, (B, 1, T, S), say nothing of padding to a recurrence; of a dict of masks, which `generate`
-    makes beside static caches, one that does is taken.
+    A mask of attention, (B, 1, T, S), does not say which tokens are padding, and is ignored. `generate` makes a dict of
+    masks for a static cache: the padding mask in it is taken.
     """
     if isinstance(attention_mask, dict):
         masks = (mask for mask in attention_mask.values() if isinstance(mask, Tensor) and mask.ndim == 2)
@@ -69,12 +72,13 @@ def begin(
     kwargs: dict[str, Any],
     *,
     names: Sequence[str],
-    alone: frozenset[str] = frozenset(),
+    needs_call: frozenset[str] = frozenset(),
 ) -> None:
-    """A hook before the forward of a model: what it is given holds for every mixer inside it.
+    """A hook before the forward of a model: it notes the padding and packing for every patch inside.
 
-    names: of the forward's parameters, in order.   alone: what its mixers know from here only, and so not when
-    checkpointing runs them once more: "padding", "packing".
+    names: of the forward's parameters, in order.   needs_call: what the patches inside learn from the call alone,
+    "padding" or "packing". Gradient checkpointing runs modules again when the call is over, so the two exclude
+    each other.
     """
     given = dict(zip(names, args, strict=False)) | kwargs
     outer = _current.get()
@@ -85,20 +89,29 @@ def begin(
         return
     shape = tokens.shape[:2]
     mask, cu_seqlens = valid(given.get("attention_mask"), shape[1]), _packed(given, shape)
-    if outer is not None and outer.shape == shape:  # a model inside the model, which is not told all
+    if outer is not None and outer.shape == shape:  # a model inside the model, which is not given all arguments
         mask = outer.mask if mask is None else mask
         cu_seqlens = outer.cu_seqlens if cu_seqlens is None else cu_seqlens
     who = type(model).__name__
     if cu_seqlens is not None and mask is not None:
-        raise ConfigError(f"{who}: attention_mask marks padding beside packed sequences, expected one of the two")
+        raise ConfigError(
+            f"{who}: attention_mask marks padding in packed sequences, expected one of the two; pack without padding"
+        )
     lost = "padding" if mask is not None else "packing" if cu_seqlens is not None else ""
-    if lost in alone and model.training and any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
-        raise ConfigError(f"{who}: {lost} with gradient checkpointing, expected one of the two")
+    if lost in needs_call and model.training and _checkpoints(model):
+        raise ConfigError(
+            f"{who}: {lost} with gradient checkpointing, expected one of the two; call gradient_checkpointing_disable()"
+        )
     _current.set(Call(shape, mask, cu_seqlens, outer, {}))
 
 
+def _checkpoints(model: nn.Module) -> bool:
+    """Whether some of its modules are run again in the backward pass."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 def end(*_: object) -> None:
-    """A hook after the forward of a model, even when it failed."""
+    """A hook after the forward of a model, also when the forward raised."""
     found = _current.get()
     _current.set(None if found is None else found.outer)
 
@@ -107,7 +120,10 @@ def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:
     cu_seqlens, index = given.get("cu_seq_lens_q"), given.get("seq_idx")
     if cu_seqlens is not None:
         if shape[0] != 1:
-            raise ShapeError(f"cu_seq_lens_q is given for input_ids of batch {shape[0]}, expected a batch of 1")
+            raise ShapeError(
+                f"cu_seq_lens_q is given for input_ids of batch {shape[0]}, expected a batch of 1: packed sequences "
+                "are one row"
+            )
         return cu_seqlens
     if index is None:
         return None
@@ -126,7 +142,7 @@ def offsets(starts: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """How the tokens of a call were laid out for the ops: as they came, or one sequence after the other in one row."""
+    """How the tokens of a call are laid out for the ops: as they came, or all sequences in one row."""
 
     shape: torch.Size
     mask: Tensor | None
@@ -144,20 +160,23 @@ class Rows(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several sequences, each of which starts from nothing."""
+        """Whether a row holds several sequences, each of which starts from an empty state."""
         return self.cu_seqlens is not None and self.mask is None
 
     def start_anew(self, held: bool) -> None:
-        """ConfigError where packed sequences meet a state that is held for their row."""
+        """ConfigError when the sequences are packed and there is a state to start from."""
         if held and self.packed:
-            raise ConfigError("packed sequences start from nothing, but the cache holds a state")
+            raise ConfigError(
+                "packed sequences are given with a cache that holds a state, expected an empty cache: each of them "
+                "starts from an empty state"
+            )
 
     def back(self, y: Tensor) -> Tensor:
-        """What the ops gave, as the tokens came; zero at padding."""
+        """The ops' output in the layout of the tokens; zero at padding."""
         return y.view(*self.shape, *y.shape[2:]) if self.mask is None else unpack(y, self.mask)
 
     def last(self, state: Tensor) -> Tensor:
-        """Of the states of all sequences (N, ...) that of the last in each row (B, ...): what a cache keeps."""
+        """What a cache keeps, (B, ...): of all states (N, ...) the one of the last sequence in each row."""
         if self.cu_seqlens is None or not self.packed:
             return state
         batch, steps = self.shape

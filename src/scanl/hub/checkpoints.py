@@ -16,7 +16,7 @@ from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.models import LanguageModel
 
-CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # the tokenizer, and how to generate
+CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # the tokenizer and the options of generation
 NOT_CARRIED = ("config.json", "model.safetensors.index.json")
 
 
@@ -27,26 +27,26 @@ def load(
     device: torch.device | str = "cpu",
     revision: str | None = None,
 ) -> LanguageModel:
-    """The language model of a checkpoint of transformers, in evaluation mode. Nothing is unpickled.
+    """Read a checkpoint of transformers into a language model, in evaluation mode. Nothing is unpickled.
 
     path_or_id: a folder, or OWNER/NAME on the Hugging Face hub.   revision: of the hub's repository.
     dtype: of the parameters; None keeps those of the file.
 
-    Raises CheckpointError for what is missing, damaged, left over, or beyond what scanl has.
+    Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
     folder = locate(path_or_id, revision)
     config = read_config(folder)
-    family, who = _family(config, folder), f"checkpoint: {folder / 'config.json'}"
-    options = family.read(config, who)
+    fmt, who = _format_of(config, folder), f"checkpoint: {folder / 'config.json'}"
+    options = fmt.read(config, who)
     try:
-        arguments, sizes = family.arguments(options), family.sizes(options)
+        arguments, sizes = fmt.arguments(options), fmt.sizes(options)
         weights = Weights(folder)
-        weights.check_sizes(sizes, family.begin_of_blocks(), options["num_hidden_layers"])
-        model = family.build(arguments)
+        weights.check_sizes(sizes, fmt.begin_of_blocks(), options["num_hidden_layers"])
+        model = fmt.build(arguments)
     except ConfigError as error:
         raise CheckpointError(f"{who}: {error}") from error
-    names = {name: family.their_name(name) for name in model.state_dict()}
-    spare = {family.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
+    names = {name: fmt.their_name(name) for name in model.state_dict()}
+    spare = {fmt.their_name("head.weight"): names["embedding.weight"]} if model.head is None else {}
     weights.check({names[name]: tuple(value.shape) for name, value in model.state_dict().items()}, spare)
     tags = {name: vars(parameter) for name, parameter in model.named_parameters()}
     tensors = {name: weights.read(theirs, dtype, device) for name, theirs in names.items()}
@@ -57,26 +57,26 @@ def load(
 
 
 def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> None:
-    """Write the model as a checkpoint that transformers loads; the folder appears whole or not at all.
+    """Write the model as a checkpoint that transformers loads. The folder appears whole or not at all.
 
-    like: the checkpoint that the model came from: its tokenizer and what else its config.json says are carried over.
-    Without, config.json has no token ids.
+    like: the checkpoint that the model came from. Its tokenizer and the other entries of its config.json are copied.
+    Without it config.json has no token ids.
 
-    Raises CheckpointError when the folder is in use, or when transformers has no such model.
+    Raises CheckpointError when the folder is not empty, or when transformers has no such model.
     """
-    family, entries = _described(model)
-    config = dict(family.new)
+    fmt, entries = _described(model)
+    config = dict(fmt.new)
     if like is not None:
         like = locate(like)
         config = read_config(like)
-        if _family(config, like) is not family:
+        if _format_of(config, like) is not fmt:
             found = config["model_type"]
-            raise CheckpointError(f"save: {like} is a {found}, expected a {family.name} because of the model")
+            raise CheckpointError(f"save: {like} is a {found}, expected a {fmt.name} because of the model")
     for key in ("torch_dtype", "transformers_version"):
         config.pop(key, None)
-    config |= {"architectures": [family.architecture], "model_type": family.name, **entries}
+    config |= {"architectures": [fmt.architecture], "model_type": fmt.name, **entries}
     config["dtype"] = str(model.embedding.weight.dtype).removeprefix("torch.")
-    tensors = {family.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    tensors = {fmt.their_name(name): value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with folder_written_whole(Path(path)) as folder:
         if like is not None:
             for found in {file for pattern in CARRIED for file in like.glob(pattern)}:
@@ -86,7 +86,7 @@ def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.P
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _family(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
+def _format_of(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
     kind = config.get("model_type")
     if kind not in formats.names():
         known = ", ".join(formats.names())
@@ -95,23 +95,27 @@ def _family(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
 
 
 def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, Any]]:
-    """The family whose model this is, and its entries of config.json."""
-    for family in map(formats.get, formats.names()):
-        if family.holds(model):
+    """The format that holds this model, and the entries of config.json."""
+    for fmt in map(formats.get, formats.names()):
+        if fmt.holds(model):
             try:
-                entries = family.entries(model)
-                again = family.build(family.arguments(family.read(entries, "save")))
+                entries = fmt.entries(model)
+                again = fmt.build(fmt.arguments(fmt.read(entries, "save")))
             except ConfigError as error:
                 raise CheckpointError(f"save: {error}") from error
             if _parts(again) != _parts(model):
                 raise CheckpointError(
-                    f"save: the model differs from {family.architecture} in its blocks or norms, expected what "
-                    f"scanl.hub.load makes of model_type {family.name}"
+                    f"save: the model differs from {fmt.architecture} in its blocks or norms, expected the "
+                    f"model that scanl.hub.load makes of model_type {fmt.name}"
                 )
-            return family, entries
-    mixers = ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in formats.blocks(model)))
+            return fmt, entries
+    parts = (part for block in formats.blocks(model) for part in (block.mixer, block.channel) if part is not None)
+    found = " and ".join(dict.fromkeys(type(part).__name__ for part in parts))
     known = ", ".join(formats.names())
-    raise CheckpointError(f"save: transformers has no such model of {mixers}, expected one of {known}")
+    raise CheckpointError(
+        f"save: the model is {found}, expected one that transformers has: {known}; "
+        "model.save writes any model for scanl"
+    )
 
 
 def _parts(model: LanguageModel) -> tuple[Any, ...]:

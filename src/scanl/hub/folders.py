@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: found or fetched, its config.json, and how a new one is written."""
+"""The folder of a checkpoint: find or download it, read its config.json, write a new one."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 
 from scanl.errors import CheckpointError
 
-PATTERNS = ["*.json", "*.safetensors"]  # what is fetched of a repository: nothing that has to be unpickled
+PATTERNS = ["*.json", "*.safetensors"]  # what is downloaded of a repository: nothing that is pickled
 
 
 def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of a checkpoint, fetched from the hub when there is none of that name."""
+    """The folder of a checkpoint, downloaded from the hub when there is no folder of that name."""
     folder = Path(path_or_id)
     if folder.is_dir():
         return folder
@@ -29,25 +29,29 @@ def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> P
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"checkpoint: {folder} is no folder, and without huggingface_hub nothing is fetched; "
+            f"checkpoint: {folder} is not a folder, and only huggingface_hub can download it; "
             "pip install huggingface_hub"
         ) from error
     try:
         return Path(snapshot_download(str(path_or_id), revision=revision, allow_patterns=PATTERNS))
-    except (OSError, ValueError) as error:  # what the hub's errors are made of
+    except (OSError, ValueError) as error:  # the base classes of the hub's errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"checkpoint: {folder} is no folder, and the hub did not give it: {reason}") from error
+        raise CheckpointError(
+            f"checkpoint: {folder} is not a folder, and the hub does not give it: {reason}"
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Its config.json."""
+    """The entries of its config.json."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint: {path} does not exist, expected transformers' description") from error
+        raise CheckpointError(
+            f"checkpoint: {path} does not exist; name a folder that transformers has saved"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint: {path} is damaged ({error}), expected JSON") from error
+        raise CheckpointError(f"checkpoint: {path} is damaged ({error}), expected JSON; copy it again") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"checkpoint: {path} holds a {type(config).__name__}, expected an object of options")
     return config
@@ -55,7 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def folder_written_whole(path: Path) -> Iterator[Path]:
-    """A temporary folder beside; when the block ends well, its files are flushed and it is renamed to `path`."""
+    """A temporary folder beside `path`. When the block ends well, it is flushed to disk and renamed to `path`."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"save: {path} exists and is not empty; choose another folder, or remove it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

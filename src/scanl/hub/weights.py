@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, one file or several: names and shapes first, numbers one tensor at a time."""
+"""The safetensors of a checkpoint, in one file or several. Names and shapes are read first, numbers when asked for."""
 
 import json
 import re
@@ -18,11 +18,11 @@ DTYPES = ("F64", "F32", "BF16", "F16")
 
 
 class Weights:
-    """Every tensor of a checkpoint folder, by transformers' name. Nothing but safetensors is opened."""
+    """Every tensor of a checkpoint folder, by transformers' name. Only safetensors files are opened."""
 
     def __init__(self, folder: Path) -> None:
         self.source = folder / ONE
-        if self.source.is_file():  # where an index is too, transformers leaves it alone
+        if self.source.is_file():  # transformers ignores an index beside it
             self._files = _tensors(self.source)
             return
         self.source = folder / INDEX
@@ -37,15 +37,16 @@ class Weights:
         wrong = sorted(held ^ set(index.items()))
         if wrong:
             name, file = wrong[0]
-            says = "names" if index.get(name) == file else "does not name"
+            named = index.get(name) == file
+            holds, says = ("does not hold", "says that it does") if named else ("holds", "does not say so")
             raise CheckpointError(
-                f"checkpoint: {self.source} {says} {file} for {name!r}, expected what each file holds"
+                f"checkpoint: {folder / file} {holds} {name!r}, but {INDEX} {says}; copy the checkpoint again"
             )
 
     def check_sizes(self, expected: Mapping[str, tuple[int, ...]], blocks: str, depth: int) -> None:
-        """CheckpointError unless some weights have these shapes, and there are so many blocks, whose names so begin.
+        """CheckpointError unless these weights have these shapes, and `depth` blocks are named `blocks` and a number.
 
-        It allocates nothing, so that no size in config.json can ask for more memory than the weights have.
+        Nothing is allocated, so a wrong size in config.json cannot ask for more memory than the weights take.
         """
         self._all_there(missing=expected.keys() - self._files.keys())
         for name, shape in expected.items():
@@ -60,7 +61,7 @@ class Weights:
     def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str]) -> None:
         """CheckpointError unless these are the names and shapes.
 
-        spare: names that may be there too, when they hold the same as another.
+        spare: names that may be there too, each with the name of a weight that must hold the same numbers.
         """
         names = self._files.keys()
         self._all_there(missing=expected.keys() - names, over=names - expected.keys() - spare.keys())
@@ -74,8 +75,8 @@ class Weights:
                 )
 
     def _all_there(self, **names: Set[str]) -> None:
-        """names: those missing, and those over."""
-        what = {"missing": "lacks", "over": "has also"}
+        """CheckpointError when there are names that are `missing`, or `over`."""
+        what = {"missing": "lacks", "over": "has the extra weights"}
         said = [f"{what[kind]} {', '.join(sorted(found))}" for kind, found in names.items() if found]
         if said:
             raise CheckpointError(
@@ -94,7 +95,7 @@ class Weights:
             )
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """A copy: the file is mapped to memory, where its tensors lie unaligned and change with it."""
+        """A copy of a tensor. In the mapped file tensors are not aligned, and they change with the file."""
         return self._files[name][1].get_tensor(name).to(device, dtype, copy=True)
 
 
@@ -104,7 +105,9 @@ def _index(path: Path) -> dict[str, str]:
         found = json.loads(path.read_bytes())["weight_map"]
         names = set(found.values())
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint: {path} is damaged, expected JSON with a weight_map") from error
+        raise CheckpointError(
+            f"checkpoint: {path} is damaged, expected JSON with a weight_map; copy it again"
+        ) from error
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
             raise CheckpointError(f"checkpoint: {path} names {name!r}, expected safetensors files in the same folder")
@@ -116,13 +119,11 @@ def _tensors(path: Path) -> dict[str, tuple[Path, Any]]:
     try:
         file = safe_open(path, framework="pt")
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint: {path} does not exist, expected because of {INDEX}") from error
+        raise CheckpointError(f"checkpoint: {path} does not exist, but {INDEX} names it; copy it again") from error
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"checkpoint: {path} is damaged or cut short ({error}), expected whole safetensors; copy it again"
-        ) from error
+        raise CheckpointError(f"checkpoint: {path} is damaged or cut short ({error}); copy it again") from error
     names = file.keys()
-    odd = [name for name in names if not name.isprintable()]  # a message of several lines, or one that moves the cursor
+    odd = [name for name in names if not name.isprintable()]  # in a message it would break the line or move the cursor
     if odd:
         raise CheckpointError(f"checkpoint: {path} has a weight named {odd[0]!r}, expected a name that can be printed")
     return dict.fromkeys(names, (path, file))

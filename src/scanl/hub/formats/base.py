@@ -1,4 +1,4 @@
-"""What a family of checkpoints tells of itself: its options and its weights beside those of `LanguageModel`."""
+"""What a format declares: how the options and weights of a checkpoint map to those of `LanguageModel`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,22 +13,22 @@ from scanl.layers import Layer
 from scanl.models import Block, LanguageModel
 from scanl.registry import Registry
 
-MOST = torch.finfo(torch.float32).max  # of a number in config.json
+MOST = torch.finfo(torch.float32).max  # the largest number taken from config.json
 
 
 class Format(ABC):
-    """One `model_type` of transformers.
+    """The checkpoints of one `model_type` of transformers.
 
-    A subclass gives `arguments` and `entries`, each the inverse of the other, and `sizes`.
+    A subclass gives `arguments`, its inverse `entries`, and `sizes`.
     """
 
     name: ClassVar[str] = ""  # set by `register`: the model_type
     architecture: ClassVar[str] = ""  # transformers' class
-    defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; transformers leaves some out
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for: what they may be
-    own: ClassVar[tuple[str, ...]] = ()  # those of `defaults` that `arguments` checks by itself
-    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that the model does not tell
-    weights: ClassVar[Mapping[str, str]] = {}  # how names begin, ours: theirs; * is the number of a block
+    defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; a file may leave some out
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for, with the allowed values
+    own: ClassVar[tuple[str, ...]] = ()  # entries of `defaults` that `arguments` checks
+    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that no model decides
+    weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours: theirs; * is the number of a block
     mixers: ClassVar[tuple[type[Layer], ...]]
     channel: ClassVar[type[Layer] | None] = None
     norm: ClassVar[type[nn.Module]] = nn.RMSNorm
@@ -36,21 +36,21 @@ class Format(ABC):
     @staticmethod
     @abstractmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Of `LanguageModel`; config holds all of `defaults`."""
+        """The arguments of `LanguageModel`. config holds all of `defaults`."""
 
     @staticmethod
     @abstractmethod
     def entries(model: LanguageModel) -> dict[str, Any]:
-        """The entries of `defaults` for a model that `holds`."""
+        """The entries of `defaults` for a model of which `holds` is true."""
 
     @staticmethod
     @abstractmethod
     def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Shapes of some weights, by transformers' name, that every size in config goes into; config as `arguments`."""
+        """Shapes of some weights, by transformers' name. Every size in config is part of one."""
 
     @classmethod
     def holds(cls, model: LanguageModel) -> bool:
-        """Whether the model is built of this family's parts."""
+        """Whether the blocks of the model have the mixer, channel mixer and norm of this format."""
         return all(
             type(block.mixer) in cls.mixers
             and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
@@ -60,14 +60,16 @@ class Format(ABC):
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """All of `defaults` in a config.json; CheckpointError for what scanl cannot say."""
+        """All of `defaults`, as a config.json has them. CheckpointError for an option that scanl does not have."""
         if config.get("quantization_config") is not None:
-            raise CheckpointError(f"{who}: the weights are quantized, expected floating ones")
+            raise CheckpointError(
+                f"{who}: the weights are quantized, expected float ones; load an unquantized checkpoint"
+            )
         for key, allowed in cls.only.items():
             value = _plain(config.get(key, allowed[0]))
             if value not in allowed:
                 expected = " or ".join(map(repr, allowed))
-                raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has nothing else")
+                raise CheckpointError(f"{who}: {key} is {value!r}, expected {expected}: scanl has no other option")
         read = {key: config.get(key, default) for key, default in cls.defaults.items()}
         for key, default in cls.defaults.items():
             if key not in cls.own and not _fits(read[key], default):
@@ -82,12 +84,12 @@ class Format(ABC):
 
     @classmethod
     def begin_of_blocks(cls) -> str:
-        """How the weights of every block begin, up to its number, as transformers calls them."""
+        """The prefix of the weights of all blocks up to the block's number, as transformers names them."""
         return next(theirs.partition("*")[0] for theirs in cls.weights.values() if "*" in theirs)
 
     @classmethod
     def their_name(cls, name: str) -> str:
-        """stack.norm.weight, as transformers calls it."""
+        """The name in transformers of one of our weights, such as stack.norm.weight."""
         parts = name.split(".")
         number = parts[2] if name.startswith("stack.blocks.") else ""
         for ours, theirs in cls.weights.items():
@@ -106,14 +108,14 @@ def blocks(model: LanguageModel) -> list[Block]:
 
 
 def whole_ratio(part: int, of: int) -> float | int:
-    """part / of, an int where it is whole."""
+    """part / of, as an int when it is whole."""
     return part / of if part % of else part // of
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_plain, value))
-    return math.inf if value == {"__float__": "Infinity"} else value  # so that any JSON reader takes it
+    return math.inf if value == {"__float__": "Infinity"} else value  # how transformers writes infinity
 
 
 def _fits(value: Any, default: Any) -> bool:
@@ -121,7 +123,7 @@ def _fits(value: Any, default: Any) -> bool:
         return isinstance(value, bool)
     if isinstance(default, float):
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
-    # What may be absent, or left to transformers, is a size too.
+    # An entry whose default is None or "auto" may be a size too.
     return (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63) or value == default
 
 

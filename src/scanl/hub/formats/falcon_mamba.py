@@ -1,4 +1,4 @@
-"""FalconMambaForCausalLM: Mamba whose δ, B and C are normed."""
+"""FalconMambaForCausalLM: Mamba with norms over δ, B and C."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

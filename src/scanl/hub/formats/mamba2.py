@@ -79,7 +79,7 @@ class Mamba2Format(Format):
         if mixer.norm.eps != block.mixer_norm.eps:
             raise ConfigError(
                 f"norm_eps of the layers is {mixer.norm.eps}, expected {block.mixer_norm.eps} because of the model's: "
-                "transformers has one for both"
+                "transformers has one norm_eps for both"
             )
         return {
             "vocab_size": model.vocab_size,

@@ -62,7 +62,7 @@ class RecurrentGemmaFormat(Format):
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """Checkpoints from before transformers 5 have the entries of rope_parameters among the others."""
+        """Before transformers 5 the entries of rope_parameters stood among the others. Both are read."""
         rope = config.get("rope_parameters") or {}
         if isinstance(rope, Mapping):
             rope = {key: config[key] for key in ROPE if key in config} | dict(rope)
@@ -104,7 +104,7 @@ class RecurrentGemmaFormat(Format):
             },
             "norm": "zero_centered_rmsnorm",
             "norm_eps": config["rms_norm_eps"],
-            "embedding_scale": torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item(),  # rounded there too
+            "embedding_scale": torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item(),  # rounded as there
             "logit_cap": config["logits_soft_cap"],
             "tie_embeddings": config["tie_word_embeddings"],
         }
@@ -149,7 +149,7 @@ class RecurrentGemmaFormat(Format):
             "tie_word_embeddings": model.head is None,
         }
         heads = set()
-        for mixer in reversed(mixers):  # the first of each kind is the last to speak
+        for mixer in reversed(mixers):  # the first layer of each kind has the last word
             if isinstance(mixer, layers.Hawk):
                 heads.add(mixer.rg_lru.a_gate.w.shape[0])
                 entries |= {"lru_width": mixer.width, "conv1d_width": mixer.conv_1d.kernel_size}
@@ -168,7 +168,9 @@ class RecurrentGemmaFormat(Format):
                 }
         if len(heads) > 1:
             found = " and ".join(map(str, sorted(heads)))
-            raise ConfigError(f"num_heads of the layers is {found}, expected one: transformers has one for both")
+            raise ConfigError(
+                f"num_heads of the layers is {found}, expected one number: transformers has one for both kinds"
+            )
         return {**entries, "num_attention_heads": heads.pop()}
 
 
@@ -177,7 +179,7 @@ def _rope(found: Any) -> dict[str, Any]:
         raise ConfigError(f"rope_parameters is {found!r}, expected an object of options")
     rope = ROPE | dict(found)
     if rope["rope_type"] != "default":
-        raise ConfigError(f"rope_type is {rope['rope_type']!r}, expected 'default': scanl has nothing else")
+        raise ConfigError(f"rope_type is {rope['rope_type']!r}, expected 'default': scanl has no other option")
     for key in ("rope_theta", "partial_rotary_factor"):
         if isinstance(rope[key], bool) or not isinstance(rope[key], int | float) or not rope[key] > 0:
             raise ConfigError(f"{key} is {rope[key]!r}, expected a number above 0")
@@ -185,5 +187,5 @@ def _rope(found: Any) -> dict[str, Any]:
 
 
 def _period(kinds: list[str]) -> list[str]:
-    """The shortest list that the kinds repeat."""
+    """The shortest list whose repetition gives the kinds."""
     return next(kinds[:length] for length in range(1, len(kinds) + 1) if kinds[length:] == kinds[: len(kinds) - length])

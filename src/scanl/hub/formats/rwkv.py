@@ -13,8 +13,10 @@ from scanl.models import LanguageModel
 
 @register("rwkv")
 class RwkvFormat(Format):
-    """At inference transformers halves the residual stream after every `rescale_every` blocks, and with it the norms'
-    epsilon counts for more; it does not when it trains. Here, as in training, nothing is rescaled.
+    """RWKV-4. Here nothing is rescaled, as in transformers' training.
+
+    At inference transformers halves the residual stream after every `rescale_every` blocks. The norms' epsilon then
+    weighs more.
     """
 
     architecture: ClassVar = "RwkvForCausalLM"
@@ -27,7 +29,7 @@ class RwkvFormat(Format):
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     }
-    only: ClassVar = {"layer_norm_epsilon": (1e-5,)}  # the last norm's is always that
+    only: ClassVar = {"layer_norm_epsilon": (1e-5,)}  # transformers has no other for the last norm
     new: ClassVar = {"bos_token_id": None, "eos_token_id": None, "rescale_every": 0}
     weights: ClassVar = {
         "embedding.": "rwkv.embeddings.",

@@ -1,4 +1,4 @@
-"""What a family of transformers' mixers tells of itself, and how those that keep their state in a `Cache` are run."""
+"""What a patch declares, and how the patches work whose modules keep their state in a `Cache`."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -13,18 +13,18 @@ from scanl.registry import Registry
 
 
 class Patch(ABC):
-    """One family: modules whose forward does the same thing, so that one piece of code serves all of them.
+    """Our replacement for some modules of transformers: those whose forward does the same thing.
 
-    A subclass gives `forward` with the signature that the model calls its mixer with.
+    A subclass gives `forward`, with the signature that the model calls the module with.
     """
 
     name: ClassVar[str] = ""  # set by `register`
     modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models
-    before: ClassVar[str] = ""  # what transformers runs without compiled packages
+    before: ClassVar[str] = ""  # what transformers runs where it has no compiled kernels
     runs: ClassVar[str] = ""  # the ops that run instead
     corrects: ClassVar[tuple[str, ...]] = ()  # where the original is wrong
-    kernels: ClassVar[tuple[str, ...]] = ()  # functions of the original's module that may come from compiled packages
-    call_alone: ClassVar[tuple[str, ...]] = ()  # what only a `Call` tells this family: "padding", "packing"
+    kernels: ClassVar[tuple[str, ...]] = ()  # functions of the module's file that may be compiled kernels
+    needs_call: ClassVar[tuple[str, ...]] = ()  # what it learns from a `Call` alone: "padding", "packing"
 
     @staticmethod
     @abstractmethod
@@ -32,12 +32,12 @@ class Patch(ABC):
         """What module(*args, **kwargs) returns, computed by scanl's ops."""
 
 
-registry: Registry[Patch] = Registry("mixer")
+registry: Registry[Patch] = Registry("patch")
 register, names, get = registry.add, registry.names, registry.get
 
 
 class CachedPatch(Patch):
-    """A family whose state lies in transformers' `Cache`: a window of inputs, a recurrent state, or both.
+    """For modules that keep their state in transformers' `Cache`: a window of inputs, a recurrent state, or both.
 
     A subclass gives `run`.
     """
@@ -47,16 +47,16 @@ class CachedPatch(Patch):
     def run(
         module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """x (B, T, D), packed if cu_seqlens says so, and the state before it, one row for each sequence.
+        """Run the module over x (B, T, D), packed when cu_seqlens is given, from a state of one row a sequence.
 
         conv: the last W-1 inputs of the convolution (N, W-1, C).   recurrent: as the cache holds it.
         Returns y (B, T, D), the inputs of the convolution (B, T, C), its state and the recurrent state afterwards;
-        None for what the family does not have.
+        None for what the module does not have.
         """
 
     @staticmethod
     def slot(module: Any) -> int:
-        """Which of its layer's states in the cache is this module's, where a layer has several modules with one."""
+        """The index of this module's state in the cache of its layer, which may hold the states of several modules."""
         return 0
 
     @classmethod
@@ -81,12 +81,15 @@ class CachedPatch(Patch):
         return rows.back(y)
 
 
-def place(module: Any) -> int:
-    """Which layer of its model this is: what the module says, or else its name when it was accelerated."""
+def layer_index(module: Any) -> int:
+    """The index of the module's layer: what the module says, or else the number in its name inside the model."""
     index = getattr(module, "layer_idx", None)
     index = module.__dict__.get("_scanl_layer") if index is None else index
     if index is None:
-        raise ConfigError(f"{type(module).__name__} was accelerated by itself: it does not know its place in a cache")
+        raise ConfigError(
+            f"{type(module).__name__} does not know the index of its layer in the cache; accelerate the whole model, "
+            "not the module alone"
+        )
     return index
 
 
@@ -94,7 +97,7 @@ def read(cache: Any, index: int, slot: int = 0) -> tuple[Tensor | None, Tensor |
     """The last W-1 inputs (B, W-1, C) and the recurrent state of a layer of a cache; None before the first input."""
     conv = cache.get_conv_state(index, slot)
     if conv is not None:
-        # A cache that records its past holds more than the window, or less when the past is shorter.
+        # A cache that records its past holds more than the window, and less when the past is shorter.
         spare = conv.shape[-1] - cache.layers[index].conv_kernel_size[slot]
         conv = (conv if spare == 0 else nn.functional.pad(conv, (-spare, 0)))[..., 1:].mT
     return conv, cache.get_recurrent_state(index, slot)
@@ -109,18 +112,18 @@ def write(
     recurrent: Tensor | None,
     slot: int = 0,
 ) -> None:
-    """Keep what comes next: the window of the last W inputs, or all where the past is recorded; the recurrent state.
+    """Keep the recurrent state and the last W inputs; all inputs in a cache that records its past.
 
-    A backward pass may need what the cache held before: while gradients are on, nothing is written over it.
+    A backward pass may need what the cache held before, so nothing is overwritten while gradients are on.
     """
-    index, in_place = place(module), not torch.is_grad_enabled()
+    index, in_place = layer_index(module), not torch.is_grad_enabled()
     if inputs is not None:
         assert conv is not None
         layer, window, conv = cache.layers[index], conv.shape[1] + 1, rows.last(conv).mT
         if cache.is_recording_past(index) and not rows.packed:
             cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
         elif not layer.has_previous_state[slot]:
-            # The cache holds one input more than a convolution looks back to: nothing reads the first.
+            # The cache holds one input more than a convolution looks back to. Nothing reads the first.
             kept = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
             cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
         elif in_place:
@@ -130,7 +133,7 @@ def write(
     if recurrent is not None:
         recurrent, layer = rows.last(recurrent), cache.layers[index]
         kept = layer.recurrent_states[slot]
-        if kept is None or (kept.is_cuda and in_place):  # a graph of CUDA alone needs the place in memory to stay
+        if kept is None or (kept.is_cuda and in_place):  # a CUDA graph needs the memory to stay where it is
             cache.update_recurrent_state(recurrent, index, slot)
         else:
             layer.recurrent_states[slot] = recurrent.to(kept.dtype)
@@ -140,7 +143,7 @@ def write(
 def convolved(
     module: Any, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """`module.conv1d` over x (B, T, C), and what transformers calls an activation."""
+    """`module.conv1d` over x (B, T, C), then the activation of that name in transformers."""
     if activation in (None, "silu", "swish"):
         return convolve(module.conv1d, x, state, cu_seqlens=cu_seqlens, silu=activation is not None)
     from transformers.activations import ACT2FN

@@ -1,4 +1,4 @@
-"""Gated DeltaNet's mixer, in Qwen's models since Qwen3-Next and in OLMo Hybrid."""
+"""Gated DeltaNet, in Qwen's models since Qwen3-Next and in OLMo Hybrid."""
 
 from typing import Any, ClassVar
 
@@ -18,8 +18,11 @@ class DeltaRulePatch(CachedPatch):
 
     before: ClassVar = "chunks in a Python loop"
     runs: ClassVar = "short_convolution, delta_rule"
-    corrects: ClassVar = ("packed sequences are kept apart", "padding on the right, or a token alone, leaves no trace")
-    call_alone: ClassVar = ("packing",)
+    corrects: ClassVar = (
+        "packed sequences are kept apart",
+        "padding on the right, or fed as a single token, does not change the state",
+    )
+    needs_call: ClassVar = ("packing",)
 
 
 def remember(
@@ -32,7 +35,7 @@ def remember(
     recurrent: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the memory answers, o (B, T, H, V), float32 or wider, and both states afterwards.
+    """The readout o (B, T, H, V), float32 or wider, and the states of convolution and memory afterwards.
 
     inputs: queries, keys and values side by side, (B, T, 2 G K + H V), before their convolution.   beta: write
     strength, (B, T, H).   g: log decay, (B, T, H) or (B, T, H, K).   widths: K and V.
@@ -41,7 +44,7 @@ def remember(
     (K, V), heads = widths, beta.shape[-1]
     keys = (u.shape[-1] - heads * V) // 2
     q, k, v = u.split([keys, keys, heads * V], -1)
-    # Over its root mean square a query is sqrt(K) times a unit vector, in one pass; the scale takes that back.
+    # One pass of rms_norm makes a query sqrt(K) times a unit vector. The scale of 1/K, not 1/sqrt(K), undoes that.
     q = F.rms_norm(widen(q.unflatten(-1, (-1, K))), (K,), None, 1e-6 / K)
     k, v = k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V))
     o, last = delta_rule(q, k, v, beta, g, recurrent, scale=1 / K, normalize_keys=True, cu_seqlens=cu_seqlens)
@@ -82,7 +85,7 @@ class GatedDeltaNetPatch(_GatedPatch):
 
 @register("gated_deltanet_by_key")
 class GatedDeltaNetByKeyPatch(_GatedPatch):
-    """Qwen3-Next's: a projection gives all that belongs to the first head of keys, then to the second."""
+    """Qwen3-Next: one projection gives everything for the first head of keys, then for the second, and so on."""
 
     modules: ClassVar = ("qwen3_next.Qwen3NextGatedDeltaNet",)
 
@@ -102,7 +105,7 @@ class GatedDeltaNetByKeyPatch(_GatedPatch):
 
 @register("gated_deltanet_apart")
 class GatedDeltaNetApartPatch(_GatedPatch):
-    """OLMo Hybrid's: queries, keys and values have projections of their own; write strengths may go to 2."""
+    """OLMo Hybrid: queries, keys and values have their own projections. Write strengths may go to 2."""
 
     modules: ClassVar = ("olmo_hybrid.OlmoHybridGatedDeltaNet",)
 

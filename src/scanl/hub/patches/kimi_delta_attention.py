@@ -54,7 +54,7 @@ class KimiDeltaAttentionPatch(_KimiPatch):
 
 @register("kimi_delta_attention_full_rank")
 class KimiDeltaAttentionFullRankPatch(_KimiPatch):
-    """Bailing's: gates of full rank."""
+    """Bailing: gates of full rank."""
 
     modules: ClassVar = ("bailing_hybrid.BailingHybridDeltaAttention",)
 

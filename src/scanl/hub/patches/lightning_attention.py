@@ -1,4 +1,4 @@
-"""Lightning attention, MiniMax-01's: linear attention whose heads forget at constant rates."""
+"""Lightning attention of MiniMax-01: linear attention whose heads forget at constant rates."""
 
 import functools
 from typing import Any, ClassVar
@@ -19,11 +19,11 @@ class LightningAttentionPatch(Patch):
     before: ClassVar = "a Python loop over blocks, and one over the steps after a cached state"
     runs: ClassVar = "linear_attention"
     corrects: ClassVar = (
-        "beam search reorders its states",
-        "a first layer of this kind does not hide the cache's length",
+        "beam search reorders the states",
+        "the cache knows its length when the first layer is of this kind",
         "packed sequences are kept apart",
     )
-    call_alone: ClassVar = ("packing",)
+    needs_call: ClassVar = ("packing",)
 
     @staticmethod
     def forward(
@@ -49,7 +49,7 @@ class LightningAttentionPatch(Patch):
 
 
 def _keep(cache: Any, index: int, state: Tensor, steps: int) -> None:
-    """Put the state where MiniMaxCache has it, and a layer of the cache beside it."""
+    """Put the state where MiniMaxCache keeps it, and a layer of our own into the cache, which counts the steps."""
     cache.set_linear_cache(index, state)
     while len(cache.layers) <= index:
         cache.layers.append(cache.layer_class_to_replicate())
@@ -63,7 +63,7 @@ def _layer_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class LightningLayer(DynamicLayer):
-        """Without keys and values: knows how long the cache is, and brings the state into the order of the beams."""
+        """A layer without keys and values. It knows the length of the cache and reorders the state for beam search."""
 
         def __init__(self, cache: Any, index: int) -> None:
             super().__init__()

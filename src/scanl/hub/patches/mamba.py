@@ -1,4 +1,4 @@
-"""Mamba's mixer: MambaMixer and what Falcon-Mamba, Jamba and Zamba made of it."""
+"""Mamba: MambaMixer of transformers, and its variants in Falcon-Mamba, Jamba and Zamba."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ class MambaPatch(CachedPatch):
     runs: ClassVar = "short_convolution, selective_scan"
     corrects: ClassVar = ("a prompt in several pieces keeps its state", "packed sequences are kept apart")
     kernels: ClassVar = ("mamba_selective_scan", "causal_conv1d_fn")
-    call_alone: ClassVar = ("packing",)
+    needs_call: ClassVar = ("packing",)
 
     @staticmethod
     def run(
@@ -47,14 +47,14 @@ class MambaPatch(CachedPatch):
 
 @register("mamba_heads")
 class MambaHeadsPatch(CachedPatch):
-    """Zamba's: each head has projections to B, C and the step size of its own, so a head's channels share B and C."""
+    """Zamba: each head has its own projections to B, C and the step size. B and C serve all channels of the head."""
 
     modules: ClassVar = ("zamba.ZambaMambaMixer",)
     before: ClassVar = MambaPatch.before
     runs: ClassVar = MambaPatch.runs
     corrects: ClassVar = MambaPatch.corrects
     kernels: ClassVar = MambaPatch.kernels
-    call_alone: ClassVar = MambaPatch.call_alone
+    needs_call: ClassVar = MambaPatch.needs_call
 
     @staticmethod
     def run(

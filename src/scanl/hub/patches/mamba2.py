@@ -1,4 +1,4 @@
-"""Mamba-2's mixer: Mamba2Mixer, and what Bamba, Zamba2, Falcon-H1, Nemotron-H and Granite made of it."""
+"""Mamba-2: Mamba2Mixer of transformers, and its variants in Bamba, Zamba2, Falcon-H1, Nemotron-H and Granite."""
 
 import math
 from typing import Any, ClassVar
@@ -25,11 +25,11 @@ class Mamba2Patch(CachedPatch):
     runs: ClassVar = "short_convolution, linear_attention"
     corrects: ClassVar = (
         "packed sequences are kept apart",
-        "single steps keep to the limits of the step size",
-        "biases stay out of left padding",
+        "the limits of the step size hold for single steps too",
+        "biases add nothing at left padding",
     )
     kernels: ClassVar = ("mamba2_chunk_scan", "causal_conv1d_fn")
-    call_alone: ClassVar = ("packing",)
+    needs_call: ClassVar = ("packing",)
 
     @staticmethod
     def run(
@@ -42,7 +42,7 @@ class Mamba2Patch(CachedPatch):
         u = u.unflatten(-1, (heads, -1))
         dt = _step_size(module, dt)
         y, state = linear_attention(
-            C.float().unflatten(-1, keys),  # y is in its dtype, and the norm takes it unrounded
+            C.float().unflatten(-1, keys),  # y has the dtype of C, and the norm takes it unrounded
             B.unflatten(-1, keys),
             dt[..., None] * u,
             dt * decay(module.A_log),

@@ -8,24 +8,24 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.hub import call
-from scanl.hub.patches.base import Patch, place, read, register, write
+from scanl.hub.patches.base import Patch, layer_index, read, register, write
 from scanl.layers.base import widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.rglru import BoundedSqrt
 from scanl.ops import linear_scan
 
-CACHED = 1 << 18  # numbers of a tensor, several of which lie in the second-level cache
+CACHED = 1 << 18  # numbers in a piece of a tensor; several pieces fit the second-level cache
 
 
 @register("recurrent_gemma")
 class RecurrentGemmaPatch(Patch):
-    """The state lies in the cache that the call brings, in place of the module.
+    """The state lies in the cache of the call; the original keeps it in the module.
 
-    The model does not return its cache: a prompt in pieces needs one, `DynamicCache(config=model.config)`, in every
-    call. A static cache comes with prepared masks, in which padding cannot be told from the window: it is then ignored,
-    as before. The first step of a sequence enters with factor 1 in place of sqrt(1 - a²); position 0 is such a step,
-    which nothing reaches that a cache holds from another prompt.
+    The model does not return its cache. For a prompt in pieces the caller gives one with every call,
+    `DynamicCache(config=model.config)`. A static cache comes with prepared masks, which do not tell padding from the
+    window: padding is then ignored, as in the original. The first step of a sequence enters with factor 1 in place of
+    sqrt(1 - a²). Position 0 is such a step, and forgets what the cache holds of another prompt.
     """
 
     modules: ClassVar = ("recurrent_gemma.RecurrentGemmaRecurrentBlock",)
@@ -33,11 +33,11 @@ class RecurrentGemmaPatch(Patch):
     runs: ClassVar = "short_convolution, linear_scan"
     corrects: ClassVar = (
         "a prompt in several pieces keeps its state",
-        "the cache holds the state, so that beams take theirs along",
+        "the cache holds the state, so beam search reorders it",
         "padding is left out",
         "packed sequences are kept apart",
     )
-    call_alone: ClassVar = ("padding", "packing")
+    needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod
     def forward(
@@ -59,7 +59,7 @@ class RecurrentGemmaPatch(Patch):
         conv = recurrent = layer = None
         if cache is not None:
             layer = _layer(cache, module)
-            conv, recurrent = read(cache, place(module))
+            conv, recurrent = read(cache, layer_index(module))
             rows.start_anew(recurrent is not None)
         fresh = None if recurrent is None or layer is None else layer.__dict__.get("_scanl_fresh")
         if conv is not None and recurrent is not None:
@@ -83,11 +83,11 @@ class RecurrentGemmaPatch(Patch):
 
 
 def _layer(cache: Any, module: Any) -> Any:
-    """What the cache keeps of this block's layer; `_scanl_fresh` there says which rows were only padding so far.
+    """The part of the cache that belongs to this layer. Its `_scanl_fresh` says which rows were only padding so far.
 
-    Beams need not reorder that: those of one prompt share its padding.
+    Beam search need not reorder `_scanl_fresh`: the beams of one prompt have the same padding.
     """
-    index = place(module)
+    index = layer_index(module)
     if index >= len(cache.layers) or not hasattr(cache.layers[index], "recurrent_states"):
         raise ConfigError(
             f"past_key_values has no recurrent state for layer {index}, expected DynamicCache(config=model.config)"
@@ -96,7 +96,7 @@ def _layer(cache: Any, module: Any) -> Any:
 
 
 def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
-    """Which rows (B,) begin at position 0, with their first token that is no padding, whatever the cache holds."""
+    """Which rows (B,) have position 0 at their first token after padding. They start anew, whatever the cache holds."""
     positions = position_ids.expand(rows.shape)
     if rows.mask is None:
         return positions[:, 0] == 0
@@ -105,9 +105,9 @@ def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
 
 
 def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -> tuple[Tensor, Tensor | None]:
-    """Which steps (1, T) begin a sequence, and which sequences (N,) have not begun after them; None for no sequence.
+    """Which steps (1, T) begin a sequence, and which sequences (N,) have still not begun after them; None for none.
 
-    fresh: those that had not begun before; None says all or none, by `start`.
+    fresh: the sequences that had not begun before. None means all of them when `start`, and none otherwise.
     """
     owner = sequence_index(cu_seqlens, length)
     first = cu_seqlens[owner] == torch.arange(length, device=cu_seqlens.device)
@@ -120,7 +120,7 @@ def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -
 def _rg_lru(
     module: Any, u: Tensor, first: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    # A piece of some steps stays in the second-level cache on its way through a dozen operations.
+    # The gates take a dozen operations: piece by piece their operands stay in the second-level cache.
     steps = max(1, CACHED // max(1, u.shape[0] * u.shape[2]))
     pieces = [_gated(module, *piece) for piece in zip(u.split(steps, 1), first.split(steps, 1), strict=True)]
     entering, a = (torch.cat(values, 1) for values in zip(*pieces, strict=True))
@@ -129,7 +129,7 @@ def _rg_lru(
 
 
 def _gated(module: Any, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """What enters the recurrence at every step, and the decay there."""
+    """The input of the recurrence at every step, and the decay."""
     heads = u.reshape(-1, module.num_attention_heads, module.block_width).transpose(0, 1)
     enter, forget = (
         torch.baddbmm(bias[:, None], heads, weight).transpose(0, 1).reshape(u.shape).sigmoid()

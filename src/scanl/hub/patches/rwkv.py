@@ -15,7 +15,7 @@ _CORRECTS = ("padding is left out", "one token at a time works in a batch", "pac
 
 
 class State(list[Tensor]):
-    """The five tensors, which `generate` can reorder: a bare list stops beam search."""
+    """The five tensors, in a list that `generate` can reorder. Beam search fails with a plain list."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self[:] = [part.index_select(0, beam_idx.to(part.device)) for part in self]
@@ -29,7 +29,7 @@ class RWKVPatch(Patch):
     before: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "weighted_average"
     corrects: ClassVar = (*_CORRECTS, "beam search works")
-    call_alone: ClassVar = ("padding", "packing")
+    needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod
     def forward(
@@ -38,8 +38,8 @@ class RWKVPatch(Patch):
         rows, x, before = _shifted(module, hidden, state, 1)
         change = x - before
         k, v, r = (
-            project(torch.addcmul(before, change, share))
-            for project, share in (
+            project(torch.addcmul(before, change, mix))
+            for project, mix in (
                 (module.key, module.time_mix_key),
                 (module.value, module.time_mix_value),
                 (module.receptance, module.time_mix_receptance),
@@ -66,9 +66,9 @@ class RWKVChannelMixPatch(Patch):
 
     modules: ClassVar = ("rwkv.RwkvFeedForward",)
     before: ClassVar = "plain PyTorch"
-    runs: ClassVar = "the same, over the sequences as they are"
+    runs: ClassVar = "the same, without padding and across no packed sequence"
     corrects: ClassVar = _CORRECTS
-    call_alone: ClassVar = RWKVPatch.call_alone
+    needs_call: ClassVar = RWKVPatch.needs_call
 
     @staticmethod
     def forward(module: Any, hidden: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor] | None]:
@@ -80,11 +80,11 @@ class RWKVChannelMixPatch(Patch):
 
 
 def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
-    """The tokens as laid out, the input before each, and the last one kept in its slot of the state."""
+    """The layout, the tokens in it, and the input before each. Writes the last input into its slot of the state."""
     rows, x = call.Rows.lay(call.of(hidden), hidden)
     kept = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:
-        first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs it as it was
+        first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs the old value
         before, last = token_shift(x, first, cu_seqlens=rows.cu_seqlens)
         if kept is not None:
             kept.copy_(rows.last(last)[:, 0])

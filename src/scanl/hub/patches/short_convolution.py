@@ -1,4 +1,4 @@
-"""Short convolutions: LFM2's, between two gates, and Inkling's, beside a residual."""
+"""Short convolutions: between two gates in LFM2, beside a residual in Inkling."""
 
 import math
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ class GatedConvolutionPatch(CachedPatch):
     modules: ClassVar = ("lfm2.Lfm2ShortConv", "lfm2_moe.Lfm2MoeShortConv", "lfm3.Lfm3ShortConv")
     before: ClassVar = "a convolution of transposed copies"
     runs: ClassVar = "short_convolution"
-    corrects: ClassVar = ("padding stays out where projections have biases", "packed sequences are kept apart")
+    corrects: ClassVar = ("padding adds nothing where projections have biases", "packed sequences are kept apart")
     kernels: ClassVar = ("causal_conv1d_fn",)
-    call_alone: ClassVar = ("packing",)
+    needs_call: ClassVar = ("packing",)
 
     @staticmethod
     def run(
@@ -30,14 +30,14 @@ class GatedConvolutionPatch(CachedPatch):
 
 @register("residual_convolution")
 class ResidualConvolutionPatch(CachedPatch):
-    """In float32 whatever the model's dtype. A layer has four, each with a state of its own in the layer's cache."""
+    """Computes in float32 in a model of any dtype. A layer has four, each with its own state in the layer's cache."""
 
     modules: ClassVar = ("inkling.InklingShortConvolution", "inkling2.Inkling2ShortConvolution")
     before: ClassVar = GatedConvolutionPatch.before
     runs: ClassVar = GatedConvolutionPatch.runs
     corrects: ClassVar = ("packed sequences are kept apart",)
     kernels: ClassVar = GatedConvolutionPatch.kernels
-    call_alone: ClassVar = ("packing",)
+    needs_call: ClassVar = ("packing",)
 
     @staticmethod
     def slot(module: Any) -> int:

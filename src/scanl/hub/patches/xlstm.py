@@ -1,4 +1,4 @@
-"""xLSTM's mLSTM layer. Its state comes and goes with the call: C (B, H, K, V), n (B, H, K) and m (B, H, 1)."""
+"""xLSTM's mLSTM layer. A call takes and returns its state: C (B, H, K, V), n (B, H, K) and m (B, H, 1)."""
 
 from typing import Any, ClassVar
 
@@ -17,16 +17,16 @@ State = tuple[Tensor, Tensor, Tensor]
 
 @register("xlstm")
 class XLSTMPatch(Patch):
-    """Memory and denominator are kept times e^-m, with the original's m, so that states mean the same in both.
+    """Memory and denominator are kept times e^-m with the original's m, so either can continue from the other's state.
 
-    Beam search needs `use_cache=False`, as before: the model's cache cannot be reordered.
+    Beam search needs `use_cache=False`, as in the original: the model's cache cannot be reordered.
     """
 
     modules: ClassVar = ("xlstm.xLSTMLayer",)
     before: ClassVar = "chunks, then a Python loop over the last steps"
     runs: ClassVar = "linear_attention"
     corrects: ClassVar = ("padding is left out", "packed sequences are kept apart")
-    call_alone: ClassVar = ("padding", "packing")
+    needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod
     def forward(module: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -34,7 +34,7 @@ class XLSTMPatch(Patch):
         if rows.packed and state is not None:
             rows.start_anew(bool((state[1] != 0).any()))
             state = None
-        if state is not None and torch.is_grad_enabled():  # the model writes the next one over it
+        if state is not None and torch.is_grad_enabled():  # the model overwrites it with the next one
             state = state[0].clone(), state[1].clone(), state[2].clone()
         q, k, v, o, i, f = _projected(module, x)
         i, log_f = widen(i), F.logsigmoid(widen(f))
@@ -48,7 +48,7 @@ class XLSTMPatch(Patch):
             now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
         memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
         q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
-        # Two calls: side by side, as one more value, the states would be copied together and apart at every token.
+        # Two calls: with the sums as one more value, the two states would be joined and split at every token.
         y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
         total, sums = linear_attention(q, k, torch.ones_like(v[..., :1]), g, state=sums, cu_seqlens=rows.cu_seqlens)
         h = y / (torch.maximum(total.abs(), (-now).exp()[..., None]) + module.config.eps)
@@ -72,7 +72,7 @@ def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _normed(norm: Any, h: Tensor) -> Tensor:
-    """Each head (B, T, H, V) by itself, then scaled: (B, T, H V)."""
+    """Norm each head (B, T, H, V) by itself, then scale: (B, T, H V)."""
     h = F.layer_norm(h, h.shape[-1:], eps=norm.eps).flatten(-2)
     h = h if norm.weight is None else h * norm.weight
     return h if norm.bias is None else h + norm.bias
