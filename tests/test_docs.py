@@ -71,3 +71,16 @@ def test_changes_are_written_down():
     assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
     for before, after in itertools.pairwise(re.findall(r"## \[(\d[^\]]*)\]", text)):
         assert before > after
+
+
+def test_design_has_every_folder():
+    """The tree of docs/design.md, which is indented by two, and the folders that there are."""
+    tree = re.search(r"^    src/scanl/\n((?:    .*\n)+)", _text(ROOT / "docs" / "design.md"), re.MULTILINE)
+    assert tree is not None
+    named, parents = set(), [ROOT / "src" / "scanl"]
+    for indent, name in re.findall(r"^    ( +)(\w+)/ ", tree[1], re.MULTILINE):
+        depth = len(indent) // 2
+        parents = [*parents[:depth], parents[depth - 1] / name]
+        named.add(parents[-1])
+    found = {path.parent for path in (ROOT / "src" / "scanl").rglob("*.py")} - {ROOT / "src" / "scanl"}
+    assert named == found
