@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import widen
 from scanl.layers.module import Module
-from scanl.ops import (
+from scanl.ops.feature_maps import (
     FEATURE_MAPS,
     cosine_reweighting,
     dpfp,

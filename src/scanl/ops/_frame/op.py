@@ -192,8 +192,8 @@ class Op(Declaration, Generic[P]):
                 raise ConfigError(
                     f"{self.name}: {name} is given, expected none because with it the state enters a nonlinearity"
                 )
-        _, last = self(**operands, **options, **call)
-        return Summary(self.effect.carry(self, operands, last, **options, **call), last, self.effect)
+        _, last = self._call(**operands, **options, **call)
+        return Summary(self.effect.carry(self._call, operands, last, **options, **call), last, self.effect)
 
     def preference(self) -> list[str]:
         """The names of its backends in the order that "auto" tries them."""
