@@ -86,8 +86,7 @@ def cell(task: str, layer: str, quick: bool) -> dict[str, Any]:
             return {**found, "refused": said.getvalue().splitlines()[-1]}
         run = RunFolder.open(folder)
         config = run.config()
-        made = config.build_task()
-        assert made is not None
+        made = tasks.build(task, **config.task_options)
         value = score(run.load_model(), made, COUNT, (config.seed, AFTER_TRAINING))
         return found | {
             "score": value,

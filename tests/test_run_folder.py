@@ -19,15 +19,14 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from scanl.cli import main
+from scanl.data import IGNORED, Corpus, Text
 from scanl.digests import save_tensors
 from scanl.errors import CheckpointError
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
+from scanl.learning.algorithms import BPTT
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
-from scanl.learning.run.config import build_model
-from scanl.learning.run.module import BPTT
-from scanl.learning.run.objective import TextObjective
+from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_figure
-from scanl.tasks import Corpus
 
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905
 STEPS = ["--steps", "12", "--log-every", "5", "--eval-every", "4"]
@@ -75,7 +74,7 @@ def train(text: Path, folder: Path, *more: str) -> int:
 
 def interrupted(begin, after: int) -> None:
     """Run `begin`, sent a signal in the step after so many."""
-    step = BPTT.training_step
+    step = Learning.training_step
 
     def interrupted_step(self, batch, batch_idx):
         if self.global_step == after:
@@ -83,7 +82,7 @@ def interrupted(begin, after: int) -> None:
         return step(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BPTT, "training_step", interrupted_step)
+        patch.setattr(Learning, "training_step", interrupted_step)
         assert begin() == 130
 
 
@@ -329,14 +328,13 @@ def test_a_run_goes_on_with_its_text_elsewhere(ended, tmp_path, capfd):
 # What the curve shows
 
 
-def test_measurements_read_a_sample_spread_over_all_that_is_held_out(monkeypatch):
+def test_measurements_read_a_sample_spread_over_all_that_is_held_out():
     """Of a text whose end is harder than its beginning, the sample has as much of either as the text."""
     held_out = np.concatenate([np.full(9_000, 97), np.random.default_rng(0).integers(0, 256, 1_000)]).astype(np.uint8)
-    seen = []
-    monkeypatch.setattr("scanl.learning.run.objective.bits_per_byte", lambda model, data: seen.append(data) or 0.0)
-    config = TrainConfig(eval_bytes=1000)
-    TextObjective(config, Corpus(held_out, held_out)).measure(build_model(TrainConfig(dim=8, depth=1)), 1)
-    (data,) = seen
+    source = Text(eval_bytes=1000)
+    source.corpus = Corpus(held_out, held_out)
+    (group,) = source.unseen(1)
+    data = group.targets[group.targets != IGNORED]
     assert 900 < len(data) <= 1000
     assert 0.05 < (data != 97).mean() < 0.15
 
@@ -355,7 +353,7 @@ def test_a_sample_is_of_parts_at_equal_distances(size, count):
 
 
 def test_a_sample_is_called_one(text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("scanl.cli.train.MOST_HELD_OUT", 64)
+    monkeypatch.setattr("scanl.data.text.MOST_HELD_OUT", 64)
     assert train(text, tmp_path / "run") == 0
     out, err = capfd.readouterr()
     assert "  held-out sample " in err.splitlines()[-1]
@@ -422,10 +420,16 @@ def test_a_folder_that_may_only_be_read_is_one_line(copy, monkeypatch, capfd):
 # Numbers that are not finite
 
 
+def measured(monkeypatch, measure) -> None:
+    """Let the measurement after a step be `measure(model, step)`."""
+    monkeypatch.setattr(Text, "unseen", lambda self, step: step)
+    monkeypatch.setattr("scanl.learning.run.callbacks.measure", lambda model, source, step: measure(model, step))
+
+
 def test_after_nan_in_the_first_step_the_folder_can_be_used(ended, text, tmp_path, monkeypatch, capfd):
-    folder, loss = tmp_path / "run", TextObjective.loss
+    folder, update = tmp_path / "run", BPTT.update
     with monkeypatch.context() as patch:
-        patch.setattr(TextObjective, "loss", lambda *args: (loss(*args)[0] * math.nan, loss(*args)[1]))
+        patch.setattr(BPTT, "update", lambda *args: (update(*args)[0] * math.nan, update(*args)[1]))
         assert train(text, folder) == 2
     assert "loss is nan at step 1; first not finite: " in (error := capfd.readouterr().err.splitlines()[-1])
     assert "The last checkpoint is from before" in error
@@ -438,7 +442,7 @@ def test_after_nan_in_the_first_step_the_folder_can_be_used(ended, text, tmp_pat
 
 def test_nan_that_is_measured_stops_the_run(text, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
-    monkeypatch.setattr(TextObjective, "measure", lambda self, model, step: math.nan if step == 8 else 3.0)
+    measured(monkeypatch, lambda model, step: math.nan if step == 8 else 3.0)
     assert train(text, folder, "--save-seconds", "0") == 2
     error = capfd.readouterr().err.splitlines()[-1]
     assert "held_out_bits_per_byte is nan after step 8; the last checkpoint is from before" in error
@@ -455,11 +459,11 @@ def test_patience_ends_a_run_and_keeps_the_best_weights(cut, text, tmp_path, mon
     folder, seen = tmp_path / "run", {}
     values = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 1.0, 12: 1.0}
 
-    def measure(self, model, step):
+    def measure(model, step):
         seen[step] = {name: value.clone() for name, value in model.state_dict().items()}
         return values[step]
 
-    monkeypatch.setattr(TextObjective, "measure", measure)
+    measured(monkeypatch, measure)
 
     def begin() -> int:
         return train(text, folder, "--eval-every", "2", "--patience", "2")
@@ -489,7 +493,7 @@ def test_patience_ends_a_run_and_keeps_the_best_weights(cut, text, tmp_path, mon
     ("options", "message"),
     [
         ("--patience 0", "patience is 0, expected above 0"),
-        ("--task copy --patience 3", "patience is 3, expected none because a task has no text"),
+        ("--task copy --patience 3", "patience is 3, but copy does not use it; leave out --patience"),
     ],
 )
 def test_patience_refuses(options, message, tmp_path, monkeypatch, capfd):

@@ -21,9 +21,9 @@ from scanl.cli import main
 from scanl.cli.train import prepare
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder, TrainConfig, score
-from scanl.learning.evaluation import answer
+from scanl.learning.evaluation import measure
+from scanl.learning.questions import answer, loss
 from scanl.learning.run.config import seeded_model
-from scanl.learning.run.objective import make_objective
 from scanl.tasks import IGNORED, FreshExamples
 from scanl.tasks.base import draw_distinct, options
 
@@ -357,18 +357,18 @@ def config_of(name: str, **given) -> TrainConfig:
 def test_the_loss_is_that_of_what_is_asked_for(name):
     config = config_of(name)
     task, model = small(name), seeded_model(config)
-    objective = make_objective(config, task)
-    inputs, targets = batch = objective.batch(5)
-    loss, _ = objective.loss(model, batch, None)
+    source = config.source()
+    inputs, targets = batch = tuple(map(torch.from_numpy, source.batch(5, 4)))
+    found, _ = loss(source.question, model, inputs, targets, None)
     outputs, _ = model(inputs)
     if task.vocab_size is None:
         last = model.stack(model.input(inputs))[0][:, -1]
         expected = F.mse_loss(model.head(last)[:, 0], targets)
     else:
         expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-    torch.testing.assert_close(loss, expected)
-    for again, same in zip(objective.batch(5), batch, strict=True):
-        assert torch.equal(again, same)
+    torch.testing.assert_close(found, expected)
+    for again, same in zip(source.batch(5, 4), batch, strict=True):
+        assert torch.equal(torch.from_numpy(again), same)
 
 
 @each_task
@@ -380,7 +380,7 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
     def found(count: int, seed: tuple[int, ...]) -> list[float]:
         inputs, targets = task.generate(count, seed)
         with torch.no_grad():
-            outputs, wanted, _ = answer(model, torch.from_numpy(inputs), torch.from_numpy(targets))
+            outputs, wanted, _ = answer(task.question, model, torch.from_numpy(inputs), torch.from_numpy(targets))
         return ((outputs.argmax(-1) == wanted) if task.vocab_size else (outputs - wanted) ** 2).tolist()
 
     whole = np.mean(found(30, (7, 0)))
@@ -409,15 +409,15 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
         return generate(self, count, seed)
 
     config = config_of("parity", seed=1)
-    objective = make_objective(config, small("parity"))
+    source = config.source()
     monkeypatch.setattr(tasks.Task, "generate", record)
     for step in range(20):
-        objective.batch(step)
+        source.batch(step, 4)
     trained = set(seeds)
     seeds.clear()
     model = seeded_model(config)
     for step in range(20):
-        objective.measure(model, step)
+        measure(model, source, source.unseen(step))
     assert len(trained) == 20
     assert trained.isdisjoint(seeds)
     assert {seed[1] for seed in trained} & {seed[1] for seed in seeds} == set()
@@ -425,7 +425,7 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
 
 @each_task
 def test_the_fingerprint_of_a_task_is_of_what_is_asked_and_of_the_answer(name, monkeypatch):
-    found, generate = [make_objective(config_of(name), small(name)).digest()], tasks.Task.generate
+    found, generate = [config_of(name).source().digest()], tasks.Task.generate
     for part in ("inputs", "targets"):
 
         def other(self, count, seed, part=part):
@@ -434,7 +434,7 @@ def test_the_fingerprint_of_a_task_is_of_what_is_asked_and_of_the_answer(name, m
 
         with monkeypatch.context() as patch:
             patch.setattr(tasks.Task, "generate", other)
-            found.append(make_objective(config_of(name), small(name)).digest())
+            found.append(config_of(name).source().digest())
     assert len(set(found)) == 3
 
 
@@ -495,9 +495,9 @@ def test_the_progress_line_shows_the_score(runs, tmp_path, capfd):
 @pytest.mark.parametrize("name", ["adding", "mqar"])
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_a_resumed_run_ends_with_the_same_bits(name, how, runs, tmp_path, capfd):
-    from scanl.learning.run.module import BPTT
+    from scanl.learning.run.module import Learning
 
-    alone, folder, step = runs(name), tmp_path / "run", BPTT.training_step
+    alone, folder, step = runs(name), tmp_path / "run", Learning.training_step
 
     def stopped_step(self, batch, batch_idx):
         if self.global_step == 9:
@@ -507,7 +507,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, how, runs, tmp_path, capfd)
         return step(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BPTT, "training_step", stopped_step)
+        patch.setattr(Learning, "training_step", stopped_step)
         begin = ["train", *task_options(name), "--out", str(folder), "--save-seconds", "0"]
         if how == "killed":
             with pytest.raises(RuntimeError, match="killed"):
@@ -588,12 +588,15 @@ def test_other_examples_than_those_of_the_checkpoint_are_refused(runs, tmp_path,
         ("train --task adding --task-options.length long", "adding: length is 'long', expected int"),
         ("train --task copy --layer lur", "unknown layer 'lur'; did you mean 'lru'?"),
         ("train --task copy --layer bidirectional", "bidirectional"),
-        ("train --task copy --carry-state", "carry_state is True, expected none because a task has no text"),
-        ("train --task copy --sequence-length 8", "a task has no text; give --task-options.length"),
-        ("train --task copy --data x", "data is ['x'], expected none because a task has no text"),
-        ("train --task adding --tie-embeddings", "tie_embeddings is True, expected False because adding has no tokens"),
-        ("train --until 0.5", "until is 0.5, expected none because there is no task"),
-        ("train --task-options.length 5", "task_options is {'length': 5}, expected none because there is no task"),
+        ("train --task copy --carry-state", "carry_state is True, but copy does not use it; leave out --carry-state"),
+        ("train --task copy --sequence-length 8", "copy does not use it; give --task-options.length"),
+        ("train --task copy --data x", "data is ['x'], but copy does not use it; leave out --data"),
+        (
+            "train --task adding --tie-embeddings",
+            "tie_embeddings is True, but the answers are no tokens of the input; leave out",
+        ),
+        ("train --until 0.5", "until is 0.5, but text does not use it; leave it out, or name a task: --task NAME"),
+        ("train --task-options.length 5", "task_options is {'length': 5}, but text does not use it; leave it out, or"),
         ("train --task copy --eval-examples 0", "eval_examples is 0, expected at least 1"),
         ("tasks --al", "unknown option of tasks '--al'"),
     ],
@@ -626,7 +629,10 @@ def test_eval_of_text_has_neither_length_nor_count(tmp_path, capfd):
     config = TrainConfig(dim=8, depth=1, out=str(tmp_path / "run"))
     RunFolder.create(config)
     assert main(["eval", str(tmp_path / "run"), "--length", "5"]) == 2
-    assert "length is 5, expected none because" in capfd.readouterr().err
+    assert (
+        "eval: length is 5, but the run was trained on text, which does not use it; leave out --length"
+        in capfd.readouterr().err
+    )
 
 
 def test_tasks_are_listed(capfd):

@@ -92,9 +92,9 @@ def test_a_run_leaves_its_folder(whole):
 
 def interrupted(text: Path, folder: Path, extra: list[str], number: int = signal.SIGINT) -> None:
     """A run like `whole` that gets a signal in its tenth step."""
-    from scanl.learning.run.module import BPTT
+    from scanl.learning.run.module import Learning
 
-    step = BPTT.training_step
+    step = Learning.training_step
 
     def interrupted_step(self, batch, batch_idx):
         if self.global_step == 9:
@@ -102,7 +102,7 @@ def interrupted(text: Path, folder: Path, extra: list[str], number: int = signal
         return step(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BPTT, "training_step", interrupted_step)
+        patch.setattr(Learning, "training_step", interrupted_step)
         assert main(["train", *options(text, folder), "--batch-size", "4", *extra]) == 130
 
 
@@ -194,7 +194,7 @@ def test_not_finite_stops_and_names_the_layer(text, tmp_path):
         data=[str(text)], out=str(tmp_path / "run"), dim=16, depth=2, sequence_length=16, steps=9, save_seconds=0,
         eval_bytes=64, accelerator="cpu",
     )  # fmt: skip
-    model, corpus = seeded_model(config), read_corpus(config.data)
+    model, source = seeded_model(config), config.source()
     folder = RunFolder.create(config)
     calls = []
 
@@ -206,7 +206,7 @@ def test_not_finite_stops_and_names_the_layer(text, tmp_path):
     with pytest.raises(
         DivergenceError, match=r"loss is nan at step \d+; first not finite: stack.blocks.1.mixer \(Hawk\)"
     ):
-        train(config, model, corpus, folder)
+        train(config, model, source, folder)
     kept = read_checkpoint(folder.checkpoint)
     assert kept["global_step"] >= 1
     assert all(value.isfinite().all() for value in kept["state_dict"].values())

@@ -17,7 +17,7 @@ _LAYERS = {
     "parts": "depth dense_ssm diagonal_ssm feature_map hippo hyena_filter norm positions query_key_value rotary "
     "short_convolution time_step timespans",
 }
-_RUN = "callbacks checkpoint config metrics objective optimizer picture train"
+_RUN = "callbacks checkpoint config metrics optimizer picture train"
 MOVED = {
     **{f"scanl.layers.{name}": f"scanl.layers.{room}.{name}" for room, all in _LAYERS.items() for name in all.split()},
     **{f"scanl.learning.{name}": f"scanl.learning.run.{name}" for name in _RUN.split()},

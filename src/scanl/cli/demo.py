@@ -6,18 +6,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from scanl.cli.evaluate import compared, compressed
+from scanl.cli.evaluate import examined
 from scanl.cli.generate import stream, write
 from scanl.cli.parser import Parser
 from scanl.cli.train import prepare, start
-from scanl.data.text import Bytes, Corpus
+from scanl.data.text import Bytes, Text
 from scanl.layers.state import leaves
-from scanl.learning import RunFolder, TrainConfig, bits_per_byte
+from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.run.folder import free_name
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.picture import draw_loss, save_figure
@@ -55,25 +54,26 @@ def run(argv: Sequence[str]) -> int:
     config = TrainConfig(
         data=args.data, minutes=args.minutes, out=out, dim=args.dim, channel_options={"expand": 1.5}, precision="auto"
     )
-    folder, config, corpus, model = prepare(config)
-    assert isinstance(corpus, Corpus)
+    folder, config, source, model = prepare(config)
+    assert isinstance(source, Text)
     assert isinstance(model, LanguageModel)
-    if not start(folder, config, corpus, model):
+    if not start(folder, config, source, model):
         return 130
     model.eval()
-    print(f"\n{compared(bits_per_byte(model, corpus.held_out), corpus.held_out)}\n", flush=True)
+    exam = source.exam(source.digest())
+    print(f"\n{examined(model, source, exam)}\n", flush=True)
     torch.set_num_threads(1)  # one byte at a time is too little work to share
     write(PROMPT)
     stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.seed))
     write(b"\n\n")
-    measured = measure(model, corpus.held_out, args.marks)
+    measured = measure(model, source.corpus.held_out, args.marks)
     state = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(model.init_state(1)))
     print(f"generating one byte at a time, carrying a state of {state / 1024:.0f} KiB:")
     for at in measured:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
     print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
-    picture = draw(folder, read_metrics(folder), measured, compressed(corpus.held_out))
+    picture = draw(folder, source, measured, exam.beside)
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 
@@ -121,9 +121,7 @@ def resident_memory() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(
-    folder: RunFolder, rows: Sequence[Mapping[str, Any]], measured: Sequence[At], compressors: Mapping[str, float]
-) -> Path:
+def draw(folder: RunFolder, source: Text, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
     """The loss curve, with what compressors need of the same text, beside speed against context: demo.png."""
     from matplotlib.figure import Figure
 
@@ -131,7 +129,7 @@ def draw(
     left, right = figure.subplots(1, 2)
     for (name, bits), style in zip(compressors.items(), ("--", ":"), strict=True):
         left.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
-    draw_loss(left, rows)
+    draw_loss(left, read_metrics(folder), source)
     left.set_title("Training: bits needed for a byte of text")
     contexts = [at.context for at in measured]
     quarters = [statistics.quantiles(at.speeds, n=4) for at in measured]

@@ -70,8 +70,11 @@ def _prompt(text: str, file: str | None) -> bytes:
 
 def _of_run(path: str, prompt: bytes, count: int, sampling: dict[str, Any]) -> None:
     folder = RunFolder.open(path)
-    if (task := folder.config().task) is not None:
-        raise ConfigError(f"generate: {path} was trained on {task}, expected a run on text; scanl eval scores it")
+    config = folder.config()
+    if config.source().question.kind != "next token":
+        raise ConfigError(
+            f"generate: {path} was trained on {config.task}, expected a run on text; scanl eval scores it"
+        )
     model = folder.load_model()
     assert isinstance(model, LanguageModel)
     tokens = model.generate(torch.tensor([list(prompt) or [0]]), **sampling)

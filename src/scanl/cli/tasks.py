@@ -1,9 +1,9 @@
-"""`scanl tasks`, and how a task is named in messages."""
+"""`scanl tasks`."""
 
 from collections.abc import Sequence
 
 from scanl.cli.parser import Parser
-from scanl.tasks import Task, build, get, names
+from scanl.tasks import build, get, names
 from scanl.tasks.base import options, summary
 
 
@@ -17,12 +17,6 @@ def list_tasks(argv: Sequence[str]) -> int:
         print(f"{'':<{width}}{task.metric}: chance {task.chance:.4g}, best {task.best:g}; {_options(name)}")
     print("\n`scanl train --task NAME --layer LAYER` trains a model on one; `--task-options.NAME VALUE` changes it.")
     return 0
-
-
-def described(task: Task) -> str:
-    """A task with all its options, as `adding length=500`."""
-    values = " ".join(f"{option.name}={getattr(task, option.name)}" for option in options(type(task)))
-    return f"{task.name} {values}"
 
 
 def task_help() -> str:

@@ -8,20 +8,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from scanl.cli.evaluate import compared, scored
+from scanl.cli.evaluate import examined
 from scanl.cli.layers import meanings, options_of
 from scanl.cli.parser import Parser
-from scanl.cli.tasks import described, task_help
+from scanl.cli.tasks import task_help
+from scanl.data.base import Source
 from scanl.errors import ConfigError
 from scanl.layers import get, names
-from scanl.learning import RunFolder, TrainConfig, bits_per_byte, spread
-from scanl.learning.run.config import Model, check_resumable, fitting_precision, seeded_model
-from scanl.learning.run.objective import Data
-from scanl.models import LanguageModel, presets
-from scanl.tasks import Corpus, read_corpus
+from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.questions import Model
+from scanl.learning.run.config import check_resumable, fitting_precision, seeded_model
+from scanl.models import presets
 
 RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
-MOST_HELD_OUT = 2**20  # bytes measured at the end, a sample of more; `scanl eval` reads all
 
 
 def run(argv: Sequence[str]) -> int:
@@ -29,20 +28,14 @@ def run(argv: Sequence[str]) -> int:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return _join()
     config, resumed = parse(argv)
-    folder, config, data, model = prepare(config, resumed)
-    if not start(folder, config, data, model):
+    folder, config, source, model = prepare(config, resumed)
+    if not start(folder, config, source, model):
         return 130
-    if isinstance(data, Corpus):
-        assert isinstance(model, LanguageModel)
-        held_out, whole = spread(data.held_out, MOST_HELD_OUT), len(data.held_out)
-        what = "held-out bytes" if len(held_out) == whole else f"bytes, a sample of {whole:,} held out"
-        print(compared(bits_per_byte(model, held_out), held_out, what))
-    else:
-        print(scored(model, data, config.eval_examples, config.seed))
+    print(examined(model, source, source.exam_after_training()))
     return 0
 
 
-def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Data, Model]:
+def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Source, Model]:
     """Everything that can be refused, options, data and model, before anything is written; then the run folder."""
     config.check()
     if config.steps is None and config.minutes is None:
@@ -54,36 +47,35 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
     model = seeded_model(config)
     if config.init is not None and resumed is None:
         _start_from(config.init, model)
-    data = _data(config)
-    if isinstance(data, Corpus):
-        data.check(config.sequence_length)
+    source = config.source()
+    source.check()
     # Lightning takes seconds to import: it comes after all that is refused without it.
     from scanl.learning.run.train import make_trainer
 
     make_trainer(config)
     config.data = [str(Path(path).resolve()) for path in config.data]
-    return resumed or RunFolder.create(config), config, data, model
+    return resumed or RunFolder.create(config), config, source, model
 
 
-def start(folder: RunFolder, config: TrainConfig, data: Data, model: Model) -> bool:
+def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) -> bool:
     """Train in the folder; False when a signal ended it, after saying how to go on."""
     from scanl.learning.run.train import planned, train
 
     with folder.locked():
-        steps = planned(folder, config, model, data)
+        steps = planned(folder, config, model, source)
         folder.remove_leftovers()
         folder.write_text(folder.config_file, config.to_yaml())  # a resumed run may have another number of devices
-        print(f"run folder {folder.path}: {_describe(config, model, data)}", file=sys.stderr, flush=True)
+        print(f"run folder {folder.path}: {_describe(config, model, source)}", file=sys.stderr, flush=True)
         os.environ[RUN] = str(folder.path.resolve())
-        outcome = train(config, model, data, folder, steps)
+        outcome = train(config, model, source, folder, steps)
     if outcome.interrupted:
         print(
             f"scanl: interrupted after step {outcome.step}; saved. Go on with:\n  scanl train --resume {folder.path}",
             file=sys.stderr,
         )
-    elif config.until is not None and outcome.reached:
+    elif outcome.ended == "until":
         print(f"scanl: the score is as good as --until {config.until:g} after step {outcome.step}", file=sys.stderr)
-    elif config.patience is not None and outcome.reached:
+    elif outcome.ended == "patience":
         ended = f"{config.patience} measurements without a better one; ended after step {outcome.step}"
         print(f"scanl: {ended}", file=sys.stderr)
     if outcome.best_step is not None:
@@ -116,9 +108,9 @@ def _join() -> int:
         raise ConfigError("train: started by another launcher; start it once, with --strategy ddp --devices N")
     folder = RunFolder.open(os.environ[RUN])
     config = folder.config()
-    model, data = seeded_model(config), _data(config)
+    model, source = seeded_model(config), config.source()
     with suppress(DivergenceError):
-        train(config, model, data, folder, planned(folder, config, model, data))
+        train(config, model, source, folder, planned(folder, config, model, source))
     return 0
 
 
@@ -132,20 +124,11 @@ def _start_from(init: str, model: Model) -> None:
     model.load_state_dict(weights)
 
 
-def _data(config: TrainConfig) -> Data:
-    return config.build_task() or read_corpus(config.data, config.held_out)
-
-
-def _describe(config: TrainConfig, model: Model, data: Data) -> str:
+def _describe(config: TrainConfig, model: Model, source: Source) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     length = f"{config.steps:,} steps" if config.steps is not None else f"{config.minutes:g} minutes"
     start = f"{config.layer}, {parameters:,} parameters, {length} of {config.batch_size * config.devices}"
-    if isinstance(data, Corpus):
-        return (
-            f"{start} x {config.sequence_length} bytes; "
-            f"{len(data.train):,} bytes to train on, {len(data.held_out):,} held out"
-        )
-    return f"{start} examples of {described(data)}; {data.metric}: chance {data.chance:.4g}, best {data.best:g}"
+    return f"{start} {source.describe()}"
 
 
 def _parser(defaults: TrainConfig) -> Parser:

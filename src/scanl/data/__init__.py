@@ -1,7 +1,15 @@
 """What models learn from: the protocol of a source, and sources of real data."""
 
-from scanl.data.text import Corpus as Corpus
+from scanl.data.base import IGNORED as IGNORED
+from scanl.data.base import Exam as Exam
+from scanl.data.base import Examples as Examples
+from scanl.data.base import Question as Question
+from scanl.data.base import Source as Source
+from scanl.data.base import register as register
+from scanl.data.base import sources as sources
+from scanl.data.corpus import Corpus as Corpus
+from scanl.data.corpus import read_corpus as read_corpus
+from scanl.data.corpus import standard_library as standard_library
 from scanl.data.text import Streams as Streams
+from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows
-from scanl.data.text import read_corpus as read_corpus
-from scanl.data.text import standard_library as standard_library

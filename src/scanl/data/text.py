@@ -1,141 +1,27 @@
-"""Text as bytes: corpora from files and folders, and the order in which training reads them."""
+"""Text as a source: the next byte, over windows of a corpus or over streams whose state is carried."""
 
-import hashlib
-import sysconfig
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
-from scanl.errors import DataError
+from scanl.data.base import IGNORED, Exam, Examples, Question, Source, register
+from scanl.data.corpus import Bytes as Bytes
+from scanl.data.corpus import Corpus as Corpus
+from scanl.data.corpus import compressed, side_by_side, spread
+from scanl.data.corpus import read_corpus as read_corpus
+from scanl.data.corpus import read_text as read_text
+from scanl.data.corpus import standard_library as standard_library
+from scanl.errors import CheckpointError
 
-Bytes = NDArray[np.uint8]
-SEPARATOR = b"\0"  # between two files, and before the first one
-FILES_FOR_SPLIT = 20  # with fewer files, a split by file would be too uneven
-
-# Left out of the standard library: tests, which some systems do not ship, and folders that are generated tables
-# (code pages, help topics), which are near copies of each other.
-NOT_SOURCE = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Bytes to train on and bytes held out, each one array (N,) uint8, files joined by a zero byte."""
-
-    train: Bytes
-    held_out: Bytes
-
-    def digest(self) -> str:
-        """A fingerprint of the bytes and of their split: the same for runs that read the same text, split alike."""
-        digest = hashlib.sha256(len(self.train).to_bytes(8, "little"))
-        for part in (self.train, self.held_out):
-            digest.update(part.data)
-        return digest.hexdigest()
-
-    def check(self, length: int) -> None:
-        """DataError unless a sequence and its target fit into both parts."""
-        if len(self.train) <= length:
-            raise DataError(
-                f"corpus: {len(self.train)} bytes to train on, expected more than {length} because of the sequence "
-                "length; give more text or a smaller --sequence-length"
-            )
-        if len(self.held_out) < 2:
-            raise DataError(
-                f"corpus: {len(self.held_out)} bytes held out, expected at least 2; "
-                "give more text or a larger --held-out"
-            )
-
-
-def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Corpus:
-    """Read files and folders (their text files, at any depth); without paths, the standard library's source.
-
-    The split is by file: a file is held out when the SHA-256 of its relative path, modulo 1000, is below
-    1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead.
-    DataError for what is missing, unreadable or empty.
-    """
-    if not 0 < held_out < 1:
-        raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
-    texts = _texts(paths)
-    aside = {name for name in texts if _fraction(name) < held_out}
-    if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
-        train = [text for name, text in texts.items() if name not in aside]
-        return Corpus(_join(train), _join([texts[name] for name in texts if name in aside]))
-    whole = _join(list(texts.values()))
-    cut = len(whole) - round(len(whole) * held_out)
-    return Corpus(whole[:cut], whole[cut:])
-
-
-def read_text(paths: Sequence[str | Path]) -> Bytes:
-    """The same files in one array, not split. DataError as in `read_corpus`."""
-    return _join(list(_texts(paths).values()))
-
-
-def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:
-    files = _files(paths) if paths else standard_library()
-    texts = {name: _read(path) for name, path in files.items()}
-    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
-    return {name: text for name, text in texts.items() if text}
-
-
-def standard_library() -> dict[str, Path]:
-    """The source of the running Python's standard library: relative path -> file, in sorted order."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-    return {name: names[name] for name in sorted(names) if not NOT_SOURCE.intersection(name.split("/"))}
-
-
-def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = _text_files(path)
-            if not found:
-                raise DataError(
-                    f"corpus: folder {path} has no text: no file that is neither empty, hidden nor binary; "
-                    "name a folder with text files"
-                )
-            files.update({f"{path.name}/{name}": file for name, file in found.items()})
-        elif not path.exists():
-            raise DataError(f"corpus: {path} does not exist; name a file or a folder")
-        elif not _read(path):
-            raise DataError(f"corpus: {path} is empty; name a file with text in it")
-        else:
-            files[path.as_posix() if path.name in files else path.name] = path
-    return files
-
-
-def _text_files(folder: Path) -> dict[str, Path]:
-    """The files below a folder that hold text: not hidden, not empty, no zero byte at the start (git's rule)."""
-    found = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
-            start = _read(path, 8000)
-            if start and SEPARATOR not in start:
-                found[name] = path
-    return {name: found[name] for name in sorted(found)}
-
-
-def _read(path: Path, size: int = -1) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(size)
-    except OSError as error:
-        raise DataError(
-            f"corpus: {path} cannot be read: {error.strerror}; mend its permissions or leave it out"
-        ) from error
-
-
-def _fraction(name: str) -> float:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 1000 / 1000
-
-
-def _join(texts: list[bytes]) -> Bytes:
-    return np.frombuffer(SEPARATOR.join(texts), dtype=np.uint8)
+MOST_HELD_OUT = 2**20  # bytes measured at the end of training, a sample of more; `scanl eval` reads all
 
 
 class Order(Protocol):
@@ -198,3 +84,112 @@ def _epoch(seed: int, epoch: int, total: int, pieces: int) -> tuple[int, NDArray
 def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     places = starts[:, None] + np.arange(length + 1)
     return data.take(places, mode="wrap").astype(np.int64)
+
+
+@register("text")
+@dataclass
+class Text(Source):
+    """Files and folders read as bytes, split into a part to learn from and a part held out; the next byte is asked for.
+
+    Args:
+        data: files and folders; none: the standard library's source.
+        held_out: fraction of the text that is never learnt from, in (0, 1).
+        sequence_length: bytes of a training sequence.
+        carry_state: read streams, in order (`Streams`), so that a state can be carried; otherwise shuffled `Windows`.
+        eval_bytes: held-out bytes in each measurement while training: a sample spread over all of them.
+        seed: of the order.
+    """
+
+    metric = "bits per byte"
+    higher_is_better = False
+    chance = 8.0
+    question = Question("next token", vocab_size=256)
+    measured = "held_out_bits_per_byte"
+    comparable = "bits_per_byte"
+    noun = "text"
+    moved = ", or name where it has moved, its files and folders named as before: --data PATH"
+    stops = ("patience",)
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("task_options", "eval_examples", "until"), "leave it out, or name a task: --task NAME"
+    )
+    examined_by = ("data",)
+
+    data: Sequence[str | Path] = ()
+    held_out: float = 0.05
+    sequence_length: int = 256
+    carry_state: bool = False
+    eval_bytes: int = 16384
+    seed: int = 0
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        return super().reads() - {"task_options"}
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The text, read when it is first needed."""
+        return read_corpus(self.data, self.held_out)
+
+    @cached_property
+    def order(self) -> Order:
+        order = Streams if self.carry_state else Windows
+        return order(self.corpus.train, self.sequence_length, self.seed)
+
+    @property
+    def length(self) -> int:
+        return self.sequence_length
+
+    def check(self) -> None:
+        self.corpus.check(self.sequence_length)
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+        read = self.order.batch(step, size, rank, world)
+        return Examples(read[:, :-1], read[:, 1:])
+
+    def digest(self) -> str:
+        return self.corpus.digest()
+
+    def unseen(self, step: int) -> Iterator[Examples]:
+        yield side_by_side(spread(self.corpus.held_out, self.eval_bytes))
+
+    def exam_after_training(self) -> Exam:
+        text, whole = spread(self.corpus.held_out, MOST_HELD_OUT), len(self.corpus.held_out)
+        return exam(text, "held-out bytes" if len(text) == whole else f"bytes, a sample of {whole:,} held out")
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        """All of what is held out, or all of another text.
+
+        data: where the text is by now, or another text.
+        """
+        paths = given.get("data", ())
+        moved = replace(self, data=paths) if paths else self
+        if moved.digest() == digest:
+            return exam(moved.corpus.held_out, "held-out bytes")
+        if not paths or [str(Path(path).resolve()) for path in paths] == self.data:
+            found = "has changed since" if digest is not None else "may be another than that with which"
+            raise CheckpointError(
+                f"eval: the text of the run, or its split, {found} it was trained: what is held out now may have been "
+                "trained on; put it back, name where it has moved, its files and folders named as before, "
+                "or measure another text: --data PATH"
+            )
+        return exam(read_text(paths), "bytes of another text than the run's")
+
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
+        return nats / math.log(2), int((targets != IGNORED).sum())
+
+    def beside(self, loss: float) -> dict[str, float]:
+        return {"bits_per_byte": loss / math.log(2)}
+
+    def describe(self) -> str:
+        train, held_out = len(self.corpus.train), len(self.corpus.held_out)
+        return f"x {self.sequence_length} bytes; {train:,} bytes to train on, {held_out:,} held out"
+
+    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
+        held_out = "" if measured is None else f"  held-out sample {measured:.3f}"
+        return f"loss {row['loss']:.3f}  bits/byte {row['bits_per_byte']:.3f}{held_out}"
+
+
+def exam(data: Bytes, what: str) -> Exam:
+    """All of these bytes, beside what compressors need for them."""
+    return Exam(f"bits per byte on {len(data):,} {what}:", [side_by_side(data)], compressed(data), ".3f")

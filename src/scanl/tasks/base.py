@@ -1,33 +1,30 @@
-"""What a synthetic task is, the registry of tasks, and the order in which training reads one."""
+"""What a synthetic task is, the registry of tasks, and the source that a task is to a run."""
 
+import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from scanl.data import base
+from scanl.data.base import IGNORED as IGNORED
+from scanl.data.base import Exam, Question, Source
+from scanl.data.base import Examples as Examples
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
-IGNORED = -100  # the target where nothing is scored; what torch's cross entropy leaves out
 Seed = int | Sequence[int]
 
 # The second number of the seeds that begin with a run's: what is learnt from, and what never is.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
 
 
-class Examples(NamedTuple):
-    """inputs: (N, T) int64 tokens, or (N, T, C) float32 features.
-
-    targets: (N, T) int64, the token that answers each step, IGNORED where none is asked for; or (N,) float32, the
-    number that answers the whole sequence.
-    """
-
-    inputs: NDArray[Any]
-    targets: NDArray[Any]
+COUNT = 1000  # examples that `scanl eval` scores, unless told
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,9 @@ class Task(ABC):
     length: n of the source, which says how many steps that makes; any, so that a model can be scored at other lengths
     than it was trained at.
     vocab_size: V, number of tokens, special ones included; None where the inputs are features.
+
+    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: (N, T) int64, the token that answers each
+    step, IGNORED where none is asked for; or (N,) float32, the number that answers the whole sequence.
     """
 
     name: ClassVar[str] = ""  # set by `register`
@@ -48,6 +48,7 @@ class Task(ABC):
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
+    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.length"}
 
     length: int
     vocab_size: int | None
@@ -91,9 +92,31 @@ class Task(ABC):
         asked = targets != IGNORED
         return (answers[asked] == targets[asked]).astype(np.float64)
 
+    @property
+    def question(self) -> Question:
+        """A token at some steps; of features, a number for the whole sequence."""
+        if self.vocab_size is not None:
+            return Question("label", vocab_size=self.vocab_size)
+        return Question("number", channels=self.channels)
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        """As `Source.reads`."""
+        return frozenset((*FreshExamples.reads(), "task_options")) - {"task"}
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> Source:
+        """As `Source.open`."""
+        return FreshExamples(build(cls.name, **options["task_options"]), options["seed"], options["eval_examples"])
+
     def reaches(self, score: float, wanted: float) -> bool:
         """Whether a score is as good as another one."""
         return score >= wanted if self.best > self.chance else score <= wanted
+
+    def __str__(self) -> str:
+        """With all its options, as `adding length=500`."""
+        values = " ".join(f"{option.name}={getattr(self, option.name)}" for option in options(type(self)))
+        return f"{self.name} {values}"
 
     def _require(self, right: bool, option: str, expected: str) -> None:
         if not right:
@@ -116,22 +139,93 @@ def draw_distinct(
     return np.take_along_axis(first, order, 1)
 
 
-@dataclass(frozen=True)
-class FreshExamples:
-    """Training examples that no other step reads: each batch is a pure function of (seed, step)."""
+@dataclass
+class FreshExamples(Source):
+    """A task as a source. No step reads an example of another: each batch is a pure function of (seed, step).
+
+    Args:
+        task: what generates the examples.
+        seed: of the examples. Those of measurements are never learnt from.
+        eval_examples: examples in a measurement.
+    """
+
+    noun = "task"
+    stops = ("until",)
+    examined_by = ("length", "count")
 
     task: Task
     seed: int
+    eval_examples: int = 512
+
+    def __post_init__(self) -> None:
+        task = self.task
+        self.metric, self.chance, self.best, self.question = task.metric, task.chance, task.best, task.question
+        self.higher_is_better = task.best > task.chance
+
+    def check(self) -> None:
+        """There is nothing to read, and the task has checked its options."""
+
+    @property
+    def length(self) -> int:
+        return self.task.generate(1, self.seed).inputs.shape[1]
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
-        """The examples of one process, as `text.Order.batch`: its rows of what one process would read alone."""
         whole = self.task.generate(size * world, (self.seed, TRAINING, step))
         mine = slice(rank * size, (rank + 1) * size)
         return Examples(whole.inputs[mine], whole.targets[mine])
 
+    def digest(self) -> str:
+        """Of the first example: numpy does not promise the same random numbers in all its versions."""
+        first = self.task.generate(1, self.seed)
+        return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
 
+    def unseen(self, step: int) -> Iterator[Examples]:
+        return groups(self.task, self.eval_examples, (self.seed, WHILE_TRAINING, step))
+
+    def exam_after_training(self) -> Exam:
+        return self.exam(None, count=self.eval_examples)
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        """Fresh examples.
+
+        length: of the task; without, that of training.   count: examples.
+        """
+        task = replace(self.task, **{name: given[name] for name in ("length",) if name in given})
+        count = given.get("count", COUNT)
+        if count < 1:
+            raise ConfigError(f"eval: count is {count}, expected at least 1")
+        title = f"{task.metric} on {count:,} fresh examples of {task}:"
+        examples = groups(task, count, (self.seed, AFTER_TRAINING))
+        return Exam(title, examples, {"chance": task.chance, "best": task.best}, ".4g")
+
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        answers = outputs.float() if self.question.kind == "number" else outputs.argmax(-1)
+        scores = self.task.scores(answers.cpu().numpy(), targets.cpu().numpy())
+        return float(scores.sum()), len(scores)
+
+    def describe(self) -> str:
+        return f"examples of {self.task}; {self.metric}: chance {self.chance:.4g}, best {self.best:g}"
+
+
+def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> Iterator[Examples]:
+    """`count` examples in groups to be read side by side: of at most 64 examples, and about `tokens` steps."""
+    at_once = max(1, min(64, tokens // task.generate(1, seed).inputs.shape[1]))
+    for number, begin in enumerate(range(0, count, at_once)):
+        yield task.generate(min(at_once, count - begin), (*seed, number))
+
+
+T = TypeVar("T", bound=Task)
 registry: Registry[Task] = Registry("task")
-register, names, get = registry.add, registry.names, registry.get
+names, get = registry.names, registry.get
+
+
+def register(name: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a task with its name, under which it is also a source."""
+
+    def add(cls: type[T]) -> type[T]:
+        return base.register(name)(registry.add(name)(cls))
+
+    return add
 
 
 def options(cls: type[Task]) -> list[Any]:

@@ -5,18 +5,20 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
+from scanl.data.base import Source
 from scanl.files import writing
+from scanl.learning.evaluation import measure
+from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
-from scanl.learning.run.config import Model
 from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.metrics import Progress, Written, as_csv
-from scanl.learning.run.module import BPTT, DivergenceError
+from scanl.learning.run.module import DivergenceError, Learning
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -45,7 +47,7 @@ class Keeper(pl.Callback):
         self._saved = time.monotonic()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
 
         def ask_to_stop(number: int, _frame: Any) -> None:
             if pl_module.wishes["stop"]:  # the second time: at once, without saving
@@ -61,14 +63,14 @@ class Keeper(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         due = time.monotonic() - self._saved >= pl_module.config.save_seconds
         pl_module.wishes["save"] = trainer.is_global_zero and due
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.plan.steps
         if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.plan.steps:
             for name, parameter in pl_module.model.named_parameters():
@@ -93,14 +95,14 @@ class Clock(pl.Callback):
     FIRST = 8  # steps before it begins; the very first one compiles
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         self._began = time.monotonic() - pl_module.seconds
         self._times: list[float] = []
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         now = time.monotonic()
         self._times.append(now)
         pl_module.seconds = now - self._began
@@ -114,21 +116,21 @@ class Clock(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
 
 
 class Best:
-    """The weights of the best measurement so far, and how many measurements have come since; lower is better."""
+    """The weights of the best measurement so far, and how many measurements have come since."""
 
     def __init__(self) -> None:
         self.value, self.step, self.since = math.inf, 0, 0
         self.weights: dict[str, Tensor] = {}
 
-    def see(self, value: float, step: int, model: Model) -> None:
-        """A measurement of the model after a step."""
+    def see(self, value: float, step: int, model: Model, source: Source) -> None:
+        """A measurement of the model after a step; the source says which of two is better."""
         self.since += 1
-        if value < self.value:
+        if not self.weights or source.better(value, self.value):
             self.value, self.step, self.since = value, step, 0
             self.weights = {name: leaf.detach().to("cpu", copy=True) for name, leaf in model.state_dict().items()}
 
@@ -139,7 +141,7 @@ class Recorder(pl.Callback):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.measured: float | None = None  # the last time
-        self.reached = False  # what `until` or `patience` ask for
+        self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
         self.best = Best()
         self._written: Written | None = None  # of metrics.csv, at the checkpoint to go on from
         self._bar: Progress | None = None
@@ -157,20 +159,20 @@ class Recorder(pl.Callback):
         vars(self.best).update(checkpoint["best"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, BPTT)
+        assert isinstance(pl_module, Learning)
         if not trainer.is_global_zero:
             return
         # Steps after the checkpoint are done again, and so are their rows.
         kept = b"" if self._written is None else self._written.read(self.folder)
-        self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.objective.columns) + "\n")
+        self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.source.columns) + "\n")
         self._bar = Progress(trainer.global_step)
         self._since, self._last = time.monotonic(), trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, BPTT)
-        step, config, objective = trainer.global_step, pl_module.config, pl_module.objective
+        assert isinstance(pl_module, Learning)
+        step, config, source = trainer.global_step, pl_module.config, pl_module.source
         last = step >= pl_module.plan.steps
         if config.eval_every is None:  # ten times in the run
             before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
@@ -185,43 +187,45 @@ class Recorder(pl.Callback):
             self._measure(trainer, pl_module)
         if not trainer.is_global_zero:
             return
-        tokens = (step - self._last) * config.batch_size * trainer.world_size * objective.length
-        row: dict[str, Any] = dict.fromkeys(objective.columns, "") | {
+        tokens = (step - self._last) * config.batch_size * trainer.world_size * source.length
+        row: dict[str, Any] = dict.fromkeys(source.columns, "") | {
             "step": step,
             "loss": loss,
-            **objective.derived(loss),
+            **source.beside(loss),
             "tokens_per_second": round(tokens / (time.monotonic() - self._since)),
             "lr": config.lr * pl_module.rate(step - 1),
         }
         if evaluate:
-            row[objective.measured] = self.measured
+            row[source.measured] = self.measured
         with writing(self.folder.metrics), self.folder.metrics.open("a", encoding="utf-8") as file:
-            file.write(as_csv([row], objective.columns))
+            file.write(as_csv([row], source.columns))
         for logger in trainer.loggers:
             logger.log_metrics({name: float(row[name]) for name in row if name != "step" and row[name] != ""}, step)
         assert self._bar is not None
-        self._bar.show(row, objective.line(row, self.measured), pl_module.plan.steps)
+        self._bar.show(row, source.line(row, self.measured), pl_module.plan.steps)
         self._since, self._last = time.monotonic(), step
 
-    def _measure(self, trainer: pl.Trainer, learner: BPTT) -> None:
+    def _measure(self, trainer: pl.Trainer, learning: Learning) -> None:
         """On the first process; all of them learn whether the run ends here, or cannot go on."""
-        step, patience = trainer.global_step, learner.config.patience
-        failed = False
+        step, patience = trainer.global_step, learning.config.patience
+        source, until, failed = learning.source, learning.config.until, False
         if trainer.is_global_zero:
-            self.measured = learner.objective.measure(learner.model, step)
+            self.measured = measure(learning.model, source, source.unseen(step))
             failed = not math.isfinite(self.measured)
-            self.reached = learner.objective.reached(self.measured)
+            if until is not None and not source.better(until, self.measured):
+                self.ended = "until"
             if patience is not None:
-                self.best.see(self.measured, step, learner.model)
-                self.reached = self.best.since >= patience
-        reached, failures = learner.sum(self.reached, failed)
+                self.best.see(self.measured, step, learning.model, source)
+                if self.best.since >= patience:
+                    self.ended = "patience"
+        ended, failures = learning.sum(self.ended is not None, failed)
         if failures:
             raise DivergenceError(
-                f"train: {learner.objective.measured} is {self.measured} after step {step}; "
+                f"train: {source.measured} is {self.measured} after step {step}; "
                 "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
             )
-        if reached:
-            learner.plan = learner.plan.cut(step)
+        if ended:
+            learning.plan = learning.plan.cut(step)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self._bar is not None:

@@ -9,12 +9,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import torch
 import yaml
 
+import scanl.tasks  # whose tasks are sources too  # noqa: F401
+from scanl.data import Source, sources
 from scanl.errors import CheckpointError, ConfigError, ScanlError
-from scanl.models import LanguageModel, SequenceClassifier
+from scanl.learning.questions import Model, model_for
 from scanl.models.block import CHANNEL_MIXERS, NORMS
-from scanl.tasks import Task, build
-
-Model = LanguageModel | SequenceClassifier
 
 
 @dataclass
@@ -87,29 +86,34 @@ class TrainConfig:
             raise ConfigError("train: steps and minutes are both given, expected one of them")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"train: held_out is {self.held_out}, expected between 0 and 1")
-        idle, because = (TASK_FIELDS, "there is no task") if self.task is None else (TEXT_FIELDS, "a task has no text")
-        for f in fields(self):
-            if f.name in idle and getattr(self, f.name) != getattr(type(self)(), f.name):
-                hint = "; give --task-options.length" if f.name == "sequence_length" else ""
-                raise ConfigError(f"train: {f.name} is {getattr(self, f.name)}, expected none because {because}{hint}")
+        self._refuse_idle()
+        low, high = self.source().reachable()
+        if self.until is not None and not low <= self.until <= high:
+            bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+            raise ConfigError(
+                f"train: until is {self.until:g}, expected {bounds} because {self.source_name} is scored "
+                f"by {self.source().metric}"
+            )
 
-        task = self.build_task()
-        if task is not None and self.until is not None:
-            low, high = (0, task.best) if task.best > task.chance else (task.best, math.inf)
-            if not low <= self.until <= high:
-                bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+    def _refuse_idle(self) -> None:
+        """ConfigError for an option that the source does not read, when it is given."""
+        own = sources.get(self.source_name)
+        others = frozenset[str]().union(*(sources.get(each).reads() for each in sources.names()))
+        for f in fields(self):
+            if f.name in others - own.reads() and getattr(self, f.name) != getattr(type(self)(), f.name):
+                hint = own.instead.get(f.name, f"leave out --{f.name.replace('_', '-')}")
                 raise ConfigError(
-                    f"train: until is {self.until:g}, expected {bounds} because {self.task} is scored by {task.metric}"
+                    f"train: {f.name} is {getattr(self, f.name)}, but {self.source_name} does not use it; {hint}"
                 )
 
-    def model_fields(self) -> dict[str, Any]:
-        """What the model is built from."""
-        of_task = () if self.task is None else ("task", "task_options")
-        return {name: getattr(self, name) for name in (*MODEL_FIELDS, *of_task)}
+    @property
+    def source_name(self) -> str:
+        """The registered name of what to learn from."""
+        return self.task or "text"
 
-    def build_task(self) -> Task | None:
-        """The task to train on, None for text. ConfigError for options that do not fit."""
-        return None if self.task is None else build(self.task, **self.task_options)
+    def source(self) -> Source:
+        """What to learn from; nothing is read yet. ConfigError for options that do not fit."""
+        return sources.get(self.source_name).open({f.name: getattr(self, f.name) for f in fields(self)})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
@@ -177,8 +181,6 @@ MODEL_FIELDS = (
     "tie_embeddings",
 )
 COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
-TEXT_FIELDS = ("data", "sequence_length", "carry_state", "held_out", "eval_bytes", "patience")
-TASK_FIELDS = ("task_options", "eval_examples", "until")
 
 
 def fitting_precision(accelerator: str) -> str:
@@ -196,23 +198,13 @@ def layer_names(layer: str) -> list[str]:
 
 
 def build_model(config: TrainConfig) -> Model:
-    """The model of a configuration. ConfigError for options that do not fit.
-
-    A language model over bytes or over the tokens of a task; where a task gives features and asks for a number, a
-    classifier whose one logit is that number.
-    """
+    """The model of a configuration: of its options, and of what its source asks. ConfigError for what does not fit."""
     pattern = layer_names(config.layer)
     options = {name: getattr(config, name) for name in MODEL_FIELDS}
     options["layer"] = pattern if len(pattern) > 1 else pattern[0]
-    task = config.build_task()
+    question = config.source().question
     try:
-        if task is None:
-            return LanguageModel(256, **options)
-        if task.vocab_size is not None:
-            return LanguageModel(task.vocab_size, **options)
-        if options.pop("tie_embeddings"):
-            raise ConfigError(f"train: tie_embeddings is True, expected False because {config.task} has no tokens")
-        return SequenceClassifier(1, input_dim=task.channels, pool="last", **options)
+        return model_for(question, options)
     except ScanlError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:

@@ -13,8 +13,9 @@ from torch import Tensor
 from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
+from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import Model, TrainConfig, build_model, layer_names
+from scanl.learning.run.config import TrainConfig, build_model, layer_names
 from scanl.models.saving import save_model
 
 
@@ -33,8 +34,8 @@ class RunFolder:
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration; ConfigError when something is there already."""
-        stem = [*layer_names(config.layer)] if config.task is None else [config.task, *layer_names(config.layer)]
-        folder = cls(config.out or free_name("-".join(stem)))
+        stem = "-".join(filter(None, [config.task, *layer_names(config.layer)]))
+        folder = cls(config.out or free_name(stem))
         folder.refuse_if_used()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)

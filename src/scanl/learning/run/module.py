@@ -1,18 +1,21 @@
-"""Backpropagation through time as a Lightning module: the loss, the optimiser, the data order, what is saved."""
+"""Learning as a Lightning module: batches, the updates of an algorithm, the optimiser, what is saved."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from scanl.data.base import Source
 from scanl.errors import CheckpointError, ScanlError
-from scanl.layers.state import State, detach, leaves, map_leaves
-from scanl.learning.run.config import Model, TrainConfig
-from scanl.learning.run.objective import Objective
+from scanl.layers.state import leaves, map_leaves
+from scanl.learning.algorithms import BPTT
+from scanl.learning.questions import Model, loss
+from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 
 
@@ -20,24 +23,25 @@ class DivergenceError(ScanlError, ArithmeticError):
     """Training met a number that is not finite."""
 
 
-class BPTT(pl.LightningModule):
-    """The loss of an objective over whole sequences, or over streams whose state is carried, cut from the graph.
+class Learning(pl.LightningModule):
+    """A model that learns from a source: one update of an algorithm a step.
 
-    Resuming is exact because everything but the parameters, the optimiser and the carried state is a pure function of
+    Resuming is exact because everything but the parameters, the optimiser and the learner is a pure function of
     (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
 
     Between the forward and the backward pass the processes agree on what any one of them may wish: to stop, to save,
     to have another number of steps, and to give up because its loss is not finite. The callbacks read `agreed`.
     """
 
-    def __init__(self, model: Model, config: TrainConfig, objective: Objective) -> None:
+    def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:
         super().__init__()
         self.model = model
         self.config = config
-        self.objective = objective
+        self.source = source
+        self.algorithm = BPTT(partial(loss, source.question), carry=config.carry_state)
         self.plan = UNKNOWN if config.steps is None else Plan(config.steps)
         self.seconds = 0.0  # spent on the run so far
-        self.carried: State = None
+        self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None
         self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
         self.agreed = {"stop": False, "save": False}
@@ -47,17 +51,17 @@ class BPTT(pl.LightningModule):
         return Batches(self)
 
     def on_train_start(self) -> None:
-        if self.restored is None:
-            return
         size = self.config.batch_size
-        mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
-        self.carried = map_leaves(lambda like: next(mine).to(like), self.model.init_state(size, device=self.device))
+        self.learner = self.algorithm.init(self.model, size)
+        if self.restored is not None:
+            mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
+            self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         torch.manual_seed(((self.config.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, state = self.objective.loss(self.model, batch, self.carried)
+        loss, learner = self.algorithm.update(self.model, self.learner, *batch)
         value = loss.item()
         finite = math.isfinite(value)
         stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
@@ -68,8 +72,7 @@ class BPTT(pl.LightningModule):
             self.plan = self.plan.revised(self.global_step, int(steps))
         self.loss_sum += total / self.trainer.world_size
         self.loss_count += 1
-        if self.config.carry_state:
-            self.carried = detach(state)
+        self.learner = learner
         return loss
 
     def configure_gradient_clipping(
@@ -90,10 +93,10 @@ class BPTT(pl.LightningModule):
         return rate(self.plan, self.config.warmup, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        carried = {place: self._gather(leaf) for place, leaf in leaves(self.carried)}
+        carried = {path: self._gather(leaf) for path, leaf in leaves(self.learner)}
         checkpoint["scanl"] = {
             "config": asdict(self.config),
-            "corpus": self.objective.digest(),
+            "corpus": self.source.digest(),
             "rows": self.config.batch_size * self.trainer.world_size,
             "plan": asdict(self.plan),
             "seconds": self.seconds,
@@ -143,7 +146,7 @@ class BPTT(pl.LightningModule):
             return module.register_forward_hook(hook)
 
         hooks = [watch(name, module) for name, module in self.model.named_modules() if name]
-        self.objective.loss(self.model, batch, self.carried)
+        self.algorithm.update(self.model, self.learner, *batch)
         for hook in hooks:
             hook.remove()
         return found[0] if found else "the loss itself"
@@ -158,11 +161,13 @@ class BPTT(pl.LightningModule):
 class Batches:
     """Endless batches from the step where training stands; asked for only after a checkpoint has been restored."""
 
-    def __init__(self, learner: BPTT) -> None:
-        self.learner = learner
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
 
-    def __iter__(self) -> Iterator[Any]:
-        learner, step = self.learner, self.learner.global_step
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        learning, step = self.learning, self.learning.global_step
+        size, rank, world = learning.config.batch_size, learning.global_rank, learning.trainer.world_size
         while True:
-            yield learner.objective.batch(step, learner.global_rank, learner.trainer.world_size)
+            inputs, targets = learning.source.batch(step, size, rank, world)
+            yield torch.from_numpy(inputs), torch.from_numpy(targets)
             step += 1

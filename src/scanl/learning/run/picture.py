@@ -4,57 +4,57 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scanl.data.base import Source
 from scanl.files import written_whole
 from scanl.learning.run.folder import RunFolder
-from scanl.tasks import Task
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Bits per byte of the training batches and of the held-out sample against the step, on a matplotlib axes."""
-    steps = [int(row["step"]) for row in rows]
-    axes.plot(steps, [float(row["bits_per_byte"]) for row in rows], lw=1, color="#9ecae1", label="text it learns from")
-    held = [(int(r["step"]), float(r["held_out_bits_per_byte"])) for r in rows if r["held_out_bits_per_byte"] != ""]
-    axes.plot(
-        [step for step, _ in held],
-        [bits for _, bits in held],
-        "o-",
-        ms=4,
-        color="#08519c",
-        label="sample of text it has never seen",
-    )
-    axes.set(xlabel="training step", ylabel="bits per byte (less is better)")
+def draw_loss(axes: Any, rows: Rows, source: Source) -> None:
+    """The metric of the training batches and of unseen examples against the step, on one matplotlib axes."""
+    assert source.comparable is not None
+    axes.plot(*_curve(rows, source.comparable), lw=1, color="#9ecae1", label=f"{source.noun} it learns from")
+    unseen = f"sample of {source.noun} it has never seen"
+    axes.plot(*_curve(rows, source.measured), "o-", ms=4, color="#08519c", label=unseen)
+    wanted = "more" if source.higher_is_better else "less"
+    axes.set(xlabel="training step", ylabel=f"{source.metric} ({wanted} is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
 
 
-def draw_score(loss: Any, score: Any, rows: Sequence[Mapping[str, Any]], task: Task) -> None:
-    """The loss of the training batches on one axes, the score of fresh examples between chance and best on another."""
-    loss.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], lw=1, color="#9ecae1")
+def draw_score(loss: Any, score: Any, rows: Rows, source: Source) -> None:
+    """The loss of the training batches on one axes, the score of unseen examples between chance and best on another."""
+    loss.plot(*_curve(rows, "loss"), lw=1, color="#9ecae1")
     loss.set(xlabel="training step", ylabel="loss on what it learns from", yscale="log")
-    measured = [(int(row["step"]), float(row["score"])) for row in rows if row["score"] != ""]
-    score.plot([step for step, _ in measured], [found for _, found in measured], "o-", ms=4, color="#08519c")
-    score.axhline(task.chance, lw=1, ls="--", color="#636363", label="chance")
-    score.axhline(task.best, lw=1, color="#636363", label="best")
-    score.set(xlabel="training step", ylabel=f"{task.metric} on examples it has never seen")
+    score.plot(*_curve(rows, source.measured), "o-", ms=4, color="#08519c")
+    for value, name, style in ((source.chance, "chance", "--"), (source.best, "best", "-")):
+        if value is not None:
+            score.axhline(value, lw=1, ls=style, color="#636363", label=name)
+    score.set(xlabel="training step", ylabel=f"{source.metric} on examples it has never seen")
     score.legend(frameon=False)
     for axes in (loss, score):
         axes.grid(alpha=0.3, which="both")
 
 
-def save_loss_curve(folder: RunFolder, rows: Sequence[Mapping[str, Any]], title: str, task: Task | None = None) -> Path:
-    """Write loss.png."""
+def _curve(rows: Rows, column: str) -> tuple[list[int], list[float]]:
+    """The steps at which a column has a value, and the values."""
+    found = [(int(row["step"]), float(row[column])) for row in rows if row[column] != ""]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -> Path:
+    """Write loss.png: one picture where loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2) if task is None else (10, 4.2), layout="constrained")
-    if task is None:
-        axes = figure.add_subplot()
-        draw_loss(axes, rows)
-        axes.set_title(title)
+    figure = Figure(figsize=(10 if source.comparable is None else 7, 4.2), layout="constrained")
+    if source.comparable is None:
+        loss, score = figure.subplots(1, 2)
+        draw_score(loss, score, rows, source)
     else:
-        left, right = figure.subplots(1, 2)
-        draw_score(left, right, rows, task)
-        figure.suptitle(f"{task.name}: {title}")
+        draw_loss(figure.add_subplot(), rows, source)
+    figure.suptitle(title)
     return save_figure(figure, folder.picture)
 
 

@@ -4,30 +4,31 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from scanl.data.base import Source
 from scanl.errors import ConfigError
+from scanl.learning.questions import Model
 from scanl.learning.run.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
 from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import Model, TrainConfig, check_resumable
+from scanl.learning.run.config import TrainConfig, check_resumable
 from scanl.learning.run.folder import RunFolder, check_tensors
 from scanl.learning.run.metrics import Written, read_metrics
-from scanl.learning.run.module import BPTT
-from scanl.learning.run.objective import Data, make_objective
+from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_loss_curve
 from scanl.models import LanguageModel
-from scanl.tasks import Task
 
 SAMPLE_BYTES = 600
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """step: where the run stands.   interrupted: a signal ended it.   reached: `until` or `patience` ended it.
+    """step: where the run stands.   interrupted: a signal ended it.   ended: the option that ended it early.
 
     model: as it was written: as it is after the step, or with `patience` as it was after `best_step`.
     """
@@ -35,37 +36,37 @@ class Outcome:
     model: Model
     step: int
     interrupted: bool
-    reached: bool
+    ended: Literal["until", "patience"] | None
     best_step: int | None
 
 
-def train(config: TrainConfig, model: Model, data: Data, folder: RunFolder, steps: int | None = None) -> Outcome:
+def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, steps: int | None = None) -> Outcome:
     """Train to `config.steps`, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
 
     steps: as `planned` found them in the folder's checkpoint, to go on from there; None to begin.
     """
-    objective = make_objective(config, data)
-    learner = BPTT(model, config, objective)
+    learning = Learning(model, config, source)
     recorder, keeper = Recorder(folder), Keeper(folder)
-    trainer = make_trainer(config, steps or learner.plan.steps, [recorder, Clock(), keeper], folder)
+    trainer = make_trainer(config, steps or learning.plan.steps, [recorder, Clock(), keeper], folder)
     with warnings.catch_warnings():
         # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
         try:
-            trainer.fit(learner, ckpt_path=folder.checkpoint if steps else None)
+            trainer.fit(learning, ckpt_path=folder.checkpoint if steps else None)
         except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
             raise KeyboardInterrupt from error
     model, best = model.cpu(), recorder.best
     if best.weights:
         model.load_state_dict(best.weights)
     best_step = best.step if best.weights else None
-    outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.reached, best_step)
+    outcome = Outcome(model, trainer.global_step, keeper.interrupted, recorder.ended, best_step)
     if trainer.is_global_zero:
-        folder.save_model(model, objective.digest())
+        folder.save_model(model, source.digest())
         if rows := read_metrics(folder):
-            title = f"{config.layer}, dim {config.dim}, depth {config.depth}"
-            save_loss_curve(folder, rows, title, data if isinstance(data, Task) else None)
-        if not keeper.interrupted and config.task is None and isinstance(model, LanguageModel):
+            title = f"{config.source_name}: {config.layer}, dim {config.dim}, depth {config.depth}"
+            save_loss_curve(folder, rows, title, source)
+        if not keeper.interrupted and source.question.kind == "next token":
+            assert isinstance(model, LanguageModel)
             folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.seed))
     return outcome
 
@@ -111,7 +112,7 @@ def sample(model: LanguageModel, count: int, seed: int) -> bytes:
     return bytes(int(token) for token in tokens)
 
 
-def planned(folder: RunFolder, config: TrainConfig, model: Model, data: Data) -> int | None:
+def planned(folder: RunFolder, config: TrainConfig, model: Model, source: Source) -> int | None:
     """The number of steps in the checkpoint, None without one.
 
     CheckpointError when it is not of this model or of other data, ConfigError when it is of another configuration.
@@ -123,6 +124,6 @@ def planned(folder: RunFolder, config: TrainConfig, model: Model, data: Data) ->
     check_resumable(before, config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
     check_tensors(folder.checkpoint, shapes, model, config)
-    make_objective(config, data).refuse_other(stored["scanl"]["corpus"])
+    source.refuse_other(stored["scanl"]["corpus"])
     Written(**stored["metrics"]).read(folder)
     return stored["scanl"]["plan"]["steps"]

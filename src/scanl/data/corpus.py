@@ -1,0 +1,172 @@
+"""Text as bytes: corpora from files and folders."""
+
+import gzip
+import hashlib
+import lzma
+import math
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import IGNORED, Examples
+from scanl.errors import DataError
+
+Bytes = NDArray[np.uint8]
+SEPARATOR = b"\0"  # between two files, and before the first one
+FILES_FOR_SPLIT = 20  # with fewer files, a split by file would be too uneven
+
+# Left out of the standard library: tests, which some systems do not ship, and folders that are generated tables
+# (code pages, help topics), which are near copies of each other.
+NOT_SOURCE = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes to train on and bytes held out, each one array (N,) uint8, files joined by a zero byte."""
+
+    train: Bytes
+    held_out: Bytes
+
+    def digest(self) -> str:
+        """A fingerprint of the bytes and of their split: the same for runs that read the same text, split alike."""
+        digest = hashlib.sha256(len(self.train).to_bytes(8, "little"))
+        for part in (self.train, self.held_out):
+            digest.update(part.data)
+        return digest.hexdigest()
+
+    def check(self, length: int) -> None:
+        """DataError unless a sequence and its target fit into both parts."""
+        if len(self.train) <= length:
+            raise DataError(
+                f"corpus: {len(self.train)} bytes to train on, expected more than {length} because of the sequence "
+                "length; give more text or a smaller --sequence-length"
+            )
+        if len(self.held_out) < 2:
+            raise DataError(
+                f"corpus: {len(self.held_out)} bytes held out, expected at least 2; "
+                "give more text or a larger --held-out"
+            )
+
+
+def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Corpus:
+    """Read files and folders (their text files, at any depth); without paths, the standard library's source.
+
+    The split is by file: a file is held out when the SHA-256 of its relative path, modulo 1000, is below
+    1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead.
+    DataError for what is missing, unreadable or empty.
+    """
+    if not 0 < held_out < 1:
+        raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
+    texts = _texts(paths)
+    aside = {name for name in texts if _fraction(name) < held_out}
+    if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
+        train = [text for name, text in texts.items() if name not in aside]
+        return Corpus(_join(train), _join([texts[name] for name in texts if name in aside]))
+    whole = _join(list(texts.values()))
+    cut = len(whole) - round(len(whole) * held_out)
+    return Corpus(whole[:cut], whole[cut:])
+
+
+def read_text(paths: Sequence[str | Path]) -> Bytes:
+    """The same files in one array, not split. DataError as in `read_corpus`."""
+    return _join(list(_texts(paths).values()))
+
+
+def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:
+    files = _files(paths) if paths else standard_library()
+    texts = {name: _read(path) for name, path in files.items()}
+    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
+    return {name: text for name, text in texts.items() if text}
+
+
+def standard_library() -> dict[str, Path]:
+    """The source of the running Python's standard library: relative path -> file, in sorted order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    return {name: names[name] for name in sorted(names) if not NOT_SOURCE.intersection(name.split("/"))}
+
+
+def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = _text_files(path)
+            if not found:
+                raise DataError(
+                    f"corpus: folder {path} has no text: no file that is neither empty, hidden nor binary; "
+                    "name a folder with text files"
+                )
+            files.update({f"{path.name}/{name}": file for name, file in found.items()})
+        elif not path.exists():
+            raise DataError(f"corpus: {path} does not exist; name a file or a folder")
+        elif not _read(path):
+            raise DataError(f"corpus: {path} is empty; name a file with text in it")
+        else:
+            files[path.as_posix() if path.name in files else path.name] = path
+    return files
+
+
+def _text_files(folder: Path) -> dict[str, Path]:
+    """The files below a folder that hold text: not hidden, not empty, no zero byte at the start (git's rule)."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+            start = _read(path, 8000)
+            if start and SEPARATOR not in start:
+                found[name] = path
+    return {name: found[name] for name in sorted(found)}
+
+
+def _read(path: Path, size: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise DataError(
+            f"corpus: {path} cannot be read: {error.strerror}; mend its permissions or leave it out"
+        ) from error
+
+
+def _fraction(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 1000 / 1000
+
+
+def _join(texts: list[bytes]) -> Bytes:
+    return np.frombuffer(SEPARATOR.join(texts), dtype=np.uint8)
+
+
+def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:
+    """A sample of at most `count` bytes: as many parts, of equal length, at equal distances over all of `data`."""
+    if len(data) <= count:
+        return data
+    parts = min(parts, count)
+    starts = np.arange(parts) * len(data) // parts
+    return np.concatenate([data[start : start + count // parts] for start in starts])
+
+
+def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Examples:
+    """All of a text as `streams` contiguous parts, the next byte asked for at every step.
+
+    A part begins after the byte before it, the text after a zero byte; targets beyond its end are IGNORED. Short texts
+    get fewer parts: none has less than four chunks of steps.
+    """
+    streams = max(1, min(streams, len(data) // (4 * chunk)))
+    length = math.ceil(len(data) / streams)
+    inputs, targets = np.zeros((2, streams * length), np.int16)  # a quarter of the memory of int64; bytes and IGNORED
+    inputs[1 : len(data)], targets[: len(data)] = data[:-1], data
+    targets[len(data) :] = IGNORED
+    return Examples(inputs.reshape(streams, length), targets.reshape(streams, length))
+
+
+def compressed(data: Bytes) -> dict[str, float]:
+    """Bits per byte of `gzip -9` and `xz`, each given these bytes alone."""
+    text = data.tobytes()
+    return {
+        "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
+        "xz": 8 * len(lzma.compress(text)) / len(text),
+    }

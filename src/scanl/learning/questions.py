@@ -1,0 +1,60 @@
+"""The model, the answers and the loss that follow from what a source asks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.data.base import IGNORED, Question
+from scanl.errors import ConfigError
+from scanl.layers.state import State
+from scanl.models import LanguageModel, SequenceClassifier
+
+Model = LanguageModel | SequenceClassifier
+
+
+def model_for(question: Question, options: Mapping[str, Any]) -> Model:
+    """A language model for answers at every step; a classifier for one answer to a sequence.
+
+    A number is the one logit of a classifier that reads out the last step.
+    """
+    if question.every_step:
+        if question.vocab_size is None:
+            raise ConfigError(f"train: no model gives a {question.kind} at every step of features yet; give tokens")
+        return LanguageModel(question.vocab_size, **options)
+    given = dict(options)
+    if given.pop("tie_embeddings"):
+        raise ConfigError(
+            "train: tie_embeddings is True, but the answers are no tokens of the input; leave out --tie-embeddings"
+        )
+    reads = {"vocab_size": question.vocab_size, "input_dim": question.channels}
+    if question.kind == "number":
+        return SequenceClassifier(1, pool="last", **reads, **given)
+    assert question.classes is not None
+    return SequenceClassifier(question.classes, **reads, **given)
+
+
+def answer(
+    question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State = None
+) -> tuple[Tensor, Tensor, State]:
+    """What a model makes of the inputs where it is asked, what the answers are there, and the state.
+
+    Logits (n, V) and tokens (n,) of the steps; logits (B, C) and classes (B,), or numbers (B,) twice, after the last.
+    """
+    if isinstance(model, LanguageModel):
+        if question.kind == "next token":  # at every step: nothing to pick out
+            logits, state = model(inputs, state)
+            return logits.flatten(0, 1), targets.flatten(), state
+        asked = targets != IGNORED
+        logits, state = model.logits_at(inputs, asked, state)
+        return logits, targets[asked], state
+    outputs, state = model(inputs, state)
+    return (outputs[:, 0] if question.kind == "number" else outputs), targets, state
+
+
+def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
+    """The mean loss of the answers, and the state: cross entropy, or the squared error of numbers."""
+    outputs, targets, state = answer(question, model, inputs, targets, state)
+    measure = F.mse_loss if question.kind == "number" else F.cross_entropy
+    return measure(outputs.float(), targets), state

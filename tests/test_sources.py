@@ -1,0 +1,220 @@
+"""What a run learns from: laws over every registered source, and a source that is new."""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from scanl import tasks
+from scanl.cli import main
+from scanl.data import Corpus, Exam, Examples, Question, Source, Text, register, sources
+from scanl.errors import CheckpointError, ConfigError
+from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.questions import answer, loss, model_for
+from scanl.learning.run.config import build_model
+
+ROOM = Path(__file__).parents[1] / "src" / "scanl"
+TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 30 --log-every 10 --lr 0.03".split()  # noqa: SIM905
+
+# What runs of before have written into their checkpoints: with another digest they could not go on.
+DIGESTS = {
+    "adding": "a32735563e1c0a4d46eec6cc19af2f01860f4761a5bf66184ab02a8ae9bb9584",
+    "associative_recall": "194cd7a12289e89fb821de0c1c2615ee9798103af2cb37a02630fb869a13d250",
+    "copy": "f9ee83b33b337a0743702f64886d6f68eaac770a37606fc37ec93379ce20b0d9",
+    "induction": "12ec31e35a6fe710f5ef5a359cd6653b4af2ba4ec71bb7408591e687c00fd09f",
+    "mqar": "2133fc54d9cb92651b5a25ab6cbe16f4ff05dab2340d9799989a91087bc11f79",
+    "parity": "194f52e49ae84189e574fb544b841e831533d06ed2cca58f87183b42e8f70ec4",
+    "selective_copy": "c56a74b447467d48bc27b83c9c0d3698cd858c7958bac56f609ccbc2cd50fadb",
+    "text": "f11eeb80c625a7b8d66834c24a1579547806051946533d2fa233e401ca47f353",
+}
+each_source = pytest.mark.parametrize("name", sources.names())
+
+
+def opened(name: str) -> Source:
+    """With the options of a configuration; text is of 3,000 known bytes."""
+    config = TrainConfig(task=name, sequence_length=20, carry_state=True) if name == "text" else TrainConfig(task=name)
+    source = config.source()
+    if isinstance(source, Text):
+        data = (np.arange(3000) % 251).astype(np.uint8)
+        source.corpus = Corpus(data[:2000], data[2000:])
+    return source
+
+
+def test_every_task_is_a_source():
+    assert set(sources.names()) == {"text", *tasks.names()}
+
+
+@each_source
+def test_the_digest_is_the_one_that_checkpoints_hold(name):
+    source = opened(name)
+    source.refuse_other(DIGESTS[name])
+    with pytest.raises(CheckpointError, match=f"the {source.noun} has changed since the checkpoint; put back the"):
+        source.refuse_other("0" * 64)
+
+
+@each_source
+def test_processes_share_the_batch_of_one(name):
+    source = opened(name)
+    whole = source.batch(7, 6)
+    assert whole.inputs.shape[:2] == (6, source.length)
+    for size, world in ((2, 3), (3, 2)):
+        parts = [source.batch(7, size, rank, world) for rank in range(world)]
+        for joined, expected in zip(map(np.concatenate, zip(*parts, strict=True)), whole, strict=True):
+            np.testing.assert_array_equal(joined, expected)
+
+
+@each_source
+def test_the_model_answers_the_question(name):
+    """Of as many answers as there are targets, and a loss that every parameter learns from."""
+    source = opened(name)
+    model = build_model(TrainConfig(task=name, layer="lru", dim=8, depth=1))
+    inputs, targets = map(torch.from_numpy, source.batch(0, 2))
+    outputs, asked, _ = answer(source.question, model, inputs, targets)
+    assert len(outputs) == len(asked) > 0
+    total, count = source.total(outputs.detach(), asked)
+    assert (total >= 0, count) == (True, len(asked))
+    found, _ = loss(source.question, model, inputs, targets, None)
+    found.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@each_source
+def test_a_source_says_what_its_scores_mean(name):
+    source = opened(name)
+    low, high = source.reachable()
+    assert source.measured in source.columns
+    assert source.comparable is None or source.comparable in source.columns
+    for known in (source.chance, source.best):
+        assert known is None or low <= known <= high
+    if source.chance is not None and source.best is not None:
+        assert source.better(source.best, source.chance)
+    assert source.metric in source.exam_after_training().title
+
+
+def test_only_sources_know_what_kind_they_are():
+    """Outside of data and tasks no code asks whether a source is a text or a task; `scanl demo` is about text."""
+    asks = re.compile(r"isinstance\([^()]*\b(Text|Corpus|Task|FreshExamples)\b|\btask is (not )?None")
+    files = [*(ROOM / "learning").rglob("*.py"), *(ROOM / "cli").glob("*.py")]
+    assert [path.name for path in files if asks.search(path.read_text(encoding="utf-8"))] == ["demo.py"]
+
+
+# A source that is new: one class, as its one file would hold it.
+
+
+@dataclass
+class Signs(Source):
+    """Rows of numbers whose class is the sign of their sum.
+
+    Args:
+        sequence_length: numbers in a row.
+        seed: of the rows.
+        margin: how far from 0 each sum is, at least.
+    """
+
+    metric = "accuracy"
+    higher_is_better = True
+    chance, best = 0.5, 1.0
+    question = Question("class", channels=1, classes=2)
+    examined_by = ("count",)
+
+    sequence_length: int
+    seed: int
+    margin: float = 0.0
+
+    def check(self) -> None:
+        if self.margin < 0:
+            raise ConfigError(f"signs: margin is {self.margin}, expected at least 0")
+
+    @property
+    def length(self) -> int:
+        return self.sequence_length
+
+    def rows(self, count: int, *seed: int) -> Examples:
+        inputs = np.random.default_rng((self.seed, *seed)).normal(size=(count, self.length, 1)).astype(np.float32)
+        inputs += self.margin * np.sign(inputs.sum(1, keepdims=True))
+        return Examples(inputs, (inputs.sum((1, 2)) > 0).astype(np.int64))
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+        whole = self.rows(size * world, 0, step)
+        return Examples(*(part[rank * size :][:size] for part in whole))
+
+    def digest(self) -> str:
+        return f"{self}"
+
+    def unseen(self, step: int) -> Iterator[Examples]:
+        yield self.rows(32, 1, step)
+
+    def exam_after_training(self) -> Exam:
+        return self.exam(None)
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        rows = self.rows(given.get("count", 64), 2)
+        return Exam(f"accuracy on {len(rows.inputs)} rows:", [rows], {"chance": 0.5}, ".3f")
+
+
+@pytest.fixture
+def signs(monkeypatch):
+    register("signs")(Signs)
+    yield
+    sources.remove("signs")
+
+
+@pytest.mark.usefixtures("signs")
+def test_a_new_source_is_trained_resumed_and_measured_by_name(tmp_path, capfd):
+    folder = str(tmp_path / "run")
+    own = ["--task", "signs", "--task-options.margin", "1", "--sequence-length", "5", "--out", folder]
+    assert main(["train", *TINY, *own, "--until", "0.9", "--eval-every", "10", "--patience", "9"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("accuracy on 64 rows:\n  this model  ")
+    assert "the score is as good as --until 0.9 after step" in err
+    assert main(["train", "--resume", folder]) == 0
+    capfd.readouterr()
+    assert main(["eval", folder, "--count", "100"]) == 0
+    title, found, _ = capfd.readouterr().out.splitlines()
+    assert title == "accuracy on 100 rows:"
+    inputs, targets = map(torch.from_numpy, Signs(5, 0, 1.0).rows(100, 2))
+    logits, _ = RunFolder.open(folder).load_model()(inputs)
+    assert float(found.split()[-1]) == pytest.approx((logits.argmax(-1) == targets).float().mean().item())
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert next(csv.reader(file)) == ["step", "loss", "tokens_per_second", "lr", "score"]
+
+
+@pytest.mark.usefixtures("signs")
+def test_the_loss_of_classes_is_their_cross_entropy():
+    source = Signs(5, 0)
+    model = model_for(source.question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    inputs, targets = map(torch.from_numpy, source.batch(0, 4))
+    torch.testing.assert_close(
+        loss(source.question, model, inputs, targets, None)[0], F.cross_entropy(model(inputs)[0], targets)
+    )
+
+
+@pytest.mark.usefixtures("signs")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train --task sings", "unknown task 'sings'; did you mean 'signs'?"),
+        ("train --task signs --task-options.marign 1", "unknown option of signs 'marign'; did you mean 'margin'?"),
+        ("train --task signs --task-options.margin -1", "signs: margin is -1, expected at least 0"),
+        ("train --task signs --carry-state", "carry_state is True, but signs does not use it; leave out --carry-state"),
+        ("train --task signs --until 2", "until is 2, expected from 0 to 1 because signs is scored by accuracy"),
+        ("train --task signs --tie-embeddings", "tie_embeddings is True, but the answers are no tokens of the input"),
+    ],
+)
+def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 2
+    assert message in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_of_features_have_no_model_yet():
+    with pytest.raises(ConfigError, match="no model gives a label at every step of features yet; give tokens"):
+        model_for(Question("label", channels=3), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
