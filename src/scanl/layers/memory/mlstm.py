@@ -17,38 +17,12 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
+from scanl.layers.parts.block_diagonal import BlockDiagonal
+from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.state import Device, DType
 from scanl.ops import associative_scan, linear_attention
 from scanl.ops._frame.opaque import opaque
-
-
-class HeadwiseLinear(Module):
-    """Square blocks along the diagonal: weight (blocks, size, size), the outputs before the inputs; bias (width)."""
-
-    def __init__(self, width: int, size: int, bias: bool, std: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width // size, size, size) * std)
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.einsum("...hd,hod->...ho", x.unflatten(-1, self.weight.shape[:2]), self.weight).flatten(-2)
-        return y if self.bias is None else y + self.bias
-
-
-class MultiHeadNorm(Module):
-    """LayerNorm of each head, times weight (H P), ones at first; or times 1 + weight, zeros at first."""
-
-    def __init__(self, width: int, eps: float = 1e-5, zero_centered: bool = True) -> None:
-        super().__init__()
-        self.eps, self.center = eps, float(zero_centered)
-        self.weight = nn.Parameter(torch.full((width,), 1 - self.center))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, eps={self.eps}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
 
 
 class MLSTMCell(Module):
@@ -57,7 +31,7 @@ class MLSTMCell(Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.igate, self.fgate = nn.Linear(3 * width, num_heads), nn.Linear(3 * width, num_heads)
-        self.outnorm = MultiHeadNorm(width)
+        self.outnorm = HeadNorm(width)
         for gate in (self.igate, self.fgate):
             nn.init.zeros_(gate.weight)
         nn.init.normal_(self.igate.bias, std=0.1)
@@ -142,7 +116,7 @@ class MLSTM(Layer):
         small = math.sqrt(2 / (5 * dim))
         self.proj_up = nn.Linear(dim, 2 * width, bias=bias)
         self.q_proj, self.k_proj, self.v_proj = (
-            HeadwiseLinear(width, qkv_proj_blocksize, bias, small) for _ in range(3)
+            BlockDiagonal(width, width // qkv_proj_blocksize, small, bias) for _ in range(3)
         )
         self.conv1d = ShortConvolution(width, conv1d_kernel_size)
         self.mlstm_cell = MLSTMCell(width, num_heads)

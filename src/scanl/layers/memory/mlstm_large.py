@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, soft_cap
-from scanl.layers.memory.mlstm import MultiHeadNorm, remember
+from scanl.layers.memory.mlstm import remember
+from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.state import Device, DType
 
 
@@ -86,7 +87,7 @@ class MLSTMLarge(Layer):
         self.q, self.k = nn.Linear(dim, keys, bias=False), nn.Linear(dim, keys, bias=False)
         self.v, self.ogate_preact = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
         self.igate_preact, self.fgate_preact = nn.Linear(dim, num_heads), nn.Linear(dim, num_heads)
-        self.multihead_norm = MultiHeadNorm(values, norm_eps, zero_centered=False)
+        self.multihead_norm = HeadNorm(values, norm_eps, zero_centered=False)
         self.out_proj = nn.Linear(values, dim, bias=False)
         for linear in (self.q, self.k, self.v):
             nn.init.normal_(linear.weight, std=math.sqrt(2 / (5 * dim)))

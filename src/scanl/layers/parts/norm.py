@@ -1,4 +1,4 @@
-"""The norm that many recurrent layers end in: root mean square over a head, and a gate."""
+"""The norms that recurrent layers end in, each over the channels of a head."""
 
 import torch
 from torch import Tensor, nn
@@ -29,3 +29,21 @@ class GatedRMSNorm(Module):
         y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
         y = F.rms_norm(y.unflatten(-1, self.parts), self.parts[1:], None, self.eps).flatten(-2) * widen(self.weight)
         return (y if self.gate_first or gate is None else y * gate).to(x.dtype)
+
+
+class HeadNorm(Module):
+    """LayerNorm of each head, x (..., H, P) to (..., H P), times weight (H P), ones at first.
+
+    zero_centered: times 1 + weight, zeros at first. Computed in float32 or wider.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, zero_centered: bool = True) -> None:
+        super().__init__()
+        self.eps, self.center = eps, float(zero_centered)
+        self.weight = nn.Parameter(torch.full((width,), 1 - self.center))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, eps={self.eps}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(widen(x), x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))

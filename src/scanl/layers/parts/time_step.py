@@ -1,13 +1,29 @@
-"""The bias of a step size Δ = softplus(x + b), as Mamba and its successors start it."""
+"""Step sizes Δ at the start of training: drawn between two bounds, evenly over their logarithms."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from scanl.layers.parts.timespans import log_uniform
+from scanl.errors import ConfigError
+
+
+def check_step_range(who: str, dt_min: float, dt_max: float) -> None:
+    """Refuse bounds of Δ that are not positive and in order."""
+    if not 0 < dt_min <= dt_max:
+        raise ConfigError(f"{who}: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+
+
+def log_uniform(count: int, low: float, high: float) -> Tensor:
+    """(count,): ln Δ, drawn uniformly between the logarithms of low and high."""
+    start, end = math.log(low), math.log(high)
+    return torch.rand(count) * (end - start) + start
 
 
 def time_step_bias(size: int, dt_min: float = 1e-3, dt_max: float = 0.1, dt_init_floor: float = 1e-4) -> Tensor:
-    """b with softplus(b) = max(Δ, floor), ln Δ uniform over [ln dt_min, ln dt_max]. Source: arXiv:2312.00752, sec. 3.6.
+    """The bias b of Δ = softplus(x + b), as Mamba and its successors start it.
+
+    softplus(b) = max(Δ, floor), with ln Δ uniform over [ln dt_min, ln dt_max]. Source: arXiv:2312.00752, sec. 3.6.
 
     >>> bool(((time_step_bias(9).exp() + 1).log() <= 0.1 + 1e-6).all())
     True

@@ -1,8 +1,5 @@
 """The time between steps, where a layer discretises a continuous one: samples need not come at equal intervals."""
 
-import math
-
-import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
@@ -20,9 +17,3 @@ def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
         raise ShapeError(f"{who}: timespans is {found}, expected a floating dtype and {shape} because of x")
     if timespans.device != x.device:
         raise ShapeError(f"{who}: timespans is on {timespans.device}, expected {x.device} because of x")
-
-
-def log_uniform(count: int, low: float, high: float) -> Tensor:
-    """(count,): ln Δ, drawn uniformly between the logarithms of low and high."""
-    start, end = math.log(low), math.log(high)
-    return torch.rand(count) * (end - start) + start

@@ -6,17 +6,19 @@ r"""sLSTM: exponential gates, a normaliser, and heads that mix their own channel
    \hat g_t = W_g u_t + R_g h_{t-1} + b_g
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register
 from scanl.layers.module import Module
+from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.depth import rise, whole
+from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import slstm
@@ -28,18 +30,6 @@ class SLSTMState(NamedTuple):
 
     recurrent: Tensor
     conv: Tensor | tuple[()]
-
-
-class HeadwiseLinear(Module):
-    """y = W x within each head: weight (H, K, K), x and y (B, T, H, K)."""
-
-    def __init__(self, num_heads: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_heads, width, width))
-        nn.init.normal_(self.weight, std=(2 / (5 * num_heads * width)) ** 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("bthi,hoi->btho", x, self.weight)
 
 
 class SLSTMCell(Module):
@@ -55,17 +45,6 @@ class SLSTMCell(Module):
         heads, _, width = self._recurrent_kernel_.shape
         kernel = self._recurrent_kernel_.view(heads, 4, width, width).transpose(0, 1)
         return kernel, self._bias_.view(4, heads, width)
-
-
-class HeadNorm(Module):
-    """Layer norm of each head, times 1 + weight: weight (D), 0 at the start."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], eps=1e-5).flatten(2) * (1 + self.weight)
 
 
 @register("slstm")
@@ -102,10 +81,11 @@ class SLSTM(Layer):
         forget_number(forget)
         self.dim, self.num_heads, self.forget = dim, num_heads, forget
         self.conv1d = ShortConvolution(dim, conv1d_kernel_size) if conv1d_kernel_size else None
-        self.fgate = HeadwiseLinear(num_heads, dim // num_heads)
-        self.igate = HeadwiseLinear(num_heads, dim // num_heads)
-        self.zgate = HeadwiseLinear(num_heads, dim // num_heads)
-        self.ogate = HeadwiseLinear(num_heads, dim // num_heads)
+        small = math.sqrt(2 / (5 * dim))
+        self.fgate = BlockDiagonal(dim, num_heads, small)
+        self.igate = BlockDiagonal(dim, num_heads, small)
+        self.zgate = BlockDiagonal(dim, num_heads, small)
+        self.ogate = BlockDiagonal(dim, num_heads, small)
         self.slstm_cell = SLSTMCell(num_heads, dim // num_heads)
         self.group_norm = HeadNorm(dim)
         self.enter_stack(0, [self])
@@ -133,9 +113,8 @@ class SLSTM(Layer):
         else:
             assert not isinstance(conv, tuple)
             convolved, conv = convolve(self.conv1d.conv, x, conv, cu_seqlens=cu_seqlens, silu=True)
-        heads = (self.num_heads, self.dim // self.num_heads)
-        convolved, plain = convolved.unflatten(-1, heads), x.unflatten(-1, heads)
         kernel, bias = self.slstm_cell.kernel_and_bias()
-        gates = torch.stack([self.fgate(convolved), self.igate(convolved), self.zgate(plain), self.ogate(plain)], 2)
+        gates = torch.stack([self.fgate(convolved), self.igate(convolved), self.zgate(x), self.ogate(x)], 2)
+        gates = gates.unflatten(-1, (self.num_heads, self.dim // self.num_heads))
         h, recurrent = slstm(gates + bias, kernel, recurrent, forget=self.forget, cu_seqlens=cu_seqlens)
-        return self.group_norm(h), SLSTMState(recurrent, conv)
+        return self.group_norm(h).to(x.dtype), SLSTMState(recurrent, conv)

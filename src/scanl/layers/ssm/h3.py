@@ -3,23 +3,20 @@ r"""H3: a shift and a diagonal state space model between two products, in the ma
 .. math:: y_t = W_o \big(q_t \cdot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \otimes v)_t\big)
 """
 
-import math
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, unknown
+from scanl.errors import ConfigError
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.hippo import STARTS, diagonal_start
-from scanl.layers.parts.timespans import log_uniform
+from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
 from scanl.layers.state import Device, DType
 from scanl.ops import short_convolution
-from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
 class H3State(NamedTuple):
@@ -43,23 +40,17 @@ class ShiftKernel(Module):
         return torch.einsum("djn,dn->dj", read, self.B).flip(1)
 
 
-class DiagonalKernel(Module):
+class H3Kernel(Module):
     """log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) in real pairs."""
 
     def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        Lambda, B = diagonal_start(init, d_state)
-        real = torch.get_default_dtype()
-
-        def system(value: Tensor) -> nn.Parameter:
-            return nn.Parameter(value.to(real))
-
-        C = torch.view_as_complex(torch.randn(1, heads, d_state // 2, 2) * math.sqrt(0.5)) * B
-        self.C = nn.Parameter(torch.view_as_real(C).to(real))
-        self.log_dt = system(log_uniform(heads, dt_min, dt_max))
-        self.B = system(torch.view_as_real(B).repeat(heads, 1, 1))
-        self.inv_A_real = system((-Lambda.real).log().repeat(heads, 1))
-        self.A_imag = system(Lambda.imag.repeat(heads, 1))
+        start = diagonal_systems(heads, d_state, init, dt_min, dt_max)
+        self.C = nn.Parameter(start.C[None])
+        self.log_dt = nn.Parameter(start.log_dt)
+        self.B = nn.Parameter(start.B)
+        self.inv_A_real = nn.Parameter(start.log_A_real)
+        self.A_imag = nn.Parameter(start.A_imag)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A, B, C (H, N/2), complex, and Δ (H), in float32 or wider."""
@@ -138,16 +129,9 @@ class H3(Layer):
         lr: float | None = None,
     ) -> None:
         super().__init__()
-        if d_state < 2 or d_state % 2:
-            raise ConfigError(f"h3: d_state is {d_state}, expected an even number of at least 2")
+        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
         if head_dim < 1 or dim % head_dim:
             raise ConfigError(f"h3: head_dim is {head_dim}, expected a divisor of dim={dim}")
-        if init not in STARTS:
-            raise ConfigError(f"h3: {unknown('init', init, STARTS)}")
-        if disc not in DISCRETIZATIONS:
-            raise ConfigError(f"h3: {unknown('disc', disc, DISCRETIZATIONS)}")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"h3: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
         self.dim = dim
         self.d_state = d_state
         self.head_dim = head_dim
@@ -159,7 +143,7 @@ class H3(Layer):
         self.v_proj = nn.Linear(dim, dim)
         self.ssm_k_kernel = Wrapped(ShiftKernel(dim, d_state))
         self.ssm_k_D = nn.Parameter(torch.randn(dim))
-        self.kernel = Wrapped(DiagonalKernel(self.num_heads, d_state, init, dt_min, dt_max))
+        self.kernel = Wrapped(H3Kernel(self.num_heads, d_state, init, dt_min, dt_max))
         self.D = nn.Parameter(torch.randn(self.num_heads))
         self.output_linear = nn.Linear(dim, dim)
 

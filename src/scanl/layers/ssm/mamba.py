@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, register, widen
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.parts.time_step import time_step_bias
+from scanl.layers.parts.time_step import check_step_range, time_step_bias
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
 from scanl.ops import selective_scan
@@ -92,8 +92,7 @@ class Mamba(Layer):
             raise ConfigError(f"mamba: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
         if dt_rank != "auto" and (not isinstance(dt_rank, int) or dt_rank < 1):
             raise ConfigError(f"mamba: dt_rank is {dt_rank!r}, expected 'auto' or an integer of at least 1")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"mamba: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        check_step_range(self._who(), dt_min, dt_max)
         if dt_init not in ("random", "constant"):
             raise ConfigError(f"mamba: dt_init is {dt_init!r}, expected 'random' or 'constant'")
         self.dim = dim

@@ -14,7 +14,7 @@ from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.parts.time_step import time_step_bias
+from scanl.layers.parts.time_step import check_step_range, time_step_bias
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 
@@ -90,8 +90,7 @@ class Mamba2(Layer):
             raise ConfigError(f"mamba2: ngroups is {ngroups}, expected a divisor of expand * dim / headdim={heads}")
         if not 0 < A_init_range[0] <= A_init_range[1]:
             raise ConfigError(f"mamba2: A_init_range is {A_init_range}, expected 0 < low <= high")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"mamba2: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        check_step_range(self._who(), dt_min, dt_max)
         self.heads, self.headdim, self.ngroups, self.d_state = heads, headdim, ngroups, d_state
         self.widths = [inner, ngroups * d_state, ngroups * d_state]
         convolved = sum(self.widths)

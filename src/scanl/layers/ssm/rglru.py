@@ -15,12 +15,13 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
+from scanl.layers.parts.block_diagonal import block_diagonal
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
 
 class BlockDiagonalLinear(Module):
-    """y = x W + b with W of `num_blocks` square blocks: w (blocks, width, width), b (blocks, width)."""
+    """y = x W + b with W of `num_blocks` square blocks: w (blocks, width, width), b (blocks, width), as released."""
 
     def __init__(self, width: int, num_blocks: int) -> None:
         super().__init__()
@@ -30,9 +31,7 @@ class BlockDiagonalLinear(Module):
         nn.init.normal_(self.w, std=math.sqrt(1 / block))
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks, width, _ = self.w.shape
-        y = torch.baddbmm(self.b[:, None], x.reshape(-1, blocks, width).transpose(0, 1), self.w)
-        return y.transpose(0, 1).reshape(x.shape)
+        return block_diagonal(x, self.w, self.b)
 
 
 class RGLRUState(NamedTuple):

@@ -15,7 +15,7 @@ from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_ssm
 from scanl.layers.parts.hippo import diagonal_legs
-from scanl.layers.parts.timespans import log_uniform
+from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr
 from scanl.ops._frame.opaque import opaque
@@ -114,8 +114,7 @@ class S4(Layer):
         super().__init__()
         if d_state < 2 or d_state % 2:
             raise ConfigError(f"s4: d_state is {d_state}, expected an even number of at least 2")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"s4: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        check_step_range(self._who(), dt_min, dt_max)
         self.dim = dim
         self.d_state = d_state
         self.lr = lr

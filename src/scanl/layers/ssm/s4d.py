@@ -3,35 +3,30 @@ r"""S4D: a diagonal state space model for each channel.
 .. math:: \dot s = A s + B u, \; y = 2\,\mathrm{Re}\, C s + D u, \quad A = -e^{a} + i\,\omega, \; B = 1
 """
 
-import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.hippo import STARTS, diagonal_start
-from scanl.layers.parts.timespans import check_timespans, log_uniform
+from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
-from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
-class DiagonalKernel(Module):
+class S4DKernel(Module):
     """The systems of S4D: log_dt (D), C (D, N/2, 2) in real pairs, log_A_real and A_imag (D, N/2)."""
 
     def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        Lambda, B = diagonal_start(init, d_state)
-        C = torch.view_as_complex(torch.randn(dim, d_state // 2, 2) * math.sqrt(0.5))
-        self.C = nn.Parameter(torch.view_as_real(C * B.to(C.dtype)))
-        self.log_dt = nn.Parameter(log_uniform(dim, dt_min, dt_max))
-        decay, frequency = (part.to(self.C.dtype).repeat(dim, 1) for part in (-Lambda.real, Lambda.imag))
-        self.log_A_real = nn.Parameter(decay.log())
-        self.A_imag = nn.Parameter(frequency)
+        start = diagonal_systems(dim, d_state, init, dt_min, dt_max)
+        self.C = nn.Parameter(start.C)
+        self.log_dt = nn.Parameter(start.log_dt)
+        self.log_A_real = nn.Parameter(start.log_A_real)
+        self.A_imag = nn.Parameter(start.A_imag)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """A and C, complex (D, N/2), and Δ (D), in float32 or wider."""
@@ -92,20 +87,13 @@ class S4D(Layer):
         lr: float | None = 1e-3,
     ) -> None:
         super().__init__()
-        if d_state < 2 or d_state % 2:
-            raise ConfigError(f"s4d: d_state is {d_state}, expected an even number of at least 2")
-        if init not in STARTS:
-            raise ConfigError(f"s4d: {unknown('init', init, STARTS)}")
-        if disc not in DISCRETIZATIONS:
-            raise ConfigError(f"s4d: {unknown('disc', disc, DISCRETIZATIONS)}")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"s4d: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
         self.dim = dim
         self.d_state = d_state
         self.disc = disc
         self.lr = lr
         self.D = nn.Parameter(torch.randn(dim))
-        self.kernel = DiagonalKernel(dim, d_state, init, dt_min, dt_max)
+        self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
         self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.parts.hippo import diagonal_legs
-from scanl.layers.parts.timespans import check_timespans, log_uniform
+from scanl.layers.parts.time_step import check_step_range, log_uniform
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize, linear_scan
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
@@ -92,8 +93,7 @@ class S5(Layer):
         ):
             if value not in known:
                 raise ConfigError(f"s5: {unknown(option, value, known)}")
-        if not 0 < dt_min <= dt_max:
-            raise ConfigError(f"s5: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
+        check_step_range(self._who(), dt_min, dt_max)
         self.dim, self.lr = dim, lr
         self.state_dim = size // (1 + conj_sym)
         self.conj_sym = conj_sym

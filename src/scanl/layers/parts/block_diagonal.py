@@ -1,0 +1,35 @@
+"""Linear maps of square blocks along the diagonal: each block of channels is mixed by itself."""
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.module import Module
+
+
+def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., blocks * width) times a matrix for each block: weight (blocks, width, width), inputs before outputs.
+
+    bias: (blocks, width).
+
+    >>> block_diagonal(torch.tensor([1.0, 2.0]), torch.tensor([[[3.0]], [[5.0]]])).tolist()  # 1 * 3 and 2 * 5
+    [3.0, 10.0]
+    """
+    blocks, width, _ = weight.shape
+    parts = x.reshape(-1, blocks, width).transpose(0, 1)
+    y = torch.bmm(parts, weight) if bias is None else torch.baddbmm(bias[:, None], parts, weight)
+    return y.transpose(0, 1).reshape(x.shape)
+
+
+class BlockDiagonal(Module):
+    """y = W x + b, W of square blocks: weight (blocks, width, width), outputs before inputs; bias (D) or None.
+
+    The weight starts as N(0, std²), the bias as 0.
+    """
+
+    def __init__(self, dim: int, blocks: int, std: float, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(blocks, dim // blocks, dim // blocks) * std)
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return block_diagonal(x, self.weight.mT, None if self.bias is None else self.bias.view(self.weight.shape[:2]))
