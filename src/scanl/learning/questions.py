@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from scanl.data.base import IGNORED, Question
 from scanl.errors import ConfigError
+from scanl.layers.base import widen
 from scanl.layers.state import State
 from scanl.models import LanguageModel, SequenceClassifier
 
@@ -57,4 +58,4 @@ def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, stat
     """The mean loss of the answers, and the state: cross entropy, or the squared error of numbers."""
     outputs, targets, state = answer(question, model, inputs, targets, state)
     measure = F.mse_loss if question.kind == "number" else F.cross_entropy
-    return measure(outputs.float(), targets), state
+    return measure(widen(outputs), targets), state
