@@ -14,11 +14,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
-from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of
+from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of
 from scanl.ops.dplr_scan import chunked
 
 
@@ -108,23 +107,7 @@ def _parallel(
     return chunked(q, k, beta * v, -beta * keys, reads, g, state, scale=scale)
 
 
-compiled(
-    delta_rule,
-    "cpu",
-    devices=("cpu",),
-    package="numba",
-    dtypes=FLOATING,
-    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
-)
-compiled(
-    delta_rule,
-    "triton",
-    devices=("cuda",),
-    package="triton",
-    dtypes=HALF + FLOATING,
-    half_products=True,
-    needs=over_a_tile,
-)
+add_kernels(delta_rule)
 
 
 @delta_rule.samples

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
-from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
-from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
+from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of, spoilt
 
 
 @op(
@@ -133,23 +132,7 @@ def chunked(
     return (o, last) if spoil is None else (o * spoil, last * spoil[:, -1].unsqueeze(-2))
 
 
-compiled(
-    dplr_scan,
-    "cpu",
-    devices=("cpu",),
-    package="numba",
-    dtypes=FLOATING,
-    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
-)
-compiled(
-    dplr_scan,
-    "triton",
-    devices=("cuda",),
-    package="triton",
-    dtypes=HALF + FLOATING,
-    half_products=True,
-    needs=over_a_tile,
-)
+add_kernels(dplr_scan)
 
 
 @dplr_scan.samples

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, trailing
-from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
-from scanl.ops._matrix_memory import over_a_tile, row_decays, scale_of, spoilt
+from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of, spoilt
 from scanl.ops.linear_scan import linear_scan
 
 
@@ -156,25 +155,7 @@ def _parallel(
     return (o, last) if spoil is None else (o * spoil, last * spoil[:, -1].unsqueeze(-2))
 
 
-compiled(
-    linear_attention,
-    "cpu",
-    devices=("cpu",),
-    package="numba",
-    dtypes=FLOATING,
-    needs=lambda K, **_: [f"K={K} is over 512"] if K > 512 else [],
-)
-
-
-compiled(
-    linear_attention,
-    "triton",
-    devices=("cuda",),
-    package="triton",
-    dtypes=HALF + FLOATING,
-    half_products=True,
-    needs=lambda given, **sizes: [*over_a_tile(**sizes), *(["gv is given"] if "gv" in given else [])],
-)
+add_kernels(linear_attention, without=("gv",))
 
 
 def normalized_linear_attention(
