@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from scanl.ops.registry import HALF, Op, Operand, Sample
 
@@ -27,6 +28,67 @@ def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torc
     eps = max(torch.finfo(kind).eps for kind in (actual.dtype, dtype or actual.dtype))
     bound = 2 * (rounding + 1) * eps * exact.abs().masked_fill(infinite, 0).max()
     assert error <= bound, f"{what}: error {error:.3g}, at most {bound:.3g} allowed"
+
+
+def leaves(operands: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every tensor of the operands, those of a structured state by their path in it."""
+    found = {}
+    for name, value in operands.items():
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            found[name + pytree.keystr(path)] = leaf
+    return found
+
+
+def rebuilt(operands: Mapping[str, Any], values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The operands with other tensors for their leaves."""
+    names = iter(leaves(operands))
+    return {name: pytree.tree_map(lambda _: values[next(names)], value) for name, value in operands.items()}
+
+
+def mapped(change: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """The operands, every tensor of numbers changed; positions stay as they are."""
+    return pytree.tree_map(lambda v: change(v) if v.is_floating_point() or v.is_complex() else v, dict(operands))
+
+
+def rows(value: Any, which: Any) -> Any:
+    """Some rows of a tensor or of a state."""
+    return pytree.tree_map(lambda leaf: leaf[which], value)
+
+
+def differentiable(operands: Mapping[str, Any]) -> dict[str, Any]:
+    """The same numbers as leaves of a graph."""
+    return mapped(lambda v: v.detach().clone().requires_grad_(), operands)
+
+
+def wanted(operands: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that have a gradient."""
+    return {name: leaf for name, leaf in leaves(operands).items() if leaf.requires_grad}
+
+
+def seen(op: Op, last: Any, operands: Mapping[str, Any], more: Mapping[str, Any], backend: str) -> Tensor:
+    """What a last state is: itself, or of a structured one what it brings to the same steps once more.
+
+    Two structured states may say the same in different ways.
+    """
+    if op.form is None:
+        return last
+    again = {name: value for name, value in operands.items() if name != op.state}
+    return op(**again, **more, **{op.state: last}, backend=backend)[0]
+
+
+def called(op: Op, operands: Mapping[str, Any], more: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """The outputs and what the last state is; of a state that no trace can start from, the outputs alone."""
+    y, last = op(**operands, **more)
+    if "tracing from a state" in op.excused:
+        return (y,)
+    options = {name: value for name, value in more.items() if name != "backend"}
+    return y, seen(op, last, operands, options, more.get("backend", "auto"))
+
+
+def unstructured(op: Op, sample: Sample) -> Sample:
+    """The sample, from an empty past where the state is of several tensors."""
+    kept = {name: value for name, value in sample.operands.items() if name != op.state or op.form is None}
+    return Sample(kept, sample.options)
 
 
 DRAWS = 4
@@ -51,9 +113,7 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
     thousandth part.
     """
     same_kind = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-    operands = {
-        name: value.detach().to("cpu", same_kind.get(value.dtype, value.dtype)) for name, value in operands.items()
-    }
+    operands = pytree.tree_map(lambda v: v.detach().to("cpu", same_kind.get(v.dtype, v.dtype)), dict(operands))
     options = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
     key = (
         op.name,
@@ -64,19 +124,24 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
                 if isinstance(v, Tensor)
                 else v,
             )
-            for k, v in (*operands.items(), *options.items())
+            for k, v in (*leaves(operands).items(), *options.items())
         ),
     )
     if key not in _roundings:
         generator, errors = torch.Generator().manual_seed(0), []
         for draw in range(DRAWS):
-            for name, value in operands.items() if draw else ():
-                change = 2.0**-10 * (2 * torch.rand(value.shape, generator=generator) - 1)
-                operands[name] = (value * (1 + change)).to(value.dtype)
+            if draw:
+                operands = mapped(lambda v: moved(v, 2.0**-10, generator), operands)
             exact = evaluate(op, wide(operands), options, "reference")
             errors.append(worst(evaluate(op, operands, options, "reference"), exact))
         _roundings[key] = max(errors)
     return _roundings[key]
+
+
+def moved(value: Tensor, by: float, generator: torch.Generator) -> Tensor:
+    """Every number changed by at most that part of it."""
+    part = torch.rand(value.shape, generator=generator, dtype=value.real.dtype if value.is_complex() else value.dtype)
+    return (value * (1 + by * (2 * part - 1))).to(value.dtype)
 
 
 def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
@@ -116,14 +181,11 @@ def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any
         finite = value[~value.isinf()].abs()
         largest[name] = finite.max().item() if finite.numel() else 0.0
     for _ in range(2):
-        moved = {
-            name: value * (1 + change * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1))
-            for name, value in operands.items()
-        }
-        for name, value in evaluate(op, moved, options, "reference").items():
+        changed = mapped(lambda v: moved(v, change, generator), operands)
+        for name, value in evaluate(op, changed, options, "reference").items():
             apart = (value - exact[name])[~exact[name].isinf()].abs()
             largest[name] += apart.max().item() / change if apart.numel() else 0.0
-    entering = sum(value.numel() for value in operands.values())
+    entering = sum(value.numel() for value in leaves(operands).values())
     return {name: entering * torch.finfo(exact[name].dtype).eps * size for name, size in largest.items()}
 
 
@@ -150,11 +212,15 @@ def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Te
     """The operands in a dtype; complex ones have phases that differ by element, log decays keep their size."""
     operands = {}
     for name, value in sample.operands.items():
-        if dtype.is_complex and name not in op.real:
-            phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64).view(value.shape)
-            value = torch.complex(value, phase) if (value <= 0).all() else torch.polar(value.abs(), phase)
-        operands[name] = value.to(place(backend), dtype.to_real() if name in op.real else dtype)
-    return operands
+
+        def made(value: Tensor, real: bool = name in op.real) -> Tensor:
+            if dtype.is_complex and not real:
+                phase = torch.linspace(0, 3, value.numel(), dtype=torch.float64).view(value.shape)
+                value = torch.complex(value, phase) if (value <= 0).all() else torch.polar(value.abs(), phase)
+            return value.to(dtype.to_real() if real else dtype)
+
+        operands |= mapped(made, {name: value})
+    return pytree.tree_map(lambda v: v.to(place(backend)), operands)
 
 
 def options(sample: Sample, backend: str) -> dict[str, Any]:
@@ -162,7 +228,7 @@ def options(sample: Sample, backend: str) -> dict[str, Any]:
 
 
 def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k: v.to(torch.complex128 if v.is_complex() else torch.float64) for k, v in operands.items()}
+    return mapped(lambda v: v.to(torch.complex128 if v.is_complex() else torch.float64), operands)
 
 
 def _cotangent(value: Tensor) -> Tensor:
@@ -173,10 +239,12 @@ def _cotangent(value: Tensor) -> Tensor:
 
 def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any], backend: str) -> dict[str, Tensor]:
     """Output, last state, and the gradient of every operand under fixed weights."""
-    leaves = {name: value.detach().clone().requires_grad_() for name, value in operands.items()}
-    y, last = op(**leaves, **options, backend=backend)
-    grads = torch.autograd.grad((y, last), list(leaves.values()), [_cotangent(v) for v in (y, last)])
-    return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    given = differentiable(operands)
+    y, last = op(**given, **options, backend=backend)
+    last = seen(op, last, given, options, backend)
+    inputs = wanted(given)
+    grads = torch.autograd.grad((y, last), list(inputs.values()), [_cotangent(v) for v in (y, last)])
+    return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(inputs, grads, strict=True)}
 
 
 def truth(
@@ -190,7 +258,7 @@ def truth(
     """The backend equals the reference, in values and in every gradient. wider: operands of another dtype."""
     more = {**options(sample, backend), **more}
     operands = at(op, sample, dtype, backend)
-    operands = {name: value.to((wider or {}).get(name, value.dtype)) for name, value in operands.items()}
+    operands |= {name: operands[name].to(kind) for name, kind in (wider or {}).items() if name in operands}
     rounding = own_rounding(op, operands, more)
     exact = evaluate(op, wide(operands), more, "reference")
     same = evaluate(op, operands, more, "reference")
@@ -205,7 +273,7 @@ def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[
     first = operands[op.names[0]]
     cut = {}
     for operand in op.operands:
-        if operand.name in operands and operand.name != "state":
+        if operand.name in operands and operand.name != op.state:
             value = operands[operand.name]
             axis = operand.time_axis(value, first.ndim)
             cut[operand.name] = value if axis is None else value.narrow(axis, start, end - start)
@@ -221,27 +289,36 @@ def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequenc
     rounding = own_rounding(op, operands, more)
     exact, exact_last = op(**wide(operands), **more, backend="reference")
     bounds = list(itertools.pairwise([0, *itertools.accumulate(lengths)]))
-    state, parts = operands["state"], {}
+    state, parts = operands[op.state], {}
     for start, end in reversed(bounds) if reverse else bounds:
         cut = timed(op, operands, start, end)
-        parts[start, end], state = op(**cut, **more, state=state, backend=backend)
+        parts[start, end], state = op(**cut, **more, **{op.state: state}, backend=backend)
     whole = torch.cat([parts[bound] for bound in bounds], 1)
     close(whole, exact, rounding, f"{op.name} {backend} in pieces {list(lengths)}")
-    close(state, exact_last, rounding, f"{op.name} {backend} last state")
+    exact_last = seen(op, exact_last, wide(operands), more, "reference")
+    close(seen(op, state, operands, more, backend), exact_last, rounding, f"{op.name} {backend} last state")
 
 
 def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     """Changing a step changes no output before it."""
-    operands = at(op, sample, torch.float64, backend)
-    name = op.names[0]
-    more = {**sample.options, "reverse": reverse, "backend": backend}
-    y, _ = op(**operands, **more)
+    operands, first = at(op, sample, torch.float64, backend), op.names[0]
+    axes = {
+        name: declared(op, name).time_axis(operands[name], operands[first].ndim) for name in timed(op, operands, 0, 0)
+    }
+    more = {**sample.options, "reverse": reverse}
+    y, _ = op(**operands, **more, backend=backend)
     for t in range(y.shape[1]):
-        changed = operands[name].clone()
-        changed[:, t] += 1
-        z, _ = op(**{**operands, name: changed}, **more)
+        changed = dict(operands)
+        for name, axis in axes.items():
+            if axis is not None:
+                changed[name] = operands[name].clone()
+                changed[name].select(axis, t).add_(1)
+        z, _ = op(**changed, **more, backend=backend)
         untouched = slice(t + 1, None) if reverse else slice(None, t)
-        torch.testing.assert_close(z[:, untouched], y[:, untouched], rtol=0, atol=0)
+        if "causality to the bit" in op.excused:
+            close(z[:, untouched], y[:, untouched], own_rounding(op, operands, more), f"{op.name} {backend} before {t}")
+        else:
+            torch.testing.assert_close(z[:, untouched], y[:, untouched], rtol=0, atol=0)
         assert not torch.equal(z[:, t], y[:, t])
 
 
@@ -252,11 +329,12 @@ def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
     rounding = own_rounding(op, operands, {**options(sample, backend), "reverse": reverse})
     y, last = op(**operands, **options(sample, backend), reverse=reverse, backend=backend)
     for n, (start, end) in enumerate(itertools.pairwise(bounds)):
-        state = operands["state"][n : n + 1]
-        more = {k: v for k, v in sample.options.items() if k != "cu_seqlens"}
-        alone, end_state = op(**timed(op, operands, start, end), **more, state=state, reverse=reverse, backend=backend)
+        cut, state = timed(op, operands, start, end), {op.state: rows(operands[op.state], slice(n, n + 1))}
+        more = {k: v for k, v in sample.options.items() if k != "cu_seqlens"} | {"reverse": reverse}
+        alone, end_state = op(**cut, **more, **state, backend=backend)
         close(y[:, start:end], alone, rounding, f"{op.name} {backend} packed sequence {n}")
-        close(last[n : n + 1], end_state, rounding, f"{op.name} {backend} packed state {n}")
+        both = (rows(last, slice(n, n + 1)), end_state)
+        close(*(seen(op, one, cut, more, backend) for one in both), rounding, f"{op.name} {backend} packed state {n}")
 
 
 def declared(op: Op, name: str) -> Operand:
@@ -266,6 +344,8 @@ def declared(op: Op, name: str) -> Operand:
 def batched(op: Op, operands: Mapping[str, Tensor], name: str) -> bool:
     """Whether a row of the batch has an entry of its own."""
     operand, value, first = declared(op, name), operands[name], operands[op.names[0]]
+    if operand.tree:
+        return True
     if operand.broadcast:
         return value.ndim == first.ndim and value.shape[0] == first.shape[0]
     fits = [axes for axes in operand.choices if len(axes) == value.ndim or any(axis[0] == "*" for axis in axes)]
@@ -312,15 +392,17 @@ def beams(op: Op, sample: Sample, backend: str) -> None:
     steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
     half = steps // 2
     chosen = torch.tensor([batch - 1, 0, batch - 1], device=place(backend))
-    _, state = op(**timed(op, operands, 0, half), **sample.options, state=operands["state"], backend=backend)
-    rows = {}
+    entering = {op.state: operands[op.state]}
+    _, state = op(**timed(op, operands, 0, half), **sample.options, **entering, backend=backend)
+    rest = {}
     for name, value in timed(op, operands, half, steps).items():
-        rows[name] = value[chosen] if batched(op, operands, name) else value
-    y, last = op(**rows, **sample.options, state=state[chosen], backend=backend)
+        rest[name] = value[chosen] if batched(op, operands, name) else value
+    y, last = op(**rest, **sample.options, **{op.state: rows(state, chosen)}, backend=backend)
     z, end = op(**operands, **sample.options, backend=backend)
     rounding = own_rounding(op, operands, sample.options)
     close(y, z[chosen][:, half:], rounding, f"{op.name} {backend} beams")
-    close(last, end[chosen], rounding, f"{op.name} {backend} beam states")
+    both = (last, rows(end, chosen))
+    close(*(seen(op, one, rest, sample.options, backend) for one in both), rounding, f"{op.name} {backend} beam states")
 
 
 NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
@@ -329,10 +411,11 @@ Place = tuple[str, int | None, float]  # an operand or a cotangent, a step of it
 
 def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]:
     """The sample's operands in float32, of so many steps and rows, which repeat those it has."""
+    sample = unstructured(op, sample)
     first, operands = sample.operands[op.names[0]], {}
     at = torch.arange(steps) % first.shape[1]
     for name, value in sample.operands.items():
-        axis = None if name == "state" else declared(op, name).time_axis(value, first.ndim)
+        axis = None if name == op.state else declared(op, name).time_axis(value, first.ndim)
         if declared(op, name).broadcast and axis is not None:  # else it would have no row of its own
             value = value.reshape((1,) * (first.ndim - value.ndim) + value.shape)
             value, axis = value.expand(len(first), *value.shape[1:]), 1
@@ -351,7 +434,7 @@ def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list
     """
     found: list[Place | None] = []
     for name in [*(name for name in operands if batched(op, operands, name)), "dy", "dlast"]:
-        timed = name == "dy" or (name in operands and name != "state" and "T" in declared(op, name).choices[0])
+        timed = name == "dy" or (name in operands and name != op.state and "T" in declared(op, name).choices[0])
         for step in steps if timed and (name == "dy" or operands[name].ndim > 1) else [None]:
             found.extend((name, step, number) for number in (NOT_FINITE if len(steps) > 1 else NOT_FINITE[:1]))
     half = len(found) // 2
@@ -372,12 +455,16 @@ def by_rows(
     leaves = {name: value.clone().requires_grad_() for name, value in operands.items()}
     if packed:
         more = {**more, "cu_seqlens": torch.arange(count + 1, device=dy.device) * steps}
-        timed = [name for name in operands if name != "state" and operands[name].shape[:2] == (count, steps)]
+        timed = [name for name in operands if name != op.state and operands[name].shape[:2] == (count, steps)]
         given = {name: value.flatten(0, 1)[None] if name in timed else value for name, value in leaves.items()}
         y, last = op(**given, **more)
-        y = y[0].unflatten(0, (count, steps))
     else:
-        y, last = op(**leaves, **more)
+        given = leaves
+        y, last = op(**given, **more)
+    last = seen(op, last, given, {k: v for k, v in more.items() if k != "backend"}, more["backend"])
+    if packed:
+        y = y[0].unflatten(0, (count, steps))
+        last = last if op.form is None else last[0].unflatten(0, (count, steps))
     grads = torch.autograd.grad((y, last), list(leaves.values()), (dy, dlast))
     return {"y": y, "last": last} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
@@ -398,6 +485,7 @@ def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: S
     count = len(places(op, rows_of(op, sample, steps, 2), at))
     operands = rows_of(op, sample, steps, count)
     y, last = op(**operands, **sample.options, reverse=reverse, backend="reference")
+    last = seen(op, last, operands, {**sample.options, "reverse": reverse}, "reference")
     finite = operands | {"dy": torch.ones_like(y), "dlast": torch.ones_like(last)}
     finite = {name: value.to(place(backend)) for name, value in finite.items()}
     spoilt = {name: value.clone() for name, value in finite.items()}
@@ -419,7 +507,7 @@ def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: S
             mine, clean, loop = actual[name][row], exact[name][row], reference[name][row].isfinite()
             if where is None or (where[0] in ("dy", "dlast") and name in ("y", "last")):
                 assert torch.equal(mine, clean), f"{what}: {name} is not that of finite operands"
-            elif name == "y" and where[1] is not None:
+            elif name == "y" and where[1] is not None and "causality to the bit" not in op.excused:
                 before = slice(where[1] + 1, None) if reverse else slice(0, where[1])
                 assert torch.equal(mine[before], clean[before]), f"{what}: earlier outputs have changed"
             if name in ("y", "last"):
@@ -437,6 +525,7 @@ def is_not_lost(op: Op, sample: Sample, backend: str, steps: int) -> None:
         for number in NOT_FINITE:
             spoilt = {other: value.to(place(backend)).clone() for other, value in operands.items()}
             spoil(spoilt[name], number)
-            actual = op(**spoilt, **sample.options, backend=backend)
-            for mine, loop in zip(actual, op(**spoilt, **sample.options, backend="reference"), strict=True):
+            actual = called(op, spoilt, {**sample.options, "backend": backend})
+            reference = called(op, spoilt, {**sample.options, "backend": "reference"})
+            for mine, loop in zip(actual, reference, strict=True):
                 assert not (mine.isfinite() & ~loop.isfinite()).any(), f"{op.name} {backend} loses {number} of {name}"

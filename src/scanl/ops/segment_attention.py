@@ -12,15 +12,19 @@ memory unless the caller detaches it.
 """
 
 import itertools
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError
+from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
-from scanl.ops.offsets import check_kind, offsets
+from scanl.ops._frame.op import op
+from scanl.ops._matrix_memory import scale_of
+from scanl.ops.offsets import offsets
 
 _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
 
@@ -28,8 +32,8 @@ _BLOCK = 64  # shorter blocks of queries cost more in calls than they save in ke
 class SegmentMemory(NamedTuple):
     """The last W tokens of every row, in a ring: the token at position p is in slot p mod W."""
 
-    keys: Tensor  # (B, W, Hk, K)
-    values: Tensor  # (B, W, Hk, V)
+    keys: Tensor  # (B, W, G, K)
+    values: Tensor  # (B, W, G, V)
     position: Tensor  # (B,), int64: tokens read so far, which is the position of the next
 
 
@@ -51,6 +55,45 @@ def init_memory(
     )
 
 
+def _form(
+    sizes: Mapping[str, Any], options: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> SegmentMemory:
+    """The memory that has read nothing."""
+    B, G, K, V = (sizes[axis] for axis in "BGKV")
+    return init_memory(B, options["window"], G, K, V, device=device, dtype=dtype)
+
+
+def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: Tensor | None) -> None:
+    """Refuse options that do not fit each other."""
+    window = options["window"]
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(f"segment_attention: window is {window!r}, expected an integer of at least 1")
+    if operands["mask"] is not None and cu_seqlens is not None:
+        raise ConfigError(
+            "segment_attention: mask and cu_seqlens are both given, expected one: packed sequences have no padding"
+        )
+    if options["overwrite"] and torch.is_grad_enabled():
+        tensors = (operands["q"], operands["k"], operands["v"], *(operands["memory"] or ()))
+        if any(isinstance(value, Tensor) and value.requires_grad for value in tensors):
+            raise ConfigError("segment_attention: overwrite is True, expected False because gradients are recorded")
+
+
+@op(
+    "q: B T H K, k: B T G K, v: B T G V, mask?: bool B T, memory: tree -> B T H V",
+    id="P-segattn",
+    equation="y_t = Σ_j softmax_j(scale q_tᵀ k_j) v_j, t - W < j <= t",
+    source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Dai et al. 2019, arXiv:1901.02860, section 3.2",
+    neutral={},
+    dtypes=HALF + FLOATING,
+    divides={"G": "H"},
+    form=_form,
+    check=_check,
+    widens=False,
+    excused={
+        "second derivatives": "torch's fused attention kernels have none; its SDPBackend.MATH has",
+        "a wide state": "the memory keeps keys and values as they are, in their own dtype; nothing is summed",
+    },
+)
 def segment_attention(
     q: Tensor,
     k: Tensor,
@@ -60,12 +103,12 @@ def segment_attention(
     window: int,
     scale: float | None = None,
     mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     overwrite: bool = False,
+    **call: Unpack[Call],
 ) -> tuple[Tensor, SegmentMemory]:
     """Attend from each token to itself and the window - 1 before it, in this segment and in the memory of earlier ones.
 
-    q: (B, T, H, K).   k: (B, T, Hk, K), v: (B, T, Hk, V), Hk dividing H: query head h reads key head h // (H / Hk);
+    q: (B, T, H, K).   k: (B, T, G, K), v: (B, T, G, V), G dividing H: query head h reads key head h // (H / G);
     shared heads are not copied.   memory: of the tokens before; None when there are none.
     window: tokens that a query sees, itself included.   scale: of the scores; 1/sqrt(K) when None.
     mask: (B, T) bool, False where padded, anywhere; such a token is not read, and its output is zero.
@@ -90,8 +133,49 @@ def segment_attention(
     >>> y.item(), memory.position.tolist(), memory.values.flatten().tolist()  # position 4 in slot 0, 3 in slot 1
     (5.0, [5], [2.0, 8.0])
     """
-    _check(q, k, v, memory, window, mask, cu_seqlens, overwrite)
+    if memory is None:
+        memory = init_memory(q.shape[0], window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
+    keys, values, position = memory
+    scale, each, ys = scale_of(q, scale), q.shape[2] // max(1, k.shape[2]), []
+    for t in range(q.shape[1]):
+        read = torch.ones_like(position, dtype=torch.bool) if mask is None else mask[:, t]
+        written = (torch.arange(window, device=q.device) == (position % window)[:, None]) & read[:, None]
+        keys = torch.where(written[:, :, None, None], k[:, t : t + 1], keys)
+        values = torch.where(written[:, :, None, None], v[:, t : t + 1], values)
+        position = position + read
+        seen = ((_held(position, window) >= 0) | ~read[:, None])[:, :, None]  # a padded row sees anything
+        query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[:, t], keys, values))
+        scores = scale * torch.einsum("bhk,bwhk->bwh", query, key.repeat_interleave(each, 2))
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(1)
+        y = torch.einsum("bwh,bwhv->bhv", weights, value.repeat_interleave(each, 2)).to(q.dtype)
+        ys.append(torch.where(read[:, None, None], y, 0))
+    y = torch.stack(ys, 1) if ys else (q.sum() + v.sum()).expand(*q.shape[:3], v.shape[3])
+    return y, SegmentMemory(keys, values, position)
+
+
+@segment_attention.backend("parallel", dtypes=HALF + FLOATING, whole=True)
+def _parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    memory: SegmentMemory | None,
+    window: int,
+    scale: float | None,
+    overwrite: bool,
+    reverse: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, SegmentMemory]:
+    """Blocks of about W queries, each over the block before it and itself."""
     batch, steps = q.shape[:2]
+    if reverse:
+        packed = None if cu_seqlens is None else steps - cu_seqlens.flip(0)
+        q, k, v, mask = q.flip(1), k.flip(1), v.flip(1), None if mask is None else mask.flip(1)
+        turned = memory if memory is None or packed is None else SegmentMemory(*(part.flip(0) for part in memory))
+        options: dict[str, Any] = {"window": window, "scale": scale, "overwrite": overwrite}
+        y, after = _parallel(q, k, v, mask=mask, memory=turned, reverse=False, cu_seqlens=packed, **options)
+        return y.flip(1), after if packed is None else SegmentMemory(*(part.flip(0) for part in after))
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     before = memory or init_memory(rows, window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
     if cu_seqlens is not None and (memory is not None or not torch.compiler.is_compiling()):
@@ -168,6 +252,8 @@ def _step(
     # A padded row that has read nothing sees empty slots rather than nothing, which has no softmax.
     seen = (_held(position, window) >= 0) | (position == 0)[:, None]
     y = _softmax(_wide(q), _wide(keys), _wide(values), seen[:, None], scale).to(q.dtype)
+    if suspected(q):
+        y = y * _of_queries(q)
     return y, SegmentMemory(keys, values, position)
 
 
@@ -182,9 +268,10 @@ def _attend_finite(
 ) -> Tensor:
     """`_attend`, where a token that is not finite makes NaN of the queries that see it, and of no others.
 
-    Those that do not would meet it with a weight of zero.
+    Queries that do not see it would multiply it by a weight of zero, which gives NaN. A query that is not finite makes
+    NaN of its own output; torch's kernels give zero where every score is -inf.
     """
-    if not suspected(k, v, *(() if memory is None else memory[:2])):
+    if not suspected(q, k, v, *(() if memory is None else memory[:2])):
         return _attend(q, k, v, memory, window, scale, start)
     t = torch.arange(q.shape[1], device=q.device)
     # Of each value channel the latest fault at or before each step, counted from the segment's first.
@@ -200,7 +287,13 @@ def _attend_finite(
     first = t - window if start is None else torch.maximum(t - window, start - 1)
     spoil = torch.where(latest > first[:, None, None], torch.nan, 1.0).to(q.dtype)
     y = _attend(q, replaced(k), replaced(v), memory, window, scale, start)
-    return y * spoil.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    spoil = spoil.repeat_interleave(q.shape[2] // max(1, k.shape[2]), 2)
+    return y * spoil * _of_queries(q)
+
+
+def _of_queries(q: Tensor) -> Tensor:
+    """(B, T, H, 1): NaN for a query that is not finite, else one. A product passes the NaN on to the gradient."""
+    return torch.where(faulty(q).any(-1, keepdim=True), torch.nan, 1.0).to(q.dtype)
 
 
 def _attend(
@@ -258,8 +351,8 @@ def _band(queries: Tensor, keys: Tensor, window: int) -> Tensor:
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
-    """q (B, C, H, K) over k (B, S, Hk, K); seen (B or 1, C, S). Heads that share a key become queries of its head."""
-    length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // k.shape[2]
+    """q (B, C, H, K) over k (B, S, G, K); seen (B or 1, C, S). Heads that share a key become queries of its head."""
+    length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // max(1, k.shape[2])
     q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
     seen = seen.repeat_interleave(shared, 1)[:, None]
     y = scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen, scale=scale)
@@ -286,7 +379,9 @@ def _each_alone(
     parts = []
     for n, (i, j) in enumerate(itertools.pairwise(bounds)):
         alone = None if fresh else SegmentMemory(*(part[n : n + 1] for part in memory))
-        parts.append(segment_attention(q[:, i:j], k[:, i:j], v[:, i:j], alone, window=window, scale=scale))
+        more: dict[str, Any] = {"window": window, "scale": scale, "overwrite": False, "reverse": False}
+        one = _parallel(q[:, i:j], k[:, i:j], v[:, i:j], mask=None, memory=alone, cu_seqlens=None, **more)
+        parts.append(one)
     if not parts:
         return _attend(q, k, v, None, window, scale), memory
     memories = [after for _, after in parts]
@@ -295,68 +390,39 @@ def _each_alone(
     )
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    memory: SegmentMemory | None,
-    window: int,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    overwrite: bool,
-) -> None:
-    name = "segment_attention"
-    if not isinstance(window, int) or window < 1:
-        raise ConfigError(f"{name}: window is {window!r}, expected an integer of at least 1")
-    if mask is not None and cu_seqlens is not None:
-        raise ConfigError(f"{name}: mask and cu_seqlens are both given, expected one: packed sequences have no padding")
-    for argument, value in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(value, Tensor):
-            raise ShapeError(f"{name}: {argument} is a {type(value).__name__}, expected a tensor")
-        if not value.is_floating_point() or value.dtype != q.dtype or value.device != q.device:
-            raise ShapeError(
-                f"{name}: {argument} is {_kind(value)}, expected "
-                + ("a floating dtype" if argument == "q" else f"{_kind(q)} because of q")
-            )
-    if q.ndim != 4:
-        raise ShapeError(f"{name}: q has shape {tuple(q.shape)}, expected (B, T, H, K)")
-    batch, steps, heads, size = q.shape
-    because = f"with B={batch}, T={steps}"
-    if k.ndim != 4 or k.shape[:2] != q.shape[:2] or k.shape[3] != size:
-        raise ShapeError(f"{name}: k has shape {tuple(k.shape)}, expected (B, T, Hk, K) {because}, K={size} from q")
-    if k.shape[2] < 1 or heads % k.shape[2]:
-        raise ShapeError(f"{name}: k has {k.shape[2]} heads, expected a divisor of the {heads} of q")
-    if v.ndim != 4 or v.shape[:3] != k.shape[:3]:
-        raise ShapeError(
-            f"{name}: v has shape {tuple(v.shape)}, expected (B, T, Hk, V) {because}, Hk={k.shape[2]} from k"
+@segment_attention.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def some(batch: int, steps: int, heads: int, shared: int, key: int, value: int) -> dict[str, Tensor]:
+        q, k = draw(batch, steps, heads, key), draw(batch, steps, shared, key)
+        return {"q": q, "k": k, "v": draw(batch, steps, shared, value)}
+
+    def memory(batch: int, window: int, shared: int, key: int, value: int) -> SegmentMemory:
+        """Of rows that have read a different number of tokens, unless there is one row."""
+        position = torch.arange(batch) * window // 2 + 1
+        held = (_held(position, window) >= 0)[:, :, None, None]
+        return SegmentMemory(
+            draw(batch, window, shared, key) * held, draw(batch, window, shared, value) * held, position
         )
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != q.shape[:2] or mask.device != q.device):
-        raise ShapeError(
-            f"{name}: mask is {_kind(mask)} of shape {tuple(mask.shape)}, expected bool on {q.device} of shape (B, T) "
-            f"{because} from q"
-        )
-    rows, source = batch, f"B={batch} from q"
-    if cu_seqlens is not None:
-        check_kind(name, cu_seqlens)
-        if batch != 1:
-            raise ShapeError(f"{name}: q has a batch of {batch}, expected 1 because of cu_seqlens")
-        if not torch.compiler.is_compiling():
-            offsets(cu_seqlens, steps, name)
-        rows, source = len(cu_seqlens) - 1, f"N={len(cu_seqlens) - 1} from cu_seqlens"
-    if memory is None:
-        return
-    shapes = ((rows, window, *k.shape[2:]), (rows, window, *v.shape[2:]), (rows,))
-    for field, value, shape in zip(SegmentMemory._fields, memory, shapes, strict=True):
-        dtype = torch.int64 if field == "position" else k.dtype
-        if value.shape != shape or value.dtype != dtype or value.device != q.device:
-            raise ShapeError(
-                f"{name}: memory.{field} is {_kind(value)} of shape {tuple(value.shape)}, expected "
-                f"{str(dtype).removeprefix('torch.')} on {q.device} of shape {shape} with {source}, window={window}"
-            )
-    recorded = any(value.requires_grad for value in (q, k, v, memory.keys, memory.values))
-    if overwrite and recorded and torch.is_grad_enabled():
-        raise ConfigError(f"{name}: overwrite is True, expected False because gradients are recorded")
+
+    yield Sample({**some(2, 7, 2, 2, 3, 4), "memory": memory(2, 3, 2, 3, 4)}, {"window": 3})
+    yield Sample({**some(2, 5, 4, 2, 3, 2), "memory": memory(2, 8, 2, 3, 2)}, {"window": 8, "scale": 1.0})
+    packed = {**some(1, 9, 4, 2, 3, 2), "memory": memory(3, 4, 2, 3, 2)}
+    yield Sample(packed, {"window": 4, "cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 
-def _kind(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} on {value.device}"
+@segment_attention.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 4, 2, 3)
+    given = {"q": q, "k": k, "v": k}
+    yield Sample({**given, "q": q[:, :, :3]}, {"window": 3}), "k has G=2, expected a divisor of H=3 from q"
+    yield Sample({**given, "mask": torch.ones(2, 4)}, {"window": 3}), "mask is float32, expected bool"
+    yield Sample({**given, "mask": torch.ones(2, 3) > 0}, {"window": 3}), "mask has shape (2, 3), expected (B, T) with"
+    yield (
+        Sample({**given, "memory": init_memory(2, 3, 2, 3, 3)}, {"window": 4}),
+        "memory.keys has shape (2, 3, 2, 3), expected (2, 4, 2, 3) because of q, k, v, window",
+    )

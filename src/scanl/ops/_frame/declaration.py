@@ -4,8 +4,8 @@
 
 names each operand with its axes, and after the arrow the axes of the output. `*F` stands for any number of axes, `~`
 for broadcasting to the axes from the right, a number for an axis of that size, `|` between alternatives, `name?` for
-an operand that may be None. `state` comes last and may always be None; with `cu_seqlens` its first axis counts
-sequences.
+an operand that may be None, `name: bool B T` for one of truth values. The state comes last and may always be None; with
+`cu_seqlens` its first axis counts sequences. `state: tree` is one of several tensors, whose form the op says.
 """
 
 import functools
@@ -35,6 +35,12 @@ class Operand:
     choices: tuple[tuple[str, ...], ...]
     broadcast: bool = False
     optional: bool = False
+    truth: bool = False  # of torch.bool: it is not cast and has no gradient
+
+    @property
+    def tree(self) -> bool:
+        """Whether it is a state of several tensors."""
+        return self.choices == (("tree",),)
 
     def __str__(self) -> str:
         return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
@@ -52,7 +58,7 @@ class Operand:
 class Sample:
     """Arguments that an op takes; the tests try its laws with them."""
 
-    operands: Mapping[str, Tensor]
+    operands: Mapping[str, Any]  # tensors; a state may be a tree of them
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,14 +89,15 @@ class Declaration:
 
     divides: axes whose size must divide another's, as heads that others share.   derived: axes of the state whose size
     follows from those of the operands.   real: operands that stay real beside complex ones.   wide: operands that may
-    be float32 beside others in half precision, which they do not widen.   options: the keywords, with defaults.
+    be float32 beside others in half precision, which they do not widen.   parameters: of the reference; its keywords
+    that are no operands are the options.
     """
 
     def __init__(
         self,
         name: str,
         line: str,
-        options: Mapping[str, inspect.Parameter],
+        parameters: Mapping[str, inspect.Parameter],
         dtypes: tuple[torch.dtype, ...],
         divides: Mapping[str, str] | None,
         derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None,
@@ -102,7 +109,12 @@ class Declaration:
         self.operands = tuple(_parse(operand) for operand in operands.split(","))
         self.output = tuple(output.split())
         self.names = tuple(operand.name for operand in self.operands)
-        self.options = options
+        self.state = self.names[-1]
+        self.positional = tuple(name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD)
+        self.options = {
+            name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and name not in self.names
+        }
+        self.required = tuple(name for name, option in self.options.items() if option.default is option.empty)
         self.dtypes = dtypes
         self.divides = divides or {}
         self.derived = derived or {}
@@ -110,9 +122,10 @@ class Declaration:
 
     def bind(self, args: Sequence[Any], more: Mapping[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
         """The operands and the options of a call, each by name. Raises TypeError for arguments that are unknown."""
-        if len(args) > len(self.names):
-            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {len(self.names)}")
-        operands: dict[str, Tensor | None] = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.positional):
+            most = len(self.positional)
+            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {most}")
+        operands: dict[str, Tensor | None] = dict(zip(self.positional, args, strict=False))
         options = {name: option.default for name, option in self.options.items()}
         for key, value in more.items():
             if key in options:
@@ -124,6 +137,9 @@ class Declaration:
                 raise TypeError(f"{self.name}: {key} is given twice")
             else:
                 operands[key] = value
+        for name in self.required:
+            if name not in more:
+                raise TypeError(f"{self.name}: {name} is missing")
         return {name: operands.get(name) for name in self.names}, options
 
     def sizes(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
@@ -133,17 +149,19 @@ class Declaration:
         first: Tensor | None = None
         for operand in self.operands:
             value = operands[operand.name]
-            if operand.name == "state":
+            if operand.tree:
+                continue
+            if operand.name == self.state:
                 sizes.update({axis: derive(sizes) for axis, derive in self.derived.items()})
                 origin.update(dict.fromkeys(self.derived, "the others"))
             if value is None:
-                if operand.optional or operand.name == "state":
+                if operand.optional or operand.name == self.state:
                     continue
                 raise ShapeError(f"{self.name}: {operand.name} is missing, expected a tensor {operand}")
             if not isinstance(value, Tensor):
                 kind = type(value).__name__
                 raise ShapeError(f"{self.name}: {operand.name} is a {kind}, expected a tensor {operand}")
-            if operand.name == "state" and cu_seqlens is not None:
+            if operand.name == self.state and cu_seqlens is not None:
                 of_sequences = {**sizes, "B": cu_seqlens.shape[0] - 1}
                 self._match(operand, value.shape, of_sequences, {**origin, "B": "cu_seqlens"})
             else:
@@ -196,7 +214,13 @@ class Declaration:
 
     def kinds(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
         """The device; the output's dtype: the first operand's, complex if any is; the dtype that all promote to."""
-        given = {name: value for name, value in operands.items() if value is not None}
+        given = {}
+        for operand in self.operands:
+            value = operands[operand.name]
+            if operand.truth and value is not None and value.dtype != torch.bool:
+                raise ShapeError(f"{self.name}: {operand.name} is {short(value.dtype)}, expected bool")
+            if value is not None and not (operand.truth or operand.tree):
+                given[operand.name] = value
         for name, value in given.items():
             if value.dtype not in self.dtypes:
                 raise ShapeError(
@@ -204,7 +228,7 @@ class Declaration:
                 )
             if name in self.real and value.is_complex():
                 raise ShapeError(f"{self.name}: {name} is {short(value.dtype)}, expected real numbers")
-        given.pop("state", None)
+        given.pop(self.state, None)
         first = given[self.names[0]]
         common = functools.reduce(torch.promote_types, (v.dtype for k, v in given.items() if k not in self.wide))
         for name, value in given.items():
@@ -234,8 +258,10 @@ def short(dtype: torch.dtype) -> str:
 def _parse(line: str) -> Operand:
     name, axes = line.split(":")
     broadcast = "~" in axes
-    choices = tuple(tuple(choice.replace("~", " ").split()) for choice in axes.split("|"))
-    return Operand(name.strip().rstrip("?"), choices, broadcast, name.strip().endswith("?"))
+    truth = axes.split()[0] == "bool"
+    axes = axes.replace("~", " ").removeprefix(" bool")
+    choices = tuple(tuple(choice.split()) for choice in axes.split("|"))
+    return Operand(name.strip().rstrip("?"), choices, broadcast, name.strip().endswith("?"), truth)
 
 
 def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -8,32 +8,50 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError
-from scanl.ops._frame import dispatch, packing
-from scanl.ops._frame.declaration import HALF, REAL_PART, WIDER, Call, Cases, Declaration, Sample, full_shape
+from scanl.ops._frame import dispatch, packing, trees
+from scanl.ops._frame.declaration import (
+    COMPLEX,
+    FLOATING,
+    HALF,
+    REAL_PART,
+    WIDER,
+    Call,
+    Cases,
+    Declaration,
+    Sample,
+    full_shape,
+)
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
 from scanl.ops._frame.summary import Effect, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
 P = ParamSpec("P")
+S = TypeVar("S")
 
 
-class Op(Declaration, Generic[P]):
+class Op(Declaration, Generic[P, S]):
     """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
 
     The declaration is described in declaration.py. A state of None is zeros, or `initial` of them. The options are the
     reference's keywords. After the reference, `@NAME.samples` and `@NAME.errors` decorate the generators of arguments
     that the tests try, and `@NAME.backend` the other ways to evaluate it.
+
+    form: of a state of several tensors, the empty one: `form(sizes, options, dtype, device)`. A state that is given is
+    compared with it; where there is none, backends are handed None.   check: called with the operands, the options and
+    cu_seqlens before any work, where more is to be refused.   widens: whether operands in half precision are widened
+    for the reference, as for any backend that does not name their dtype.   excused: laws that do not hold for this op,
+    each with the reason, which the tests report.
     """
 
     def __init__(
         self,
-        reference: Callable[P, tuple[Tensor, Tensor]],
+        reference: Callable[P, tuple[Tensor, S]],
         declaration: str,
         *,
         id: str,
@@ -46,23 +64,25 @@ class Op(Declaration, Generic[P]):
         initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
         real: Sequence[str] = (),
         wide: Sequence[str] = (),
+        form: Callable[[Mapping[str, Any], Mapping[str, Any], torch.dtype, torch.device], S] | None = None,
+        check: Callable[..., None] | None = None,
+        widens: bool = True,
+        excused: Mapping[str, str] | None = None,
         effect: Effect | None = None,
     ):
         functools.update_wrapper(self, reference)
         self.__signature__ = _signature(reference)
-        options = {
-            name: parameter
-            for name, parameter in inspect.signature(reference).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        super().__init__(reference.__name__, declaration, options, dtypes, divides, derived, real, wide)
-        self.initial = initial
+        parameters = inspect.signature(reference).parameters
+        super().__init__(reference.__name__, declaration, parameters, dtypes, divides, derived, real, wide)
+        self.initial, self.form, self.check = initial, form, check
+        self.excused = excused or {}
         self.effect = effect  # how the state goes through a piece; None where it enters a nonlinearity
         self.id, self.equation, self.source = id, equation, source
         self.samples: Cases[Sample] = Cases()
         self.errors: Cases[tuple[Sample, str]] = Cases()  # each with a part of the message that refuses it
         self.neutral = neutral  # the operands of a step that leaves the state as it is
-        self.backends: dict[str, Backend] = {"reference": Backend("reference", reference)}
+        self.backends: dict[str, Backend] = {}
+        self.backend("reference", dtypes=FLOATING + COMPLEX if widens else dtypes)(reference)
         self._plans: dict[tuple, tuple] = {}
 
     def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
@@ -72,7 +92,8 @@ class Op(Declaration, Generic[P]):
             package = None
 
         def add(run: Callable) -> Callable:
-            self.backends[name] = Backend(name, run, package=package, **declared)
+            by_name = run if self.names == self.positional else _by_name(run, self.names)
+            self.backends[name] = Backend(name, by_name, package=package, **declared)
             return run
 
         return add
@@ -84,16 +105,20 @@ class Op(Declaration, Generic[P]):
         cu_seqlens: Tensor | None = None,
         backend: str = "auto",
         **more: Any,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
         wanted = (backend,) if backend != "auto" else preferred()
         check_kind(self.name, cu_seqlens)
+        if self.check is not None:
+            self.check(operands, options, cu_seqlens)
         first = operands[self.names[0]]
         symbolic = isinstance(first, Tensor) and any(type(size) is not int for size in first.shape)
         if symbolic or torch.compiler.is_compiling():
             plan = self._plan(operands, options, cu_seqlens, wanted)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
+            if self.form is not None:
+                kinds.append(trees.key(operands[self.state]))
             packed = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
             key = (wanted, in_forward_mode(), packed, *options.values(), *kinds)
             plan = self._plans.get(key)
@@ -105,24 +130,33 @@ class Op(Declaration, Generic[P]):
             if cu_seqlens is not None:
                 assert first is not None
                 check_numbers(self.name, cu_seqlens, first.shape[1])
-        chosen, dtype, compute, device, state_shape, y_shape = plan
-        state = operands.pop("state")
-        if state is None:
-            state = self.initial(torch.zeros(state_shape, dtype=WIDER.get(compute, compute), device=device))
-        real = REAL_PART.get(compute, compute)
-        values = [
-            value if compute in HALF and name in self.wide else cast(value, real if name in self.real else compute)
-            for name, value in operands.items()
-        ]
-        values.append(cast(state, WIDER.get(compute, compute)))
+        chosen, dtype, compute, device, state_form, y_shape = plan
+        state = operands.pop(self.state)
+        if self.form is not None:
+            state = None if state is None else trees.cast(state, state_form)
+        elif state is None:
+            state = self.initial(torch.zeros(state_form, dtype=WIDER.get(compute, compute), device=device))
+        else:
+            state = cast(state, WIDER.get(compute, compute))
+        values = self._cast(operands, compute)
+        values.append(state)
         y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return cast(y, dtype), state
 
     if TYPE_CHECKING:  # which sees the reference's parameters, as `inspect.signature` does
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, Tensor]: ...
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, S]: ...
     else:
         __call__ = _call
+
+    def _cast(self, operands: Mapping[str, Tensor | None], compute: torch.dtype) -> list[Any]:
+        real = REAL_PART.get(compute, compute)
+        values = []
+        for operand in self.operands[:-1]:
+            name, value = operand.name, operands[operand.name]
+            keeps = operand.truth or (compute in HALF and name in self.wide)
+            values.append(value if keeps else cast(value, real if name in self.real else compute))
+        return values
 
     def evaluate(
         self,
@@ -147,18 +181,27 @@ class Op(Declaration, Generic[P]):
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
         wanted: tuple[str, ...],
-    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, tuple[int, ...], tuple[int, ...]]:
+    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...]]:
         """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
 
-        The backend's name, the dtypes of the output and of the computation, the device, the shapes of state and output.
+        The backend's name, the dtypes of the output and of the computation, the device, the state's shape or
+        form, and the shape of the output.
         """
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
         reasoned = {**sizes, **options, "given": _given(operands)}
         chosen = dispatch.choose(self.name, self.backends, wanted, device, common, reasoned)
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        shape = (batch, *full_shape(self.operands[-1].choices[0][1:], sizes))
-        return chosen.name, dtype, chosen.compute_dtype(common), device, shape, self.output_shape(sizes)
+        compute = chosen.compute_dtype(common)
+        if self.form is None:
+            state = (batch, *full_shape(self.operands[-1].choices[0][1:], sizes))
+        else:
+            state = self.form({**sizes, "B": batch}, options, compute, torch.device("meta"))
+            if operands[self.state] is not None:
+                given = [o.name for o in self.operands[:-1] if not o.optional] + list(self.required)
+                because = ", ".join(given if cu_seqlens is None else [*given, "cu_seqlens"])
+                trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
+        return chosen.name, dtype, compute, device, state, self.output_shape(sizes)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
@@ -173,11 +216,12 @@ class Op(Declaration, Generic[P]):
 
         For pieces p and q, `op.summary(*p).after(state)` is the last state of `op(*p, state)`, and
         `op.summary(*p).then(op.summary(*q))` is the summary of both as one piece. In reverse q is the earlier one.
-        With cu_seqlens there is a row for each sequence. ConfigError where the state enters a nonlinearity.
+        With cu_seqlens there is a row for each sequence. ConfigError for an op whose state does not enter linearly.
         """
         if self.effect is None:
             raise ConfigError(
-                f"{self.name}: a piece has no summary, because the state enters a nonlinearity; "
+                f"{self.name}: no summary of a piece is known, as one is for "
+                f"{', '.join(sorted(op.name for op in REGISTRY.values() if op.effect is not None))}; "
                 "run the pieces one after the other"
             )
         call = {name: more.pop(name) for name in Call.__annotations__ if name in more}
@@ -203,13 +247,13 @@ class Op(Declaration, Generic[P]):
         return f"<op {self.name}: {', '.join(self.preference())}>"
 
 
-REGISTRY: dict[str, Op[...]] = {}
+REGISTRY: dict[str, Op[..., Any]] = {}
 
 
-def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor, Tensor]]], Op[P]]:
+def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor, S]]], Op[P, S]]:
     """Declare the decorated reference an op, and register it; `declared` as in `Op`."""
 
-    def register(reference: Callable[P, tuple[Tensor, Tensor]]) -> Op[P]:
+    def register(reference: Callable[P, tuple[Tensor, S]]) -> Op[P, S]:
         REGISTRY[reference.__name__] = made = Op(reference, declaration, **declared)
         return made
 
@@ -222,6 +266,11 @@ def _signature(reference: Callable[..., Any]) -> inspect.Signature:
     own = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
     every = inspect.signature(Op._call).parameters
     return declared.replace(parameters=[*own, *(every[name] for name in Call.__annotations__)])
+
+
+def _by_name(run: Callable, names: Sequence[str]) -> Callable:
+    """For a function with operands that only a keyword gives."""
+    return lambda *values, **more: run(**dict(zip(names, values, strict=True)), **more)
 
 
 def _given(operands: Mapping[str, Tensor | None]) -> frozenset[str]:

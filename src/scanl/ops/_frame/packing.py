@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.ops._frame import trees
 from scanl.ops._frame.declaration import Operand
 from scanl.ops.offsets import offsets
 
@@ -29,10 +30,10 @@ def evaluate(
         return run(*values, **options)
     ndim = values[0].ndim
     turned = []
-    for operand, value in zip(operands, values, strict=True):
-        axis = None if value is None or operand.name == "state" else operand.time_axis(value, ndim)
+    for operand, value in zip(operands[:-1], values[:-1], strict=True):
+        axis = None if value is None else operand.time_axis(value, ndim)
         turned.append(value if value is None or axis is None else value.flip(axis))
-    y, state = run(*turned, **options)
+    y, state = run(*turned, values[-1], **options)
     return y.flip(1), state
 
 
@@ -45,14 +46,19 @@ def _one_by_one(
     cu_seqlens: Tensor,
     **more: Any,
 ) -> tuple[Tensor, Any]:
-    first, state, parts = values[0], values[-1], []
-    for n, (start, end) in enumerate(itertools.pairwise(offsets(cu_seqlens, first.shape[1], who))):
-        alone = []
+    first, state = values[0], values[-1]
+
+    def alone(n: int, start: int, end: int) -> tuple[Tensor, Any]:
+        cut = []
         for operand, value in zip(operands[:-1], values[:-1], strict=True):
             axis = None if value is None else operand.time_axis(value, first.ndim)
-            alone.append(value if value is None or axis is None else value.narrow(axis, start, end - start))
+            cut.append(value if value is None or axis is None else value.narrow(axis, start, end - start))
         shape = (y_shape[0], end - start, *y_shape[2:])
-        parts.append(evaluate(who, run, operands, [*alone, state[n : n + 1]], shape, cu_seqlens=None, **more))
+        return evaluate(who, run, operands, [*cut, trees.rows(state, n, n + 1)], shape, cu_seqlens=None, **more)
+
+    bounds = enumerate(itertools.pairwise(offsets(cu_seqlens, first.shape[1], who)))
+    parts = [alone(n, start, end) for n, (start, end) in bounds]
     if not parts:
-        return first.new_zeros(y_shape), state.clone()
-    return torch.cat([y for y, _ in parts], 1), torch.cat([last for _, last in parts])
+        none = trees.rows(alone(0, 0, 0)[1], 0, 0) if state is None else trees.copied(state)
+        return first.new_zeros(y_shape), none
+    return torch.cat([y for y, _ in parts], 1), trees.joined([last for _, last in parts])
