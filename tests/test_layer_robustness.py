@@ -15,7 +15,6 @@ from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
-from scanl.models.block import CHANNEL_MIXERS
 from test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make
 
 WIDTHS = (128, 256, 1024)
@@ -57,22 +56,6 @@ def test_the_default_widths_of_gated_deltanet_are_the_published_ones():
         assert layers.build("gated_deltanet", 64, num_heads=4).head_dim == 12
 
 
-MIXERS = {f"mixer_{name}": cls for name, cls in CHANNEL_MIXERS.items() if cls is not None}
-TRAINED = [*LAYERS, *MIXERS]
-
-
-def module_of(name, dtype=torch.float32):
-    """A layer of the laws, or a channel mixer, every parameter away from its special values."""
-    if name in CASES:
-        return make(name, dtype)
-    torch.manual_seed(0)
-    mixer = MIXERS[name](DIM).to(dtype)
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return mixer
-
-
 def trained(layer, x, autocast=False):
     """The output, the state, and the gradient of every parameter, in float64; without one where there is none."""
     layer.zero_grad()
@@ -87,7 +70,7 @@ def distance(found, exact, least=0.0):
     return ((found.double() - exact).abs().max() / exact.abs().max().clamp(min=least)).item()
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_trains_under_autocast(name):
     """As far from float64 as the same layer wholly in bfloat16 at most twice, and one rounding.
 
@@ -95,9 +78,9 @@ def test_every_layer_trains_under_autocast(name):
     which are finite for every parameter; one that is 0 but for rounding, as of AFT's bias of the keys, is compared with
     one rounding of the largest of all. What recurs stays in float32.
     """
-    layer, x = module_of(name), inputs(3, 40, dtype=torch.float32)
-    exact, _, slopes = trained(module_of(name).double(), x.double())
-    own, _, own_slopes = trained(module_of(name).bfloat16(), x.bfloat16())
+    layer, x = make(name, torch.float32), inputs(3, 40, dtype=torch.float32)
+    exact, _, slopes = trained(make(name, torch.float32).double(), x.double())
+    own, _, own_slopes = trained(make(name, torch.float32).bfloat16(), x.bfloat16())
     for given in (x, x.bfloat16()):
         y, state, found = trained(layer, given, autocast=True)
         eps = torch.finfo(torch.bfloat16).eps
@@ -213,10 +196,10 @@ def test_a_layer_that_sees_the_future_refuses_to_step(name):
         layer.step(inputs(2), layer.init_state(2))
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", LAYERS)
 def test_repr_shows_sizes(name):
     """The width of the layer; and something of each module in it that has parameters of its own."""
-    layer = module_of(name)
+    layer = make(name, torch.float32)
     assert f"dim={layer.dim}" in "".join(repr(layer).splitlines()[:2])
     for place, module in layer.named_modules():
         if next(module.parameters(recurse=False), None) is not None:

@@ -209,6 +209,9 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 registry: Registry[Layer] = Registry("layer")
 register, get = registry.add, registry.get
 
+# What mixes features beside the layers that mix over time: `@channel_mixers.add("gated_mlp")`, in layers/channel/.
+channel_mixers: Registry[Layer] = Registry("channel mixer")
+
 L = TypeVar("L", bound=Layer)
 
 

@@ -7,19 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, check_options, get, names, widen
-from scanl.layers.channel.gated_mlp import GatedMLP
-from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
+from scanl.layers.base import Layer, channel_mixers, check_options, get, names, widen
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType, State
 
-CHANNEL_MIXERS: dict[str, type[Layer] | None] = {
-    "gated_mlp": GatedMLP,
-    "none": None,
-    "rwkv4": RWKV4ChannelMix,
-    "rwkv6": RWKV6ChannelMix,
-    "rwkv7": RWKV7ChannelMix,
-}
+CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: those that come with the library
 
 
 class ZeroCenteredRMSNorm(nn.RMSNorm):
@@ -90,9 +82,9 @@ class Block(Module):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ConfigError(f"block: dropout is {dropout}, expected at least 0 and below 1")
-        if channel_mixer not in CHANNEL_MIXERS:
-            raise nearest("channel mixer", channel_mixer, list(CHANNEL_MIXERS))
-        channel = CHANNEL_MIXERS[channel_mixer]
+        if channel_mixer != "none" and channel_mixer not in channel_mixers.names():
+            raise nearest("channel mixer", channel_mixer, ["none", *channel_mixers.names()])
+        channel = None if channel_mixer == "none" else channel_mixers.get(channel_mixer)
         self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
         self.dropout = nn.Dropout(dropout)

@@ -6,12 +6,13 @@ from functools import partial
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer
+from scanl.layers.base import Layer, channel_mixers
 from scanl.layers.state import Device, DType, State
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"silu": nn.SiLU, "gelu_tanh": partial(nn.GELU, approximate="tanh")}
 
 
+@channel_mixers.add("gated_mlp")
 class GatedMLP(Layer):
     """y = W_down (f(W_gate x) * W_up x). No state.
 
@@ -23,10 +24,11 @@ class GatedMLP(Layer):
         activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
         intermediate_size: hidden features, in place of what `expand` says.
 
-    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (6).
-    Initialised N(0, 1/fan_in).
+    Initialisation: weights N(0, 1/fan_in), biases 0.
     """
 
+    equation = "y = W_down (f(W_gate x) * W_up x)"
+    source = 'Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (6)'
     residual_out = "down"
 
     def __init__(
@@ -65,4 +67,5 @@ class GatedMLP(Layer):
         return ()
 
     def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        self._check(x, state, cu_seqlens)
         return self.down(self.activation(self.gate(x)) * self.up(x)), ()

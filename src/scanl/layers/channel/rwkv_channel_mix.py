@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer
+from scanl.layers.base import Layer, channel_mixers
 from scanl.layers.parts.depth import fall, steps
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import RWKV4, mix
@@ -24,6 +24,7 @@ class ChannelMix(Layer):
         return self._zeros(batch_size, 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
 
 
+@channel_mixers.add("rwkv4")
 class RWKV4ChannelMix(ChannelMix):
     """Channel mix of RWKV-4: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_r and x_k mixed with the input before.
 
@@ -74,6 +75,7 @@ class RWKV4ChannelMix(ChannelMix):
         return r.sigmoid() * self.value(hidden), state
 
 
+@channel_mixers.add("rwkv6")
 class RWKV6ChannelMix(ChannelMix):
     """Channel mix of RWKV-6: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_□ = x_t + (x_{t-1} - x_t) ⊙ time_maa_□.
 
@@ -124,6 +126,7 @@ class RWKV6ChannelMix(ChannelMix):
         return self.receptance(x + change * self.time_maa_r).sigmoid() * self.value(hidden), state
 
 
+@channel_mixers.add("rwkv7")
 class RWKV7ChannelMix(ChannelMix):
     """Channel mix of RWKV-7: y = W_v ReLU(W_k (x_t + (x_{t-1} - x_t) ⊙ x_k))².
 
