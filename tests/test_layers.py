@@ -473,7 +473,7 @@ def test_unknown_names_get_the_nearest():
         (lambda: ShortConvolution(8, 0), "short_convolution: kernel_size is 0, expected at least 1"),
         (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: combine is 'mean', expected 'sum'"),
         (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
-        (lambda: MultiScale(8, LinearRNN, 2, {"expand": 1}), "layer_options are given with a layer factory"),
+        (lambda: MultiScale(8, LinearRNN, 2, {"expand": 1}), "expected none because layer is a function"),
     ],
 )
 def test_wrong_options_are_refused(build, message):
@@ -615,5 +615,5 @@ def test_states_are_moved_cast_and_read_back(tmp_path):
 
 
 def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(ShapeError, match=r"mask is torch.bool \(2, 3\), expected torch.bool \(2, 4\) of x"):
+    with pytest.raises(ShapeError, match=r"mask is torch.bool \(2, 3\), expected torch.bool \(2, 4\) because of x"):
         padded(make("lru"), inputs(2, 4), torch.ones(2, 3, dtype=torch.bool))

@@ -58,7 +58,7 @@ def test_rotary_positions_are_relative_a_million_steps_on():
 @pytest.mark.usefixtures("double")
 def test_attention_has_room_for_max_length_only():
     layer = Attention(DIM, 2, max_length=5)
-    message = "attention: x makes a sequence of {} steps, expected at most 5 of max_length"
+    message = "attention: x makes a sequence of {} steps, expected at most max_length=5"
     with pytest.raises(ShapeError, match=message.format(6)):
         layer(torch.randn(1, 6, DIM))
     _, state = layer(torch.randn(2, 4, DIM))

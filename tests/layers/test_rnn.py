@@ -195,7 +195,7 @@ WRONG = [
     (lambda: Elman(8, recurrent_init="identit"), r"unknown recurrent_init of elman 'identit'; did you mean"),
     (lambda: GRU(0), "gru: dim is 0, expected at least 1"),
     (lambda: LSTM(8, False, 1.0), "lstm: bias is False, expected True because of forget_bias or t_max"),
-    (lambda: LSTM(8, forget_bias=1.0, t_max=9), "lstm: forget_bias is 1.0 and t_max is 9, expected one of them"),
+    (lambda: LSTM(8, forget_bias=1.0, t_max=9), "lstm: forget_bias is 1.0 and t_max is 9, expected only one"),
     (lambda: LSTM(8, t_max=2), "lstm: t_max is 2, expected at least 3"),
 ]
 

@@ -137,7 +137,7 @@ def test_values_of_the_lowest_rwkv7_reach_those_above():
     torch.testing.assert_close(low(x, memo=memo)[0][0], torch.stack(rwkv7(low, list(x[0]))))
     firsts = [low.value.weight @ (u + (before - u) * low.x_v[0, 0]) for u, before in with_before(list(x[0]))]
     torch.testing.assert_close(high(z, memo=memo)[0][0], torch.stack(rwkv7(high, list(z[0]), firsts)))
-    with pytest.raises(ConfigError, match="rwkv7: memo is None, expected v_first of the lowest layer because this"):
+    with pytest.raises(ConfigError, match="rwkv7: memo has no values of the lowest RWKV-7 layer, expected them"):
         high(z)
 
 

@@ -17,9 +17,9 @@ from scanl.registry import Registry
 
 
 class Hint(NamedTuple):
-    """How a parameter wants to be trained.
+    """How an optimiser should train a parameter.
 
-    weight_decay: False where it is not pulled to 0.   lr: the attribute of the layer that holds its learning rate.
+    weight_decay: False leaves weight decay out.   lr: the attribute of the layer that holds its learning rate.
     """
 
     weight_decay: bool = True
@@ -37,8 +37,8 @@ TAKES = {
 class Layer(Module):
     """A state, a transition and a readout: (B, T, dim) in, (B, T, dim) and the state out.
 
-    A subclass gives `init_state` and `forward`. The class variables are what `scanl show` prints and the
-    tests read.
+    A subclass defines `init_state` and `forward`, and declares itself in class variables, which `scanl show` prints
+    and the tests read.
     """
 
     name: ClassVar[str] = ""  # set by `register` or `preset`
@@ -93,24 +93,24 @@ class Layer(Module):
         return y[:, 0], state
 
     def extra_repr(self) -> str:
-        """The options that the layer keeps under their names, and the shapes of its own parameters."""
+        """The options that are attributes of the same name, and the shapes of the layer's own parameters."""
         options = [name for name in inspect.signature(type(self)).parameters if name != "dim"]
         kept = [(name, vars(self).get(name)) for name in ("dim", *options)]
         sizes = [f"{name}={value!r}" for name, value in kept if isinstance(value, int | float | str)]
         return ", ".join(filter(None, [*sizes, super().extra_repr()]))
 
     def init_decay(self, value: float) -> None:
-        """Start with memory `value` per step, where the layer has one decay to set; MultiScale asks."""
+        """Set the decay per step to `value`. MultiScale calls this; a layer without a single decay does nothing."""
 
     def enter_stack(self, index: int, layers: Sequence["Layer"]) -> None:
-        """Take the place of layers[index], the lowest first; a stack calls this once, when all its layers are made.
+        """Called once by a stack, when all its layers are made: this one is layers[index], counted from the lowest.
 
-        layers: every mixer of the stack, of whatever class, or every channel mixer. Here a layer sets what its start
-        owes to depth, and learns with which others it shares parameters.
+        layers: every mixer of the stack, of whatever class, or every channel mixer. Here a layer sets the initial
+        values that depend on depth, and finds the other layers whose parameters it uses.
         """
 
     def _who(self) -> str:
-        """The name for messages: a user's subclass of a registered layer goes by its own."""
+        """The name for messages: the registered one; of a user's subclass, the name of the class."""
         return vars(type(self)).get("name") or type(self).__name__
 
     def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
@@ -121,9 +121,13 @@ class Layer(Module):
         if weight is None:
             weight = x
         if x.device != weight.device:
-            raise ShapeError(f"{self._who()}: x is on {x.device}, expected {weight.device} of the parameters")
+            raise ShapeError(
+                f"{self._who()}: x is on {x.device}, expected {weight.device} of the parameters; move x or the layer"
+            )
         if x.dtype != weight.dtype and (x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type)):
-            raise ShapeError(f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters")
+            raise ShapeError(
+                f"{self._who()}: x is {x.dtype}, expected {weight.dtype} of the parameters; cast x or the layer"
+            )
         check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
         if state is None or torch.compiler.is_compiling():
             return
@@ -131,16 +135,16 @@ class Layer(Module):
         form = self._state_form()
         if form is None or _fits(state, form, batch):
             return
-        found = {place: tuple(leaf.shape) for place, leaf in leaves(state)}
+        found = {path: tuple(leaf.shape) for path, leaf in leaves(state)}
         own = dict(leaves(self.init_state(batch, device="meta")))
-        fitting = {place: tuple(leaf.shape) for place, leaf in own.items()}
+        fitting = {path: tuple(leaf.shape) for path, leaf in own.items()}
         if found != fitting:
             raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
-        place, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
-        raise ShapeError(f"{self._who()}: {place} is {kind}, expected {own[place].dtype} because of the layer")
+        path, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
+        raise ShapeError(f"{self._who()}: {path} is {kind}, expected {own[path].dtype} because of the layer")
 
     def _state_form(self) -> State:
-        """A state without numbers, of one row; None where the layer cannot know."""
+        """An initial state of one row on the meta device; None where the layer does not know its form."""
         if "_form" not in self.__dict__:
             self.__dict__["_form"] = self.init_state(1, device="meta")
         return self.__dict__["_form"]
@@ -156,9 +160,10 @@ class Layer(Module):
 
 
 def _any_parameter(module: nn.Module) -> Tensor | None:
-    """Of a child, if there is one: a layer's own, decays and the like, may be kept wider than its projections.
+    """Any parameter of the module; of a submodule if one has any.
 
-    A tenth of the cost of `next(module.parameters())`: this runs for every token.
+    A layer's own parameters, such as decays, may be wider than its projections, which say what dtype x should have.
+    This runs for every token, and costs a tenth of `next(module.parameters())`.
     """
     for child in module._modules.values():
         if child is not None and (parameter := _any_parameter(child)) is not None:
@@ -179,9 +184,9 @@ def _fits(state: State, form: State, batch: int) -> bool:
 
 
 def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
-    """Whether a state in the one dtype can be read where the other is carried: real as real, complex as complex.
+    """Whether a state of dtype `found` can be converted to `kind`: real to real, complex to complex.
 
-    Nothing computes with torch.complex32.
+    torch computes nothing in complex32.
     """
     if found is kind:
         return True
@@ -191,18 +196,18 @@ def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
 
 
 def widen(x: Tensor) -> Tensor:
-    """In float32, or wider where it already is: what a recurrence is computed in."""
+    """x in float32, or in its own dtype if that is wider. Recurrences are computed in this dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_widened(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast is off inside where it is on for x's device: a recurrence is computed in the dtype of its operands."""
+    """A context without autocast on x's device: a recurrence is computed in the dtype of its operands."""
     on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), in float32 or wider: x where it is small, and never beyond cap."""
+    """cap * tanh(x / cap), in float32 or wider: close to x where x is small, and always between -cap and cap."""
     return cap * torch.tanh(widen(x) / cap)
 
 
@@ -269,7 +274,7 @@ def build(name: str, dim: int, **options: Any) -> Layer:
 
 
 def check_options(name: str, cls: type[Layer], options: Mapping[str, Any]) -> None:
-    """Refuse options that the constructor does not take, and text, as a command line may give, where it takes none."""
+    """Refuse options that the constructor does not have, and text where an option is a number."""
     known = [option for option in inspect.signature(cls).parameters if option != "dim"]
     hints = get_type_hints(cls.__init__)
     for option, value in options.items():

@@ -24,7 +24,7 @@ def sequence_index(cu_seqlens: Tensor, length: int) -> Tensor:
 
 
 def reversed_steps(cu_seqlens: Tensor, length: int) -> Tensor:
-    """(T,): the row with each sequence turned round in its own place."""
+    """(T,): the order of steps that reverses each sequence and leaves it where it is in the row."""
     owner = sequence_index(cu_seqlens, length)
     return cu_seqlens[owner] + cu_seqlens[owner + 1] - 1 - torch.arange(length, device=cu_seqlens.device)
 
@@ -32,7 +32,9 @@ def reversed_steps(cu_seqlens: Tensor, length: int) -> Tensor:
 def pack(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Lay the valid steps of (B, T, ...) end to end: (1, total, ...) and the offsets (B+1,)."""
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise ShapeError(f"mask is {mask.dtype} {tuple(mask.shape)}, expected torch.bool {tuple(x.shape[:2])} of x")
+        raise ShapeError(
+            f"padded: mask is {mask.dtype} {tuple(mask.shape)}, expected torch.bool {tuple(x.shape[:2])} because of x"
+        )
     return x[mask][None], F.pad(mask.sum(1).cumsum(0), (1, 0))
 
 
@@ -46,7 +48,7 @@ def unpack(y: Tensor, mask: Tensor) -> Tensor:
 def each_alone(
     run: Callable[..., "tuple[Tensor, State]"], x: Tensor, state: "State", cu_seqlens: Tensor
 ) -> "tuple[Tensor, State]":
-    """Run each packed sequence by itself, where its length decides how; `state` has a row for each, and is not None."""
+    """Run each packed sequence by itself, for code that depends on the length; `state` has a row for each sequence."""
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
     parts = [
         run(x[:, start:end], index(state, slice(n, n + 1))) for n, (start, end) in enumerate(itertools.pairwise(bounds))
@@ -57,7 +59,7 @@ def each_alone(
 
 
 def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":
-    """Run a layer over a padded batch, left or right; each row gives what it gives alone.
+    """Run a layer over a batch with padding on the left or right; each row has the result that it has alone.
 
     x: (B, T, D).   mask: (B, T) bool, True at valid steps.   Returns y (B, T, D), zero at padding, and the
     state of each row after its last valid step.

@@ -1,4 +1,4 @@
-"""The groups of parameters that an optimiser takes, from what layers say of how theirs want to be trained."""
+"""Groups of parameters for an optimiser, from the hints of the layers."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """The parameters of a model in groups, as every optimiser of torch takes them.
 
     Weights of linear maps come first and follow the optimiser's own weight decay; everything else (biases, norms,
-    embeddings, decays, and what a layer's `hints` say) has `weight_decay` 0. What a layer has given a learning rate has
-    it as `lr`, one group for each rate. Shared parameters appear once. Where layers lie within layers, the hints of the
-    outer one count.
+    embeddings, decays, and what a layer's `hints` say) has `weight_decay` 0. Parameters whose hint names a learning
+    rate have it as `lr`, one group for each rate. A parameter that several modules use appears once. Where a layer
+    contains others, its own hints win.
 
     >>> model = nn.Linear(2, 2)
     >>> [(len(group["params"]), group.get("weight_decay")) for group in param_groups(model)]
@@ -39,12 +39,12 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 def _hinted(layer: Layer) -> dict[int, tuple[bool, float | None]]:
     """Whether a parameter is decayed, and its own learning rate, by its id."""
     found: dict[int, tuple[bool, float | None]] = {}
-    for place, hint in layer.hints.items():
+    for path, hint in layer.hints.items():
         named = layer.named_parameters(remove_duplicate=False)
-        here = [id(parameter) for name, parameter in named if f"{name}.".startswith(f"{place}.")]
+        here = [id(parameter) for name, parameter in named if f"{name}.".startswith(f"{path}.")]
         if not here:
             raise ConfigError(
-                f"{type(layer).__name__}: hints name {place!r}, expected a parameter or a module of the layer"
+                f"{type(layer).__name__}: hints name {path!r}, expected a parameter or a module of the layer"
             )
         lr = None if hint.lr is None else getattr(layer, hint.lr)
         found |= dict.fromkeys(here, (hint.weight_decay, lr))

@@ -1,6 +1,6 @@
 """What a layer carries between two calls: a tensor, or tuples and NamedTuples of tensors, batch first.
 
-`None` and `()` are empty leaves. Every function here gives back the form that it was given.
+`None` and `()` hold no tensors. Every function here returns the form that it was given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
 
 
 def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor with its place, as `state.recurrent` or `state.0.conv`."""
+    """Each tensor with its path in the state, such as `state.recurrent` or `state.0.conv`."""
     if isinstance(state, Tensor):
         yield path, state
     elif state is not None:
@@ -76,12 +76,12 @@ def cat(states: Sequence[State]) -> State:
 
 
 def save(state: State, path: str | PathLike[str]) -> None:
-    """Write the tensors to a safetensors file, each under its place in the state; complex ones as pairs.
+    """Write the tensors to a safetensors file, each under its path in the state; complex ones as pairs.
 
     The file carries a digest of its bytes. CheckpointError when it cannot be written.
     """
-    # A copy of its own for each leaf: safetensors refuses tensors that share memory.
-    tensors = {place: _as_stored(leaf.detach()).clone().contiguous() for place, leaf in leaves(state)}
+    # Each leaf is copied: safetensors refuses tensors that use the same memory.
+    tensors = {at: _as_stored(leaf.detach()).clone().contiguous() for at, leaf in leaves(state)}
     save_tensors(tensors, Path(path))
 
 
@@ -92,24 +92,25 @@ def _as_stored(leaf: Tensor) -> Tensor:
 def load(path: str | PathLike[str], like: State) -> State:
     """Read what `save` wrote. `like` gives the form: `layer.init_state(B)`, or any state of that layer.
 
-    Places, dtypes and shapes other than the batch must agree, and so must the digest, or CheckpointError.
+    CheckpointError when a path, a dtype, a shape other than the batch, or the digest differs.
     """
     stored, _ = load_tensors(Path(path), "state")
     expected = dict(leaves(like))
     if stored.keys() != expected.keys():
         odd = sorted(stored.keys() ^ expected.keys())
         raise CheckpointError(f"state: {path} holds {sorted(stored)}, expected {sorted(expected)}; differs in {odd}")
-    places = iter(expected)
+    paths = iter(expected)
 
     def take(leaf: Tensor) -> Tensor:
-        place = next(places)
-        found, wanted = stored[place], _as_stored(leaf)
+        at = next(paths)
+        found, wanted = stored[at], _as_stored(leaf)
         if found.dtype != wanted.dtype or found.shape[1:] != wanted.shape[1:]:
             raise CheckpointError(
-                f"state: {place} in {path} is {found.dtype} {tuple(found.shape)}, "
+                f"state: {at} in {path} is {found.dtype} {tuple(found.shape)}, "
                 f"expected {wanted.dtype} {('B', *wanted.shape[1:])} of this layer"
             )
-        found = found.to(leaf.device, copy=True)  # aligned as torch does: products of matrices may round by that
+        # A copy has torch's alignment, on which the rounding of matrix products may depend.
+        found = found.to(leaf.device, copy=True)
         return torch.view_as_complex(found) if leaf.is_complex() else found
 
     return map_leaves(take, like)

@@ -23,7 +23,9 @@ def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -
             "because each layer inside has parameters of its own"
         )
     if options:
-        raise ConfigError(f"{who}: layer_options are given with a layer factory, expected a registered name")
+        raise ConfigError(
+            f"{who}: layer_options is {dict(options)}, expected none because layer is a function; set them in it"
+        )
     made = inner(dim)
     if not isinstance(made, Layer) or made.dim != dim:
         found = f"a {type(made).__name__}" + (f" of dim={made.dim}" if isinstance(made, Layer) else "")
@@ -32,9 +34,10 @@ def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -
 
 
 def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
-    """`inner` takes its place among its like in the other wrappers of a stack; where there is none, a wrapper stands.
+    """Call `inner.enter_stack` with the corresponding inner layers of the stack's other wrappers.
 
-    A layer that would share a memo stays alone: a wrapper hands none on.
+    layers: those inner layers; where another layer of the stack has none, this wrapper instead. A layer that takes a
+    memo is left out, because a wrapper hands no memo on.
     """
     if "memo" not in inner.takes:
         inner.enter_stack(index, layers)
@@ -50,8 +53,8 @@ class Bidirectional(Layer):
         combine: "sum"; or "concat", which maps [fwd; bwd] (2D) to D by `out_proj`.
         layer_options: options of the named layer.
 
-    Packed sequences are each turned round in their own place. State: the forward layer's; a state carried in
-    reaches that direction only, so pieces of a sequence do not give the whole.
+    Each packed sequence is reversed by itself. State: the forward layer's. A carried state reaches that direction only,
+    so a sequence fed in pieces has other outputs than the whole.
     """
 
     id = "S-bidir"

@@ -44,7 +44,7 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """embedding(tokens). A token out of range raises ShapeError on the CPU; a GPU has no time to look."""
+    """embedding(tokens). A token out of range raises ShapeError on the CPU; on a GPU it is not checked."""
     if torch.compiler.is_compiling():
         return embedding(tokens)
     try:
@@ -95,9 +95,9 @@ class Block(Module):
             self.channel = channel(mixer.dim, **(channel_options or {}))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> BlockState:
-        place = {"device": device, "dtype": dtype}
-        channel = () if self.channel is None else self.channel.init_state(batch_size, **place)
-        return BlockState(self.mixer.init_state(batch_size, **place), channel)
+        kind = {"device": device, "dtype": dtype}
+        channel = () if self.channel is None else self.channel.init_state(batch_size, **kind)
+        return BlockState(self.mixer.init_state(batch_size, **kind), channel)
 
     def forward(
         self,
@@ -108,7 +108,7 @@ class Block(Module):
         timespans: Tensor | None = None,
         memo: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """timespans: how long each step lasts (B, T).   memo: what the blocks of one pass share."""
+        """timespans: how long each step lasts (B, T).   memo: tensors that blocks hand on in one pass."""
         mixer, channel = (None, None) if state is None else state
         more: dict[str, Any] = {"memo": memo} if "memo" in self.mixer.takes else {}
         if timespans is not None:

@@ -1,6 +1,6 @@
 """Whole models of the literature that are a repeating pattern of layers, each under its own name.
 
-A stack takes the name in place of its layers: `LanguageModel(256, 512, 6, "griffin")`. A preset is declared as a layer
+A stack takes the name instead of its layers: `LanguageModel(256, 512, 6, "griffin")`. A preset is declared as a layer
 is, so it is listed, shown and tested by name.
 """
 

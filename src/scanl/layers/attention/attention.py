@@ -78,5 +78,6 @@ class Attention(SoftmaxAttention):
             return
         if length > self.reach:
             raise ShapeError(
-                f"attention: x makes a sequence of {length} steps, expected at most {self.reach} of max_length"
+                f"attention: x makes a sequence of {length} steps, expected at most max_length={self.reach}; build the "
+                "layer with a larger one"
             )

@@ -20,7 +20,7 @@ from scanl.ops._frame.opaque import opaque
 
 
 class SoftmaxAttention(Layer):
-    """What `attention` and `window_attention` share; `reach`: the number of tokens that a query sees, itself included.
+    """The common part of `attention` and `window_attention`. `reach`: how many tokens a query sees, itself included.
 
     Positions are counted by the state, so that a sequence cut anywhere is rotated as the whole.
     """
@@ -83,12 +83,12 @@ class SoftmaxAttention(Layer):
         read = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
         steps, _ = positions(read[:, None], x.shape[1], cu_seqlens)
         q, k = (rotate(each, steps, self.rotated, self.rope_base) for each in (q, k))
-        # What the memory holds has been rounded to half precision before: held in float32, it comes back as it was.
+        # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
         wide = torch.promote_types(q.dtype, torch.float32)
         memory = None
         if state is not None and not _empty(state):
             memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
-        # The fused kernels have no second derivative; float64, which has no use but such checks, takes the plain form.
+        # The fused kernels have no second derivative. Checks of derivatives use float64, so float64 has the plain form.
         plain = sdpa_kernel(SDPBackend.MATH) if x.dtype == torch.float64 else contextlib.nullcontext()
         with plain:
             if cu_seqlens is None:
@@ -122,7 +122,7 @@ def _attended(
 
 
 def _empty(state: SegmentMemory) -> bool:
-    """Nothing has been read, so nothing need be attended to; not asked where one would wait for the answer."""
+    """Whether nothing has been read yet. False where the answer would need a wait for the GPU."""
     if torch.compiler.is_compiling() or state.position.device.type != "cpu" or state.keys.requires_grad:
         return False
     return not state.position.any()

@@ -22,7 +22,7 @@ class GatedMLP(Layer):
             multiple.
         bias: biases in the three projections.
         activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
-        intermediate_size: hidden features, in place of what `expand` says.
+        intermediate_size: the number of hidden features; `expand` then has no effect.
 
     Initialisation: weights N(0, 1/fan_in), biases 0.
     """

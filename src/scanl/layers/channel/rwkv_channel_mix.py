@@ -62,8 +62,8 @@ class RWKV4ChannelMix(ChannelMix):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
-            for share in (self.time_mix_key, self.time_mix_receptance):
-                share.copy_(steps(self.dim) ** fall(index, len(layers)))
+            for mu in (self.time_mix_key, self.time_mix_receptance):
+                mu.copy_(steps(self.dim) ** fall(index, len(layers)))
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
@@ -113,8 +113,8 @@ class RWKV6ChannelMix(ChannelMix):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
-            for share in (self.time_maa_k, self.time_maa_r):
-                share.copy_(1 - steps(self.dim) ** fall(index, len(layers)) ** 3)
+            for mu in (self.time_maa_k, self.time_maa_r):
+                mu.copy_(1 - steps(self.dim) ** fall(index, len(layers)) ** 3)
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None

@@ -1,4 +1,4 @@
-"""How far up a stack a layer stands, and a channel among the channels: what starts that differ by depth are made of."""
+"""Fractions of the depth of a stack and of the width of a layer, for initial values that depend on them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Filters of Hyena, a function of the lag: a network with sines over its position, and a fading.
+"""Filters of Hyena: a small network computes each filter from the lag, times a decay over the lag.
 
 Source: Poli et al., arXiv:2302.10866, section 3.3; names of the parameters as in the released code, safari.
 """
@@ -57,7 +57,7 @@ class HyenaFilter(Module):
         self.shift = shift
         self.bias = nn.Parameter(torch.randn(width))
         self.pos_emb = PositionalEmbedding(emb_dim, l_max)
-        # One sine serves all layers; in the released code its frequencies stand in the state at each of their places.
+        # One sine serves all layers. The released code saves its frequencies once for each layer.
         self._repeats = [2 * i + 3 for i in range(inner)]
         maps: dict[str, nn.Module] = {"0": nn.Linear(emb_dim, order), "1": Sin(order, w)}
         maps |= {str(2 * i + 2): nn.Linear(order, order) for i in range(inner)}
@@ -81,5 +81,5 @@ class HyenaFilter(Module):
 
 def _drop_repeated_sines(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     assert isinstance(module, HyenaFilter)
-    for place in module._repeats:
-        state_dict.pop(f"{prefix}implicit_filter.{place}.freq", None)
+    for index in module._repeats:
+        state_dict.pop(f"{prefix}implicit_filter.{index}.freq", None)

@@ -19,11 +19,14 @@ from scanl.ops import linear_scan
 
 
 @dataclass(frozen=True)
-class Place:
-    """Of a layer above the lowest: how many lie below it, and the lowest, whose parameters it does not own."""
+class Bound:
+    """Where a layer above the lowest reads its bound: from Γ of the lowest HGRN, at the number of HGRNs below it.
 
-    below: int
+    Not a module, so that torch counts Γ as a parameter of the lowest layer alone.
+    """
+
     lowest: "HGRN"
+    below: int
 
 
 @register("hgrn")
@@ -69,23 +72,23 @@ class HGRN(Layer):
         self.norm = nn.LayerNorm(2 * dim)
         self.theta = nn.Parameter((10000 ** (-2 / dim * torch.arange(dim))).reshape(1, 1, -1))
         self.register_parameter("gamma", None)
-        self._place: Place | None = None
+        self._bound: Bound | None = None
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         peers = [layer for layer in layers if isinstance(layer, HGRN)]
         below = sum(isinstance(layer, HGRN) for layer in layers[:index])
         if below:
-            self._place = Place(below, peers[0])
+            self._bound = Bound(peers[0], below)
         elif len(peers) > 1:
             self.gamma = nn.Parameter(self.theta.new_zeros(len(peers), self.dim))
 
     def lower_bound(self) -> Tensor | float:
         """γ (D) of this layer; 0 when it is the lowest, or alone."""
-        if self._place is None:
+        if self._bound is None:
             return 0.0
-        gamma = self._place.lowest.gamma
+        gamma = self._bound.lowest.gamma
         assert gamma is not None
-        return gamma.softmax(0)[1 : self._place.below + 1].sum(0)
+        return gamma.softmax(0)[1 : self._bound.below + 1].sum(0)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.complex64)

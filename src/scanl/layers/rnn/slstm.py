@@ -96,11 +96,11 @@ class SLSTM(Layer):
             bias[1] = 5 - 12 * whole(self.dim // self.num_heads) ** (0.3 + 1.3 * rise(index, len(layers)))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SLSTMState:
-        place = {"device": device, "dtype": dtype}
+        kind = {"device": device, "dtype": dtype}
         shape = (4, self.num_heads, self.dim // self.num_heads)
         return SLSTMState(
-            self._zeros(batch_size, *shape, **place, at_least=torch.float32),
-            () if self.conv1d is None else self.conv1d.init_state(batch_size, **place),
+            self._zeros(batch_size, *shape, **kind, at_least=torch.float32),
+            () if self.conv1d is None else self.conv1d.init_state(batch_size, **kind),
         )
 
     def forward(

@@ -47,7 +47,7 @@ def _whole(
 
 
 class TorchCell(Layer):
-    """What the three share: parameters, and a call of PyTorch's kernel without padding."""
+    """The common part of the three: parameters, and a call of PyTorch's kernel without padding."""
 
     gates: ClassVar[int]
     sample: ClassVar = {}
@@ -88,9 +88,9 @@ class TorchCell(Layer):
         lengths = cu_seqlens.diff()
         order = lengths.argsort(descending=True, stable=True)
         owner = sequence_index(cu_seqlens, x.shape[1])
-        place = torch.arange(x.shape[1], device=x.device) - cu_seqlens[owner]
-        steps = (place * rows + order.argsort()[owner]).argsort()
-        batch_sizes = place.bincount().cpu()
+        index = torch.arange(x.shape[1], device=x.device) - cu_seqlens[owner]
+        steps = (index * rows + order.argsort()[owner]).argsort()
+        batch_sizes = index.bincount().cpu()
         order = order[: int(batch_sizes[0])]
         given = _given([each[order] for each in before])
         options = self.bias, 1, 0.0, self.training, False  # biases, layers, dropout, training, bidirectional
@@ -187,7 +187,7 @@ class LSTM(TorchCell):
         if not bias and (forget_bias is not None or t_max is not None):
             raise ConfigError("lstm: bias is False, expected True because of forget_bias or t_max")
         if forget_bias is not None and t_max is not None:
-            raise ConfigError(f"lstm: forget_bias is {forget_bias} and t_max is {t_max}, expected one of them")
+            raise ConfigError(f"lstm: forget_bias is {forget_bias} and t_max is {t_max}, expected only one of them")
         if t_max is not None and t_max < 3:
             raise ConfigError(f"lstm: t_max is {t_max}, expected at least 3")
         super().__init__(dim, bias)

@@ -135,7 +135,7 @@ class AFT(Layer):
             lengths, owner = torch.full_like(starts, length), every // max(length, 1)
         else:
             starts, lengths, owner = cu_seqlens[:-1], cu_seqlens.diff(), sequence_index(cu_seqlens, length)
-        place = every - starts[owner]  # within its sequence here
+        step = every - starts[owner]  # of its sequence, counted in this call
         if state is None:
             before = self.init_state(starts.shape[0], device=k.device, dtype=k.dtype)
         else:
@@ -143,28 +143,28 @@ class AFT(Layer):
         assert isinstance(before, AFTState)
         steps = before.steps + lengths[:, None]
         self._check_length(steps)
-        # Steps here, then those carried: what lies j steps before the step at `place` is row `reach(...)` of it.
+        # Steps here, then those carried: what lies `back` steps before `step` of sequence `owner` is row `reach(...)`.
         pool_k, pool_v = (
             torch.cat([here.flatten(0, 1), carried.flatten(0, 1)])
             for here, carried in ((k, before.keys), (v, before.values))
         )
 
-        def reach(place: Tensor, owner: Tensor, back: Tensor) -> Tensor:
-            at = place[:, None] - back
+        def reach(step: Tensor, owner: Tensor, back: Tensor) -> Tensor:
+            at = step[:, None] - back
             return torch.where(at >= 0, starts[owner, None] + at, every.shape[0] + (owner[:, None] + 1) * size + at)
 
-        position = (place + before.steps[owner, 0])[:, None]
+        position = (step + before.steps[owner, 0])[:, None]
         back = torch.arange(min(size, length) if state is None else size, device=k.device)
-        near = reach(place, owner, back)
+        near = reach(step, owner, back)
         logits = (pool_k[near] + self._bias(position, back)).masked_fill((position < back)[..., None], -math.inf)
         most = (
             logits.detach().amax(1) if back.shape[0] else k.detach().flatten(0, 1)
         )  # the quotient does not depend on it
         average = before.average
         if isinstance(average, Tensor):
-            left = reach(place, owner, place.new_full((1,), size))[:, 0]
+            left = reach(step, owner, step.new_full((1,), size))[:, 0]
             older = pool_k[left].masked_fill(position < size, -math.inf), pool_v[left]
-            p, z, m, average = _older(*older, average, k.shape, place, owner, lengths, cu_seqlens)
+            p, z, m, average = _older(*older, average, k.shape, step, owner, lengths, cu_seqlens)
             most = torch.maximum(m.detach(), most)
             p, z = (m - most).exp() * p, (m - most).exp() * z
         else:
@@ -180,7 +180,8 @@ class AFT(Layer):
             return
         if steps.max() > self.max_length:
             raise ShapeError(
-                f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}"
+                f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}; "
+                "build the layer with a larger one"
             )
 
     def _bias(self, position: Tensor, back: Tensor) -> Tensor:
@@ -198,13 +199,13 @@ def _older(
     v: Tensor,
     state: Tensor,
     shape: torch.Size,
-    place: Tensor,
+    step: Tensor,
     owner: Tensor,
     lengths: Tensor,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """p, z and m of every step (steps, E), where k and v have just left the window, and the last of each sequence."""
-    first, width = (place == 0)[:, None], k.shape[1]
+    first, width = (step == 0)[:, None], k.shape[1]
     start = torch.where(first, torch.maximum(k, state[owner, 2]), k)
     if cu_seqlens is None:
         m = start.view(shape).cummax(1).values.flatten(0, 1) if shape[1] else start
@@ -212,7 +213,7 @@ def _older(
         m = associative_scan(_largest, (first.to(k.dtype).expand_as(k), start), 0)[1]
     pool = torch.cat([m, state[:, 2]])
     every, sequences = (torch.arange(count, device=k.device) for count in (k.shape[0], state.shape[0]))
-    earlier = pool[torch.where(place > 0, every - 1, k.shape[0] + owner)]
+    earlier = pool[torch.where(step > 0, every - 1, k.shape[0] + owner)]
     last = pool[torch.where(lengths > 0, lengths.cumsum(0) - 1, k.shape[0] + sequences)]
     finite = m.masked_fill(m == -math.inf, 0)
     new, decay = (k - finite).exp(), (earlier - finite).exp()

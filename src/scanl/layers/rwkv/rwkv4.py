@@ -29,9 +29,9 @@ class RWKV4State(NamedTuple):
     shift: Tensor
 
 
-def mix(x: Tensor, before: Tensor, share: Tensor) -> Tensor:
-    """share ⊙ x_t + (1 - share) ⊙ x_{t-1}."""
-    return before + share * (x - before)
+def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
+    """mu ⊙ x_t + (1 - mu) ⊙ x_{t-1}."""
+    return before + mu * (x - before)
 
 
 @register("rwkv4")
@@ -84,18 +84,18 @@ class RWKV4(Layer):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         a, c = rise(index, len(layers)), fall(index, len(layers))
-        share = steps(self.dim)
+        fraction = steps(self.dim)
         with torch.no_grad():
             self.time_decay.copy_(-5 + 8 * whole(self.attention_hidden_size) ** (0.7 + 1.3 * a))
-            self.time_mix_key.copy_(share**c)
-            self.time_mix_value.copy_(share**c + 0.3 * a)
-            self.time_mix_receptance.copy_(share ** (0.5 * c))
+            self.time_mix_key.copy_(fraction**c)
+            self.time_mix_value.copy_(fraction**c + 0.3 * a)
+            self.time_mix_receptance.copy_(fraction ** (0.5 * c))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RWKV4State:
-        place = {"device": device, "dtype": dtype, "at_least": torch.float32}
-        p_z = self._zeros(batch_size, 2, self.attention_hidden_size, **place)
-        m = self._zeros(batch_size, 1, self.attention_hidden_size, **place) - math.inf  # no exponent yet
-        return RWKV4State(torch.cat([p_z, m], 1), self._zeros(batch_size, 1, self.dim, **place))
+        kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
+        p_z = self._zeros(batch_size, 2, self.attention_hidden_size, **kind)
+        m = self._zeros(batch_size, 1, self.attention_hidden_size, **kind) - math.inf  # no exponent yet
+        return RWKV4State(torch.cat([p_z, m], 1), self._zeros(batch_size, 1, self.dim, **kind))
 
     def forward(
         self, x: Tensor, state: RWKV4State | None = None, *, cu_seqlens: Tensor | None = None

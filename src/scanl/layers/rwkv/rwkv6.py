@@ -90,15 +90,15 @@ class RWKV6(MatrixTimeMix):
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         a, c = rise(index, len(layers)), fall(index, len(layers))
-        share, place = steps(self.dim), whole(self.dim)
-        starts = dict.fromkeys("xwk", share**c)
-        starts |= {"v": share**c + 0.3 * a} | dict.fromkeys("rg", share ** (0.5 * c))
+        fraction, height = steps(self.dim), whole(self.dim)
+        starts = dict.fromkeys("xwk", fraction**c)
+        starts |= {"v": fraction**c + 0.3 * a} | dict.fromkeys("rg", fraction ** (0.5 * c))
         zigzag = 0.1 * ((torch.arange(self.dim) + 1) % 3 - 1)
         with torch.no_grad():
             for name, start in starts.items():
                 getattr(self, f"time_maa_{name}").copy_(1 - start)
-            self.time_decay.copy_(-6 + 5 * place ** (0.7 + 1.3 * a))
-            self.time_faaaa.copy_((a * (1 - place) + zigzag).view_as(self.time_faaaa))
+            self.time_decay.copy_(-6 + 5 * height ** (0.7 + 1.3 * a))
+            self.time_faaaa.copy_((a * (1 - height) + zigzag).view_as(self.time_faaaa))
             self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
 
     def forward(
@@ -109,9 +109,9 @@ class RWKV6(MatrixTimeMix):
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         change = before - x
         adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED), -1))
-        shares = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
+        shifts = torch.einsum("btsr,srd->sbtd", adapted, self.time_maa_w2)
         w, k, v, r, g = (
-            x + change * (getattr(self, f"time_maa_{name}") + share) for name, share in zip(MIXED, shares, strict=True)
+            x + change * (getattr(self, f"time_maa_{name}") + shift) for name, shift in zip(MIXED, shifts, strict=True)
         )
         d = self.time_decay + torch.tanh(w @ self.time_decay_w1) @ self.time_decay_w2
         o, recurrent = linear_attention(

@@ -21,7 +21,7 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
 
-SHARES = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the first token shifts
+SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the first token shifts
 
 
 @register("rwkv7")
@@ -85,7 +85,7 @@ class RWKV7(MatrixTimeMix):
         for name in ("v0", "v1", "v2"):
             self.register_parameter(name, None)
         linear, zigzag = whole(dim) - 0.5, self._zigzag()
-        for name in SHARES:
+        for name in SHIFTS:
             setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
         self.w0 = nn.Parameter(torch.empty(1, 1, dim))
         self.w1, self.w2 = _factors(dim, decay_lora or _rank(2.5, dim))
@@ -112,7 +112,7 @@ class RWKV7(MatrixTimeMix):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         speed = 1 + rise(index, len(layers)) ** 0.3
         with torch.no_grad():
-            for name, exponent in SHARES.items():
+            for name, exponent in SHIFTS.items():
                 getattr(self, f"x_{name}").copy_(1 - steps(self.dim) ** (exponent * fall(index, len(layers))))
             self.w0.copy_(-6 + 6 * whole(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
         if any(isinstance(lower, RWKV7) for lower in layers[:index]):
@@ -130,7 +130,7 @@ class RWKV7(MatrixTimeMix):
         self._check(x, state, cu_seqlens)
         recurrent, shift = (None, None) if state is None else state
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
-        r, w, k, v, a, g = (x + (before - x) * getattr(self, f"x_{name}") for name in SHARES)
+        r, w, k, v, a, g = (x + (before - x) * getattr(self, f"x_{name}") for name in SHIFTS)
         decay = -math.exp(-0.5) * widen(self.w0 + torch.tanh(w @ self.w1) @ self.w2).sigmoid()
         rate = (self.a0 + a @ self.a1 @ self.a2).sigmoid()
         gate = (g @ self.g1).sigmoid() @ self.g2
@@ -150,7 +150,8 @@ class RWKV7(MatrixTimeMix):
             return v
         if memo is None or "v_first" not in memo:
             raise ConfigError(
-                f"rwkv7: memo is {memo and list(memo)}, expected v_first of the lowest layer because this one is above"
+                "rwkv7: memo has no values of the lowest RWKV-7 layer, expected them because this layer is above it; "
+                "run the layers in a Stack, or give all of them one dict as memo, from the lowest up"
             )
         return v + (memo["v_first"] - v) * (self.v0 + x @ self.v1 @ self.v2).sigmoid()
 

@@ -1,4 +1,4 @@
-"""What the time mixes of RWKV-6 and RWKV-7 share: the state, a matrix for each head, and its readout."""
+"""The common part of the time mixes of RWKV-6 and RWKV-7: a state with a matrix for each head, and its readout."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class MatrixTimeMix(Layer):
         return self.ln_x(o.reshape(-1, self.dim)).view(*o.shape[:2], self.dim)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RWKVState:
-        place = {"device": device, "dtype": dtype, "at_least": torch.float32}
+        kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
         return RWKVState(
-            self._zeros(batch_size, *self.heads, self.head_size, **place), self._zeros(batch_size, 1, self.dim, **place)
+            self._zeros(batch_size, *self.heads, self.head_size, **kind), self._zeros(batch_size, 1, self.dim, **kind)
         )

@@ -112,8 +112,8 @@ class H3(Layer):
     sample: ClassVar = {"d_state": 4, "head_dim": 2}
     residual_out = "output_linear"
     hints: ClassVar = {
-        f"{place}.kernel.{name}": Hint(weight_decay=False, lr="lr")
-        for place, names in (("ssm_k_kernel", ("B",)), ("kernel", ("log_dt", "B", "inv_A_real", "A_imag")))
+        f"{module}.kernel.{name}": Hint(weight_decay=False, lr="lr")
+        for module, names in (("ssm_k_kernel", ("B",)), ("kernel", ("log_dt", "B", "inv_A_real", "A_imag")))
         for name in names
     }
 
