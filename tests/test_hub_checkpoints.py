@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -557,6 +558,8 @@ def test_names_go_to_the_hub(stored, monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     refused("owner/name is not a folder, and the hub does not give it: no", "owner/name")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    refused("is not a folder, and only huggingface_hub can download it; pip install huggingface_hub", "owner/name")
 
 
 def test_save_refuses_what_transformers_has_not(stored, tmp_path):

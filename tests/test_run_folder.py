@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    message = r"cannot be locked \(No locks available\): start no second run in it"
+    message = r"cannot be locked \(No locks available\): do not start a second run in it"
     with pytest.warns(UserWarning, match=message), RunFolder(tmp_path).locked():
         pass
 

@@ -1,7 +1,7 @@
 """Files that carry the SHA-256 of their own bytes, so that a damaged one is refused.
 
-The 64 hexadecimal digits stand where the format has room for a remark: in the comment at the end of a zip archive, in
-the metadata of a safetensors file. The digest is of every other byte. Other programs read these files as before.
+The 64 hexadecimal digits are in the comment at the end of a zip archive, or in the metadata of a safetensors file. The
+digest is of all other bytes. Other programs read these files as any other.
 """
 
 import hashlib
@@ -21,37 +21,37 @@ File = BufferedReader | BufferedRandom
 DIGITS = 64
 NO_DIGEST = b"0" * DIGITS
 ZIP_MARK = b"scanl-sha256:"
-# One entry of the metadata, because safetensors writes several in any order. Its key and its beginning are looked for
-# each alone: whatever bit of the two is flipped, the file is still known to be one of ours.
+# The metadata has one entry, because safetensors writes several in any order. Its key and its beginning are searched
+# for separately: whichever bit of the two is flipped, the file is still recognised as one of ours.
 KEY, VALUE = rb'"scanl":"', rb"{\"sha256\": \""
 
 
 def seal_zip(path: Path) -> None:
-    """Write the digest into the comment of an archive that has none, as `torch.save` leaves it."""
+    """Write the digest into the comment of an archive. It must have no comment yet; `torch.save` writes none."""
     with path.open("rb+") as file:
         file.seek(-2, 2)
         assert file.read(2) == b"\0\0", "the archive has a comment already"
         file.seek(-2, 2)
         file.write((len(ZIP_MARK) + DIGITS).to_bytes(2, "little") + ZIP_MARK)
-        place = file.tell()
+        position = file.tell()
         file.write(NO_DIGEST)
-        _write_digest(file, place)
+        _write_digest(file, position)
 
 
 def is_whole_zip(path: Path) -> bool:
-    """Whether the archive has the digest that `seal_zip` wrote, and it is right."""
+    """Whether the archive has a digest from `seal_zip`, and the digest is right."""
     with path.open("rb") as file:
-        place = file.seek(0, 2) - DIGITS
-        if place < len(ZIP_MARK):
+        position = file.seek(0, 2) - DIGITS
+        if position < len(ZIP_MARK):
             return False
-        file.seek(place - len(ZIP_MARK))
-        return file.read(len(ZIP_MARK)) == ZIP_MARK and file.read(DIGITS) == _digest(file, place)
+        file.seek(position - len(ZIP_MARK))
+        return file.read(len(ZIP_MARK)) == ZIP_MARK and file.read(DIGITS) == _digest(file, position)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a safetensors file with its digest, whole or not at all. about: what else to keep, as JSON.
+    """Write a safetensors file with its digest, whole or not at all. about: what else to keep in it, as JSON.
 
-    CheckpointError when it cannot be written.
+    Raises CheckpointError when the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -67,9 +67,9 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, 
 
 
 def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a safetensors file and what `save_tensors` kept `about` them, {} in a file of another program.
+    """The tensors of a safetensors file, and the `about` of `save_tensors`: {} when another program wrote the file.
 
-    CheckpointError when it cannot be read, or when its digest is wrong. Of another program's file nothing is known.
+    Raises CheckpointError when the file cannot be read, or when its digest is wrong. Files of other programs have none.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -88,13 +88,13 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
 def _is_whole(file: File) -> bool:
     header = _header(file)
     if KEY not in header and VALUE not in header:
-        return True  # of another program, or no safetensors at all, which its reader says
-    place = header.find(KEY + VALUE) + len(KEY + VALUE)
-    return KEY + VALUE in header and header[place : place + DIGITS] == _digest(file, place)
+        return True  # of another program, or not safetensors, which the reader reports
+    position = header.find(KEY + VALUE) + len(KEY + VALUE)
+    return KEY + VALUE in header and header[position : position + DIGITS] == _digest(file, position)
 
 
 def _header(file: File) -> bytes:
-    """The beginning of a safetensors file: eight bytes that tell the length of the JSON after them, and it."""
+    """The beginning of a safetensors file: eight bytes with the length of the JSON that follows, and the JSON."""
     size = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -102,20 +102,20 @@ def _header(file: File) -> bytes:
     return file.read(min(8 + length, size))
 
 
-def _write_digest(file: File, place: int) -> None:
-    digest = _digest(file, place)
-    file.seek(place)
+def _write_digest(file: File, position: int) -> None:
+    digest = _digest(file, position)
+    file.seek(position)
     file.write(digest)
 
 
-def _digest(file: File, place: int) -> bytes:
-    """Of all bytes but the digits at `place`."""
-    digest, left = hashlib.sha256(), place
+def _digest(file: File, position: int) -> bytes:
+    """The SHA-256 of all bytes but the digits at `position`."""
+    digest, left = hashlib.sha256(), position
     file.seek(0)
     while left and (block := file.read(min(left, 2**20))):
         digest.update(block)
         left -= len(block)
-    file.seek(place + DIGITS)
+    file.seek(position + DIGITS)
     while block := file.read(2**20):
         digest.update(block)
     return digest.hexdigest().encode()

@@ -1,11 +1,11 @@
-"""What a caller can get wrong. The command line prints one line for each of these and exits with 2."""
+"""The errors that scanl raises about its input. For each the command line prints one line and exits with 2."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class ScanlError(Exception):
-    """Base of every error that scanl raises about its input."""
+    """The base of all errors below."""
 
 
 class ShapeError(ScanlError, ValueError):
@@ -17,24 +17,24 @@ class BackendError(ScanlError, RuntimeError):
 
 
 class ConfigError(ScanlError, ValueError):
-    """An unknown name, or an option that does not fit."""
+    """A name is unknown, or an option does not fit."""
 
 
 class DataError(ScanlError, ValueError):
-    """Files or corpora that cannot be read or are too small."""
+    """A file or a corpus cannot be read, or is too small."""
 
 
 class CheckpointError(ScanlError, RuntimeError):
-    """A run folder, checkpoint or state file that is missing, damaged or of another model."""
+    """A run folder, checkpoint or state file is missing or damaged, or belongs to another model."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """What to say of an unknown name: the nearest known one, or else all there are."""
+    """The message for an unknown name: it suggests the nearest known name, or lists all when none is near."""
     known = list(known)
     close = difflib.get_close_matches(str(name), known, 1, 0.5)
     return f"unknown {kind} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}")
 
 
 def nearest(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for an unknown name, with the nearest known one."""
+    """The error for an unknown name, with the message of `unknown`."""
     return ConfigError(unknown(kind, name, known))

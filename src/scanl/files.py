@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process at a time may write to."""
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
 
 import os
 import socket
@@ -13,9 +13,9 @@ from scanl.errors import CheckpointError
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder; when the block ends well, it is flushed to disk and renamed to `path`.
+    """A temporary file in the same folder. When the block ends well, it is flushed to disk and renamed to `path`.
 
-    CheckpointError when the disk is full, or the folder may not be written to.
+    Raises CheckpointError when the disk is full, or when the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
     try:
@@ -25,13 +25,13 @@ def written_whole(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # not there any more; or the disk is at fault, which has been said
+        with suppress(OSError):  # it was renamed; or the disk failed, and the error above says so
             temporary.unlink()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into a CheckpointError that names the file."""
+    """Turn an OSError of the block into a CheckpointError that names the file."""
     try:
         yield
     except OSError as error:
@@ -40,13 +40,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder: CheckpointError, which names the holder, while another process does.
+    """Lock the folder for this process. Raises CheckpointError, which names the other process, when another has it.
 
-    The system lets go of the lock when its process ends, however that happens; what is left then is a file without a
-    meaning. A file system without locks gives a warning.
+    The system releases the lock when the process ends, however it ends. The file `.lock` that may remain means nothing.
+    A file system without locks gives a warning.
     """
-    # On NFS, Linux turns the lock into one that the server keeps, unless the folder is mounted with `nolock` or
-    # `local_lock`: then processes on two machines do not see each other's.
+    # On NFS, Linux has the server keep the lock, so processes on two machines see each other's. They do not when the
+    # folder is mounted with `nolock` or `local_lock`.
     path = folder / ".lock"
     while True:
         with writing(path):
@@ -56,14 +56,14 @@ def locked(folder: Path) -> Iterator[None]:
             raise CheckpointError(f"run: {folder} is in use by {_holder(path)}; wait until it has ended, or stop it")
         if _is_file(descriptor, path):
             break
-        os.close(descriptor)  # its holder has just ended and removed it: take the lock of the next file
+        os.close(descriptor)  # the other process has just ended and removed the file: lock the next one
     try:
         with writing(path):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file; a file that stays has no meaning
+        with suppress(OSError):  # Windows does not remove an open file, and a file that remains means nothing
             path.unlink()
         os.close(descriptor)
 
@@ -73,7 +73,7 @@ def _lock(descriptor: int, folder: Path) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, which the others read
+            os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, which other processes read
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
             os.lseek(descriptor, 0, os.SEEK_SET)
         else:
@@ -83,7 +83,7 @@ def _lock(descriptor: int, folder: Path) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=2)
+        warnings.warn(f"{folder} cannot be locked ({error.strerror}): do not start a second run in it", stacklevel=2)
     return True
 
 
@@ -95,6 +95,6 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder(path: Path) -> str:
-    with suppress(OSError):  # it may be gone by now
+    with suppress(OSError):  # it may be removed by now
         return path.read_text(encoding="utf-8", errors="replace") or "another process"
     return "another process"

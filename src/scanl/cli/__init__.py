@@ -1,4 +1,4 @@
-"""The `scanl` command: `main` finds the subcommand and turns every error about input into one line."""
+"""The `scanl` command. `main` runs a subcommand and prints an error about its input as one line."""
 
 import importlib
 import os
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from scanl.errors import ScanlError, nearest
 
-COMMANDS = {  # name: where it is, what it does
+COMMANDS = {  # name: (module and function, what it does)
     "train": ("train:run", "train a model on bytes, or on a synthetic task"),
     "generate": ("generate:run", "continue a prompt, byte by byte"),
-    "eval": ("evaluate:run", "bits per byte of a run on its held-out text, or its score on a task"),
-    "list": ("layers:list_layers", "the layers"),
-    "show": ("layers:show_layer", "one layer: equation, source, options, size, backends"),
-    "tasks": ("tasks:list_tasks", "the synthetic tasks: what guessing and solving them scores"),
-    "ops": ("ops:list_ops", "the primitives and what each of their backends can do"),
+    "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
+    "list": ("layers:list_layers", "print every layer"),
+    "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),
+    "tasks": ("tasks:list_tasks", "print the synthetic tasks, and what guessing and solving them scores"),
+    "ops": ("ops:list_ops", "print the ops and what each of their backends can do"),
     "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
     "accelerate": ("accelerate:run", "run a transformers model's recurrent modules on scanl's ops"),
     "demo": ("demo:run", "train for three minutes, then generate past 100,000 bytes"),
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("scanl: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left; without this, Python complains again when it flushes at exit.
+        # The reader of our output has ended. Without this line Python fails again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,4 +1,4 @@
-"""Option parsing whose mistakes are ConfigErrors of one line."""
+"""Option parsing that raises a ConfigError of one line for every mistake."""
 
 import argparse
 import re
@@ -11,11 +11,11 @@ from scanl.errors import ConfigError, nearest
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
-    """Keeps the lines of the text below the options."""
+    """Keep the lines of the text below the options as they are."""
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """jsonargparse that raises ConfigError, naming the nearest option, where it would print its usage."""
+    """A parser of jsonargparse that raises ConfigError, with the nearest option, instead of printing its usage."""
 
     def __init__(self, command: str, description: str, **kwargs: Any) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class Parser(jsonargparse.ArgumentParser):
         self.command = command
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """The options, or ConfigError. `--batch_size` is taken for `--batch-size`."""
+        """The options. `--batch_size` is read as `--batch-size`. Raises ConfigError."""
         known = [option for action in self._actions for option in action.option_strings]
         argv = [_dashed(argument, known) for argument in argv]
         for argument in argv:
@@ -38,7 +38,7 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 def _shortened(text: str) -> str:
-    """jsonargparse's report of a value of the wrong type in our grammar; anything else in one line."""
+    """jsonargparse's message in one line; that of a value of the wrong type in our own words."""
     text = " ".join(text.split())
     wrong = re.match(r'Parser key "(\w+)":.*(?:Got|Given) value: (.*)$', text)
     if wrong is None:
