@@ -2,10 +2,11 @@
 
     python benchmarks/hub.py [--families NAME ...] [--tokens 1024] [--rounds 3] [--train] [--decode]
 
-Models of published widths with random weights, cut to two layers (and the vocabulary with them, so that the read-out
-keeps its share). Medians of interleaved runs in one process: the prefill of a prompt, whole and inside the mixers
-without their projections; with --decode tokens after it, one at a time. With --train one training step of a one-layer
-model and its peak memory, each in a process of its own. Prints a table; writes benchmarks/results/hub-cpu.json.
+Models of published widths with random weights, cut to two layers. The vocabulary is cut in proportion, so that
+the read-out takes the same part of the time. Medians of interleaved runs in one process: the prefill of a prompt, as a
+whole and inside the patched modules without their projections. --decode adds the tokens after it, one at a time.
+--train adds one training step of a one-layer model and its peak memory, each in its own process. Prints a table and
+writes benchmarks/results/hub-cpu.json.
 """
 
 import argparse
@@ -165,7 +166,7 @@ def short_convolution(layers: int) -> Any:
     )
 
 
-FAMILIES: dict[str, Callable[[int], Any]] = {
+MODELS: dict[str, Callable[[int], Any]] = {
     build.__name__: build
     for build in (
         mamba,
@@ -182,10 +183,10 @@ FAMILIES: dict[str, Callable[[int], Any]] = {
 
 
 class Inside:
-    """Seconds spent in the mixers of a model, and in the projections inside them."""
+    """Seconds spent in the patched modules of a model, and in the linear projections inside them."""
 
     def __init__(self) -> None:
-        self.mixers = self.projections = 0.0
+        self.modules = self.projections = 0.0
 
     @contextlib.contextmanager
     def watch(self, modules: list[nn.Module]) -> Iterator[None]:
@@ -199,7 +200,7 @@ class Inside:
             if isinstance(module, nn.Linear):
                 self.projections += seconds
             else:
-                self.mixers += seconds
+                self.modules += seconds
 
         watched = [*modules, *(child for m in modules for child in m.modules() if isinstance(child, nn.Linear))]
         hooks = [
@@ -210,7 +211,7 @@ class Inside:
             hook.remove()
 
 
-def mixers_of(model: nn.Module) -> list[nn.Module]:
+def patched_modules(model: nn.Module) -> list[nn.Module]:
     names = {row.module for row in hub.accelerate(model).accelerated}
     hub.restore(model)
     return [module for name, module in model.named_modules() if name in names]
@@ -218,11 +219,11 @@ def mixers_of(model: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def measure(name: str, tokens: int, rounds: int, decode: bool) -> dict[str, Any]:
-    """Seconds before and after: prefill, inside the mixers without projections, and a token."""
+    """Seconds before and after: prefill, inside the patched modules without projections, and a token."""
     torch.manual_seed(0)
-    model = FAMILIES[name](2).eval()
+    model = MODELS[name](2).eval()
     ids = torch.randint(2, 500, (1, tokens))
-    mixers = mixers_of(model)
+    patched = patched_modules(model)
     found: dict[str, list[list[float]]] = {"prefill": [[], []], "inside": [[], []]}
     if decode:
         found["token"] = [[], []]
@@ -234,11 +235,11 @@ def measure(name: str, tokens: int, rounds: int, decode: bool) -> dict[str, Any]
             begin = time.perf_counter()
             model(ids)
             seconds = time.perf_counter() - begin
-            with inside.watch(mixers):
+            with inside.watch(patched):
                 model(ids)
             if turn:  # the first compiles and warms up
                 found["prefill"][way].append(seconds)
-                found["inside"][way].append(inside.mixers - inside.projections)
+                found["inside"][way].append(inside.modules - inside.projections)
             if decode:
                 begin = time.perf_counter()
                 model.generate(ids[:, :16], max_new_tokens=1, min_new_tokens=1, do_sample=False, pad_token_id=0)
@@ -256,7 +257,7 @@ def measure(name: str, tokens: int, rounds: int, decode: bool) -> dict[str, Any]
 def step(name: str, tokens: int, accelerated: bool) -> None:
     """One training step in this process: prints its seconds and the peak memory that it added, in bytes."""
     torch.manual_seed(0)
-    model = FAMILIES[name](1).train()
+    model = MODELS[name](1).train()
     if accelerated:
         hub.accelerate(model)
         warm = torch.randint(2, 500, (1, 16))
@@ -289,7 +290,7 @@ def train(name: str, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=None)
+    parser.add_argument("--families", nargs="+", choices=MODELS, default=None)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decode", action="store_true")
@@ -305,7 +306,7 @@ def main() -> None:
         step(options.step, options.tokens, options.accelerated)
         return
     table = {}
-    for name in options.families or FAMILIES:
+    for name in options.families or MODELS:
         found = measure(name, options.tokens, options.rounds, options.decode)
         if options.train:
             found |= train(name, options.tokens)
