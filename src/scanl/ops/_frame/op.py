@@ -28,7 +28,7 @@ from scanl.ops._frame.declaration import (
     full_shape,
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
-from scanl.ops._frame.summary import Effect, Summary
+from scanl.ops._frame.summary import Effect, Run, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
 P = ParamSpec("P")
@@ -236,8 +236,9 @@ class Op(Declaration, Generic[P, S]):
                 raise ConfigError(
                     f"{self.name}: {name} is given, expected none because with it the state enters a nonlinearity"
                 )
-        _, last = self._call(**operands, **options, **call)
-        return Summary(self.effect.carry(self._call, operands, last, **options, **call), last, self.effect)
+        run: Run = self._call  # pyright: ignore[reportAssignmentType]  # states that enter linearly are tensors
+        _, last = run(**operands, **options, **call)
+        return Summary(self.effect.carry(run, operands, last, **options, **call), last, self.effect)
 
     def preference(self) -> list[str]:
         """The names of its backends in the order that "auto" tries them."""
