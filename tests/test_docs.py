@@ -84,3 +84,11 @@ def test_design_has_every_folder():
         named.add(parents[-1])
     found = {path.parent for path in (ROOT / "src" / "scanl").rglob("*.py")} - {ROOT / "src" / "scanl"}
     assert named == found
+
+
+def test_every_op_is_explained(write):
+    """Each op of the table of backends stands in the text above it, too."""
+    above = _text(ROOT / "docs" / "ops.md").split("## Choosing a backend")[0]
+    ops = {row.split("`")[1] for row in write.TABLES["ops.md"]().splitlines()[2:]}
+    assert len(ops) > 10
+    assert not [op for op in ops if not re.search(rf"`{op}[`(]", above)]
