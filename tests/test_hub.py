@@ -357,6 +357,9 @@ def test_what_is_left_alone_has_a_reason():
     hub.restore(model)
     assert "forward" in mixer.__dict__
     assert "has no recurrent module" in str(hub.accelerate(torch.nn.Linear(2, 2)))
+    report = hub.accelerate(CASES["mamba"].build().to("meta"))
+    assert not report.accelerated
+    assert "its weights are not loaded yet, or are offloaded; accelerate the model when they are" in str(report)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Modules that have moved: an import by the old name gives the module at its new place."""
+"""Modules that have moved: an import by the old name gives the module of the new name."""
 
 import sys
 from collections.abc import Sequence
@@ -50,5 +50,5 @@ class Moved(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make the old names importable. First in line: a folder's own finder would load a moved file a second time."""
+    """Make the old names importable. This finder comes first: a folder's own would load a moved file a second time."""
     sys.meta_path.insert(0, Moved())

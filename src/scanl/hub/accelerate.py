@@ -154,7 +154,7 @@ def _unable(module: nn.Module) -> str:
     if _slot(module) == "forward" and "forward" in module.__dict__:
         return "its forward was replaced by another library"
     if any(parameter.is_meta for parameter in module.parameters()):
-        return "its weights are not loaded, or offloaded"
+        return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
     return ""
 
 
