@@ -315,7 +315,7 @@ def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
                 changed[name].select(axis, t).add_(1)
         z, _ = op(**changed, **more, backend=backend)
         untouched = slice(t + 1, None) if reverse else slice(None, t)
-        if "causality to the bit" in op.excused:
+        if "causality to the bit" in {**op.excused, **op.backends[backend].excused}:
             close(z[:, untouched], y[:, untouched], own_rounding(op, operands, more), f"{op.name} {backend} before {t}")
         else:
             torch.testing.assert_close(z[:, untouched], y[:, untouched], rtol=0, atol=0)

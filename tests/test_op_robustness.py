@@ -24,7 +24,8 @@ from scanl.ops._cpu import _team
 from scanl.ops._cpu._team import array, take
 from scanl.ops.registry import Op, Sample
 
-CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in registry.every() for backend in op.preference()]
+OPS = registry.declared()
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in op.preference()]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of times slower than a GPU
@@ -153,7 +154,7 @@ def test_a_decay_shared_by_no_channels():
         assert [value.shape for value in (y, last, *grads)] == [(0, 33, 0), (0, 0), (0, 33, 0), (1, 33, 0)]
 
 
-@pytest.mark.parametrize("op", registry.every(), ids=registry.names())
+@pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_offsets_that_are_no_tensor(op):
     sample = next(sample for sample in op.samples if "cu_seqlens" in sample.options)
     more = {**sample.options, "cu_seqlens": sample.options["cu_seqlens"].tolist()}
@@ -491,7 +492,7 @@ def test_a_context_is_compiled_without_a_break(inside):
     assert not ours()
 
 
-@pytest.mark.parametrize("op", registry.every(), ids=registry.names())
+@pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_the_signature_is_the_true_one(op):
     signature = inspect.signature(op)
     assert {*signature.parameters} == {*op.names, *op.options, "reverse", "cu_seqlens", "backend"}

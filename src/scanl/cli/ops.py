@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import scanl.ops  # noqa: F401 (fills the registry)
 from scanl.cli.parser import Parser
 from scanl.ops import registry
-from scanl.ops.registry import Backend, Op
+from scanl.ops.registry import Backend, HigherOrder, Op
 
 HEADER = ("op", "backend", "device", "dtypes", "backward pass", "packed, reversed")
 
@@ -24,14 +24,15 @@ def table() -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _row(op: Op, backend: Backend) -> tuple[str, ...]:
+def _row(op: Op | HigherOrder, backend: Backend) -> tuple[str, ...]:
     takes = [dtype for dtype in op.dtypes if backend.compute_dtype(dtype) in backend.dtypes]
     fused = backend.name in ("cpu", "triton")
+    packed = "in one call" if backend.whole else "sequence by sequence, flipped"
     return (
         f"`{op.name}`",
         f"`{backend.name}`",
         ", ".join(backend.devices) if backend.devices else "any",
         ", ".join(str(dtype).removeprefix("torch.") for dtype in takes),
         "fused" if fused else "autograd",
-        "in one call" if backend.whole else "sequence by sequence, flipped",
+        "by the caller" if isinstance(op, HigherOrder) else packed,
     )

@@ -86,7 +86,7 @@ def _device() -> str:
 
 
 def _ops(names: str | None) -> list[Op]:
-    able = {op.name: op for op in registry.every() if "triton" in op.backends}
+    able = {op.name: op for op in registry.declared() if "triton" in op.backends}
     for name in chosen if (chosen := names and names.split(",")) else ():
         if name not in able:
             raise nearest("op with a triton backend", name, able)

@@ -7,16 +7,24 @@ Applications", CMU-CS-90-190 (1990). Neighbours are joined, which leaves a scan 
 every second one of ours, and one more join gives those between: O(T) work in O(log T) calls of the operator.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.higher import higher_order
 
 
+@higher_order(
+    id=None,
+    equation="y_t = e_1 ∘ e_2 ∘ ... ∘ e_t",
+    source="Ladner and Fischer 1980, J. ACM 27; Blelloch 1990, CMU-CS-90-190",
+    dtypes=HALF + FLOATING + COMPLEX,
+)
 def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: int = 1, *, reverse: bool = False) -> Any:
     """Combine every element with all before it: y_t = combine(y_{t-1}, e_t), in O(log T) calls on long slices.
 
@@ -136,3 +144,46 @@ def _outline(structure: Any) -> str:
         return f"{leaf.dtype}{tuple(leaf.shape)}".removeprefix("torch.") if isinstance(leaf, Tensor) else repr(leaf)
 
     return str(pytree.tree_map(outline, structure)).replace("'", "")
+
+
+@associative_scan.instance("x: B T D, A: B T D D, state: B D -> B T D")
+def _affine(x: Tensor, A: Tensor, state: Tensor | None = None, **call: Unpack[Call]) -> tuple[Tensor, Tensor]:
+    """Affine maps, composed: h_t = A_t h_{t-1} + x_t, the recurrence of a dense state-space model."""
+    assert state is not None  # zeros where the caller gave None
+    h, hs = state, []
+    for t in range(x.shape[1]):
+        h = torch.einsum("bij,bj->bi", A[:, t], h) + x[:, t]
+        hs.append(h)
+    return torch.stack(hs, 1) if hs else x.clone(), h
+
+
+@_affine.backend("parallel")
+def _composed(x: Tensor, A: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The state enters as the map that forgets everything and gives the state."""
+
+    def compose(first: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        (a, x), (b, y) = first, then
+        return b @ a, (b @ x[..., None])[..., 0] + y
+
+    x = torch.cat([state[:, None], x], 1)
+    A = torch.cat([torch.zeros_like(x[:, :1, :, None] * x[:, :1, None]), A], 1)
+    _, h = associative_scan(compose, (A, x))
+    return h[:, 1:], h[:, -1]
+
+
+@_affine.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 7, 3), "A": draw(2, 7, 3, 3) / 2, "state": draw(2, 3)})
+    packed = {"x": draw(1, 9, 2), "A": draw(1, 9, 2, 2) / 2, "state": draw(3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+@_affine.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    yield Sample({"x": x, "A": torch.zeros(2, 4, 3, 2)}), "A has shape (2, 4, 3, 2), expected (B, T, D, D)"

@@ -15,15 +15,17 @@ torchdeq dates from 2023.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.dispatch import transforming
+from scanl.ops._frame.higher import higher_order
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class FixedPoint(NamedTuple):
     convergence: Convergence
 
 
+@higher_order(
+    id="P-fixpoint",
+    equation="s* = f(s*, x)",
+    source="Bai, Kolter and Koltun 2019, arXiv:1909.01377, theorem 1",
+    dtypes=HALF + FLOATING + COMPLEX,
+)
 def fixed_point(
     f: Callable[[Tensor, Any], Tensor],
     x: Any,
@@ -275,3 +283,58 @@ class _Implicit(torch.autograd.Function):
 
 def _kind(s: Tensor) -> str:
     return f"{str(s.dtype).removeprefix('torch.')} of shape {tuple(s.shape)} on {s.device}"
+
+
+@fixed_point.instance("x: B T D, w: D D, state: B D -> B T D", dtypes=FLOATING)
+def _implicit(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[Call]) -> tuple[Tensor, Tensor]:
+    """An implicit recurrence, s_t = (s_{t-1} + tanh(s_t w)) / 2 + x_t: every step is an equilibrium.
+
+    An equilibrium has no time of its own. The laws of time hold for the recurrence that is made of equilibria.
+    """
+    assert state is not None  # zeros where the caller gave None
+    s, ys = state, []
+    for t in range(x.shape[1]):
+        before = s
+        for _ in range(100):
+            s = (before + torch.tanh(s @ w)) / 2 + x[:, t]
+        ys.append(s)
+    return torch.stack(ys, 1) if ys else x.clone(), s
+
+
+@_implicit.backend(
+    "parallel",
+    forward_mode=False,
+    excused={
+        "compilation": "how many iterations there are depends on the numbers",
+        "causality to the bit": "all rows of a batch are iterated until the last has converged",
+    },
+)
+def _by_equilibria(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Each step solved as far as rounding lets it, with the implicit gradient."""
+    tolerance, s, ys = torch.finfo(x.dtype).eps, state, []
+    for x_t in x.unbind(1):
+
+        def step(s: Tensor, x_t: Tensor, before: Tensor = s) -> Tensor:
+            return (before + torch.tanh(s @ w)) / 2 + x_t
+
+        s = fixed_point(step, x_t, tolerance=tolerance, method="iteration").state
+        ys.append(s)
+    return torch.stack(ys, 1) if ys else x.clone(), s
+
+
+@_implicit.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 5, 3), "w": draw(3, 3) / 3, "state": draw(2, 3)})
+    packed = {"x": draw(1, 6, 2), "w": draw(2, 2) / 3, "state": draw(3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 6])})
+
+
+@_implicit.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    yield Sample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"

@@ -16,15 +16,17 @@ guess before them instead, and nothing is given back that did not converge.
 import functools
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
+from scanl.ops._frame.declaration import FLOATING, Call, Sample
 from scanl.ops._frame.dispatch import transforming
+from scanl.ops._frame.higher import higher_order
 from scanl.ops.associative_scan import associative_scan
 from scanl.ops.fixed_point import Convergence, ConvergenceError
 from scanl.ops.linear_scan import linear_scan
@@ -48,6 +50,12 @@ class Trajectory(tuple[Tensor, Tensor]):
         return *self, self.convergence
 
 
+@higher_order(
+    id="P-denserec",
+    equation="s_t = f(s_{t-1}, x_t)",
+    source="Lim et al. 2024, arXiv:2309.12252, eqs. (3) to (6); Gonzalez et al. 2024, arXiv:2407.19115",
+    dtypes=FLOATING,
+)
 def nonlinear_scan(
     cell: Cell,
     x: Tensor,
@@ -335,3 +343,48 @@ def _overflow(s: Tensor, value: Tensor, tolerance: float) -> int | None:
         return None
     step = int(broken[0])
     return step if step == 0 or _residual(s[:, :step], value[:, :step]) <= tolerance else None
+
+
+@nonlinear_scan.instance("x: B T D, w: D D, state: B D -> B T D")
+def _tanh(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[Call]) -> tuple[Tensor, Tensor]:
+    """A plain recurrent cell, s_t = tanh(s_{t-1} w + x_t)."""
+    assert state is not None  # zeros where the caller gave None
+    s, ys = state, []
+    for t in range(x.shape[1]):
+        s = torch.tanh(s @ w + x[:, t])
+        ys.append(s)
+    return torch.stack(ys, 1) if ys else x.clone(), s
+
+
+@_tanh.backend(
+    "parallel",
+    forward_mode=False,
+    excused={
+        "causality to the bit": "Newton's method stops when all steps are solved to the tolerance",
+        "second derivatives": "Newton's method gives first derivatives only",
+        "compilation": "how many iterations there are depends on the numbers",
+    },
+)
+def _by_newton(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """All steps at once, solved as far as rounding lets them."""
+    tolerance = 4 * torch.finfo(x.dtype).eps
+    y, last = nonlinear_scan(lambda s, x: torch.tanh(s @ w + x), x, state, method="newton", tolerance=tolerance)
+    return y, last
+
+
+@_tanh.samples
+def _samples() -> Iterator[Sample]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample({"x": draw(2, 7, 3), "w": draw(3, 3) / 2, "state": draw(2, 3)})
+    packed = {"x": draw(1, 9, 2), "w": draw(2, 2) / 2, "state": draw(3, 2)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
+
+
+@_tanh.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    yield Sample({"x": x, "w": torch.zeros(3, 2)}), "w has shape (3, 2), expected (D, D) with D=3 from x"

@@ -6,26 +6,38 @@ from scanl.ops._frame.declaration import Operand as Operand
 from scanl.ops._frame.declaration import Sample as Sample
 from scanl.ops._frame.dispatch import ORDER as ORDER
 from scanl.ops._frame.dispatch import Backend as Backend
+from scanl.ops._frame.higher import HIGHER
+from scanl.ops._frame.higher import HigherOrder as HigherOrder
 from scanl.ops._frame.op import REGISTRY
 from scanl.ops._frame.op import Op as Op
 
 
 def names() -> list[str]:
     """The names of all ops, sorted."""
-    return sorted(REGISTRY)
+    return sorted([*REGISTRY, *HIGHER])
 
 
-def get(name: str) -> Op:
+def get(name: str) -> Op | HigherOrder:
     """The op of a name; ConfigError with the nearest known one for any other.
 
     >>> get("linear_scan")
     <op linear_scan: triton, cpu, parallel, reference>
     """
-    if name not in REGISTRY:
+    if name not in names():
         raise nearest("op", name, names())
-    return REGISTRY[name]
+    return REGISTRY[name] if name in REGISTRY else HIGHER[name]
 
 
-def every() -> list[Op]:
+def every() -> list[Op | HigherOrder]:
     """All ops, in the order of their names."""
-    return [REGISTRY[name] for name in names()]
+    return [get(name) for name in names()]
+
+
+def declared() -> list[Op]:
+    """The ops with declared operands, which the laws run over: all but those that take functions."""
+    return [REGISTRY[name] for name in sorted(REGISTRY)]
+
+
+def instances() -> list[Op]:
+    """Ops that take functions, with functions given: the laws run over these too."""
+    return [op for name in sorted(HIGHER) for op in HIGHER[name].instances.values()]

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class Backend:
     package: str | None = None  # a package that it needs and that is not installed
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes, options and `given`, the operands
     forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
+    excused: Mapping[str, str] = field(default_factory=dict)  # laws that it does not obey, each with the reason
     half_products: bool = False  # rounds operands in half precision to it before products; sums are float32
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:

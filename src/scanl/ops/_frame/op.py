@@ -54,7 +54,7 @@ class Op(Declaration, Generic[P, S]):
         reference: Callable[P, tuple[Tensor, S]],
         declaration: str,
         *,
-        id: str,
+        id: str | None,
         equation: str,
         source: str,
         neutral: Mapping[str, float],
