@@ -33,8 +33,8 @@ class LinearRNNState(NamedTuple):
 class LinearRNN(Layer):
     """Base of linear recurrent layers; by itself, a leaky sum with one learned decay per channel.
 
-    A new layer overrides `recurrent_forward(x, state) -> (y, state)` alone: x and y are (B, T, hidden_dim),
-    state None means the start. Training, streaming, packing and padding then follow.
+    To write a new layer, override `recurrent_forward(x, state) -> (y, state)`: x and y are (B, T, hidden_dim), and
+    state is None at the start. Training, streaming, packing and padding then work.
 
     Args:
         dim: D, model width.
@@ -88,7 +88,7 @@ class LinearRNN(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
         conv = None if self.conv is None else self.conv.init_state(batch_size, device=device, dtype=dtype)
-        if self._custom:  # only the subclass knows its form; None is its own start
+        if self._custom:  # only the subclass knows the form of its state, and None starts it
             return LinearRNNState(None, conv)
         recurrent = self._zeros(batch_size, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
         return LinearRNNState(recurrent, conv)
@@ -118,11 +118,11 @@ class LinearRNN(Layer):
             y, recurrent = self._each_alone(h, recurrent, cu_seqlens)
         else:
             y, recurrent = linear_scan(h, self.decay.sigmoid(), recurrent, cu_seqlens=cu_seqlens)
-        y = self.norm(y.to(z.dtype)) * F.silu(z)  # a custom recurrence may well answer in float32
+        y = self.norm(y.to(z.dtype)) * F.silu(z)  # a custom recurrence may return float32
         return self.out_proj(y), LinearRNNState(recurrent, cache)
 
     def _each_alone(self, h: Tensor, recurrent: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:
-        """A custom recurrence knows nothing of packing: run it on each sequence by itself."""
+        """A custom recurrence cannot read packed sequences: run it on each by itself."""
         ys, states = [], []
         for i, part in enumerate(h.split(cu_seqlens.diff().tolist(), 1)):
             y, state = self.recurrent_forward(part, index(recurrent, slice(i, i + 1)))

@@ -26,10 +26,11 @@ class GatedDeltaNet(QueryKeyValue):
     Args:
         dim: D, model width.
         expand_v: V = expand_v * head_dim channels of a value.
-        head_dim: K, channels of a query and of a key; by default num_heads * head_dim is 3/4 D, to the nearest whole
-            head_dim, as the authors have it: 256 for their D of 2,048.
+        head_dim: K, channels of a query and of a key; by default 3/4 D / num_heads, rounded, as the authors have it:
+            256 for their D of 2,048.
         num_heads: heads of queries and keys.
-        num_v_heads: H, heads of values, a multiple of num_heads, whose heads serve several; by default num_heads.
+        num_v_heads: H, heads of values: a multiple of num_heads, because each head of keys serves as many of them; by
+            default num_heads.
         use_gate: a SiLU gate after the norm of the output.
         use_short_conv: convolutions over q, k and v.
         allow_neg_eigval: write strengths to 2 instead of 1.

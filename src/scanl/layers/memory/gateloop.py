@@ -18,7 +18,7 @@ from scanl.ops import linear_attention, linear_scan
 
 @register("gateloop")
 class GateLoop(Layer):
-    """GateLoop: by default max-headed, one complex number of memory for each of its heads of one channel.
+    """GateLoop: a complex decay that depends on the input; by default a head has one channel and one number of state.
 
     Args:
         dim: D, model width.
@@ -26,13 +26,13 @@ class GateLoop(Layer):
         dim_inner: channels of q, k and v, and of the transition; by default D.
         add_swish_gating: a SiLU gate on the output.
         sub_ln: LayerNorm over the channels before the gate.
-        polar: read (α, β) as the complex number α + iβ, a of its angle and of the magnitude σ(|α + iβ|), at least
-            1/2, as gateloop-transformer does.
+        polar: as gateloop-transformer, take the transition's angle from the complex number α + iβ, and σ(|α + iβ|),
+            which is at least 1/2, as its magnitude.
 
     Parameters as in the gateloop-transformer of PyPI: to_qkv (3 dim_inner, D); to_a.0 (2 dim_inner, D), α and β side
     by side, with a bias; maybe_sub_ln, weight and bias (dim_inner); to_gates.0 (dim_inner, D); to_out (D, dim_inner).
-    There, fewer heads have one transition each, here as in the paper one for each key channel; and there the gradient
-    of the transition is scaled by 0.9, here it is the derivative.
+    Differs from that program where heads have several channels: it has one transition for each head, this layer one for
+    each key channel, as the paper. It also scales the gradient of the transition by 0.9; this layer does not.
     Initialisation: PyTorch's own.
     State: S (B, H, K, K) complex, zeros.
     """

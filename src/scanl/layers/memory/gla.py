@@ -20,7 +20,8 @@ from scanl.ops import linear_attention
 class GLA(QueryKeyValue):
     """Gated linear attention: a decay for each key channel, from a low-rank gate.
 
-    As the released code, and unlike the paper: the norm over heads is RMSNorm, and the output gate has no bias.
+    Differs from the paper, as the released code does: the norm of each head is RMSNorm, and the output gate has no
+    bias.
 
     Args:
         dim: D, model width.

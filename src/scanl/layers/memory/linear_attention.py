@@ -39,12 +39,15 @@ class LinearAttention(Layer):
         dim: D, model width.
         expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
         num_heads: H.
-        feature_map: φ, K to K' channels, the same for queries and keys; see `FeatureMap`, also for the next three.
-        num_features, nu, horizon: m of the random maps, ν of dpfp, M of cosine_reweighting in steps.
+        feature_map: φ, from K to K' channels, for queries and keys alike: the name of a function in
+            `scanl.ops.feature_maps`.
+        num_features: m, rows of the projection of a random map; by default K ln K.
+        nu: ν, shifts of dpfp.
+        horizon: M, the longest distance of cosine_reweighting, in steps.
         normalize: divide by z_t · φ(q_t), at least eps.
-        norm_q, norm_k: divide the features of queries, and of keys, by their sum plus 1e-4.
-        gate: forget. S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, g_t = σ(W_g x_t + b_g) for each head.
-        causal: False lets every step read all steps; the layer sees the future.
+        norm_q, norm_k: divide the features of each query, and of each key, by their sum plus 1e-4.
+        gate: S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head.
+        causal: False lets every step read all steps, those to come too.
         output_norm: "identity" or "rmsnorm", of each head.
         eps: the least denominator.
         norm_eps: ε of the norm.
@@ -136,7 +139,7 @@ class LinearAttention(Layer):
 
 
 def _all(q: Tensor, k: Tensor, v: Tensor, S: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Every step reads its whole sequence; packed, as what lies behind plus what lies ahead, the present once."""
+    """Every step reads its whole sequence. Packed: a causal pass plus a reversed one, less the present, in both."""
     if cu_seqlens is None:
         return noncausal_linear_attention(q, k, v, S, scale=1.0)
     behind, S = linear_attention(q, k, v, state=S, scale=1.0, cu_seqlens=cu_seqlens)

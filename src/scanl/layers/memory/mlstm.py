@@ -56,18 +56,18 @@ class MLSTMState(NamedTuple):
 class MLSTM(Layer):
     """mLSTM with its block's projections: up, convolution, heads, skip and gate, down.
 
-    The gates are exponentials, held in range by m_t = max(ln f_t + m_{t-1}, ĩ_t): the memory is kept times e^-m, and
+    The exponential gates could overflow. So the memory is stored times e^-m, with m_t = max(ln f_t + m_{t-1}, ĩ_t), and
     the denominator is max(|n·q|, e^-m) + 1e-6, as in the released code.
 
     Args:
         dim: D, model width.
         num_heads: H.
-        proj_factor: the heads have proj_factor * D channels together, P each, ...
-        round_proj_up_to_multiple_of: ... rounded up to a multiple of this.
+        proj_factor: all heads together have proj_factor * D channels, rounded up; each has P.
+        round_proj_up_to_multiple_of: their number is rounded up to a multiple of this.
         conv1d_kernel_size: W.
         qkv_proj_blocksize: size of the blocks that project to q, k and v.
         bias: biases in the projections.
-        num_blocks: L, for the initialisation; by default, the number of layers in the stack, and 1 alone.
+        num_blocks: L, for the initialisation; by default the number of layers in the stack, or 1 outside a stack.
 
     Parameters as in xlstm's mLSTMLayer: proj_up (2 width, D); q_proj, k_proj, v_proj.weight (width / size, size, size);
     conv1d.conv.weight (width, 1, W) and its bias; mlstm_cell.igate and .fgate (H, 3 width) with biases;
@@ -178,7 +178,8 @@ def remember(
 def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """m_t = max(ln f_t + m_{t-1}, ĩ_t) for all t: at each step, before each step (B, T, H), and at the end (B, H).
 
-    An affine map in the semiring of max and +, scanned; sums of ln f from the start would lose digits on long streams.
+    A step is the map m -> max(m + a, b), and such maps compose to another, so they are scanned. A sum of ln f from the
+    start would lose digits on long streams.
     """
     length = i.shape[1]
     if length == 0:
@@ -190,7 +191,7 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
         owner = sequence_index(cu_seqlens, length)
         start, first = steps == cu_seqlens[owner], m[owner][None]
     start = start[:, None]
-    forget = log_f.masked_fill(start, -torch.inf)  # what comes before a sequence is in `first`, or no part of it
+    forget = log_f.masked_fill(start, -torch.inf)  # `first` has what came before
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
     (now,) = _running(forget, enter, start[None].expand(i.shape[0], -1, -1))
     before = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
@@ -209,7 +210,7 @@ def _running(forget: Tensor, enter: Tensor, start: Tensor) -> list[Tensor]:
 
 
 def _compose(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """m -> max(m + a, b), one after the other; of what comes before a start nothing is left, were it NaN."""
+    """The map m -> max(m + a, b) after another. A start forgets all that came before it, NaN too."""
     (a, b, begun), (c, d, begins) = left, right
     a, b = a.masked_fill(begins, -torch.inf), b.masked_fill(begins, -torch.inf)
     return a + c, torch.maximum(b + c, d), begun | begins

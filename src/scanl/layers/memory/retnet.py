@@ -28,8 +28,8 @@ class RetNetState(NamedTuple):
 class RetNet(Layer):
     """Retention: rotated queries and keys, a constant decay for each head, and a gate after the norm.
 
-    The released code also divides the scores by detached sums, which the norm over each head cancels, up to its ε;
-    here they are as in the paper's recurrence.
+    Differs: the released code also divides the scores by sums without a gradient. The norm of each head cancels that,
+    up to its ε, so it is left out, as in the paper's recurrence.
 
     Args:
         dim: D, model width; H queries and keys of K = D / H channels, an even number.

@@ -33,7 +33,7 @@ class SLSTMState(NamedTuple):
 
 
 class SLSTMCell(Module):
-    """What the gates see of the output before, and their biases, in the order i, f, z, o."""
+    """The recurrent weights of the gates and their biases, in the order i, f, z, o."""
 
     def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()

@@ -22,10 +22,10 @@ VARIANTS = ("simple", "full", "local", "conv")
 
 
 class AFTState(NamedTuple):
-    """Of the variants with positions, for steps that a window of S steps still sees and for those it has left.
+    """The state of the variants with positions: the last S steps, and a sum over all steps before these.
 
-    average: p and z of the older steps, divided by e^m, and m (B, 3, E); () in "full", which leaves none.
-    keys, values: the last S, oldest first (B, S, E).   steps: how many were read (B, 1) int64.
+    average: p and z of the older steps, divided by e^m, and m (B, 3, E); () in "full", whose window has all steps.
+    keys, values: of the last S steps, oldest first (B, S, E).   steps: how many were read (B, 1) int64.
     """
 
     average: Tensor | tuple[()]
@@ -40,8 +40,8 @@ class AFT(Layer):
 
     Args:
         dim: D, model width.
-        variant: "simple": w = 0. "full": w learned for each pair of positions. "local": so where t - i < s, and 0
-            farther away. "conv": w depends on t - i < s alone, and 0 farther away.
+        variant: "simple": w = 0. "full": w is learned for each pair of positions. "local": w is learned for pairs with
+            t - i < s, and is 0 for others. "conv": w is learned for each distance t - i < s, and is 0 beyond.
         hidden_dim: E, channels of the average; by default D.
         max_length: positions that "full" and "local" have w for: a longer sequence raises ShapeError (NaN on a GPU
             and under torch.compile, where nothing can be raised).
@@ -53,8 +53,8 @@ class AFT(Layer):
     first, gamma and beta (H); w = gamma (wbias - mean) / std + beta, as in the paper.
     Initialisation: PyTorch's own; wbias Xavier uniform, in "conv" N(0, 1); gamma and beta 0.
     State: in "simple" (B, 3, E), see `weighted_average`; otherwise AFTState, S = max_length in "full" and s elsewhere.
-    No key is too large: sums are kept divided by their largest weight. The bias of to_k shifts all weights alike, so it
-    has no effect. A window costs S·E numbers a step.
+    Keys of any size are safe: sums are stored divided by their largest weight. The bias of to_k multiplies all weights
+    alike, so it has no effect. A window costs S·E numbers a step.
     """
 
     id = "S-aft-simple"

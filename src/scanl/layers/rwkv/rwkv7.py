@@ -28,8 +28,9 @@ SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponen
 class RWKV7(MatrixTimeMix):
     """Time mix of RWKV-7: a matrix memory that erases and writes at different keys, with its own learning rates.
 
-    In a stack, layers above the lowest mix their values with those of the lowest, v + (v_first - v) ⊙
-    σ(v0 + x_v v1 v2), which reach them within one pass through `memo`; v0, v1 and v2 are theirs only.
+    In a stack, every RWKV-7 layer but the lowest mixes its values with those of the lowest, v_first:
+    v + (v_first - v) ⊙ σ(v0 + x_v v1 v2). The lowest layer writes v_first into the dict `memo`, from which the others
+    read it in the same pass. It has no v0, v1 and v2: `enter_stack` makes them in the others.
 
     Args:
         dim: D, model width.
@@ -48,7 +49,7 @@ class RWKV7(MatrixTimeMix):
     w0 = -6 + 6 (j/(D-1))^(1+b^0.3) + 0.5 + 2.5 zig; a0 = -0.19 + 0.3 zig + 0.4 lin; v0 = 0.73 - 0.4 lin; k_k = 0.71 -
     0.1 lin; k_a = 1.02; r_k = -0.04; first factors 0, second ones orthogonal times 0.1 (and sqrt(rank/D) where that
     exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5.
-    The class's own start: its trainer then draws the four matrices anew, and ln_x.
+    This is how RWKV-LM's class starts; its trainer then draws the four matrices and ln_x again.
     State: RWKVState, D N + D numbers a row.
     """
 

@@ -76,7 +76,7 @@ class Wrapped(nn.Module, Generic[K]):
 class H3(Layer):
     """H3: keys through a shift register, their products with the values through S4D, read by the queries.
 
-    Channels leave the heads value channel first, and come in head first, as in the released code.
+    As in the released code, channels enter ordered by head, and leave ordered by value channel.
 
     Args:
         dim: D, model width.
@@ -85,7 +85,7 @@ class H3(Layer):
         init: imaginary parts of the diagonal A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         disc: discretisation of the diagonal system, "bilinear" or "zoh".
-        lr: learning rate that the systems ask for; None for the optimiser's own.
+        lr: learning rate of the systems; None for the optimiser's own.
 
     Parameters as in the released H3: q_proj, k_proj, v_proj, output_linear (D, D) with biases; ssm_k_kernel.kernel: B
     (D, N), C (1, D, N); ssm_k_D (D); kernel.kernel: C (1, H, N/2, 2), B (H, N/2, 2), inv_A_real, A_imag (H, N/2),
@@ -94,8 +94,8 @@ class H3(Layer):
     N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; both D N(0, 1); the linear maps PyTorch's own.
     For legs the released program's "diag-legs" has the same frequencies with B = 1; here B is HiPPO's, as in S4D-LegS.
     State: H3State.
-    More than 16 steps are a convolution through the FFT, of products of keys and values: where these grow by a factor
-    within a call, the outputs before them are rounded to its square (see `long_convolution`).
+    Calls of more than 16 steps convolve products of keys and values by FFT, whose rounding errors are relative to the
+    largest product of the call (see `long_convolution`).
     """
 
     id = "S-h3"
@@ -169,7 +169,7 @@ class H3(Layer):
         system = self.kernel.kernel.system()
 
         def run(kv: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-            # A head has one system, whatever the product that passes through it: products are rows of a batch.
+            # One system serves all products of a head: they are rows of a batch.
             rows = kv.movedim(1, 3).flatten(0, 2)
             y, last = diagonal_ssm(
                 rows, *system, None if before is None else before.flatten(0, 2), discretization=self.disc

@@ -32,8 +32,8 @@ class Hyena(Layer):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
     The paper counts N long convolutions; as in the released code there are N - 1, with a product before and after each.
-    A filter has l_max lags, and an input that long ago is forgotten; sequences may be longer, where the released code
-    cuts them. The state is the history of l_max - 1 inputs, so a step costs O(l_max D).
+    A filter has l_max lags: inputs longer ago have no effect. Sequences may be longer than l_max, where the released
+    code cuts them. The state holds the last l_max - 1 inputs, so a step costs O(l_max D).
 
     Args:
         dim: D, model width.
@@ -47,8 +47,8 @@ class Hyena(Layer):
         fast_decay_pct, slow_decay_pct, target: a filter has faded to `target` after this part of L; channels lie
             between.
         shift: what the fading ends at.
-        lr: learning rate that the network asks for.
-        lr_pos_emb: and what stands for the lags.
+        lr: learning rate of the network.
+        lr_pos_emb: learning rate of the numbers that stand for the lags.
 
     Parameters as in safari: in_proj ((N+1) D, D), out_proj (D, D), short_filter ((N+1) D, 1, W), with biases;
     filter_fn: bias ((N-1) D), implicit_filter.0, .2, ... (linear) and .1.freq (1, width), pos_emb.z (1, L, emb_dim),
@@ -158,9 +158,9 @@ def _with_history_shapes(v: Tensor, history: Tensor | None, kernel: Tensor) -> t
 
 @opaque("hyena(Tensor v, Tensor? history, Tensor kernel) -> (Tensor, Tensor)", _with_history_shapes)
 def _with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """v (B, T, D) under kernel (D, L), after the L-1 inputs of the history; and the history behind it.
+    """v (B, T, D) convolved with kernel (D, L), after the L-1 inputs of the history; and the history after v.
 
-    The op has a state of its own that makes steps cheaper, but the same past can be told in it in many ways.
+    `long_convolution` has a state that makes steps cheaper. It is not used: the same past can have several such states.
     """
     steps, kept = v.shape[1], kernel.shape[1] - 1
     y, _ = long_convolution(v, kernel)

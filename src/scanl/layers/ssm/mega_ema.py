@@ -20,10 +20,11 @@ from scanl.ops import linear_scan
 
 @register("mega_ema")
 class MegaEMA(Layer):
-    """The moving average of MEGA: each channel expands into N leaky sums, which are weighed together.
+    """The moving average of MEGA: each channel expands into N leaky sums, which are added with learned weights.
 
-    Not the whole of MEGA: its gated attention is not here. As in the released code, the paper's sum is divided by
-    sqrt(N), and a residual ω x and a SiLU are part of it. Kernels there may be cut after `truncation` steps, here not.
+    This is the moving average alone, without MEGA's gated attention. As in the released code, the paper's sum is
+    divided by sqrt(N), ω x is added, and a SiLU follows. Differs: the released code can cut its kernels after
+    `truncation` steps.
 
     Args:
         dim: D, channels.

@@ -74,7 +74,7 @@ class S4(Layer):
         dim: D, model width.
         d_state: N, real numbers of state a channel, even.
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        lr: learning rate that Λ, P, B and Δ ask for; None for the optimiser's own.
+        lr: learning rate of Λ, P, B and Δ; None for the optimiser's own.
 
     Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
     A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) in real pairs; output_linear.0 (2D, D),

@@ -47,7 +47,7 @@ class S4D(Layer):
         init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         disc: discretisation, "zoh" or "bilinear".
-        lr: learning rate that A and Δ ask for; None for the optimiser's own.
+        lr: learning rate of A and Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
 

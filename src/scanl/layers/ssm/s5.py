@@ -38,7 +38,7 @@ class S5(Layer):
         clip_eigs: hold Re Λ at most -1e-4.
         activation: of what is read, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",
             y σ(W g(y)); "full_glu", V g(y) σ(W g(y)); or "none".
-        lr: learning rate that Λ, B and Δ ask for; None for the optimiser's own.
+        lr: learning rate of Λ, B and Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
 
