@@ -134,6 +134,8 @@ def test_the_page_has_every_preset_and_whole_model(capsys):
     for name in (*PRESETS, *presets.names()):
         assert f"\n| [`{name}`](#{name}) | " in page
         assert f"\n## {name}\n" in page
+    ids = {cls.id for cls in (*map(layers.get, layers.names()), *map(presets.get, presets.names()))}
+    assert not {word for word in re.split(r"[^\w-]", page) if word in ids - {""}}  # a reader cannot look them up
 
 
 def test_show_says_what_a_whole_model_is(model, capsys):

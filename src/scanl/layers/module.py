@@ -1,4 +1,4 @@
-"""What layers, their parts and models add to torch's module: a typed call, and sizes in the repr."""
+"""The base class of layers, their parts and models: torch's module with a typed call and sizes in its repr."""
 
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
@@ -22,6 +22,6 @@ class Module(nn.Module):
         ) -> "Result_co": ...
 
     def extra_repr(self) -> str:
-        """What stands in the parentheses."""
+        """The text in the parentheses of the repr."""
         own = self.named_parameters(recurse=False)
         return ", ".join(f"{name}={tuple(parameter.shape)}" for name, parameter in own)

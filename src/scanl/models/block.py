@@ -39,7 +39,7 @@ def make_norm(name: str, dim: int, eps: float = 1e-6) -> nn.RMSNorm | nn.LayerNo
 
 
 def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
-    """norm(x), x read in the dtype of the norm's weight."""
+    """norm(x), with x cast to the dtype of the norm's weight."""
     return norm(x.to(norm.weight.dtype))
 
 
@@ -67,7 +67,7 @@ class Block(Module):
     dropout: while training, the probability with which each number that is added to x is left out; the others are
     divided by 1 - dropout (Srivastava et al., JMLR 15, 2014).
 
-    x may be wider than the parameters: the norms read it in their own dtype, and the sum stays as wide.
+    x may have a wider dtype than the parameters: the norms cast it to their own, and the sum keeps x's.
     """
 
     def __init__(

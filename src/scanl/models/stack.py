@@ -26,14 +26,15 @@ class Stack(Module):
         layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of a
             preset: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
-        channel_mixer: "gated_mlp", "rwkv4", "rwkv6", "rwkv7" or "none".   channel_options: its options.
+        channel_mixer: a registered name, such as "gated_mlp", "rwkv4", "rwkv6" or "rwkv7"; or "none".
+        channel_options: its options.
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
         dropout: of the blocks, while training.
 
-    Projections into the residual stream are scaled by 1/sqrt(writes), writes being their number over the
-    depth, so that the stream's variance does not grow with depth; those of layers whose authors publish a scale of
-    their own (`residual_by_depth`) have that one. State: one BlockState a block.
+    The initial weights of projections into the residual stream are divided by the square root of the number of such
+    projections in the stack, so that the stream's variance does not grow with depth. Layers whose authors publish
+    another scale (`residual_by_depth`) have that one. State: one BlockState for each block.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Stack(Module):
         given = [layer] if isinstance(layer, str) else list(layer)
         pattern = [name for each in given for name in _layers_of(each)]
         if depth < 1 or not pattern:
-            raise ConfigError(f"stack: depth is {depth} with layers {pattern}, expected at least one of each")
+            raise ConfigError(f"stack: depth is {depth} and layers are {pattern}, expected at least one of each")
         options = _options_by_name(pattern, layer_options or {}, single=layer == pattern[0])
         mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
         self.dim = dim

@@ -15,9 +15,9 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
 
     state: (B, D, M), zeros when None. T at least 1; y and the state are in x's dtype.
 
-    The kernel C A^j B is a product of two tables of about √T columns, C A^l and A^{ib} B with j = i b + l, whose making
-    squares A log T times. The same tables tell what the state brings to each step, and what is left at the end:
-    O(D M³ log T + D M T) in all, and M for each step and row of the batch.
+    The kernel C A^j B is a product of two tables of about √T columns, C A^l and A^{ib} B with j = i b + l. To make
+    them, A is squared log T times. The same tables give the state's effect on each step, and the last state. The
+    cost is O(D M³ log T + D M T), and M for each step and row of the batch.
     """
     batch, steps, _ = x.shape
     size = 1 << ((steps - 1).bit_length() + 1) // 2
@@ -31,7 +31,7 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
     kernel = (rows @ _table(B[..., None], outer, blocks)).mT.flatten(1)[:, :steps]
     y, _ = long_convolution(x, kernel.to(x.dtype))
 
-    # The sequence stands at the end of its blocks: zeros before it change nothing.
+    # Zeros before the sequence fill the blocks; they change nothing.
     gap = size * blocks - steps
     written = _table(B[..., None], inner, size).flip(-1).mT.to(x.dtype)  # (D, size, M): A^{size-1-l} B
     parts = F.pad(x, (0, 0, gap, 0)).permute(2, 0, 1).unflatten(2, (blocks, size))
@@ -42,7 +42,7 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
     if state is None:
         return y, last
     here = state.permute(1, 2, 0).to(A.dtype)  # (D, M, B)
-    # Of each row of the batch a column: block starts side by side.
+    # One column for each row of the batch and each block's start.
     starts = _table(A @ here, outer, blocks).unflatten(2, (blocks, batch))
     echo = torch.einsum("dlm,dmib->bild", rows, starts).flatten(1, 2)[:, :steps]
     gone = here
@@ -53,7 +53,7 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
 
 
 def _table(first: Tensor, squares: list[Tensor], count: int) -> Tensor:
-    """(D, M, count K): A^i times the K columns given, i < count, of the squares of A, by doubling."""
+    """(D, M, count K): A^i times the K columns of `first`, for i < count, from the squares of A, by doubling."""
     table = first
     for power in squares[: count.bit_length() - 1]:
         table = torch.cat([table, power @ table], 2)

@@ -2,10 +2,9 @@ r"""A diagonal state space system over a sequence, one system for each channel.
 
 .. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t
 
-There are two forms of it. The recurrence holds the states of all steps, T D N numbers: right for a few steps, where the
-steps are not alike, and in a program exported for sequences of any length. A long sequence is a convolution with the
-system's kernel instead, which holds T D numbers; what enters with the state and what leaves with it are sums of powers
-of Ā.
+There are two forms. The recurrence holds the states of all steps, T D N numbers. It is used for a few steps, for steps
+of different length, and in a program that is exported for sequences of any length. Other sequences are convolved with
+the system's kernel, which holds T D numbers; the effect of the state and the last state are sums of powers of Ā.
 """
 
 import torch
@@ -66,7 +65,7 @@ def _recurrence(
     if timespans is None:
         a, b = discretize(A, B, dt, discretization)
     else:
-        # Each step of each channel is a system of its own.
+        # Steps differ in length, so each step of each channel is a system of its own.
         steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape, A.shape[1])
         A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
         a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
@@ -92,7 +91,7 @@ def _convolution(
 
 
 def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_j a^{T-1-j} x_j, (B, D, N), and a^T; by two tables of powers of about √T columns, as the kernel is made."""
+    """Σ_j a^{T-1-j} x_j, (B, D, N), and a^T; from two tables of powers with about √T columns."""
     steps, wide = x.shape[1], torch.complex128
     block = 1 << ((steps - 1).bit_length() + 1) // 2
     blocks = -(-steps // block)

@@ -1,4 +1,4 @@
-"""The feature map of a linear attention layer, by name, with what it draws or learns."""
+"""The feature map of a linear attention layer, by name, with its random projection or learned scale."""
 
 import math
 
@@ -23,7 +23,7 @@ _RANDOM = {
     function.__name__: function
     for function in (positive_random_features, trigonometric_random_features, fourier_features)
 }
-# their kernel is e^{q·k}, or near it: with both scaled by K^(-1/4), softmax's
+# Their kernel is e^{q·k} or close to it. It is softmax's when q and k are scaled by K^(-1/4).
 _SOFTMAX = ("taylor", "positive_random_features", "trigonometric_random_features")
 
 
@@ -37,9 +37,9 @@ class FeatureMap(Module):
         nu: ν of dpfp, the number of shifts.
         horizon: M of cosine_reweighting, the longest distance in steps.
 
-    Random maps hold `projection` (m, K), a buffer with orthogonal rows, the same for all heads: assign
-    `random_projection(m, K)` to draw anew. fourier_features take vectors of unit length and learn `sigma` (H, 1, K),
-    a scale for each channel, ones at first. taylor and the maps of softmax's kernel scale by K^(-1/4).
+    Random maps have `projection` (m, K), a buffer with orthogonal rows that all heads use; assign
+    `random_projection(m, K)` to draw another. fourier_features scale x to unit length and multiply it by `sigma`
+    (H, 1, K), learned, ones at first. taylor and the maps of softmax's kernel multiply x by K^(-1/4).
     """
 
     projection: Tensor | None

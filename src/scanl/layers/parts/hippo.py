@@ -1,4 +1,4 @@
-"""HiPPO-LegS, the system whose state is the best polynomial approximation of its past, as state space models start.
+"""HiPPO-LegS, with which state space models start: its state is the best polynomial approximation of the past.
 
 Source: Gu et al., "HiPPO: Recurrent Memory with Optimal Polynomial Projections", arXiv:2008.07669, theorem 2; as a
 diagonal and a matrix of rank one, Gu, Goel and Ré, arXiv:2111.00396, theorem 1.

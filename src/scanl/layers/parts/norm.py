@@ -11,7 +11,7 @@ from scanl.layers.module import Module
 class GatedRMSNorm(Module):
     r"""y = x / rms(x) ⊙ weight ⊙ SiLU(gate), over the last axis; with `gate_first`, x is gated before the norm.
 
-    gate None: x / rms(x) ⊙ weight.   groups: equal parts of the last axis, each with a root mean square of its own.
+    gate None: y = x / rms(x) ⊙ weight.   groups: rms is taken over each of so many equal parts of the last axis.
     weight: (width,), ones. Computed in float32 or wider. Source: the norm of Gated Linear Attention, arXiv:2312.06635,
     section 4.4, there LayerNorm; gate first as in Mamba-2, arXiv:2405.21060, section 7.1.
     """

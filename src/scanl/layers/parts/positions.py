@@ -1,4 +1,4 @@
-"""Which step of its sequence a step is, for layers that need to know: they carry the count in their state."""
+"""The position of each step in its sequence, for layers that carry a count of steps in their state."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from scanl.layers.packing import sequence_index
 
 
 def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The number of each step in its sequence, and the count after the last.
+    """The position of each step in its sequence, counted from 0, and the count of steps after the last.
 
-    count: steps read before, (B, 1) int64, one row a sequence.   Returns (B, length), or (1, length) where the
-    sequences are packed, from 0 on, and (B, 1).
+    count: steps read before, (B, 1) int64, one row for each sequence.   Returns positions (B, length), or (1, length)
+    of packed sequences, and the new count (B, 1).
 
     >>> [each.tolist() for each in positions(torch.tensor([[5]]), 2)]
     [[[5, 6]], [[7]]]

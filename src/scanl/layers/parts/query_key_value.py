@@ -1,4 +1,4 @@
-"""What layers with a matrix memory do alike: its state, and a short convolution and SiLU over queries, keys, values."""
+"""The common part of layers with a matrix memory: projections, short convolutions and SiLU, and the state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ from scanl.layers.base import Layer
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType
 
-Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution that there is, (B, W-1, width)
+Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, (B, W-1, width)
 
 
 class MemoryState(NamedTuple):
@@ -23,7 +23,7 @@ class MemoryState(NamedTuple):
 
 
 class QueryKeyValue(Layer):
-    """A matrix memory behind projections to queries, keys and values, each through a convolution if there are any.
+    """Projections to queries, keys and values, each followed by a short convolution if the layer has them.
 
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
     """
@@ -70,7 +70,7 @@ class QueryKeyValue(Layer):
 
 
 def whole_heads(who: str, option: str, expand: float, dim: int, num_heads: int) -> int:
-    """Channels of one of `num_heads` heads that have expand * dim together, or ConfigError."""
+    """Channels of one head where `num_heads` have expand * dim together; ConfigError if that is no whole number."""
     width = round(expand * dim)
     if num_heads < 1 or width < 1 or abs(width - expand * dim) > 1e-5 * width or width % num_heads:
         raise ConfigError(

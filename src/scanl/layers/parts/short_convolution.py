@@ -15,8 +15,9 @@ from scanl.ops import short_convolution
 def convolve(
     conv: nn.Conv1d, x: Tensor, state: Tensor | None, *, cu_seqlens: Tensor | None = None, silu: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The causal window that a depthwise `nn.Conv1d` holds, over x (B, T, D); state: the last W-1 inputs (B, W-1, D).
+    """Convolve x (B, T, D) causally with the weights of a depthwise `nn.Conv1d`.
 
+    state: the last W-1 inputs (B, W-1, D).
     For layers whose official parameters are `NAME.weight` (D, 1, W) and `NAME.bias` (D).
     """
     return short_convolution(x, conv.weight[:, 0], conv.bias, state, cu_seqlens=cu_seqlens, silu=silu)
@@ -34,8 +35,8 @@ class ShortConvolution(Layer):
         dim: D, channels.
         kernel_size: W, the window.
         bias: add b.
-        causal: look back only. Otherwise the window is centred (its longer half in the past when W is even),
-            the layer sees the future, and there is no state.
+        causal: see past inputs only. If False, the window is centred, its longer half in the past when W is even; the
+            layer then sees the future and has no state.
 
     x, y: (B, T, D).   State: the last W-1 inputs (B, W-1, D), zeros at the start, always of full length.
     Parameters as of `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
@@ -65,7 +66,7 @@ class ShortConvolution(Layer):
         self._check(x, state, cu_seqlens)
         if self.causal:
             return convolve(self.conv, x, state, cu_seqlens=cu_seqlens)
-        # What lies behind, the present included, and what lies ahead: the window turned round, without the present.
+        # The weights of past and present inputs, and those of future inputs, which a reversed pass applies.
         behind, ahead = self.conv.weight[:, 0].split([self.kernel_size // 2 + 1, (self.kernel_size - 1) // 2], 1)
         y, _ = short_convolution(x, behind, self.conv.bias, cu_seqlens=cu_seqlens)
         if ahead.shape[1]:

@@ -1,4 +1,4 @@
-"""The time between steps, where a layer discretises a continuous one: samples need not come at equal intervals."""
+"""The check of `timespans`, the time between steps, for layers that discretise a system in continuous time."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from scanl.errors import ShapeError
 
 
 def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
-    """Refuse intervals that are not one real number for each step of x: (B, T), and (1, T) where x is packed."""
+    """Refuse timespans that are not one real number for each step of x: (B, T), or (1, T) of packed sequences."""
     if timespans is None:
         return
     shape = tuple(x.shape[:2])
