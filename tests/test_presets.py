@@ -49,7 +49,7 @@ def test_a_preset_declares_what_it_is(preset_name):
     laws.test_every_layer_declares_what_it_is(preset_name)
 
 
-@each_preset
+@pytest.mark.parametrize("preset_name", laws.SHORT)
 def test_a_preset_keeps_the_laws_that_depend_on_options(preset_name):
     if not layers.get(preset_name).bidirectional:
         laws.test_tokens_equal_the_whole(preset_name)
