@@ -86,8 +86,8 @@ def cell(task: str, layer: str, quick: bool) -> dict[str, Any]:
             return {**found, "refused": said.getvalue().splitlines()[-1]}
         run = RunFolder.open(folder)
         config = run.config()
-        made = tasks.build(task, **config.task_options)
-        value = score(run.load_model(), made, COUNT, (config.seed, AFTER_TRAINING))
+        made = tasks.build(task, **config.data.task_options)
+        value = score(run.load_model(), made, COUNT, (config.run.seed, AFTER_TRAINING))
         return found | {
             "score": value,
             "metric": made.metric,

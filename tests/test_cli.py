@@ -150,7 +150,7 @@ def test_a_file_is_no_run_folder(tmp_path, text, capfd):
 
 def test_paths_are_data(text):
     given = [parse(argv)[0] for argv in (["a", str(text)], ["--data", "a", str(text)], ["a", "--data", str(text)])]
-    assert [config.data for config in given] == [["a", str(text)]] * 3
+    assert [config.data.paths for config in given] == [["a", str(text)]] * 3
 
 
 def test_a_run_is_loaded_as_a_model(run):
@@ -250,7 +250,8 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     given = ["--config", str(tmp_path / "given.yaml"), "--data", str(text), "--out", str(out), "--steps", "2"]
     assert main(["train", *given]) == 0
     written = yaml.safe_load((out / "config.yaml").read_text())
-    assert (written["layer"], written["layer_options"], written["steps"]) == ("mingru", {"expand": 1.5}, 2)
+    assert (written["model"]["layer"], written["model"]["layer_options"]) == ("mingru", {"expand": 1.5})
+    assert (written["optimiser"]["steps"], written["data"]["paths"]) == (2, [str(text)])
     assert main(["train", "--config", str(out / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
     weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "again")]
     assert weights[0] == weights[1]

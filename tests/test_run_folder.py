@@ -320,9 +320,11 @@ def test_a_run_goes_on_with_its_text_elsewhere(ended, tmp_path, capfd):
     assert "the text has changed since the checkpoint" in line
     assert "--data PATH" in line
     assert contents(folder) == before
-    assert main(["train", "--resume", str(folder), "--data", str(second)]) == 0
-    assert_same_weights(ended, folder)
-    assert RunFolder(folder).config().data == [str(second)]
+    other = shutil.copytree(folder, tmp_path / "other")
+    for run, argv in ((folder, ["--data", str(second)]), (other, [str(second)])):
+        assert main(["train", "--resume", str(run), *argv]) == 0
+        assert_same_weights(ended, run)
+        assert RunFolder(run).config().data.paths == [str(second)]
 
 
 # What the curve shows

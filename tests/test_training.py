@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,15 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from scanl.cli import main
+from scanl.cli.train import parse
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import build_model, fitting_precision, seeded_model
+from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
+from scanl.learning.run.config import DataConfig, ModelConfig, build_model, fitting_precision, seeded_model
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
@@ -168,7 +171,7 @@ def test_two_processes_learn_as_one_with_the_doubled_batch(whole, text, tmp_path
         assert stored.keys() == reference.keys()
         for name, leaf in stored.items():
             torch.testing.assert_close(leaf, reference[name], rtol=1e-3, atol=1e-4)
-    assert RunFolder.open(other).config().devices == 2
+    assert RunFolder.open(other).config().run.devices == 2
 
 
 def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
@@ -177,7 +180,7 @@ def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
     assert main(["train", *options(text, folder, 5), "--batch-size", "3", "--lr", "1e-30", "--carry-state"]) == 0
     config = RunFolder.open(folder).config()
     model, state = seeded_model(config), None
-    streams = Streams(read_corpus(config.data).train, 16, config.seed)
+    streams = Streams(read_corpus(config.data.paths).train, 16, config.run.seed)
     for step, loss in losses(folder).items():
         batch = torch.from_numpy(streams.batch(step - 1, 3))
         with torch.no_grad():
@@ -302,7 +305,7 @@ def test_resuming_refuses_what_would_change_the_run(whole, capfd):
         "--dim 32": "dim is 32, expected 16 because of the run to resume",
         "--lr 1": "lr is 1.0, expected 0.003 because",
         "--batch-size 8": "batch_size * devices is 8, expected 4 because",
-        "--minutes 3": "minutes is 3.0, expected None because",
+        "--minutes 3": "minutes is 3.0, expected none because",
     }.items():
         assert main(["train", "--resume", str(folder), *option.split()]) == 2
         assert message in capfd.readouterr().err
@@ -324,6 +327,101 @@ def test_config_round_trip(tmp_path):
     assert TrainConfig.from_yaml(tmp_path / "config.yaml") == config
     mixers = [type(block.mixer).__name__ for block in build_model(replace(config, depth=3)).stack.blocks]
     assert mixers == ["Hawk", "LRU", "Hawk"]
+
+
+# What the first versions wrote, before a configuration had parts.
+FLAT = """\
+data:
+- /texts/notes.txt
+task: null
+task_options: {}
+out: runs/notes
+init: null
+layer: hawk,lru
+layer_options:
+  lru:
+    r_min: 0.5
+dim: 16
+depth: 2
+channel_mixer: gated_mlp
+channel_options: {}
+norm: rmsnorm
+dropout: 0.0
+tie_embeddings: false
+sequence_length: 16
+batch_size: 4
+carry_state: true
+held_out: 0.05
+steps: 24
+minutes: null
+lr: 0.003
+warmup: 50
+weight_decay: 0.1
+clip: 1.0
+seed: 0
+eval_every: null
+eval_bytes: 64
+eval_examples: 512
+until: null
+patience: null
+log_every: 1
+save_seconds: 30.0
+tensorboard: false
+accelerator: cpu
+devices: 1
+strategy: auto
+precision: 32-true
+"""
+
+
+def test_a_configuration_of_before_is_read(tmp_path):
+    (tmp_path / "config.yaml").write_text(FLAT)
+    found = TrainConfig.from_yaml(tmp_path / "config.yaml")
+    assert found.options() == yaml.safe_load(FLAT)
+    assert (found.model.layer, found.data.paths, found.data.carry_state) == ("hawk,lru", ["/texts/notes.txt"], True)
+    parts = yaml.safe_load(found.to_yaml())
+    assert list(parts) == ["model", "data", "optimiser", "run"]
+    assert TrainConfig.from_values(parts, tmp_path) == found
+    (tmp_path / "parts.yaml").write_text(found.to_yaml())
+    given = [parse(["--config", str(tmp_path / name)])[0] for name in ("config.yaml", "parts.yaml")]
+    assert given == [found, found]
+
+
+def test_a_checkpoint_of_before_is_gone_on_with(whole, tmp_path):
+    """Its configuration was flat, in the file and in the checkpoint; the steps that are left are those of before."""
+    alone, extra = whole
+    data = RunFolder(alone).config().data.paths
+    folder = RunFolder(tmp_path / "run")
+    interrupted(Path(data[0]), folder.path, extra)
+    stored, flat = read_checkpoint(folder.checkpoint), folder.config().options()
+    stored["scanl"]["config"] = flat
+    write_checkpoint(stored, folder.checkpoint)
+    folder.config_file.write_text(yaml.safe_dump(flat))
+    assert main(["train", "--resume", str(folder.path)]) == 0
+    assert_same_weights(alone, folder.path)
+
+
+def test_options_are_given_by_name_or_in_parts():
+    config = TrainConfig(layer="lru", steps=5, data=["a"])
+    assert (config.model.layer, config.optimiser.steps, config.data.paths) == ("lru", 5, ["a"])
+    other = replace(config, steps=6)
+    assert (config.optimiser.steps, other.optimiser.steps, other.model) == (5, 6, config.model)
+    assert TrainConfig(model=ModelConfig(dim=8), data=DataConfig(["b"]), depth=1).options() == {
+        **TrainConfig().options(), "dim": 8, "data": ["b"], "depth": 1
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="unknown option of train 'lyaer'; did you mean 'layer'"):
+        TrainConfig(lyaer="lru")
+
+
+def test_unknown_parts_and_options_are_named(tmp_path):
+    for values, odd in (
+        ({"model": {"dimm": 3}}, "['model.dimm']"),
+        ({"model": 3}, "['model']"),
+        ({"model": {"dim": 3}, "optimizer": {"lr": 1.0}}, "['optimizer']"),
+        ([3], "[3]"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(f"no configuration of a training run: {odd} is not known")):
+            TrainConfig.from_values(values, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     print(f"\n{examined(model, source, exam)}\n", flush=True)
     torch.set_num_threads(1)  # one byte at a time is too little work to share
     write(PROMPT)
-    stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.seed))
+    stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.run.seed))
     write(b"\n\n")
     measured = measure(model, source.corpus.held_out, args.marks)
     state = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(model.init_state(1)))

@@ -73,7 +73,7 @@ def _of_run(path: str, prompt: bytes, count: int, sampling: dict[str, Any]) -> N
     config = folder.config()
     if config.source().question.kind != "next token":
         raise ConfigError(
-            f"generate: {path} was trained on {config.task}, expected a run on text; scanl eval scores it"
+            f"generate: {path} was trained on {config.data.task}, expected a run on text; scanl eval scores it"
         )
     model = folder.load_model()
     assert isinstance(model, LanguageModel)

@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
+
+import yaml
 
 from scanl.cli.evaluate import examined
 from scanl.cli.layers import meanings, options_of
@@ -17,7 +18,7 @@ from scanl.errors import ConfigError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model
-from scanl.learning.run.config import check_resumable, fitting_precision, seeded_model
+from scanl.learning.run.config import OPTIONS, check_resumable, fitting_precision, flattened, seeded_model
 from scanl.models import presets
 
 RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
@@ -38,22 +39,22 @@ def run(argv: Sequence[str]) -> int:
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Source, Model]:
     """Everything that can be refused, options, data and model, before anything is written; then the run folder."""
     config.check()
-    if config.steps is None and config.minutes is None:
-        config.steps = 1000
-    if config.precision == "auto":
-        config.precision = fitting_precision(config.accelerator)
-    if resumed is None and config.out is not None:
-        RunFolder(config.out).refuse_if_used()
+    if config.optimiser.steps is None and config.optimiser.minutes is None:
+        config.optimiser.steps = 1000
+    if config.run.precision == "auto":
+        config.run.precision = fitting_precision(config.run.accelerator)
+    if resumed is None and config.run.out is not None:
+        RunFolder(config.run.out).refuse_if_used()
     model = seeded_model(config)
-    if config.init is not None and resumed is None:
-        _start_from(config.init, model)
+    if config.run.init is not None and resumed is None:
+        _start_from(config.run.init, model)
     source = config.source()
     source.check()
     # Lightning takes seconds to import: it comes after all that is refused without it.
     from scanl.learning.run.train import make_trainer
 
     make_trainer(config)
-    config.data = [str(Path(path).resolve()) for path in config.data]
+    config.data.paths = [str(Path(path).resolve()) for path in config.data.paths]
     return resumed or RunFolder.create(config), config, source, model
 
 
@@ -74,9 +75,9 @@ def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) 
             file=sys.stderr,
         )
     elif outcome.ended == "until":
-        print(f"scanl: the score is as good as --until {config.until:g} after step {outcome.step}", file=sys.stderr)
+        print(f"scanl: the score is as good as --until {config.run.until:g} after step {outcome.step}", file=sys.stderr)
     elif outcome.ended == "patience":
-        ended = f"{config.patience} measurements without a better one; ended after step {outcome.step}"
+        ended = f"{config.run.patience} measurements without a better one; ended after step {outcome.step}"
         print(f"scanl: {ended}", file=sys.stderr)
     if outcome.best_step is not None:
         kept = f"{folder.weights} has the weights of step {outcome.best_step}, the best measured"
@@ -86,12 +87,13 @@ def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) 
 
 def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
     """The configuration, and the folder of a run to go on with."""
-    args = _parser(TrainConfig()).parse(argv)
+    argv, fresh = _flat(argv), TrainConfig()
+    args = _parser(fresh).parse(argv)
     if args.resume is None:
-        return _config(args), None
+        return _config(args, fresh), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
-    wanted = _config(_parser(config).parse(argv))
+    wanted = _config(_parser(config).parse(argv), config)
     check_resumable(config, wanted)
     return wanted, folder
 
@@ -126,9 +128,29 @@ def _start_from(init: str, model: Model) -> None:
 
 def _describe(config: TrainConfig, model: Model, source: Source) -> str:
     parameters = sum(p.numel() for p in model.parameters())
-    length = f"{config.steps:,} steps" if config.steps is not None else f"{config.minutes:g} minutes"
-    start = f"{config.layer}, {parameters:,} parameters, {length} of {config.batch_size * config.devices}"
-    return f"{start} {source.describe()}"
+    steps, minutes = config.optimiser.steps, config.optimiser.minutes
+    length = f"{steps:,} steps" if steps is not None else f"{minutes:g} minutes"
+    sequences = config.data.batch_size * config.run.devices
+    return f"{config.model.layer}, {parameters:,} parameters, {length} of {sequences} {source.describe()}"
+
+
+def _flat(argv: Sequence[str]) -> list[str]:
+    """The arguments, each `--config FILE` by the names of the command line where FILE is in parts as config.yaml is."""
+    given, left = [], iter(argv)
+    for argument in left:
+        joined = f"--config={next(left, '')}" if argument == "--config" else argument
+        option, _, file = joined.partition("=")
+        given.append(f"--config={_flat_file(file)}" if option == "--config" else argument)
+    return given
+
+
+def _flat_file(file: str) -> str:
+    """The file itself, or YAML in its place."""
+    found = None
+    if os.path.isfile(file):
+        with suppress(yaml.YAMLError, UnicodeDecodeError):  # the parser will say so
+            found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    return file if found == flattened(found) else yaml.safe_dump(flattened(found), allow_unicode=True)
 
 
 def _parser(defaults: TrainConfig) -> Parser:
@@ -138,23 +160,22 @@ def _parser(defaults: TrainConfig) -> Parser:
     parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
     parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
-    hints = get_type_hints(TrainConfig, include_extras=True)
-    for f in fields(TrainConfig):
-        kind, text = get_args(hints[f.name])
-        how: dict[str, Any] = {"type": kind}
-        if kind is bool:
+    # Paths that are given take the place of the stored ones, which are no default that positional ones would add to.
+    values = {**defaults.options(), "data": []}
+    for name, option in OPTIONS.items():
+        how: dict[str, Any] = {"type": option.kind}
+        if option.kind is bool:
             how = {"action": "store_true"}
-        elif kind == list[str]:
+        elif option.kind == list[str]:
             how = {"type": str, "nargs": "*", "metavar": "PATH"}
-        parser.add_argument(f"--{f.name.replace('_', '-')}", default=getattr(defaults, f.name), help=text, **how)
+        parser.add_argument(f"--{name.replace('_', '-')}", default=values[name], help=option.meaning, **how)
     return parser
 
 
-def _config(args: Any) -> TrainConfig:
+def _config(args: Any, defaults: TrainConfig) -> TrainConfig:
     values = args.as_dict() if hasattr(args, "as_dict") else vars(args)
-    config = TrainConfig(**{f.name: values[f.name] for f in fields(TrainConfig)})
-    config.data = [*values["paths"], *config.data]
-    return config
+    given = {name: values[name] for name in OPTIONS}
+    return TrainConfig(**{**given, "data": [*values["paths"], *values["data"]] or defaults.data.paths})
 
 
 def _layer_help() -> str:

@@ -64,7 +64,7 @@ class Keeper(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
-        due = time.monotonic() - self._saved >= pl_module.config.save_seconds
+        due = time.monotonic() - self._saved >= pl_module.config.run.save_seconds
         pl_module.wishes["save"] = trainer.is_global_zero and due
 
     def on_train_batch_end(
@@ -107,7 +107,7 @@ class Clock(pl.Callback):
         self._times.append(now)
         pl_module.seconds = now - self._began
         pl_module.wishes["steps"] = 0
-        minutes, done = pl_module.config.minutes, pl_module.plan.progress(trainer.global_step)
+        minutes, done = pl_module.config.optimiser.minutes, pl_module.plan.progress(trainer.global_step)
         if minutes is not None and trainer.is_global_zero and len(self._times) > self.FIRST and done < 0.9:
             a_step = (now - self._times[2]) / (len(self._times) - 3)
             left = max(1, round((60 * minutes - pl_module.seconds) / a_step))
@@ -174,12 +174,12 @@ class Recorder(pl.Callback):
         assert isinstance(pl_module, Learning)
         step, config, source = trainer.global_step, pl_module.config, pl_module.source
         last = step >= pl_module.plan.steps
-        if config.eval_every is None:  # ten times in the run
+        if config.run.eval_every is None:  # ten times in the run
             before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
             evaluate = last or now > before
         else:
-            evaluate = last or step % config.eval_every == 0
-        if not (evaluate or step % config.log_every == 0):
+            evaluate = last or step % config.run.eval_every == 0
+        if not (evaluate or step % config.run.log_every == 0):
             return
         loss = pl_module.loss_sum / pl_module.loss_count
         pl_module.loss_sum, pl_module.loss_count = 0.0, 0
@@ -187,13 +187,13 @@ class Recorder(pl.Callback):
             self._measure(trainer, pl_module)
         if not trainer.is_global_zero:
             return
-        tokens = (step - self._last) * config.batch_size * trainer.world_size * source.length
+        tokens = (step - self._last) * config.data.batch_size * trainer.world_size * source.length
         row: dict[str, Any] = dict.fromkeys(source.columns, "") | {
             "step": step,
             "loss": loss,
             **source.beside(loss),
             "tokens_per_second": round(tokens / (time.monotonic() - self._since)),
-            "lr": config.lr * pl_module.rate(step - 1),
+            "lr": config.optimiser.lr * pl_module.rate(step - 1),
         }
         if evaluate:
             row[source.measured] = self.measured
@@ -207,8 +207,8 @@ class Recorder(pl.Callback):
 
     def _measure(self, trainer: pl.Trainer, learning: Learning) -> None:
         """On the first process; all of them learn whether the run ends here, or cannot go on."""
-        step, patience = trainer.global_step, learning.config.patience
-        source, until, failed = learning.source, learning.config.until, False
+        step, patience = trainer.global_step, learning.config.run.patience
+        source, until, failed = learning.source, learning.config.run.until, False
         if trainer.is_global_zero:
             self.measured = measure(learning.model, source, source.unseen(step))
             failed = not math.isfinite(self.measured)

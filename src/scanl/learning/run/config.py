@@ -1,32 +1,26 @@
-"""Everything that decides a training run, in one flat dataclass; the command line is made from it."""
+"""Everything that decides a training run, in four parts; the command line is made from their fields."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
 
 import scanl.tasks  # whose tasks are sources too  # noqa: F401
 from scanl.data import Source, sources
-from scanl.errors import CheckpointError, ConfigError, ScanlError
+from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
 from scanl.models.block import CHANNEL_MIXERS, NORMS
 
 
 @dataclass
-class TrainConfig:
-    """The options of `scanl train`; `config.yaml` of a run holds one."""
+class ModelConfig:
+    """The model, but for what follows from the question of the source."""
 
-    data: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
-        default_factory=list
-    )
-    task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
-    task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
-    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
-    init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
     layer: Annotated[str, "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)"] = "hawk"
     layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
         default_factory=dict
@@ -38,20 +32,45 @@ class TrainConfig:
     norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
     dropout: Annotated[float, "fraction of what a layer or mixer adds to the residual stream that is left out"] = 0.0
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
+
+
+@dataclass
+class DataConfig:
+    """What to learn from, and how it is read."""
+
+    paths: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
+        default_factory=list
+    )
+    task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
+    task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
+    held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
     sequence_length: Annotated[int, "bytes in a training sequence"] = 256
     batch_size: Annotated[int, "sequences in a step of one process"] = 8
     carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, cut from the graph"] = False
-    held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
+    eval_bytes: Annotated[int, "held-out bytes in each measurement while training: a sample spread over all"] = 16384
+    eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
+
+
+@dataclass
+class OptimiserConfig:
+    """How far to train, and how fast."""
+
     steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
     minutes: Annotated[float | None, "instead of steps: as many as fit, revised on the way"] = None
     lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
     warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
     weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1
     clip: Annotated[float, "largest norm of the gradient"] = 1.0
+
+
+@dataclass
+class RunConfig:
+    """Where it runs, when it ends early, and what it writes."""
+
+    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
+    init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
     seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
     eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
-    eval_bytes: Annotated[int, "held-out bytes in each of these measurements: a sample spread over all of them"] = 16384
-    eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
     until: Annotated[float | None, "of a task: stop when a measurement is this good"] = None
     patience: Annotated[
         int | None, "of text: stop after so many measurements without a better one, and keep the weights of the best"
@@ -64,56 +83,106 @@ class TrainConfig:
     strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
     precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
-    def check(self) -> None:
-        """ConfigError for a number out of range, or for both steps and minutes."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"train: {f.name} is {value}, expected a finite number")
-            if isinstance(value, int) and value >= 2**63:
-                raise ConfigError(f"train: {f.name} is {value}, expected less than 2**63")
-        for name in COUNTS:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 1")
-        for name in ("lr", "clip", "steps", "minutes", "eval_every", "patience"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"train: {name} is {value}, expected above 0")
-        for name in ("warmup", "weight_decay", "save_seconds", "seed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"train: {name} is {getattr(self, name)}, expected at least 0")
-        if self.steps is not None and self.minutes is not None:
-            raise ConfigError("train: steps and minutes are both given, expected one of them")
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"train: held_out is {self.held_out}, expected between 0 and 1")
-        self._refuse_idle()
-        low, high = self.source().reachable()
-        if self.until is not None and not low <= self.until <= high:
-            bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-            raise ConfigError(
-                f"train: until is {self.until:g}, expected {bounds} because {self.source_name} is scored "
-                f"by {self.source().metric}"
-            )
 
-    def _refuse_idle(self) -> None:
-        """ConfigError for an option that the source does not read, when it is given."""
+PARTS = {"model": ModelConfig, "data": DataConfig, "optimiser": OptimiserConfig, "run": RunConfig}
+
+
+class Option(NamedTuple):
+    """Where the value of an option is, its type, and what it means."""
+
+    part: str
+    field: str
+    kind: Any
+    meaning: str
+
+
+def _options() -> dict[str, Option]:
+    found = {}
+    for part, cls in PARTS.items():
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            found["data" if name == "paths" else name] = Option(part, name, *get_args(hint))
+    return found
+
+
+OPTIONS = _options()  # by the flat names of the command line: those of the fields, and `data` for the paths
+COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
+
+
+@dataclass(init=False)
+class TrainConfig:
+    """The options of `scanl train`; `config.yaml` of a run holds one.
+
+    Made of its parts, or of options by their names on the command line: `TrainConfig(layer="lru", steps=100)`. Options
+    that are given beside a part change a copy of it.
+    """
+
+    model: ModelConfig
+    data: DataConfig
+    optimiser: OptimiserConfig
+    run: RunConfig
+
+    def __init__(self, **given: Any) -> None:
+        for name, cls in PARTS.items():
+            part = given.pop(name) if isinstance(given.get(name), cls) else cls()
+            own = {o.field: given.pop(flat) for flat, o in OPTIONS.items() if o.part == name and flat in given}
+            setattr(self, name, replace(part, **own))
+        for name in given:
+            raise nearest("option of train", name, OPTIONS)
+
+    def options(self) -> dict[str, Any]:
+        """Every value, by its name on the command line."""
+        return {name: getattr(getattr(self, option.part), option.field) for name, option in OPTIONS.items()}
+
+    def check(self) -> None:
+        """ConfigError for a number out of range, for both steps and minutes, and for what the source does not use."""
+        options = self.options()
+        for name, value in options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"train: {name} is {value}, expected a finite number")
+            if isinstance(value, int) and value >= 2**63:
+                raise ConfigError(f"train: {name} is {value}, expected less than 2**63")
+        for name in COUNTS:
+            if options[name] < 1:
+                raise ConfigError(f"train: {name} is {options[name]}, expected at least 1")
+        for name in ("lr", "clip", "steps", "minutes", "eval_every", "patience"):
+            if options[name] is not None and options[name] <= 0:
+                raise ConfigError(f"train: {name} is {options[name]}, expected above 0")
+        for name in ("warmup", "weight_decay", "save_seconds", "seed"):
+            if options[name] < 0:
+                raise ConfigError(f"train: {name} is {options[name]}, expected at least 0")
+        if options["steps"] is not None and options["minutes"] is not None:
+            raise ConfigError("train: steps and minutes are both given, expected one of them")
+        if not 0 < options["held_out"] < 1:
+            raise ConfigError(f"train: held_out is {options['held_out']}, expected between 0 and 1")
+        self._refuse_unused(options)
+        self._refuse_unreachable(options["until"])
+
+    def _refuse_unused(self, options: Mapping[str, Any]) -> None:
+        """ConfigError for an option that other sources use, and this one does not."""
         own = sources.get(self.source_name)
-        others = frozenset[str]().union(*(sources.get(each).reads() for each in sources.names()))
-        for f in fields(self):
-            if f.name in others - own.reads() and getattr(self, f.name) != getattr(type(self)(), f.name):
-                hint = own.instead.get(f.name, f"leave out --{f.name.replace('_', '-')}")
-                raise ConfigError(
-                    f"train: {f.name} is {getattr(self, f.name)}, but {self.source_name} does not use it; {hint}"
-                )
+        others = frozenset[str]().union(*(sources.get(name).reads() for name in sources.names()))
+        for name, default in TrainConfig().options().items():
+            if name in others - own.reads() and options[name] != default:
+                hint = own.instead.get(name, f"leave out --{name.replace('_', '-')}")
+                raise ConfigError(f"train: {name} is {options[name]}, but {self.source_name} does not use it; {hint}")
+
+    def _refuse_unreachable(self, until: float | None) -> None:
+        """ConfigError for a score that the source cannot give."""
+        source = self.source()
+        low, high = source.reachable()
+        if until is not None and not low <= until <= high:
+            bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+            because = f"{self.source_name} is scored by {source.metric}"
+            raise ConfigError(f"train: until is {until:g}, expected {bounds} because {because}")
 
     @property
     def source_name(self) -> str:
         """The registered name of what to learn from."""
-        return self.task or "text"
+        return self.data.task or "text"
 
     def source(self) -> Source:
         """What to learn from; nothing is read yet. ConfigError for options that do not fit."""
-        return sources.get(self.source_name).open({f.name: getattr(self, f.name) for f in fields(self)})
+        return sources.get(self.source_name).open(self.options())
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
@@ -130,13 +199,31 @@ class TrainConfig:
     @classmethod
     def from_values(cls, values: Any, path: Path) -> "TrainConfig":
         """Of what a file holds: CheckpointError for what is unknown or of another type, ConfigError as in `check`."""
-        known = [f.name for f in fields(cls)]
-        if not isinstance(values, dict) or not set(values) <= set(known):
-            odd = sorted(set(values) - set(known)) if isinstance(values, dict) else values
+        found = flattened(values)
+        if not isinstance(found, dict) or not set(found) <= set(OPTIONS):
+            odd = sorted(map(str, set(found) - set(OPTIONS))) if isinstance(found, dict) else found
             raise CheckpointError(f"run: {path} is no configuration of a training run: {odd} is not known")
-        config = cls(**{name: _typed(f"run: {path}: {name}", value, KINDS[name]) for name, value in values.items()})
+        typed = {name: _typed(f"run: {path}: {name}", value, OPTIONS[name].kind) for name, value in found.items()}
+        config = cls(**typed)
         config.check()
         return config
+
+
+def flattened(values: Any) -> Any:
+    """The options of a file by their names on the command line; unknown names, and anything but a mapping, as they are.
+
+    Files are written in parts. Those that are flat, as the first versions wrote them and as a user may, stay so.
+    """
+    if not isinstance(values, dict):
+        return values
+    names = {(option.part, option.field): name for name, option in OPTIONS.items()}
+    found = {}
+    for key, value in values.items():
+        if key in PARTS and isinstance(value, dict):
+            found |= {names.get((key, name), f"{key}.{name}"): inner for name, inner in value.items()}
+        else:
+            found[key] = value
+    return found
 
 
 def _typed(who: str, value: Any, kind: Any) -> Any:
@@ -166,23 +253,6 @@ def _number(value: int | str) -> float | str:
         return str(value)
 
 
-KINDS = {name: get_args(hint)[0] for name, hint in get_type_hints(TrainConfig, include_extras=True).items()}
-
-
-MODEL_FIELDS = (
-    "layer",
-    "layer_options",
-    "dim",
-    "depth",
-    "channel_mixer",
-    "channel_options",
-    "norm",
-    "dropout",
-    "tie_embeddings",
-)
-COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
-
-
 def fitting_precision(accelerator: str) -> str:
     """bfloat16 matrix products where the processor or the GPU has instructions for them, else float32."""
     if accelerator != "cpu" and torch.cuda.is_available():
@@ -199,9 +269,8 @@ def layer_names(layer: str) -> list[str]:
 
 def build_model(config: TrainConfig) -> Model:
     """The model of a configuration: of its options, and of what its source asks. ConfigError for what does not fit."""
-    pattern = layer_names(config.layer)
-    options = {name: getattr(config, name) for name in MODEL_FIELDS}
-    options["layer"] = pattern if len(pattern) > 1 else pattern[0]
+    pattern = layer_names(config.model.layer)
+    options = {**vars(config.model), "layer": pattern if len(pattern) > 1 else pattern[0]}
     question = config.source().question
     try:
         return model_for(question, options)
@@ -209,22 +278,28 @@ def build_model(config: TrainConfig) -> Model:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         # A layer's constructor met a value of a kind that it does not take: "width": "wide".
-        given = {**config.layer_options, **config.channel_options}
-        raise ConfigError(f"train: options {given} do not fit {config.layer}: {error}") from error
+        given = {**config.model.layer_options, **config.model.channel_options}
+        raise ConfigError(f"train: options {given} do not fit {config.model.layer}: {error}") from error
 
 
 def seeded_model(config: TrainConfig) -> Model:
     """The model of a configuration with the initial weights of its seed."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.run.seed)
     return build_model(config)
 
 
-def check_resumable(config: TrainConfig, wanted: TrainConfig, where: str = "the run to resume") -> None:
-    """ConfigError when `wanted` would change what a run that has started computes; its text may have moved."""
+def check_resumable(
+    config: TrainConfig, wanted: TrainConfig, where: str = "the run to resume; leave the option out"
+) -> None:
+    """ConfigError when `wanted` would change what a run that has started computes; its data may have moved.
+
+    where: what says so, and what to do.
+    """
     free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
-    pairs = {f.name: (getattr(config, f.name), getattr(wanted, f.name)) for f in fields(TrainConfig)}
-    pairs = {name: pair for name, pair in pairs.items() if name not in free}
-    pairs["batch_size * devices"] = (config.batch_size * config.devices, wanted.batch_size * wanted.devices)
+    before, now = config.options(), wanted.options()
+    pairs = {name: (before[name], now[name]) for name in OPTIONS if name not in free}
+    pairs["batch_size * devices"] = tuple(o["batch_size"] * o["devices"] for o in (before, now))
     for name, (old, new) in pairs.items():
         if old != new:
-            raise ConfigError(f"train: {name} is {new}, expected {old} because of {where}")
+            expected = "none" if old is None else old
+            raise ConfigError(f"train: {name} is {new}, expected {expected} because of {where}")

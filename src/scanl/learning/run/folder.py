@@ -34,8 +34,8 @@ class RunFolder:
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration; ConfigError when something is there already."""
-        stem = "-".join(filter(None, [config.task, *layer_names(config.layer)]))
-        folder = cls(config.out or free_name(stem))
+        stem = "-".join(filter(None, [config.data.task, *layer_names(config.model.layer)]))
+        folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -119,9 +119,10 @@ def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes == expected:
         return
+    wanted = config.model
     odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
     raise CheckpointError(
-        f"run: {source} is of another model than {config.layer} of dim {config.dim} and depth {config.depth} "
+        f"run: {source} is of another model than {wanted.layer} of dim {wanted.dim} and depth {wanted.depth} "
         f"in config.yaml: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
         "put back the config.yaml or the weights that belong together"
     )

@@ -38,8 +38,8 @@ class Learning(pl.LightningModule):
         self.model = model
         self.config = config
         self.source = source
-        self.algorithm = BPTT(partial(loss, source.question), carry=config.carry_state)
-        self.plan = UNKNOWN if config.steps is None else Plan(config.steps)
+        self.algorithm = BPTT(partial(loss, source.question), carry=config.data.carry_state)
+        self.plan = UNKNOWN if config.optimiser.steps is None else Plan(config.optimiser.steps)
         self.seconds = 0.0  # spent on the run so far
         self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None
@@ -51,14 +51,14 @@ class Learning(pl.LightningModule):
         return Batches(self)
 
     def on_train_start(self) -> None:
-        size = self.config.batch_size
+        size = self.config.data.batch_size
         self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
             mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
             self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(((self.config.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
+        torch.manual_seed(((self.config.run.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss, learner = self.algorithm.update(self.model, self.learner, *batch)
@@ -78,7 +78,7 @@ class Learning(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimiser.clip)
         if not norm.isfinite():
             bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
             self._give_up(f"the gradient's norm is {norm.item()}", next(bad, "none alone, but all together"))
@@ -90,14 +90,14 @@ class Learning(pl.LightningModule):
 
     def rate(self, step: int) -> float:
         """The learning rate of a step as a fraction of the peak."""
-        return rate(self.plan, self.config.warmup, step)
+        return rate(self.plan, self.config.optimiser.warmup, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = {path: self._gather(leaf) for path, leaf in leaves(self.learner)}
         checkpoint["scanl"] = {
             "config": asdict(self.config),
             "corpus": self.source.digest(),
-            "rows": self.config.batch_size * self.trainer.world_size,
+            "rows": self.config.data.batch_size * self.trainer.world_size,
             "plan": asdict(self.plan),
             "seconds": self.seconds,
             "loss_sum": self.loss_sum,
@@ -107,7 +107,7 @@ class Learning(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint["scanl"]
-        rows = self.config.batch_size * self.trainer.world_size
+        rows = self.config.data.batch_size * self.trainer.world_size
         if stored["rows"] != rows:
             raise CheckpointError(
                 f"train: {rows} sequences a step, expected {stored['rows']} because of the checkpoint"
@@ -166,7 +166,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         learning, step = self.learning, self.learning.global_step
-        size, rank, world = learning.config.batch_size, learning.global_rank, learning.trainer.world_size
+        size, rank, world = learning.config.data.batch_size, learning.global_rank, learning.trainer.world_size
         while True:
             inputs, targets = learning.source.batch(step, size, rank, world)
             yield torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -13,7 +13,11 @@ from scanl.learning.run.config import TrainConfig
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with betas (0.9, 0.95); in the groups of `param_groups`."""
     return torch.optim.AdamW(
-        param_groups(model), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.95), fused=True
+        param_groups(model),
+        lr=config.optimiser.lr,
+        weight_decay=config.optimiser.weight_decay,
+        betas=(0.9, 0.95),
+        fused=True,
     )
 
 

@@ -41,7 +41,7 @@ class Outcome:
 
 
 def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, steps: int | None = None) -> Outcome:
-    """Train to `config.steps`, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
+    """Train as far as `config` says, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
 
     steps: as `planned` found them in the folder's checkpoint, to go on from there; None to begin.
     """
@@ -63,11 +63,11 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
     if trainer.is_global_zero:
         folder.save_model(model, source.digest())
         if rows := read_metrics(folder):
-            title = f"{config.source_name}: {config.layer}, dim {config.dim}, depth {config.depth}"
+            title = f"{config.source_name}: {config.model.layer}, dim {config.model.dim}, depth {config.model.depth}"
             save_loss_curve(folder, rows, title, source)
         if not keeper.interrupted and source.question.kind == "next token":
             assert isinstance(model, LanguageModel)
-            folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.seed))
+            folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.run.seed))
     return outcome
 
 
@@ -82,12 +82,12 @@ def make_trainer(
         logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
     try:
         at = "" if folder is None else folder.path
-        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.tensorboard else False
+        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.run.tensorboard else False
         return pl.Trainer(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            strategy=config.strategy,
-            precision=config.precision,  # pyright: ignore[reportArgumentType]
+            accelerator=config.run.accelerator,
+            devices=config.run.devices,
+            strategy=config.run.strategy,
+            precision=config.run.precision,  # pyright: ignore[reportArgumentType]
             max_steps=steps,
             max_epochs=-1,
             callbacks=list(callbacks),
