@@ -55,7 +55,7 @@ class SequenceClassifier(Saved):
         norm: str = "rmsnorm",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(locals())
         if (vocab_size is None) == (input_dim is None):
             raise ConfigError(
                 f"classifier: vocab_size is {vocab_size} and input_dim is {input_dim}, expected one of them"
@@ -68,19 +68,7 @@ class SequenceClassifier(Saved):
         self.input = nn.Embedding(vocab_size, dim) if vocab_size is not None else nn.Linear(input_dim or 0, dim)
         if vocab_size is not None:
             nn.init.normal_(self.input.weight, std=0.02)
-        of_stack: dict[str, Any] = {
-            "dim": dim,
-            "depth": depth,
-            "layer": layer,
-            "layer_options": layer_options,
-            "channel_mixer": channel_mixer,
-            "channel_options": channel_options,
-            "norm": norm,
-            "dropout": dropout,
-        }
-        of_input = {"vocab_size": vocab_size, "input_dim": input_dim, "pool": pool}
-        self.config = {"num_classes": num_classes, **of_stack, **of_input}
-        self.stack = Stack(**of_stack)
+        self.stack = Stack(**self.options_of(Stack))
         self.head = nn.Linear(dim, num_classes)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ClassifierState:

@@ -54,30 +54,10 @@ class LanguageModel(Saved):
         logit_cap: float | None = None,
         tie_embeddings: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(locals())
         if logit_cap is not None and not logit_cap > 0:
             raise ConfigError(f"language model: logit_cap is {logit_cap}, expected more than 0")
-        of_stack: dict[str, Any] = {
-            "dim": dim,
-            "depth": depth,
-            "layer": layer,
-            "layer_options": layer_options,
-            "channel_mixer": channel_mixer,
-            "channel_options": channel_options,
-            "norm": norm,
-            "norm_eps": norm_eps,
-            "residual_in_float32": residual_in_float32,
-            "dropout": dropout,
-        }
-        self.config = {
-            "vocab_size": vocab_size,
-            **of_stack,
-            "embedding_norm": embedding_norm,
-            "embedding_scale": embedding_scale,
-            "logit_cap": logit_cap,
-            "tie_embeddings": tie_embeddings,
-        }
-        self.stack = Stack(**of_stack)
+        self.stack = Stack(**self.options_of(Stack))
         if self.stack.bidirectional:
             raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
         self.vocab_size = vocab_size

@@ -1,7 +1,8 @@
 """Models in folders: weights as safetensors, and in their header the class and its configuration."""
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,10 +14,21 @@ WEIGHTS = "model.safetensors"
 
 
 class Saved(Module):
-    """A model that knows what it was built from: `type(model)(**model.config)` is one of the same shape."""
+    """A model that knows what it was built from: `type(model)(**model.config)` is one of the same shape.
+
+    A subclass calls `super().__init__(locals())` first, when its arguments are all that `locals` holds.
+    """
 
     config: dict[str, Any]  # the arguments of the constructor, by name
     kinds: ClassVar[dict[str, type["Saved"]]] = {}  # by the name of the class, as in the header
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+
+    def options_of(self, part: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments that a part of the model takes by the same names."""
+        return {name: self.config[name] for name in inspect.signature(part).parameters if name in self.config}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
