@@ -11,7 +11,7 @@ _LAYERS = {
     "memory": "deltanet gated_deltanet gateloop gla linear_attention mlstm mlstm_large retnet",
     "rwkv": "aft rwkv4 rwkv6 rwkv7 rwkv_time_mix",
     "ssm": "h3 hawk hyena lru mamba mamba2 mega_ema rglru s4 s4d s5",
-    "rnn": "hgrn mingru slstm torch_cells",
+    "rnn": "hgrn mingru slstm",
     "attention": "softmax_attention window_attention",
     "channel": "rwkv_channel_mix",
     "parts": "depth dense_ssm diagonal_ssm feature_map hippo hyena_filter norm positions query_key_value rotary "
@@ -21,6 +21,7 @@ _RUN = "callbacks checkpoint config metrics optimizer picture train"
 MOVED = {
     **{f"scanl.layers.{name}": f"scanl.layers.{room}.{name}" for room, all in _LAYERS.items() for name in all.split()},
     **{f"scanl.learning.{name}": f"scanl.learning.run.{name}" for name in _RUN.split()},
+    "scanl.layers.torch_cells": "scanl.layers",
     "scanl.learning.bptt": "scanl.learning.run.module",
     "scanl.tasks.text": "scanl.data.text",
 }

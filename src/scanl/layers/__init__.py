@@ -25,12 +25,12 @@ from scanl.layers.memory.retnet import RetNet as RetNet
 from scanl.layers.packing import padded as padded
 from scanl.layers.parameters import param_groups as param_groups
 from scanl.layers.parts.short_convolution import ShortConvolution as ShortConvolution
+from scanl.layers.rnn.elman import Elman as Elman
+from scanl.layers.rnn.gru import GRU as GRU
 from scanl.layers.rnn.hgrn import HGRN as HGRN
+from scanl.layers.rnn.lstm import LSTM as LSTM
 from scanl.layers.rnn.mingru import MinGRU as MinGRU
 from scanl.layers.rnn.slstm import SLSTM as SLSTM
-from scanl.layers.rnn.torch_cells import GRU as GRU
-from scanl.layers.rnn.torch_cells import LSTM as LSTM
-from scanl.layers.rnn.torch_cells import Elman as Elman
 from scanl.layers.rwkv.aft import AFT as AFT
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6

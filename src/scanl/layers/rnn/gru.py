@@ -1,0 +1,43 @@
+r"""Gated recurrent unit.
+
+.. math:: n_t = \tanh(W x_t + b + r_t \odot (U h_{t-1} + b')), \; h_t = (1 - z_t) \odot n_t + z_t \odot h_{t-1}
+"""
+
+from torch import Tensor
+
+from scanl.layers.base import register
+from scanl.layers.rnn._base import TorchCell
+from scanl.layers.state import Device, DType
+
+
+@register("gru")
+class GRU(TorchCell):
+    """Gated recurrent unit, its reset gate after the recurrent product.
+
+    Args:
+        dim: D, inputs and state.
+        bias: two biases, as PyTorch has them.
+
+    Parameters as in `torch.nn.GRU`, gates in the order r, z, n: weight_ih_l0, weight_hh_l0 (3D, D), bias_ih_l0,
+    bias_hh_l0 (3D).
+    Initialisation as there: U(±1/sqrt(D)).
+    State: (B, D).
+    As in PyTorch, the reset gate multiplies U h (in the paper h itself), and z keeps the old state, as in eq. (7).
+    """
+
+    id = "S-gru"
+    equation = "n_t = tanh(W x_t + b + r_t * (U h_{t-1} + b')),  h_t = (1 - z_t) * n_t + z_t * h_{t-1}"
+    source = 'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8)'
+    gates = 3
+
+    def _kernel(self) -> str:
+        return "gru"
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._initial(batch_size, device, dtype)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        y, (h,) = self._scan(x, state, cu_seqlens)
+        return y, h

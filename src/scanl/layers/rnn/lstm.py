@@ -1,0 +1,80 @@
+r"""Long short-term memory.
+
+.. math:: c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\hat g_t), \; h_t = o_t \odot \tanh(c_t)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register
+from scanl.layers.rnn._base import TorchCell
+from scanl.layers.state import Device, DType
+
+
+class LSTMState(NamedTuple):
+    """h and c, (B, D) each."""
+
+    h: Tensor
+    c: Tensor
+
+
+@register("lstm")
+class LSTM(TorchCell):
+    """Long short-term memory, with a forget gate and without peepholes.
+
+    Args:
+        dim: D, inputs and state.
+        bias: two biases, as PyTorch has them.
+        forget_bias: what the two biases of the forget gate add up to at the start; None leaves PyTorch's own.
+        t_max: instead, the chrono start for memories of up to T_max steps: b_f = ln U(1, T_max - 1), b_i = -b_f.
+
+    Parameters as in `torch.nn.LSTM`, gates in the order i, f, g, o: weight_ih_l0, weight_hh_l0 (4D, D), bias_ih_l0,
+    bias_hh_l0 (4D).
+    Initialisation as there: U(±1/sqrt(D)).
+    State: LSTMState, 2D numbers a row.
+    """
+
+    id = "S-lstm"
+    equation = "c_t = f_t * c_{t-1} + i_t * tanh(g_t),  h_t = o_t * tanh(c_t)"
+    source = (
+        'Hochreiter and Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; forget gate: Gers, '
+        "Schmidhuber and Cummins, 2000; chrono start: Tallec and Ollivier, arXiv:1804.11188"
+    )
+    gates = 4
+
+    def __init__(self, dim: int, bias: bool = True, forget_bias: float | None = None, t_max: int | None = None) -> None:
+        if not bias and (forget_bias is not None or t_max is not None):
+            raise ConfigError("lstm: bias is False, expected True because of forget_bias or t_max")
+        if forget_bias is not None and t_max is not None:
+            raise ConfigError(f"lstm: forget_bias is {forget_bias} and t_max is {t_max}, expected only one of them")
+        if t_max is not None and t_max < 3:
+            raise ConfigError(f"lstm: t_max is {t_max}, expected at least 3")
+        super().__init__(dim, bias)
+        if forget_bias is None and t_max is None:
+            return
+        with torch.no_grad():
+            kept = (
+                torch.full((dim,), forget_bias or 0.0)
+                if t_max is None
+                else torch.empty(dim).uniform_(1, t_max - 1).log()
+            )
+            self.bias_ih_l0[dim : 2 * dim] = kept
+            self.bias_hh_l0[dim : 2 * dim] = 0
+            if t_max is not None:
+                self.bias_ih_l0[:dim] = -kept
+                self.bias_hh_l0[:dim] = 0
+
+    def _kernel(self) -> str:
+        return "lstm"
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LSTMState:
+        return LSTMState(self._initial(batch_size, device, dtype), self._initial(batch_size, device, dtype))
+
+    def forward(
+        self, x: Tensor, state: LSTMState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, LSTMState]:
+        y, (h, c) = self._scan(x, state, cu_seqlens)
+        return y, LSTMState(h, c)
