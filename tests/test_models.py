@@ -520,8 +520,8 @@ WRONG = [
     (lambda: language_model().generate(tokens(1, 1), top_p=0.0), ConfigError, r"top_p is 0.0, expected in \(0, 1\]"),
     (lambda: language_model("bidirectional"), ConfigError, "'bidirectional' is bidirectional, expected causal"),
     (lambda: LanguageModel(5, 8, 1, "hwak"), ConfigError, r"unknown layer 'hwak'; did you mean 'hawk'\?"),
-    (lambda: Stack(8, 0), ConfigError, r"depth is 0 with layers \['hawk'\], expected at least one of each"),
-    (lambda: Stack(8, 1, ()), ConfigError, r"depth is 1 with layers \[\]"),
+    (lambda: Stack(8, 0), ConfigError, r"depth is 0 and layers are \['hawk'\], expected at least one of each"),
+    (lambda: Stack(8, 1, ()), ConfigError, r"depth is 1 and layers are \[\]"),
     (
         lambda: Stack(8, 1, "lru", layer_options={"rmax": 1}),
         ConfigError,
