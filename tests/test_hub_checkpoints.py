@@ -681,10 +681,10 @@ def test_characters_come_out_whole(speaker):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "run is None and hub is None, expected one of them"),
-        (["a", "--hub", "b"], "run is a and hub is b, expected one of them"),
-        (["a", "--tokens", "3"], "tokens is 3, expected none because of a run: use bytes"),
-        (["--hub", "a", "--bytes", "3"], "bytes is 3, expected none because of --hub: use tokens"),
+        ([], "neither a run nor --hub is given, expected one of them; name a run folder, or --hub PATH"),
+        (["a", "--hub", "b"], "a run and --hub are both given, expected one of them"),
+        (["a", "--tokens", "3"], "tokens is 3, but a run generates bytes; give --bytes instead"),
+        (["--hub", "a", "--bytes", "3"], "bytes is 3, but a model of --hub generates tokens; give --tokens"),
         (["--hub", "a", "--tokens", "-3"], "tokens is -3, expected at least 0"),
         (["--hub", "./nothing"], "nothing does not exist; name a folder"),
         (["--hub", "FOLDER"], "has no tokenizer, expected tokenizer.json"),

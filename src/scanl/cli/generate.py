@@ -37,11 +37,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int | None, default=None, help="for the same text again")
     args = parser.parse(argv)
     if (args.run is None) == (args.hub is None):
-        raise ConfigError(f"generate: run is {args.run} and hub is {args.hub}, expected one of them")
+        found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
+        raise ConfigError(f"generate: {found} given, expected one of them; name a run folder, or --hub PATH")
     count, other = ("bytes", "tokens") if args.hub is None else ("tokens", "bytes")
     if getattr(args, other) is not None:
-        whose = "a run" if args.hub is None else "--hub"
-        raise ConfigError(f"generate: {other} is {getattr(args, other)}, expected none because of {whose}: use {count}")
+        whose = "a run" if args.hub is None else "a model of --hub"
+        raise ConfigError(
+            f"generate: {other} is {getattr(args, other)}, but {whose} generates {count}; give --{count} instead"
+        )
     if (getattr(args, count) or 0) < 0:
         raise ConfigError(f"generate: {count} is {getattr(args, count)}, expected at least 0")
     prompt = _prompt(args.prompt, args.prompt_file)
@@ -61,7 +64,7 @@ def _prompt(text: str, file: str | None) -> bytes:
     if file is None:
         return text.encode(errors="surrogateescape")
     if text:
-        raise ConfigError("generate: prompt and prompt_file are both given, expected one of them")
+        raise ConfigError("generate: prompt and prompt_file are both given, expected one of them; leave one out")
     try:
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:

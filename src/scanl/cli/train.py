@@ -122,7 +122,10 @@ def _start_from(init: str, model: Model) -> None:
     for name in sorted(weights.keys() | own.keys()):
         found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
         if found != expected:
-            raise ConfigError(f"train: init is {init}, whose {name} is {found}, expected {expected} of this model")
+            raise ConfigError(
+                f"train: init is {init}, whose {name} is {found}, expected {expected} of this model; "
+                "give the model options of that run"
+            )
     model.load_state_dict(weights)
 
 

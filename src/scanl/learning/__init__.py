@@ -1,6 +1,6 @@
-"""How parameters learn: backpropagation through time.
+"""How parameters learn: algorithms, a whole training run, and how good a model is.
 
-`bptt`, `train` and `callbacks` import lightning; nothing here imports them before a run starts.
+`run.module`, `run.train` and `run.callbacks` import lightning; nothing imports them before a run starts.
 """
 
 from scanl.learning.evaluation import bits_per_byte as bits_per_byte

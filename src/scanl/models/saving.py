@@ -55,13 +55,14 @@ class Saved(Module):
         found = about.get("class")
         kind = Saved.kinds.get(str(found))
         if kind is None or not issubclass(kind, cls):
-            raise CheckpointError(f"load: {file} holds {found or 'no model of scanl'}, expected {cls.__name__}")
+            hint = "name a folder that `save` has written" if kind is None else f"load it with {found}.load"
+            raise CheckpointError(f"load: {file} holds {found or 'no model of scanl'}, expected {cls.__name__}; {hint}")
         model = kind(**about["config"])
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise CheckpointError(f"load: {file} does not fit its own header: {reason}") from error
+            raise CheckpointError(f"load: {file} does not fit its own header: {reason}; save it again") from error
         return model.eval()
 
 

@@ -35,7 +35,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         whole = is_whole_zip(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint: {path} does not exist") from error
+        raise CheckpointError(f"checkpoint: {path} does not exist; name a run that has one") from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"checkpoint: {path} cannot be read: {' '.join(str(error).split())}") from error
     if not whole:

@@ -151,7 +151,7 @@ class TrainConfig:
             if options[name] < 0:
                 raise ConfigError(f"train: {name} is {options[name]}, expected at least 0")
         if options["steps"] is not None and options["minutes"] is not None:
-            raise ConfigError("train: steps and minutes are both given, expected one of them")
+            raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
         if not 0 < options["held_out"] < 1:
             raise ConfigError(f"train: held_out is {options['held_out']}, expected between 0 and 1")
         self._refuse_unused(options)
@@ -202,7 +202,10 @@ class TrainConfig:
         found = flattened(values)
         if not isinstance(found, dict) or not set(found) <= set(OPTIONS):
             odd = sorted(map(str, set(found) - set(OPTIONS))) if isinstance(found, dict) else found
-            raise CheckpointError(f"run: {path} is no configuration of a training run: {odd} is not known")
+            raise CheckpointError(
+                f"run: {path} is no configuration of a training run: {odd} is not known; correct it, or go on with the "
+                "version of scanl that wrote it"
+            )
         typed = {name: _typed(f"run: {path}: {name}", value, OPTIONS[name].kind) for name, value in found.items()}
         config = cls(**typed)
         config.check()

@@ -1,6 +1,6 @@
 """The folder that a run leaves: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
 
-Every file is written beside its place and moved there, so that it is whole or not there at all. The weights and the
+Every file is written under another name and then renamed, so that it is whole or missing. The weights and the
 checkpoint carry digests of their bytes.
 """
 

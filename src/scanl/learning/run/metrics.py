@@ -36,7 +36,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
         for row in rows:
             int(row["step"])
             for number in row.values():
-                float(number or 0)  # an empty place is a measurement that was not made
+                float(number or 0)  # an empty field is a measurement that was not made
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise CheckpointError(f"run: {folder.metrics} cannot be read as metrics: {error}; put it back") from error
     return rows

@@ -110,7 +110,8 @@ class Learning(pl.LightningModule):
         rows = self.config.data.batch_size * self.trainer.world_size
         if stored["rows"] != rows:
             raise CheckpointError(
-                f"train: {rows} sequences a step, expected {stored['rows']} because of the checkpoint"
+                f"train: batch_size * devices is {rows}, expected {stored['rows']} because of the checkpoint; "
+                "give --batch-size and --devices with that product"
             )
         self.plan, self.seconds = Plan(**stored["plan"]), stored["seconds"]
         self.loss_sum, self.loss_count = stored["loss_sum"], stored["loss_count"]
