@@ -135,7 +135,7 @@ def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_pa
 
 
 def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
-    folder, alone, steps = tmp_path / "run", tmp_path / "alone", 300
+    folder, alone, steps = tmp_path / "run", tmp_path / "alone", 150
     command = [sys.executable, "-m", "scanl.cli", "train", *options(text, folder, steps), "--save-seconds", "0.05"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         while not (folder / "checkpoint.ckpt").exists() and process.poll() is None:
@@ -149,29 +149,31 @@ def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
     assert not list(folder.glob(".*"))
 
 
-def test_two_processes_learn_as_one_with_the_doubled_batch(whole, text, tmp_path):
+@pytest.mark.parametrize("begun", [True, pytest.param(False, marks=pytest.mark.long)], ids=["resumed", "whole"])
+def test_two_processes_learn_as_one_with_the_doubled_batch(begun, whole, text, tmp_path):
+    """A run of two, and a run that one process has begun and two go on with."""
     alone, extra = whole
     if not extra:
         pytest.skip("one of the two orders is enough here: the law of both is in test_tasks")
-    folder, other = tmp_path / "run", tmp_path / "other"
+    folder = tmp_path / "run"
+    start = ["--resume", str(folder)] if begun else [*options(text, folder), *extra, "--save-seconds", "0"]
+    if begun:
+        interrupted(text, folder, extra)
+    command = [sys.executable, "-m", "scanl.cli", "train", *start]
     shared = ["--strategy", "ddp", "--devices", "2", "--batch-size", "2"]
-    command = [sys.executable, "-m", "scanl.cli", "train"]
-    interrupted(text, other, extra)
-    for start in ([*options(text, folder), *extra, "--save-seconds", "0"], ["--resume", str(other)]):
-        done = subprocess.run([*command, *start, *shared], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for path in (folder, other):
-        expected, found = losses(alone), losses(path)
-        assert expected.keys() == found.keys()
-        # A batch summed in two halves: rounding of the first step, grown by the steps that follow.
-        bound = 64 * torch.finfo(torch.float32).eps
-        for step, loss in expected.items():
-            assert abs(found[step] - loss) <= bound * loss * step
-        stored, reference = (read_checkpoint(p / "checkpoint.ckpt")["scanl"]["carried"] for p in (path, alone))
-        assert stored.keys() == reference.keys()
-        for name, leaf in stored.items():
-            torch.testing.assert_close(leaf, reference[name], rtol=1e-3, atol=1e-4)
-    assert RunFolder.open(other).config().run.devices == 2
+    done = subprocess.run([*command, *shared], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected, found = losses(alone), losses(folder)
+    assert expected.keys() == found.keys()
+    # A batch summed in two halves: rounding of the first step, grown by the steps that follow.
+    bound = 64 * torch.finfo(torch.float32).eps
+    for step, loss in expected.items():
+        assert abs(found[step] - loss) <= bound * loss * step
+    stored, reference = (read_checkpoint(p / "checkpoint.ckpt")["scanl"]["carried"] for p in (folder, alone))
+    assert stored.keys() == reference.keys()
+    for name, leaf in stored.items():
+        torch.testing.assert_close(leaf, reference[name], rtol=1e-3, atol=1e-4)
+    assert RunFolder.open(folder).config().run.devices == 2
 
 
 def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
