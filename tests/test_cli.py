@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import scanl
+from scanl import data
 from scanl.cli import COMMANDS, demo, main
 from scanl.cli.layers import meanings, options_of
 from scanl.cli.train import parse
@@ -260,7 +261,10 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
 def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "ROUNDS", 2)
+    calls, compressed = [], data.text.compressed
+    monkeypatch.setattr("scanl.data.text.compressed", lambda text: calls.append(text) or compressed(text))
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
+    assert len(calls) == 1  # for the table and for the picture: it takes seconds
     shown = capfd.readouterr().out
     for expected in ("this model", "gzip -9", "xz", "def ", "100 bytes of context", "600 bytes of context", "resident"):
         assert expected in shown

@@ -163,7 +163,7 @@ def _parser(defaults: TrainConfig) -> Parser:
     parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
     parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
-    # Paths that are given take the place of the stored ones, which are no default that positional ones would add to.
+    # No stored paths as a default: positional ones would be added to them, and are to replace them.
     values = {**defaults.options(), "data": []}
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": option.kind}
