@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.ops.fixed_point import Convergence, ConvergenceError
+from scanl.ops.fixed_point import Convergence, ConvergenceError, fixed_point
 from scanl.ops.nonlinear_scan import nonlinear_scan
 
 newton = pytest.mark.parametrize("method", ["newton", "quasi_newton"])
@@ -281,3 +281,17 @@ def test_worked_example():
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.failed == 0
     assert result.attempted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["newton", "quasi_newton"])
+def test_the_tolerance_when_none_is_given(dtype, method):
+    """eps^(5/6) of the state's dtype: the result says so, and a residual above it goes on iterating."""
+    expected = torch.finfo(dtype).eps ** (5 / 6)
+    x = torch.randn(1, 5, 2, dtype=dtype)
+    convergence = nonlinear_scan(lambda s, x: torch.tanh(s / 2 + x), x, method=method).convergence
+    assert convergence.tolerance == pytest.approx(expected, rel=1e-12)
+    assert convergence.residual <= expected
+    assert fixed_point(lambda s, x: torch.tanh(s / 2 + x), x[:, 0]).convergence.tolerance == pytest.approx(
+        expected, rel=1e-12
+    )
