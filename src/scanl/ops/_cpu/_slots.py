@@ -11,6 +11,7 @@ the kernel reads it by name, so the two cannot drift apart.
 Declare slots in the file of the kernel that reads them: numba's cache on disk looks at that file alone.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,37 +34,32 @@ class Slots:
 
     def __init__(self, numbers: str, *, rows: str = ""):
         self.numbers, self.rows = numbers.split(), rows.split()
-        self._names = {*self.numbers, *self.rows}
         operand = np.dtype([(name, np.int64) for name in Operand._fields])
         fields = [(name, np.int64) for name in (*_FILLED, *self.numbers)] + [(name, operand) for name in self.rows]
         self.record = from_dtype(np.dtype(fields, align=True))  # refuses a name that stands twice
+        self.pack = _packer(self.numbers, self.rows)
 
-    def pack(self, **values: Any) -> "Packed":
-        """The numbers in the order of the slots: of a tensor or an array its address, of None zero.
 
-        Raises TypeError unless every slot is given, and nothing else.
-        """
-        if values.keys() != self._names:
-            missing, unknown = sorted(self._names - values.keys()), sorted(values.keys() - self._names)
-            raise TypeError(f"slots: missing {missing}, unknown {unknown}")
-        # Most are one or the other, and this runs for every token.
-        packed = Packed(
-            [
-                v if type(v := values[name]) is int else v.data_ptr() if type(v) is torch.Tensor else _number(v)
-                for name in self.numbers
-            ]
-        )
-        packed.values = values
-        for name in self.rows:
-            value = values[name]
-            packed += (0, 0, 0) if value is None else (value.data_ptr(), *value.stride()[:2])
-        return packed
+def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
+    """`pack(name=value, ...)`: the numbers in the order of the slots. Of a tensor or array its address, of None zero.
+
+    It is written out for these names, because it runs for every token. Raises TypeError unless every slot is given, and
+    nothing else.
+    """
+    one = "{0} if type({0}) is int else {0}.data_ptr() if type({0}) is Tensor else number({0})"
+    three = "*((0, 0, 0) if {0} is None else ({0}.data_ptr(), *{0}.stride()[:2]))"
+    found = ", ".join([*(one.format(name) for name in numbers), *(three.format(name) for name in rows)])
+    names = ", ".join([*numbers, *rows])
+    source = f"def pack(*, {names}):\n packed = Packed(({found},))\n packed.values = ({names},)\n return packed"
+    scope: dict[str, Any] = {"Packed": Packed, "Tensor": torch.Tensor, "number": _number}
+    exec(source, scope)
+    return scope["pack"]
 
 
 class Packed(list[int]):
     """Packed numbers, and the tensors that they are addresses of: an address alone does not keep memory alive."""
 
-    values: dict[str, Any]
+    values: tuple[Any, ...]
 
 
 class Operand(NamedTuple):

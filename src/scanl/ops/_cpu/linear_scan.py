@@ -378,7 +378,7 @@ def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
 def _operands(x: torch.Tensor, a: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, _Layout]:
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, x.shape[1], "linear_scan")
     layout = _layout(tuple(x.shape), tuple(a.shape), bounds)
-    return a.expand(layout.a_shape).contiguous(), layout
+    return (a if a.shape == layout.a_shape else a.expand(layout.a_shape)).contiguous(), layout
 
 
 def forward(x, a, state, reverse, cu_seqlens):

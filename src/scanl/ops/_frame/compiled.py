@@ -7,7 +7,6 @@ module scanl.ops._BACKEND.NAME, which is imported when first run:
     backward(dy, dlast, *saved, reverse, cu_seqlens, *options) -> the gradient of every operand that is not None
 """
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,11 +139,16 @@ def compiled(
 
 
 def _kernel(backend: str, module: str, function: str) -> Callable:
-    @functools.cache
-    def implementation() -> Callable:
-        return getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function)
+    """A function of the kernels' module, which is imported by the first call."""
+    found: Callable | None = None
 
-    return lambda *args: implementation()(*args)
+    def call(*args: Any) -> Any:
+        nonlocal found
+        if found is None:
+            found = getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function)
+        return found(*args)
+
+    return call
 
 
 def _opaque(

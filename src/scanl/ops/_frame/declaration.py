@@ -114,6 +114,8 @@ class Declaration:
         self.options = {
             name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and name not in self.names
         }
+        self._absent: dict[str, Tensor | None] = dict.fromkeys(self.names)
+        self._defaults = {name: option.default for name, option in self.options.items()}
         self.required = tuple(name for name, option in self.options.items() if option.default is option.empty)
         self.dtypes = dtypes
         self.divides = divides or {}
@@ -125,22 +127,24 @@ class Declaration:
         if len(args) > len(self.positional):
             most = len(self.positional)
             raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {most}")
-        operands: dict[str, Tensor | None] = dict(zip(self.positional, args, strict=False))
-        options = {name: option.default for name, option in self.options.items()}
+        operands = {**self._absent, **dict(zip(self.positional, args, strict=False))}
+        if not more and not self.required:
+            return operands, self._defaults
+        options = dict(self._defaults)
         for key, value in more.items():
             if key in options:
                 options[key] = value
             elif key not in self.names:
                 known = [*self.names, *options, "reverse", "cu_seqlens", "backend"]
                 raise TypeError(f"{self.name}: {unknown('argument', key, known)}")
-            elif key in operands:
+            elif key in self.positional[: len(args)]:
                 raise TypeError(f"{self.name}: {key} is given twice")
             else:
                 operands[key] = value
         for name in self.required:
             if name not in more:
                 raise TypeError(f"{self.name}: {name} is missing")
-        return {name: operands.get(name) for name in self.names}, options
+        return operands, options
 
     def sizes(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
         """The size of every axis. Raises ShapeError for an operand whose shape or device is not as declared."""
@@ -216,7 +220,7 @@ class Declaration:
         """The device; the output's dtype: the first operand's, complex if any is; the dtype that all promote to."""
         given = {}
         for operand in self.operands:
-            value = operands[operand.name]
+            value = operands.get(operand.name)
             if operand.truth and value is not None and value.dtype != torch.bool:
                 raise ShapeError(f"{self.name}: {operand.name} is {short(value.dtype)}, expected bool")
             if value is not None and not (operand.truth or operand.tree):

@@ -130,7 +130,7 @@ class Op(Declaration, Generic[P, S]):
             if cu_seqlens is not None:
                 assert first is not None
                 check_numbers(self.name, cu_seqlens, first.shape[1])
-        chosen, dtype, compute, device, state_form, y_shape = plan
+        chosen, dtype, compute, device, state_form, y_shape, casts = plan
         state = operands.pop(self.state)
         if self.form is not None:
             state = None if state is None else trees.cast(state, state_form)
@@ -138,8 +138,9 @@ class Op(Declaration, Generic[P, S]):
             state = self.initial(torch.zeros(state_form, dtype=WIDER.get(compute, compute), device=device))
         else:
             state = cast(state, WIDER.get(compute, compute))
-        values = self._cast(operands, compute)
-        values.append(state)
+        values = [*operands.values(), state]
+        for at, to in casts:
+            values[at] = values[at].to(to)
         y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return cast(y, dtype), state
 
@@ -149,14 +150,15 @@ class Op(Declaration, Generic[P, S]):
     else:
         __call__ = _call
 
-    def _cast(self, operands: Mapping[str, Tensor | None], compute: torch.dtype) -> list[Any]:
-        real = REAL_PART.get(compute, compute)
-        values = []
-        for operand in self.operands[:-1]:
+    def _casts(self, operands: Mapping[str, Tensor | None], compute: torch.dtype) -> list[tuple[int, torch.dtype]]:
+        real, found = REAL_PART.get(compute, compute), []
+        for at, operand in enumerate(self.operands[:-1]):
             name, value = operand.name, operands[operand.name]
-            keeps = operand.truth or (compute in HALF and name in self.wide)
-            values.append(value if keeps else cast(value, real if name in self.real else compute))
-        return values
+            to = real if name in self.real else compute
+            keeps = value is None or operand.truth or (compute in HALF and name in self.wide)
+            if not keeps and value.dtype != to:
+                found.append((at, to))
+        return found
 
     def evaluate(
         self,
@@ -181,11 +183,11 @@ class Op(Declaration, Generic[P, S]):
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
         wanted: tuple[str, ...],
-    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...]]:
+    ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...], list[tuple[int, torch.dtype]]]:
         """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
 
         The backend's name, the dtypes of the output and of the computation, the device, the state's shape or
-        form, and the shape of the output.
+        form, the shape of the output, and which operands are to be cast to which dtype.
         """
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
@@ -201,7 +203,7 @@ class Op(Declaration, Generic[P, S]):
                 given = [o.name for o in self.operands[:-1] if not o.optional] + list(self.required)
                 because = ", ".join(given if cu_seqlens is None else [*given, "cu_seqlens"])
                 trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
-        return chosen.name, dtype, compute, device, state, self.output_shape(sizes)
+        return chosen.name, dtype, compute, device, state, self.output_shape(sizes), self._casts(operands, compute)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
