@@ -1,4 +1,4 @@
-"""Cutting time into chunks, and the sums of log decays inside one, for the parallel forms of matrix memories.
+"""Cut time into chunks, and sum log decays inside a chunk, for the parallel forms of matrix memories.
 
 All decays are natural logarithms, at most 0. Sums are added up from their own first term, never as differences of
 longer sums: a difference loses the small decays after a large one, and is NaN after -inf.

@@ -92,8 +92,8 @@ def fixed_point(
     """
     if transforming():
         raise NotImplementedError(
-            "fixed_point: called under a transformation of torch.func, expected none: its implicit gradient is for "
-            "torch.autograd.grad and backward()"
+            "fixed_point: it cannot run under a transformation of torch.func; take its gradient by "
+            "torch.autograd.grad or backward()"
         )
     if method not in _METHODS:
         raise ConfigError(f"fixed_point: {unknown('method', method, _METHODS)}")

@@ -21,7 +21,7 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: r
 
 
 def activation_number(activation: str) -> int:
-    """Its place among the activations; an unknown one is refused."""
+    """The index of an activation, for kernels. Raises ConfigError for an unknown one."""
     if activation not in ACTIVATIONS:
         raise ConfigError(f"indrnn: {unknown('activation', activation, ACTIVATIONS)}")
     return list(ACTIVATIONS).index(activation)

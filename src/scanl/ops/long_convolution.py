@@ -30,7 +30,7 @@ from scanl.ops._frame.op import op
 
 
 class LongConvolutionState(NamedTuple):
-    """All that the past still brings to the future; its size follows from the kernel's length alone."""
+    """What past inputs still add to future outputs. Its size depends on the kernel's length alone."""
 
     position: Tensor  # (B,) int64: p, the position of the next step in its block of P = 2^len(levels)
     due: Tensor  # (B, 1, D): the sum owed to the next output

@@ -102,7 +102,8 @@ def nonlinear_scan(
         raise ConfigError(f"nonlinear_scan: tolerance is {tolerance!r}, expected a number above 0, or None")
     if method != "sequential" and transforming():
         raise NotImplementedError(
-            f"nonlinear_scan: method is {method!r} under a transformation of torch.func, expected 'sequential'"
+            f"nonlinear_scan: method is {method!r}, which cannot run under a transformation of torch.func; "
+            "expected 'sequential'"
         )
     state = _checked(cell, x, state)
     tolerance = float(torch.finfo(state.dtype).eps ** (5 / 6) if tolerance is None else tolerance)

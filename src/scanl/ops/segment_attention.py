@@ -47,7 +47,7 @@ def init_memory(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> SegmentMemory:
-    """A memory that has read nothing; `heads` are those of the keys."""
+    """An empty memory. heads: G, the number of heads of the keys and values."""
     return SegmentMemory(
         torch.zeros(batch_size, window, heads, key_size, device=device, dtype=dtype),
         torch.zeros(batch_size, window, heads, value_size, device=device, dtype=dtype),

@@ -29,7 +29,7 @@ FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 
 
 def forget_number(forget: str) -> int:
-    """Its place among the forget gates; an unknown one is refused."""
+    """The index of a forget gate, for kernels. Raises ConfigError for an unknown one."""
     if forget not in FORGET:
         raise ConfigError(f"slstm: {unknown('forget', forget, FORGET)}")
     return list(FORGET).index(forget)

@@ -109,7 +109,7 @@ def compiled(
 
     forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
 
-    # Where outputs and last state are empty nothing is computed: no kernel need know of such sizes.
+    # Where the outputs and the last state are empty, no kernel runs: kernels need not handle sizes of zero.
 
     def results(*args):
         if args[count - 1].numel() == 0:
@@ -140,13 +140,12 @@ def compiled(
 
 def _kernel(backend: str, module: str, function: str) -> Callable:
     """A function of the kernels' module, which is imported by the first call."""
-    found: Callable | None = None
+    found: list[Callable] = []
 
     def call(*args: Any) -> Any:
-        nonlocal found
-        if found is None:
-            found = getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function)
-        return found(*args)
+        if not found:
+            found.append(getattr(importlib.import_module(f"scanl.ops._{backend}.{module}"), function))
+        return found[0](*args)
 
     return call
 
@@ -165,7 +164,7 @@ def _opaque(
     )
 
     class Transformed(torch.autograd.Function):
-        """The operator as torch.func sees it: what is registered with torch.library cannot be transformed."""
+        """The operator for torch.func, which cannot transform what is registered with torch.library."""
 
         @staticmethod
         def forward(*args):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -206,10 +205,10 @@ def _opaque(
 
 
 def _nobody_watches(args: Sequence[Any]) -> bool:
-    """Whether a call is arithmetic alone: no gradient, tracing, transformation or subclass of Tensor that must see it.
+    """Whether a call may skip torch's dispatcher, which takes as long as the rest of a call of one step.
 
-    Then the way through torch's dispatcher, as long as all else that a call of one step costs, may be left out. It
-    may not where memory holds something else than a tensor's numbers, which the dispatcher writes out first.
+    It may not where a gradient, a trace, a transformation or a subclass of Tensor must see the call, nor where a tensor
+    is lazy (conjugated, negated or unwritten zeros): the dispatcher writes its numbers out first.
     """
     if (
         torch._C._len_torch_dispatch_stack() > 0

@@ -1,9 +1,9 @@
-"""NaN and infinities in forms that meet many steps at once: they are to reach no step before their own.
+"""Keep NaN and infinities from earlier steps, in forms that compute many steps at once.
 
-A masked product multiplies what it masks by zero, and zero times NaN is NaN; a transform over time mixes all steps. So
-such a form is computed with zeros in place of what is not finite, and every output from that step on is made NaN
-afterwards. That is a product with one or NaN, so that what is finite is not changed by a bit, and so that a gradient
-that comes through a NaN is NaN.
+A masked product multiplies what it masks by zero, and zero times NaN is NaN. A transform over time mixes all steps. So
+such a form is computed with zeros for the numbers that are not finite. Afterwards every output from the first such step
+on is multiplied by NaN, and every earlier one by one. The product leaves finite numbers as they are, to the bit, and
+makes NaN of a gradient that comes through a NaN.
 """
 
 import torch
@@ -13,9 +13,10 @@ from torch.nn import Parameter
 
 
 def suspected(*values: Tensor | None) -> bool:
-    """Whether there may be something to do. No is said only where the answer costs one pass and no waiting.
+    """Whether a number may be NaN or infinite. The answer is False only if every number is known to be finite.
 
-    A sum is finite only if all of its terms are; of finite terms it may not be, and then the answer is yes.
+    It costs one sum for each tensor: a finite sum has finite terms. A sum of finite terms may overflow; then the answer
+    is True as well. It is True without a look on a GPU, which would have to be waited for, and while tracing.
     """
     for value in values:
         if value is None:

@@ -1,7 +1,7 @@
-"""Functions whose loops or branches follow the length: one operator of torch each, while a program is exported.
+"""Export functions whose loops or branches depend on the sequence's length, each as one operator of torch.
 
-Traced with a length that may vary, such a function would be fixed to the length that it was traced with. As an operator
-it is looked up when the program runs, as compiled kernels are. It has no gradient there, and says so when asked.
+A trace of such a function holds for one length only. An operator is called when the exported program runs, as compiled
+kernels are, and so takes any length. It has no gradient there; asking for one raises.
 """
 
 import functools
