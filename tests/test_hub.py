@@ -144,7 +144,7 @@ def test_right_padding(name, model):
 
 
 @each_model
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.long), 3])  # a beam is a greedy step, reordered
 @torch.no_grad()
 def test_generate(name, model, beams):
     """The same tokens as before; where the original errs, each sequence's own."""

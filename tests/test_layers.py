@@ -360,8 +360,9 @@ def test_compiles_to_one_graph(name):
         pytest.skip("its class is compiled under its own name")
     torch.compiler.reset()
     before = some_state(layer, 2)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for arguments in ((x, before), *([(x,)] if laws.ALL else [])):  # the whole model is compiled without a state
+    # Layers differ in their graph. What is traced below it is a law of ops; without a state, whole models are compiled.
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager" if laws.ALL else "eager")
+    for arguments in ((x, before), (x,)) if laws.ALL else ((x, before),):
         y, last = layer(*arguments)
         z, also = compiled(*arguments)
         torch.testing.assert_close(z, y)

@@ -99,6 +99,8 @@ def _steps(op, backend, packed=False):
 @each
 @pytest.mark.parametrize(("reverse", "packed"), [(False, False), (True, True)], ids=["rows", "packed, in reverse"])
 def test_it_stays_where_it_belongs(op, backend, reverse, packed):
+    if INTERPRETED and backend == "triton" and not (packed or laws.ALL):
+        pytest.skip("rows beside each other run with --all: packed ones are the same kernels")
     for sample in _samples(op, backend, packed):
         laws.stays(op, sample, reverse, backend, *_steps(op, backend, packed), packed=packed)
 

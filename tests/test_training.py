@@ -120,7 +120,7 @@ def test_dropout_resumes_with_the_same_bits(text, tmp_path):
     assert LanguageModel.load(folder).config["dropout"] == 0.3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number):
     alone, extra = whole
     folder = tmp_path / "run"

@@ -8,6 +8,7 @@ import torch
 from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, shaken, sigmoid, silu
 from torch.nn import functional as F
 
+import laws
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import H3, LRU, RGLRU, S4, S4D, S5, Hawk, Hyena, Mamba, MegaEMA, param_groups
@@ -340,7 +341,7 @@ def test_the_convolution_compiles(name):
     layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 40, DIM)
     before = states.detach(layer(x)[1])
     torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager" if laws.ALL else "eager")
     torch.testing.assert_close(compiled(x, before), layer(x, before))
 
 
