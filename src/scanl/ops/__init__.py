@@ -1,4 +1,4 @@
-"""The primitives: every op, its state and its errors. Feature maps of linear attention are in `feature_maps`."""
+"""Public ops, their states and their errors. Feature maps for linear attention are in `feature_maps`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,10 @@ __all__ = [
     "weighted_average",
 ]
 
-if not TYPE_CHECKING:  # which would take every name for one of these
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """A feature map, as it was imported before `feature_maps` had them."""
+        """Return a feature map: older code imports them from `scanl.ops`."""
         if name in feature_maps.__all__:
             return getattr(feature_maps, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Cut time into chunks, and sum log decays inside a chunk, for the parallel forms of matrix memories.
 
-All decays are natural logarithms, at most 0. Sums are added up from their own first term, never as differences of
-longer sums: a difference loses the small decays after a large one, and is NaN after -inf.
+All decays are natural logarithms, at most 0. Each sum starts at its own first term. A difference of longer sums would
+lose small decays after a large one, and would be NaN after -inf.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def chunks(x: Tensor, size: int, groups: int) -> Tensor:
-    """(B, T, H, ·) as (B, groups, H / groups, chunks, size, ·), padded with zeros at the end."""
+    """Reshape (B, T, H, ·) to (B, groups, H / groups, chunks, size, ·); pad time with zeros at the end."""
     batch, steps, heads, width = x.shape
     size = min(size, steps)
     x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -steps % size))
@@ -17,25 +17,25 @@ def chunks(x: Tensor, size: int, groups: int) -> Tensor:
 
 
 def joined(x: Tensor, steps: int) -> Tensor:
-    """Undo `chunks`: (B, groups, H / groups, chunks, size, ·) as (B, steps, H, ·)."""
+    """Undo `chunks`: reshape (B, groups, H / groups, chunks, size, ·) to (B, steps, H, ·)."""
     x = x.permute(0, 3, 4, 1, 2, 5)
     return x.reshape(x.shape[0], -1, x.shape[3] * x.shape[4], x.shape[5])[:, :steps]
 
 
 def leading(g: Tensor, before: bool) -> Tensor:
-    """The sum from the chunk's first step to each step, that step left out when `before`."""
+    """Sum from the chunk's first step to each step. If `before`, exclude that step."""
     if before:
         g = torch.nn.functional.pad(g, (0, 0, 1, -1))
     return g.cumsum(-2)
 
 
 def trailing(g: Tensor) -> Tensor:
-    """The sum of the steps after each step, to the chunk's end."""
+    """Sum from the step after each step to the chunk's end."""
     return torch.nn.functional.pad(g.flip(-2), (0, 0, 1, -1)).cumsum(-2).flip(-2)
 
 
 def between(g: Tensor, before: bool) -> Tensor:
-    """The sum over steps s, j < s <= i (s < i when `before`), at (..., i, j, ·); 0 where no step lies between."""
+    """At (..., i, j, ·), sum over steps j < s <= i (s < i if `before`). The sum is 0 where there is no such step."""
     size = g.shape[-2]
     later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
     sums = torch.where(later, g.unsqueeze(-2), 0).cumsum(-3)

@@ -1,4 +1,4 @@
-"""What the ops with a matrix state have in common: the default scale, log decays for every step, their kernels."""
+"""Helpers for the ops with a matrix state: the default scale, log decays per step, kernel registration."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -13,12 +13,12 @@ from scanl.ops._frame.op import Op
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:
-    """1/sqrt(K) where none is given."""
+    """Return the scale; the default is 1/sqrt(K)."""
     return 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
 
 
 def row_decays(g: Tensor | None, q: Tensor) -> Tensor | None:
-    """g as (B, T, H, K or 1), for q that has every head."""
+    """Expand g to (B, T, H, K or 1). q has all H heads here."""
     if g is None:
         return None
     return g.view(*g.shape, *(1,) * (4 - g.ndim if g.ndim > 1 else 1)).expand(*q.shape[:3], -1)
@@ -27,8 +27,8 @@ def row_decays(g: Tensor | None, q: Tensor) -> Tensor | None:
 def add_kernels(op: Op, without: Sequence[str] = ()) -> None:
     """Register the numba and the Triton kernels of an op.
 
-    without: operands that the Triton kernels do not take. numba's hold a column of the state in the first-level cache,
-    and Triton's hold a whole row and column of it.
+    without: operands that the Triton kernels do not take. The numba kernels keep columns of the state, of K numbers
+    each, in the first-level cache. The Triton kernels keep whole rows and columns, so they limit both K and V.
     """
 
     def over_a_column(*, K: int, **_: object) -> list[str]:
@@ -51,9 +51,10 @@ def add_kernels(op: Op, without: Sequence[str] = ()) -> None:
 
 
 def spoilt(keys: list[Tensor], decays: Tensor | None, values: list[Tensor], decays_of_values: Tensor | None) -> Tensor:
-    """One, or NaN from the first step at which one of these is not finite, (B, T, H, V): columns do not see each other.
+    """Return (B, T, H, V): 1, or NaN from the first step whose inputs are not finite.
 
-    keys, decays: (B, T, G or H, K), spoil all columns; values and their decays (B, T, H, V) their own.
+    keys, decays: (B, T, G or H, K); a fault in them affects every column of the state.
+    values, decays_of_values: (B, T, H, V); a fault in them affects its own column only, since columns are independent.
     """
     fault = torch.stack([faulty(value) for value in values]).any(0)
     if decays_of_values is not None:

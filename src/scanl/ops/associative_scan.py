@@ -3,8 +3,9 @@ r"""Scan by any associative operator.
 .. math:: y_t = e_1 \circ e_2 \circ \dots \circ e_t
 
 Source: Ladner and Fischer, "Parallel Prefix Computation", J. ACM 27 (1980); Blelloch, "Prefix Sums and Their
-Applications", CMU-CS-90-190 (1990). Neighbours are joined, which leaves a scan of half the length; its results are
-every second one of ours, and one more join gives those between: O(T) work in O(log T) calls of the operator.
+Applications", CMU-CS-90-190 (1990). The algorithm is recursive. It joins neighbouring elements and scans the result,
+which has half the length. That scan gives every second output; one more join gives the outputs between them. The
+operator is called O(log T) times, for O(T) work in all.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,21 +29,21 @@ from scanl.ops._frame.higher import higher_order
 def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: int = 1, *, reverse: bool = False) -> Any:
     """Combine every element with all before it: y_t = combine(y_{t-1}, e_t), in O(log T) calls on long slices.
 
-    combine: takes two equal structures of tensors, slices of the elements along `axis`, the part that comes first on
-    the left, and returns such a structure of the same shapes and dtypes. It must be associative; it need not commute.
-    It works on many positions at once, so it treats each index of `axis` by itself; all other axes are its own
-    (matrices may be multiplied).
-    elements: a tensor, or a tuple, NamedTuple, list or dict of them, of any shapes and dtypes that agree in the size of
-    `axis`.   axis: the axis to scan, of each tensor by itself if negative.
-    reverse: from the last element to the first, y_t = combine(y_{t+1}, e_t).
+    combine: takes two structures of tensors, each a slice of the elements along `axis`. The left one comes first. It
+    returns a structure with the same shapes and dtypes. It must be associative; it need not commute. One call handles
+    many positions, so it must treat each index of `axis` independently. It may mix the other axes, e.g. multiply
+    matrices.
+    elements: a tensor, or a tuple, NamedTuple, list or dict of tensors. Shapes and dtypes may differ; the size of
+    `axis` may not.   axis: the axis to scan. A negative axis is counted from the end of each tensor.
+    reverse: scan from the last element to the first, y_t = combine(y_{t+1}, e_t).
 
-    Returns y in the structure of `elements`. Every order of derivative is autograd's. Raises ShapeError when sizes
-    disagree, when there is no tensor, or when combine returns something else than it was given.
+    Returns y in the structure of `elements`. Autograd computes the derivatives, of every order. Raises ShapeError when
+    sizes disagree, when there is no tensor, or when combine changes the structure, a shape or a dtype.
 
     >>> associative_scan(torch.add, torch.tensor([[1, 2, 3, 4]])).tolist()  # 1; 1+2; 1+2+3; 1+2+3+4
     [[1, 3, 6, 10]]
 
-    A dense state space model, h_t = A_t h_{t-1} + x_t: the pairs (A, x) are affine maps, composed.
+    A dense state space model, h_t = A_t h_{t-1} + x_t, composes affine maps (A, x):
 
     >>> def compose(first, second):
     ...     (a, x), (b, y) = first, second
@@ -60,7 +61,7 @@ def associative_scan(combine: Callable[[Any, Any], Any], elements: Any, axis: in
     def join(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
         result = combine(pytree.tree_unflatten(left, structure), pytree.tree_unflatten(right, structure))
         try:
-            joined = structure.flatten_up_to(result)  # a dict's order is not its structure
+            joined = structure.flatten_up_to(result)  # a dict with its keys in another order has the same structure
         except ValueError:
             joined = []
         if len(joined) == len(left) and all(map(_alike, joined, left)):
@@ -109,7 +110,7 @@ def _interleave(even: Tensor, odd: Tensor, axis: int) -> Tensor:
 
 
 def _axes(elements: Any, leaves: list[Any], axis: int) -> list[int]:
-    """The axis to scan of each tensor, counted from the left, all of one size."""
+    """Return each tensor's scan axis, counted from the left. Check that all these axes have the same size."""
     if not leaves:
         raise ShapeError("associative_scan: elements holds no tensors, expected at least one")
     axes: list[int] = []
@@ -138,7 +139,7 @@ def _name(elements: Any, number: int) -> str:
 
 
 def _outline(structure: Any) -> str:
-    """The structure with each tensor as its dtype and shape."""
+    """Describe the structure, with each tensor replaced by its dtype and shape."""
 
     def outline(leaf: Any) -> str:
         return f"{leaf.dtype}{tuple(leaf.shape)}".removeprefix("torch.") if isinstance(leaf, Tensor) else repr(leaf)
@@ -148,7 +149,7 @@ def _outline(structure: Any) -> str:
 
 @associative_scan.instance("x: B T D, A: B T D D, state: B D -> B T D")
 def _affine(x: Tensor, A: Tensor, state: Tensor | None = None, **call: Unpack[Call]) -> tuple[Tensor, Tensor]:
-    """Affine maps, composed: h_t = A_t h_{t-1} + x_t, the recurrence of a dense state-space model."""
+    """Compose affine maps: h_t = A_t h_{t-1} + x_t, the recurrence of a dense state-space model."""
     assert state is not None  # zeros where the caller gave None
     h, hs = state, []
     for t in range(x.shape[1]):
@@ -159,7 +160,7 @@ def _affine(x: Tensor, A: Tensor, state: Tensor | None = None, **call: Unpack[Ca
 
 @_affine.backend("parallel")
 def _composed(x: Tensor, A: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The state enters as the map that forgets everything and gives the state."""
+    """Prepend the initial state as the constant map (A, x) = (0, state), then scan."""
 
     def compose(first: tuple[Tensor, Tensor], then: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         (a, x), (b, y) = first, then

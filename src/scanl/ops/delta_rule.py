@@ -1,11 +1,11 @@
-r"""Delta rule: a matrix memory that corrects what it holds at a key.
+r"""Delta rule: a matrix memory that corrects the value it holds at a key.
 
 .. math:: S_t = (I - \beta_t k_t k_t^\top)\, \mathrm{Diag}(e^{g_t})\, S_{t-1} + \beta_t k_t v_t^\top,
           \quad o_t = S_t^\top (c\, q_t)
 
 Source: Schlag et al., "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, eq. (24); with one
-decay a head, Yang et al., "Gated Delta Networks", arXiv:2412.06464, eq. (10); with one a key channel, Kimi Team, "Kimi
-Linear", arXiv:2510.26692, eq. (1). It is `dplr_scan` with a = -β k, b = e^g ⊙ k and β v for v.
+decay per head, Yang et al., "Gated Delta Networks", arXiv:2412.06464, eq. (10); with one per key channel, Kimi Team,
+"Kimi Linear", arXiv:2510.26692, eq. (1). It equals `dplr_scan` with a = -β k, b = e^g ⊙ k, and β v for v.
 """
 
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ def delta_rule(
     eps: float = 1e-6,
     **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
-    """Write v at k, correcting what the decayed state already holds there.
+    """Decay a matrix memory, move the value it holds at key k towards v, and read it with query q.
 
-    q, k: read and write keys, (B, T, G, K), where G divides H: a head of them serves H/G heads; k of unit length, or
-    made so by `normalize_keys`: k / sqrt(‖k‖² + eps).   v: values, (B, T, H, V).   beta: write strength, (B, T, H), in
-    [0, 1], to 2 for reflections.   g: log decay, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).
-    state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for
-    every op (see `linear_scan`).
+    q, k: queries and keys, (B, T, G, K), where G divides H. Each of the G heads serves H/G heads of v. k should have
+    unit length; `normalize_keys` replaces it by k / sqrt(‖k‖² + eps).   v: values, (B, T, H, V).   beta: write
+    strength, (B, T, H), in [0, 1], or up to 2 to allow reflections.   g: log decay, natural, <= 0, may be -inf: None,
+    (H,), (B, T, H) or (B, T, H, K).   state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).
+    reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
     Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
 
@@ -96,7 +96,7 @@ def _parallel(
     normalize_keys: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """As the scan with diagonal-plus-low-rank transitions, in its chunked form."""
+    """Write the delta rule as a `dplr_scan` and use its chunked form."""
     if normalize_keys:
         k = unit(k, eps)
     keys = k.repeat_interleave(v.shape[2] // k.shape[2], 2) if k.shape[2] else k

@@ -3,7 +3,7 @@ r"""Matrix memory whose transition is diagonal plus low rank.
 .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top)\, S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top (c\, q_t)
 
 Source: Peng et al., "RWKV-7 Goose", arXiv:2503.14456, eq. (17), where S is transposed. The chunked form solves a unit
-triangular system, as Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+triangular system, as in Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
 arXiv:2406.06484, section 3.
 """
 
@@ -44,12 +44,13 @@ def dplr_scan(
     scale: float | None = None,
     **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
-    """Read with b, write what was read at a, decay, and write v at k.
+    """Read a matrix memory with b, decay it, write what was read at a and v at k, and read the result with q.
 
-    q, k: queries and keys, (B, T, G, K), where G divides H: a head of them serves H/G heads.   v: values, (B, T, H, V).
-    a, b: where the low-rank part writes, and where it reads, before the decay, (B, T, H, K).   g: log decay of the
-    rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or (B, T, H, K).   state: S_0, (B, H, K, V); zeros when
-    None.   scale: c; None is 1/sqrt(K).   reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
+    q, k: queries and keys, (B, T, G, K), where G divides H. Each of the G heads serves H/G heads of v.
+    v: values, (B, T, H, V).   a, b: the low-rank part, (B, T, H, K). b reads the state before the decay; a is the key
+    at which the result is written.   g: log decay of the rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or
+    (B, T, H, K).   state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).
+    reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
     Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
 
@@ -85,15 +86,16 @@ def chunked(
     *,
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Chunks: what the steps of one read, y_t = S_{t-1}ᵀ b_t, solves (I - L) y = b S_0 + M v, L strictly lower.
+    """Cut time into chunks. In a chunk, the reads y_t = S_{t-1}ᵀ b_t solve (I - L) y = b S_0 + M v, L strictly lower.
 
-    A triangular solve, never an inverse. Decays are exponentials of sums of logs, none of them positive (`_chunks`).
-    Products are masked by zeros, so what is not finite is taken out and put back (`_frame.nonfinite`).
+    The system is solved by substitution; no inverse is formed. Each decay is the exponential of a sum of log decays,
+    which is never positive (`_chunks`). Masked products are multiplied by zero, so numbers that are not finite are
+    replaced by zeros first, and NaN is put back at the end (`_frame.nonfinite`).
     """
     batch, steps, shared, _ = q.shape
     heads = v.shape[2]
     if q.numel() == 0 or v.numel() == 0:
-        nothing = q if q.numel() == 0 else v  # its sum is a zero that has gradients
+        nothing = q if q.numel() == 0 else v  # its sum is zero, and keeps the outputs in the graph
         return torch.zeros_like(v) + nothing.sum(), state.clone()
     if g is None or g.ndim == 1:
         g = (v.new_zeros(heads) if g is None else g).expand(batch, steps, heads)
@@ -103,8 +105,8 @@ def chunked(
     if suspected(k, v, a, b, g):
         spoil = spoilt([k, a, b], g, [v], None)
         k, v, a, b, g = replaced(k), replaced(v), replaced(a), replaced(b), replaced(g, decay=True)
-    size = 64 if g.shape[-1] == 1 else 16  # the decays of channels are held for pairs of steps
-    # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
+    size = 64 if g.shape[-1] == 1 else 16  # per-channel decays take size² numbers per channel
+    # axes from here on: batch, heads of q and k, heads of v per head of q, chunks, steps of a chunk, channels
     q, k, v, a, b, g = (chunks(x, size, shared) for x in (q * scale_of(q, scale), k, v, a, b, g))
 
     def scores(left: Tensor, right: Tensor, before: bool) -> Tensor:

@@ -1,9 +1,9 @@
-r"""Linear attention: an additive matrix memory with multiplicative decay.
+r"""Linear attention: a matrix memory that decays and adds one outer product per step.
 
 .. math:: S_t = \mathrm{Diag}(e^{g_t})\, S_{t-1}\, \mathrm{Diag}(e^{g^v_t}) + k_t v_t^\top,
           \quad o_t = S_t^\top (c\, q_t)
 
-and with a bonus u, reading before writing, :math:`o_t = (S_{t-1} + (u \odot k_t) v_t^\top)^\top (c\, q_t)`.
+With a bonus u, the op reads before it writes: :math:`o_t = (S_{t-1} + (u \odot k_t) v_t^\top)^\top (c\, q_t)`.
 
 Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20), without its denominator;
 decay per key channel: Yang et al., "Gated Linear Attention", arXiv:2312.06635, eq. (3); outer-product decay: Mao,
@@ -50,13 +50,13 @@ def linear_attention(
     scale: float | None = None,
     **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
-    """Write v at k into a matrix that decays, and read it with q.
+    """Decay a matrix memory, write v to it at key k, and read it with query q.
 
-    q, k: queries and keys, (B, T, G, K), where G divides H: a head of them serves H/G heads of values, without copies.
+    q, k: queries and keys, (B, T, G, K), where G divides H. Each of the G heads serves H/G heads of v, without copies.
     v: values, (B, T, H, V).   g: log decay of the rows, natural, <= 0, may be -inf: None, (H,), (B, T, H) or
-    (B, T, H, K).   gv: log decay of the columns, None or (B, T, H, V).   u: bonus, (H, K): the present step is read
-    with weight u, before it is written.   state: S_0, (B, H, K, V); zeros when None.   scale: c; None is 1/sqrt(K).
-    reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
+    (B, T, H, K).   gv: log decay of the columns, None or (B, T, H, V).   u: bonus, (H, K). With it, the op reads before
+    it writes; the current step has weight u.   state: S_0, (B, H, K, V); zeros when None.   scale: c; None is
+    1/sqrt(K).   reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
     Returns o in q's dtype, and the last S, float32 or wider. Raises ShapeError and BackendError before any work.
 
@@ -100,21 +100,22 @@ def _parallel(
     *,
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Chunks: inside one, scores masked by decays; between them, a linear scan over their matrices.
+    """Cut time into chunks: decayed, masked scores inside a chunk, a linear scan over matrices between chunks.
 
     Source: arXiv:2312.06635, section 4.
 
-    Decays enter as exponentials of sums of logs, never as quotients or differences of sums: no sum is positive, so
-    nothing overflows, and -inf stays exact.
+    Each decay is the exponential of one sum of log decays, never a quotient or a difference of sums. No sum is
+    positive, so nothing overflows, and -inf is exact.
 
-    Scores are masked by zeros, so what is not finite is taken out and put back (`_frame.nonfinite`).
+    Masked scores are multiplied by zero, and zero times NaN is NaN. So numbers that are not finite are replaced by
+    zeros first, and NaN is put back at the end (`_frame.nonfinite`).
     """
     batch, steps, shared, width = q.shape
     heads = v.shape[2]
     if q.numel() == 0 or v.numel() == 0:
-        nothing = q if q.numel() == 0 else v  # its sum is a zero that has gradients
+        nothing = q if q.numel() == 0 else v  # its sum is zero, and keeps the outputs in the graph
         return torch.zeros_like(v) + nothing.sum(), state.clone()
-    size = 64 if gv is None and (g is None or g.ndim < 4) else 16  # the decays of channels are held for pairs of steps
+    size = 64 if gv is None and (g is None or g.ndim < 4) else 16  # per-channel decays take size² numbers per channel
     if g is not None and g.ndim == 1:
         g = g.expand(batch, steps, heads)
     if g is not None and g.ndim == 3:
@@ -124,7 +125,7 @@ def _parallel(
         spoil = spoilt([k], g, [v], gv)
         k, v = replaced(k), replaced(v)
         g, gv = (None if value is None else replaced(value, decay=True) for value in (g, gv))
-    # axes from here on: batch, shared heads, heads that share them, chunks, steps of a chunk, channels
+    # axes from here on: batch, heads of q and k, heads of v per head of q, chunks, steps of a chunk, channels
     q, k = (chunks(value, size, shared) for value in (q * scale_of(q, scale), k))
     v = chunks(v, size, shared)
     g, gv = (None if value is None else chunks(value, size, shared) for value in (g, gv))
@@ -168,11 +169,11 @@ def normalized_linear_attention(
     eps: float = 1e-6,
     **more: Any,
 ) -> tuple[Tensor, Tensor]:
-    r"""A weighted mean of values, :math:`o_t = S_t^\top q_t / \max(z_t^\top q_t, ε)`, z_t = e^{g_t} z_{t-1} + k_t.
+    r"""Return weighted means, :math:`o_t = S_t^\top q_t / \max(z_t^\top q_t, ε)` with z_t = e^{g_t} z_{t-1} + k_t.
 
-    For feature maps that are not negative (arXiv:2006.16236, eq. (18)). The denominator is one more column of S,
-    written by a one beside v, so it costs no second pass; the state is (B, H, K, V+1).   eps: the least denominator;
-    the paper has none.   more: as for `linear_attention`, but gv.
+    q and k must not be negative: use a nonnegative feature map (arXiv:2006.16236, eq. (18)). A column of ones is
+    appended to v, so z is the last column of S and needs no second pass. The state is (B, H, K, V+1).
+    eps: ε, the least denominator; the paper has none.   more: arguments of `linear_attention` except gv.
 
     >>> one = torch.ones(1, 2, 1, 1)
     >>> normalized_linear_attention(one, one, torch.tensor([2.0, 3.0]).view(1, 2, 1, 1))[0].flatten().tolist()
@@ -189,9 +190,9 @@ def normalized_linear_attention(
 def noncausal_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, *, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Every step reads all steps, o_t = S_Tᵀ (scale q_t): two matrix products, no scan (arXiv:1812.01243).
+    """Let every step read all steps, o_t = S_Tᵀ (scale q_t): two matrix products, no scan (arXiv:1812.01243).
 
-    Shapes and the state as in `linear_attention`, without decay. Raises ShapeError as it does.
+    There is no decay. Shapes, state and ShapeError are as for `linear_attention`.
 
     >>> one = torch.ones(1, 2, 1, 1)
     >>> noncausal_linear_attention(one, one, torch.tensor([2.0, 3.0]).view(1, 2, 1, 1))[0].flatten().tolist()  # 2 + 3

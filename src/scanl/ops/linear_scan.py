@@ -3,7 +3,7 @@ r"""Elementwise (diagonal) linear recurrence.
 .. math:: h_t = a_t \odot h_{t-1} + x_t
 
 Source: Martin and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", arXiv:1709.04057, eq. (5).
-The adjoint is the same recurrence run the other way: with g_t the gradient of h_t from outside,
+The adjoint is the same recurrence in reverse time. With g_t the gradient of the loss by the output h_t,
 δ_t = g_t + conj(a_{t+1}) δ_{t+1}, dx_t = δ_t, da_t = δ_t conj(h_{t-1}), dh_0 = conj(a_1) δ_1.
 """
 
@@ -37,15 +37,15 @@ def linear_scan(
 ) -> tuple[Tensor, Tensor]:
     """Scan h_t = a_t h_{t-1} + x_t over time, elementwise.
 
-    x: what enters, (B, T, *F), real or complex.   a: decay, any shape that broadcasts to x's: per step (B, T, *F),
-    constant over time (*F,), shared by a head (B, T, H, 1), ...; it is never expanded in memory.
-    state: h_0, (B, *F); zeros when None.   reverse: from the last step to the first, h_t = a_t h_{t+1} + x_t.
-    cu_seqlens: offsets (N+1,) of N sequences packed in B == 1, each with its own row of `state`.
-    backend: "auto", "reference", "parallel", "cpu" or "triton"; a named one runs or raises BackendError.
+    x: input, (B, T, *F), real or complex.   a: decay, of any shape that broadcasts to x's: (B, T, *F) per step,
+    (*F,) constant over time, (B, T, H, 1) one per head, ... Broadcast axes are not expanded in memory.
+    state: h_0, (B, *F); zeros when None.   reverse: scan from the last step to the first, h_t = a_t h_{t+1} + x_t.
+    cu_seqlens: offsets (N+1,) of N sequences packed into one row (B == 1), each with its own row of `state`.
+    backend: "auto", "reference", "parallel", "cpu" or "triton". A named backend runs or raises BackendError.
 
     Returns h of every step in x's dtype (complex if a is), and the last state, in float32 or wider.
     Raises ShapeError for a wrong shape, dtype or device, before any work.
-    Half precision is computed in float32. Every order of derivative is exact.
+    Half precision is computed in float32. Derivatives of every order are exact.
 
     >>> x, a = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.5, 0.5, 2.0]])
     >>> h, last = linear_scan(x, a)  # 1; .5·1+2 = 2.5; 2·2.5+3 = 8
@@ -69,7 +69,7 @@ def linear_scan(
 def _parallel(
     x: Tensor, a: Tensor, state: Tensor, *, reverse: bool = False, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The associative scan of the pairs (a, x), joined by (a, x)∘(b, y) = (ab, bx + y)."""
+    """Run an associative scan over the pairs (a, x), joined by (a, x)∘(b, y) = (ab, bx + y)."""
     if x.shape[1] == 0:
         return x.clone(), state
     a = a.reshape((1,) * (x.ndim - a.ndim) + a.shape)
@@ -94,9 +94,10 @@ def _parallel(
 
 
 def _join(x: Tensor, a: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Products of decays are kept in double: squaring log2(T) times would multiply their rounding errors by T.
+    """Join the pairs by doubling. Products of decays are double, since log2(T) squarings multiply their error by T.
 
-    inside: False where a sequence begins and a is 0. What came before is then left out: zero times NaN is NaN.
+    inside: False at the first step of a sequence, where a is 0. There the earlier state is dropped rather than
+    multiplied by 0, since 0 times NaN is NaN.
     """
     a = a.to(torch.promote_types(a.dtype, torch.float64))
 
@@ -111,7 +112,7 @@ def _join(x: Tensor, a: Tensor, inside: Tensor | None = None) -> Tensor:
 
 
 def _before(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:
-    """h_{t-1} of every step, the state at each start."""
+    """Return h_{t-1} of every step; at the first step of a sequence this is its initial state."""
     if cu_seqlens is None:
         steps = y.shape[1]
         if reverse:
@@ -123,7 +124,7 @@ def _before(y: Tensor, state: Tensor, reverse: bool, cu_seqlens: Tensor | None) 
 
 
 def _at_start(y: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:
-    """The first step of every sequence; zero for an empty one."""
+    """Return y at the first step of every sequence; zero for an empty sequence."""
     if cu_seqlens is None:
         return (y[:, -1:] if reverse else y[:, :1]).sum(1)
     at = _starts(y.shape[1], reverse, cu_seqlens)
@@ -131,15 +132,15 @@ def _at_start(y: Tensor, reverse: bool, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _starts(steps: int, reverse: bool, cu_seqlens: Tensor) -> Tensor:
-    """The step at which the scan of each packed sequence begins; one past the last for an empty one."""
+    """Return the step at which the scan of each packed sequence begins; one past the last step if it is empty."""
     first = cu_seqlens[1:] - 1 if reverse else cu_seqlens[:-1]
     return torch.where(cu_seqlens.diff() > 0, first, steps).long()
 
 
 def _second(forward, inputs, results, cotangents, reverse, cu_seqlens):
-    """The derivative of the backward pass, at the cost of another scan.
+    """Differentiate the backward pass, at the cost of another scan.
 
-    δ is a scan the other way, so its cotangent λ is this scan again, over what reaches δ through dx and da.
+    δ is a scan in reverse time. So its cotangent λ is a scan in forward time, over the cotangents of dx and da.
     """
     _, _, a, y, state = inputs
     delta, (u, w, z) = results[0], cotangents

@@ -3,11 +3,12 @@ r"""Selective scan: a diagonal state space model whose step size, input and outp
 .. math:: h_t = e^{\Delta_t A} \odot h_{t-1} + (\Delta_t u_t)\, B_t^\top, \quad
    y_t = (h_t C_t + D \odot u_t) \odot \mathrm{silu}(z_t)
 
-with h of every channel a vector of N numbers. A, B or C may be complex: then h stands for itself and its conjugate, and
-twice the real part of h C is read.
+Each channel's state h is a vector of N numbers. If A, B or C is complex, h stands for itself and its conjugate, and the
+output is twice the real part of h C.
 
-Source: Gu and Dao, "Mamba", arXiv:2312.00752, eq. (2) and algorithm 2; B is discretised as Δ B, as in the authors'
-program and not as in their eq. (4). Differs from that program: channels come last, and complex B and C are complex.
+Source: Gu and Dao, "Mamba", arXiv:2312.00752, eq. (2) and algorithm 2. B is discretised as Δ B, as in the authors'
+program and not as in their eq. (4). Differs from that program: channels are the last axis, and complex B and C have a
+complex dtype.
 """
 
 from collections.abc import Iterator
@@ -51,17 +52,17 @@ def selective_scan(
     delta_softplus: bool = False,
     **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
-    """Scan a diagonal state space model with input-dependent Δ, B and C; the states of all steps are never stored.
+    """Scan a diagonal state space model with input-dependent Δ, B and C, without storing the states of all steps.
 
-    u: what enters, (B, T, E).   delta: step size Δ, (B, T, E), to which delta_bias, (E,), is added, and then softplus
-    applied if delta_softplus.   A: (E, N), with negative real part for a state that decays.   B, C: what is written and
-    read, (B, T, N) for all channels, (B, T, G, N) where G divides E and each serves E/G neighbouring channels, or
-    (E, N), constant over time.   D: skip connection, (E,).   z: gate of the output, (B, T, E).   state: h_0, (B, E, N);
-    zeros when None.   A, B, C and state may be complex, the rest is real.
+    u: input, (B, T, E).   delta: step size Δ, (B, T, E). If given, delta_bias, (E,), is added to it; then softplus is
+    applied if delta_softplus.   A: (E, N); a negative real part makes the state decay.   B, C: input and output
+    weights: (B, T, N) for all channels; (B, T, G, N) for G groups of E/G neighbouring channels, where G divides E; or
+    (E, N), constant over time.   D: skip connection, (E,).   z: output gate, (B, T, E).   state: h_0, (B, E, N); zeros
+    when None.   A, B, C and state may be complex; the others are real.
     reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
     Returns y in u's dtype and the last h, float32 or wider. Raises ShapeError and BackendError before any work.
-    Second derivatives are computed by the form that stores all states, (B, T, E, N).
+    Second derivatives do store the states of all steps, (B, T, E, N).
 
     >>> u, one = torch.tensor([[[2.0], [3.0]]]), torch.ones(1, 2, 1)
     >>> half = torch.tensor([[0.5]]).log()
@@ -89,7 +90,7 @@ def _step_size(delta: Tensor, bias: Tensor | None, positive: bool) -> Tensor:
 
 
 def _rows(B: Tensor, u: Tensor) -> Tensor:
-    """B as it broadcasts to (B, T, E, N)."""
+    """Reshape B so that it broadcasts to (B, T, E, N)."""
     if B.ndim == 2:
         return B.expand(1, u.shape[1], -1, -1)
     if B.ndim == 3:
@@ -116,7 +117,7 @@ def _parallel(
     *,
     delta_softplus: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The linear scan over (B, T, E, N) that this op fuses, with all states in memory."""
+    """Run a linear scan over (B, T, E, N), with the states of all steps in memory."""
     step = _step_size(delta, delta_bias, delta_softplus).unsqueeze(-1)
     h, last = linear_scan(step * u.unsqueeze(-1) * _rows(B, u), (step * A).exp(), state, backend="parallel")
     y = (h * _rows(C, u)).sum(-1)

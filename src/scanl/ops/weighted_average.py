@@ -1,13 +1,14 @@
-r"""Weighted average: a mean of all values so far, channel by channel, with weights e^k that decay.
+r"""Weighted average: for each channel, the mean of all values so far, with weights e^k that decay.
 
 .. math:: o_t = \frac{\sum_{i \le t} e^{k_i + (t-i) w} v_i}{\sum_{i \le t} e^{k_i + (t-i) w}}
 
-and with a bonus u, reading before writing,
+With a bonus u, the op reads before it writes:
 
 .. math::
    o_t = \frac{\sum_{i < t} e^{k_i + (t-1-i) w} v_i + e^{u + k_t} v_t}{\sum_{i < t} e^{k_i + (t-1-i) w} + e^{u + k_t}}.
 
-Numerator p and denominator z are kept divided by e^m, m the largest exponent so far: no exponential exceeds one.
+The numerator p and the denominator z are stored divided by e^m, where m is the largest exponent so far, so that no
+exponential exceeds one.
 Source: without decay Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, AFT-simple, causal; with decay
 and bonus Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048, the WKV operator. Differs:
 the decay w is the logarithm itself, at most 0 (RWKV's w is its negative), and may differ from step to step.
@@ -27,19 +28,19 @@ from scanl.ops.associative_scan import associative_scan
 
 
 def _empty(zeros: Tensor) -> Tensor:
-    """Nothing has been written: p = z = 0, and no exponent yet."""
+    """Return the state before any input: p = z = 0, m = -inf."""
     return torch.cat([zeros[:, :2], torch.full_like(zeros[:, 2:], -torch.inf)], 1)
 
 
 def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """e^old and e^new, both divided by the larger, and the larger exponent."""
+    """Return e^old and e^new, both divided by the larger of the two, and the larger exponent."""
     most = torch.maximum(old, new)
-    finite = torch.where(most == -torch.inf, 0, most)  # else -inf - -inf
+    finite = torch.where(most == -torch.inf, 0, most)  # avoids -inf - -inf, which is NaN
     return (old - finite).exp(), (new - finite).exp(), most
 
 
 class _Averages(Linear):
-    """p and z decay alike, so what a piece carries over is a sum of log decays: m of the state that it makes of one."""
+    """p and z decay alike, so A of a piece is a sum of log decays: the m of the state that a unit state becomes."""
 
     def unit(self, last: Tensor) -> Tensor:
         return torch.stack([*torch.ones_like(last[:, :2]).unbind(1), torch.zeros_like(last[:, 2])], 1)
@@ -74,14 +75,14 @@ def weighted_average(
 ) -> tuple[Tensor, Tensor]:
     """Average the values so far with weights e^k.
 
-    k: logarithms of the weights, (B, T, D), of any size; -inf for a step that does not count.   v: values, (B, T, D).
-    decay: log decay w, natural, per step, <= 0, may be -inf: (D,) or (B, T, D); None is 0, AFT.
-    bonus: u, (D,): the present step is read with weight e^{u+k}, before it is written (RWKV-4). When None, it is
-    written, then read.   state: (B, 3, D): p and z, both divided by e^m, and m; when None p = z = 0, m = -inf.
+    k: logarithms of the weights, (B, T, D), of any size; -inf gives a step weight 0.   v: values, (B, T, D).
+    decay: log decay w, natural, per step, <= 0, may be -inf: (D,) or (B, T, D); None is 0 (AFT).
+    bonus: u, (D,). With a bonus, the current step has weight e^{u+k}, and the op reads before it writes (RWKV-4). When
+    None, it writes first.   state: (B, 3, D): p and z, both divided by e^m, and m; None is p = z = 0, m = -inf.
     reverse, cu_seqlens, backend: as for every op (see `linear_scan`).
 
-    Returns o in k's dtype, and the last state, float32 or wider. Where nothing counts yet, the denominator is empty,
-    and o is 0. Raises ShapeError and BackendError before any work.
+    Returns o in k's dtype, and the last state, float32 or wider. While all weights are 0, o is 0. Raises ShapeError
+    and BackendError before any work.
 
     >>> k = torch.tensor([[[0.0], [0.0], [1000.0]]])
     >>> v = torch.tensor([[[2.0], [5.0], [7.0]]])
@@ -113,13 +114,13 @@ def _ratio(p: Tensor, z: Tensor) -> Tensor:
 
 
 def _read(p: Tensor, z: Tensor, m: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The average once v with weight e^k is added."""
+    """Return the average after adding v with weight e^k."""
     old, new, _ = _weights(m, k)
     return _ratio(old * p + new * v, old * z + new)
 
 
 def _join(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Two stretches of time after each other; each is its log decay c, and its p, z and m."""
+    """Join two consecutive pieces of time. A piece is its log decay c and its p, z and m."""
     (c1, p1, z1, m1), (c2, p2, z2, m2) = left, right
     old, new, m = _weights(m1 + c2, m2)
     return c1 + c2, old * p1 + new * p2, old * z1 + new * z2, m
@@ -128,7 +129,7 @@ def _join(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, 
 def _scan(
     k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """p, z and m, the state first and then after every step (for `reverse` before every step, the state last)."""
+    """Return p, z and m: the initial state, then the state after every step; in reverse the initial state is last."""
     p, z, m = (part.unsqueeze(1) for part in state.unbind(1))
     decays = torch.zeros_like(k) if decay is None else decay.expand(k.shape)
     start, steps = (torch.zeros_like(m), p, z, m), (decays, v, torch.ones_like(v), k)
@@ -138,7 +139,7 @@ def _scan(
 
 @weighted_average.backend("parallel")
 def _parallel(k: Tensor, v: Tensor, decay: Tensor | None, bonus: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbours join: c = c1 + c2, m = max(m1 + c2, m2), p = e^{m1+c2-m} p1 + e^{m2-m} p2, z likewise."""
+    """Scan with the join c = c1 + c2, m = max(m1 + c2, m2), p = e^{m1+c2-m} p1 + e^{m2-m} p2, z likewise."""
     p, z, m = _scan(k, v, decay, state)
     last = torch.stack([p[:, -1], z[:, -1], m[:, -1]], 1)
     if bonus is None:
@@ -157,13 +158,13 @@ def noncausal_weighted_average(
     bonus: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Every step averages all steps, o_t = Σ_i e^{k_i} v_i / Σ_i e^{k_i}: a softmax over time.
+    r"""Average all steps at every step, o_t = Σ_i e^{k_i} v_i / Σ_i e^{k_i}: a softmax over time.
 
-    So AFT-simple (arXiv:2105.14103). With decay w, step i weighs e^{k_i + |t-i| w}; with a bonus too it weighs
-    e^{k_i + (|t-i|-1) w}, and the present one e^{u + k_t} (Duan et al., "Vision-RWKV", arXiv:2403.02308, Bi-WKV, where
-    -w/T stands for our w). Decays that differ from step to step act on the future as in the op's `reverse`.
-    Shapes, the state (what came before the first step) and errors as for `weighted_average`; the last state is that of
-    the causal form. Every order of derivative is autograd's.
+    This is AFT-simple (arXiv:2105.14103). With decay w, step i has weight e^{k_i + |t-i| w}. With decay and bonus it
+    has weight e^{k_i + (|t-i|-1) w}, and the current step has e^{u + k_t}: Bi-WKV of Duan et al., "Vision-RWKV",
+    arXiv:2403.02308, which writes -w/T for our w. Decays that differ between steps act on later steps as they do in
+    `weighted_average` with `reverse`. Shapes, state and errors are as for `weighted_average`. The state holds what came
+    before the first step; the last state is that of the causal op. Autograd computes derivatives of every order.
 
     >>> k, v = torch.zeros(1, 3, 1), torch.tensor([[[2.0], [4.0], [9.0]]])
     >>> noncausal_weighted_average(k, v)[0].flatten().tolist()  # (2 + 4 + 9)/3
