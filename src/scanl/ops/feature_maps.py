@@ -1,12 +1,12 @@
-r"""Feature maps of linear attention: φ turns softmax's kernel, or another, into an inner product.
+r"""Feature maps of linear attention: φ writes a kernel, such as softmax's, as an inner product.
 
 .. math:: o_t = \frac{\sum_{j \le t} \kappa(q_t, k_j)\, v_j}{\sum_{j \le t} \kappa(q_t, k_j)},
     \quad \kappa(q, k) = \phi(q)^\top \phi(k)
 
-Each takes (..., K) to (..., K'), one vector at a time: nothing is subtracted, divided or drawn across time, so that a
-stream and a whole sequence have the same features. Each states its κ; "exact" maps equal it, random ones equal it in
-the mean over projections. Scale q and k beforehand: softmax's κ = exp(q·k/√K) is exp(q·k) of both times K^(-1/4).
-Half precision is computed in float32 and given back in the dtype that came. Integers raise ShapeError.
+Each map takes (..., K) to (..., K'), one vector at a time. No step depends on another, so a sequence has the same
+features whole or piece by piece. Each docstring states κ. "Exact" maps equal it; random maps equal it in the mean over
+projections. Scale q and k beforehand: for softmax's κ = exp(q·k/√K), multiply both by K^(-1/4) and use exp(q·k).
+Half precision is computed in float32 and returned in the input's dtype. Integers raise ShapeError.
 """
 
 import math
@@ -57,8 +57,8 @@ def squared_relu(x: Tensor) -> Tensor:
 def elu_plus_one(x: Tensor) -> Tensor:
     """φ(x) = elu(x) + 1, i.e. x + 1 above 0 and e^x below; κ(q, k) = φ(q)·φ(k) > 0. K' = K.
 
-    Katharopoulos et al., arXiv:2006.16236, eq. (7). Differs: e^x itself below 0, since (e^x - 1) + 1 rounds to 0 from
-    x = -17 on in float32, and a denominator made of such features would vanish.
+    Katharopoulos et al., arXiv:2006.16236, eq. (7). Differs: below 0 it computes e^x itself. In float32 (e^x - 1) + 1
+    rounds to 0 for x < -17, and so would the denominator of attention.
 
     >>> elu_plus_one(torch.tensor([0.0, 2.0])).tolist()
     [1.0, 3.0]
@@ -73,7 +73,7 @@ def dpfp(x: Tensor, nu: int = 1) -> Tensor:
     φ_{s,i}(x) = r_i r_{i-s} for shifts s = 1..ν, indices modulo 2K, so that
     κ(q, k) = Σ_s Σ_i r_i(q) r_{i-s}(q) r_i(k) r_{i-s}(k).
     nu: ν, from 1 to 2K - 1, else ConfigError.
-    Schlag, Irie and Schmidhuber, arXiv:2102.11174, on DPFP; the division by Σ φ of their layer is left to the layer.
+    Schlag, Irie and Schmidhuber, arXiv:2102.11174, on DPFP. Their layer also divides by Σ φ; here the layer must do so.
 
     >>> dpfp(torch.tensor([2.0, 3.0])).tolist()  # r = 2 3 0 0, shifted 0 2 3 0
     [0.0, 6.0, 0.0, 0.0]
@@ -88,8 +88,8 @@ def dpfp(x: Tensor, nu: int = 1) -> Tensor:
 def taylor(x: Tensor) -> Tensor:
     """κ(q, k) = 1 + q·k + (q·k)²/2, exactly: e^{q·k} to second order, and at least 1/2. K' = 1 + K + K(K+1)/2.
 
-    Features 1; x_i; x_i²/√2 and x_i x_j for i < j. Arora et al., "Based", arXiv:2402.18668. Differs: they
-    keep x_i x_j and x_j x_i, twice the features for the same κ.
+    The features are 1; x_i; x_i²/√2; and x_i x_j for i < j. Arora et al., "Based", arXiv:2402.18668. Differs: they keep
+    both x_i x_j and x_j x_i, about twice the features for the same κ.
 
     >>> [round(v, 4) for v in taylor(torch.tensor([2.0, 3.0])).tolist()]
     [1.0, 2.0, 3.0, 2.8284, 6.0, 6.364]
@@ -114,8 +114,8 @@ def cosine_reweighting(x: Tensor, positions: Tensor, horizon: int | float) -> Te
     """cosFormer: κ(q_i, k_j) = relu(q_i)·relu(k_j) cos(π(i - j)/(2M)), exactly. K' = 2K.
 
     φ(x_t) = relu(x_t) (cos(πt/2M), sin(πt/2M)). x: (B, T, ..., K), or (T, K).   positions: t of every step, (T,) or
-    (B, T), integers or not; only differences count, so that a stream goes on counting where it stopped.
-    horizon: M > 0, fixed beforehand: κ >= 0 as long as |i - j| <= M. Angles are computed in double.
+    (B, T), integers or not. Only differences of positions matter. To continue a sequence, continue its positions.
+    horizon: M > 0, the same in every call: κ >= 0 as long as |i - j| <= M. Angles are computed in double.
     Qin et al., arXiv:2202.08791, section 3.
 
     >>> [round(v, 4) for v in cosine_reweighting(torch.tensor([[2.0]]), torch.tensor([1]), 3)[0].tolist()]  # π/6
@@ -140,14 +140,14 @@ def cosine_reweighting(x: Tensor, positions: Tensor, horizon: int | float) -> Te
 
 
 def positive_random_features(x: Tensor, projection: Tensor) -> Tensor:
-    """FAVOR+: φ(x) = exp(Wx - ‖x‖²/2)/√m; the mean of φ(q)·φ(k) over W is exp(q·k), and all are positive. K' = m.
+    """FAVOR+: φ(x) = exp(Wx - ‖x‖²/2)/√m > 0; the mean of φ(q)·φ(k) over W is exp(q·k). K' = m.
 
-    projection: W, (m, K), rows from N(0, I): `random_projection`. Choromanski et al., arXiv:2009.14794, lemma 1.
-    Differs: no maximum is subtracted and no ε added. For keys the maximum runs over time, so that early features would
-    depend on later keys, and a stream couldn't be the whole sequence; it isn't needed for range, since
-    w·x - ‖x‖²/2 <= ‖w‖²/2, about K/2: float32 and bfloat16 hold it to K = 128, float16 to K = 16, roughly. Far beyond
-    ‖x‖ = 13 all features of x may be 0 in float32. A query's features may be divided by any factor of its own (as their
-    maximum, over m alone), which normalised attention cancels.
+    projection: W, (m, K), with rows from N(0, I): see `random_projection`. Choromanski et al., arXiv:2009.14794,
+    lemma 1. Differs: no maximum is subtracted and no ε is added. For keys the paper's maximum runs over time, so early
+    features would depend on later keys and a sequence could not be continued. Overflow does not require it:
+    w·x - ‖x‖²/2 <= ‖w‖²/2, about K/2, which float32 and bfloat16 hold up to K = 128 and float16 up to K = 16, roughly.
+    For ‖x‖ far above 13, all features of x may be 0 in float32. You may divide a query's features by any factor of
+    that query, such as their maximum over m: normalised attention cancels it.
 
     >>> phi = positive_random_features(torch.tensor([2.0]), torch.tensor([[1.0], [-1.0]]))
     >>> [round(v, 4) for v in phi.tolist()]  # e^(2-2)/√2, e^(-2-2)/√2
@@ -160,7 +160,7 @@ def positive_random_features(x: Tensor, projection: Tensor) -> Tensor:
 def trigonometric_random_features(x: Tensor, projection: Tensor) -> Tensor:
     """φ(x) = e^{‖x‖²/2}/√m (sin Wx, cos Wx); the mean of φ(q)·φ(k) over W is exp(q·k). K' = 2m.
 
-    Signed, so that a small denominator may come out negative; and e^{‖x‖²/2} grows without bound: keep ‖x‖ small.
+    The features are signed, so a small denominator may become negative. e^{‖x‖²/2} grows without bound: keep ‖x‖ small.
     projection: W, (m, K), rows from N(0, I). Choromanski et al., arXiv:2009.14794, section 2.3.
 
     >>> phi = trigonometric_random_features(torch.tensor([1.0]), torch.tensor([[0.5]]))
@@ -174,7 +174,7 @@ def trigonometric_random_features(x: Tensor, projection: Tensor) -> Tensor:
 def fourier_features(x: Tensor, projection: Tensor) -> Tensor:
     """φ(x) = (sin Wx, cos Wx)/√m; the mean of φ(q)·φ(k) over W is exp(-‖q - k‖²/2), and φ(x)·φ(x) = 1. K' = 2m.
 
-    On vectors of unit length this is exp(q·k)/e. W with its columns times σ gives the kernel of σ ⊙ x.
+    For vectors of unit length this is exp(q·k)/e. Multiplying the columns of W by σ gives the kernel of σ ⊙ x.
     Peng et al., "Random Feature Attention", arXiv:2103.02143, theorem 1, after Rahimi and Recht (2007).
 
     >>> [round(v, 4) for v in fourier_features(torch.tensor([1.0]), torch.tensor([[0.5]])).tolist()]  # sin .5, cos .5
@@ -193,12 +193,13 @@ def random_projection(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """W for the random maps: (features, dim), every row distributed as N(0, I).
+    """Draw W for the random maps: (features, dim), every row distributed as N(0, I).
 
-    orthogonal: rows at right angles in blocks of `dim`, with lengths drawn apart as those of Gaussian vectors: the mean
-    of the maps stays, their variance falls. Choromanski et al., arXiv:2009.14794, section 2.4. Rows independent if not.
-    generator: what is drawn from, on its own device; the global one of the CPU if None. The same numbers come in every
-    dtype, to rounding.
+    orthogonal: rows are orthogonal in blocks of `dim`, with lengths drawn separately, distributed like those of
+    Gaussian vectors. This lowers the variance of the maps and keeps their mean. Choromanski et al., arXiv:2009.14794,
+    section 2.4. If False, rows are independent.
+    generator: the random generator, on its own device; the CPU's global one if None. Every dtype gets the same numbers,
+    to rounding.
 
     >>> W = random_projection(3, 3, generator=torch.Generator().manual_seed(0))
     >>> bool((W[0] @ W[1]).abs() < 1e-5)
@@ -211,7 +212,7 @@ def random_projection(
     if orthogonal:
         lengths = w.norm(dim=1, keepdim=True)
         q, r = torch.linalg.qr(torch.randn(-(-features // dim), dim, dim, **drawn))
-        # With the signs of R's diagonal Q is uniform over the rotations and reflections, and so is each of its rows.
+        # Multiplied by the signs of R's diagonal, Q is uniform over rotations and reflections; so each row is uniform.
         q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None]
         w = q.flatten(0, 1)[:features] * lengths
     return w.to(device or "cpu", dtype or torch.get_default_dtype())
@@ -219,11 +220,11 @@ def random_projection(
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     function.__name__: function for function in (identity, relu, squared_relu, elu_plus_one, dpfp, taylor, polynomial)
-}  # those that need nothing but x
+}  # the maps whose only argument is x
 
 
 def _squares(x: Tensor) -> Tensor:
-    """x_i² and √2 x_i x_j, i < j, row by row: features of (q·k)²."""
+    """Return x_i² and √2 x_i x_j for i < j, row by row: the features of (q·k)²."""
     i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
     return x[..., i] * x[..., j] * torch.where(i == j, 1, 2).to(x.dtype).sqrt()
 
@@ -238,7 +239,7 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 def _compute(who: str, x: Tensor) -> Tensor:
-    """x in float32 or wider."""
+    """Cast x to float32 or wider."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise ShapeError(f"{who}: x is {kind}, expected a tensor of a real floating dtype")
@@ -248,7 +249,7 @@ def _compute(who: str, x: Tensor) -> Tensor:
 
 
 def _project(who: str, x: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
-    """x and W in one dtype."""
+    """Cast x and W to one dtype."""
     wide = _compute(who, x)
     if not isinstance(projection, Tensor) or not projection.is_floating_point():
         kind = str(getattr(projection, "dtype", type(projection).__name__)).removeprefix("torch.")

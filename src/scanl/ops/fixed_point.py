@@ -1,4 +1,4 @@
-r"""Equilibrium of a map, with the gradient of the equilibrium itself.
+r"""Fixed point of a map, with the gradient of the fixed point itself.
 
 .. math:: s^* = f(s^*, x), \qquad
    \frac{\partial L}{\partial \theta} = \Big(\frac{\partial f}{\partial \theta}\Big)^{\!\top} z, \qquad
@@ -7,10 +7,10 @@ r"""Equilibrium of a map, with the gradient of the equilibrium itself.
 Source of the gradient: Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, theorem 1; it goes back to
 the recurrent backpropagation of Almeida and of Pineda (1987). Anderson's method: Walker and Ni, "Anderson Acceleration
 for Fixed-Point Iterations", SIAM J. Numer. Anal. 49 (2011), in the form with differences. Broyden's: C. G. Broyden,
-Math. Comp. 19 (1965), with the inverse updated by the Sherman-Morrison formula. Differs: each row of the batch has
-mixing weights of its own, and rests once it has converged, so that its result does not depend on its company.
+Math. Comp. 19 (1965), with the inverse updated by the Sherman-Morrison formula. Differs: each row of the batch has its
+own mixing weights and stops when it has converged, so its result does not depend on the other rows.
 
-No library's solver fits: scipy's take one numpy vector, jaxopt's and optimistix's are for JAX, and the only release of
+No existing solver fits: scipy's take one numpy vector, jaxopt's and optimistix's are for JAX, and the only release of
 torchdeq dates from 2023.
 """
 
@@ -30,7 +30,7 @@ from scanl.ops._frame.higher import higher_order
 
 @dataclass(frozen=True)
 class Convergence:
-    """How an iteration ended: evaluations of the map, the residual then, and what it had to reach."""
+    """How an iteration ended: the evaluations of the map, the last residual, and the tolerance."""
 
     iterations: int
     residual: float
@@ -38,7 +38,7 @@ class Convergence:
 
 
 class ConvergenceError(ArithmeticError):
-    """An iteration diverged, or did not reach its tolerance in the evaluations it was given."""
+    """An iteration diverged, or did not reach its tolerance within the allowed evaluations."""
 
 
 class FixedPoint(NamedTuple):
@@ -63,24 +63,24 @@ def fixed_point(
     history: int = 20,
     damping: float = 1.0,
 ) -> FixedPoint:
-    """Find s with s = f(s, x), and let gradients pass through s without passing through the iterations.
+    """Find s with s = f(s, x), and differentiate s without differentiating the iterations.
 
-    f: a map of states, (B, *F) -> (B, *F); it may close over modules and tensors.
-    x: handed to f as it is; a tensor, unless `state` is given.
-    state: the first guess, (B, *F), batch first; zeros like x when None. It gets no gradient: s does not depend on it.
-    method: "anderson"; "broyden"; "iteration" (s <- f(s, x), which needs f to contract).
-    tolerance: of the worst row's ‖f(s, x) - s‖ / ‖f(s, x)‖; eps^(5/6) of the state's dtype when None (9e-14 in
-    float64, 1.7e-6 in float32).   max_iterations: evaluations of f, and then again of its transposed Jacobian.
-    history: past steps that Anderson's method keeps, and after which Broyden's starts afresh; each costs two states
-    of memory while solving, none afterwards.   damping: the share of f(s, x) - s that a step
-    takes, in (0, 1]; below 1 it tames a map that overshoots.
+    f: a map of states, (B, *F) -> (B, *F); it may close over modules and tensors. It must be deterministic: no dropout.
+    x: passed to f unchanged; a tensor, unless `state` is given.
+    state: the initial guess, (B, *F), batch first; zeros like x when None. It gets no gradient: s does not depend on
+    it.   method: "anderson"; "broyden"; "iteration" (s <- f(s, x), which needs f to contract).
+    tolerance: the limit for ‖f(s, x) - s‖ / ‖f(s, x)‖ of every row. None is eps^(5/6) of the state's dtype (9e-14 in
+    float64, 1.7e-6 in float32).   max_iterations: the most evaluations of f; the backward pass may evaluate its
+    transposed Jacobian as often.   history: how many past steps Anderson's method keeps; Broyden's restarts after as
+    many. Each takes the memory of two states while solving.   damping: the fraction of f(s, x) - s that a step takes,
+    in (0, 1]. Below 1 it stabilises a map that overshoots.
 
-    Returns FixedPoint(state, convergence). Raises ConvergenceError when the tolerance was not reached, in the backward
-    pass too, where the system of the gradient is solved by the same method to the same tolerance; ShapeError when f
-    returns another shape, dtype or device than the state's; ConfigError for an option out of range.
+    Returns FixedPoint(state, convergence). Raises ConvergenceError when the tolerance was not reached. The backward
+    pass solves its linear system with the same method and tolerance, so it may raise ConvergenceError too. Raises
+    ShapeError when f changes the state's shape, dtype or device, ConfigError for an option out of range.
 
-    The gradient reaches x and all that f closes over, and costs the memory of two evaluations of f, however many there
-    were. Second derivatives are exact too; a third raises NotImplementedError. f must be a function: no dropout inside.
+    The gradient flows to x and everything f closes over. It takes the memory of two evaluations of f, whatever the
+    number of iterations. Second derivatives are exact too; third derivatives raise NotImplementedError.
 
     >>> x = torch.tensor([[3.0]], dtype=torch.float64, requires_grad=True)
     >>> s, convergence = fixed_point(lambda s, x: s / 2 + x, x)  # s = s/2 + 3 = 6
@@ -134,7 +134,7 @@ class _Solver:
             value = _rows(f(s))
             rows = _rows(s)
             size = torch.linalg.vector_norm(value, dim=1, dtype=torch.float64)
-            # A state of zero has no relative residual: below this size, 1e-14 in float32, it counts as absolute.
+            # The relative residual of a zero state is undefined. Below this size, 1e-14 in float32, use the floor.
             floor = torch.finfo(value.dtype).eps ** 2 * math.sqrt(value.shape[1])
             residual = torch.linalg.vector_norm(value - rows, dim=1, dtype=torch.float64) / size.clamp_min(floor)
             worst = residual.max().item()
@@ -156,7 +156,7 @@ class _Solver:
 
 
 def _rows(s: Tensor) -> Tensor:
-    """(B, N) real numbers, in float32 or wider."""
+    """Return s as (B, N) real numbers, in float32 or wider."""
     s = torch.view_as_real(s.resolve_conj()) if s.is_complex() else s
     return s.reshape(s.shape[0], -1).to(torch.promote_types(s.dtype, torch.float32))
 
@@ -166,7 +166,7 @@ def _iteration(history: int, damping: float) -> Callable[[Tensor, Tensor], Tenso
 
 
 def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """The step from the combination of the last points whose residual, were f linear, would be the least."""
+    """Step from the combination of the last points that would have the least residual if f were linear."""
     moves: list[Tensor] = []
     changes: list[Tensor] = []
     before: tuple[Tensor, Tensor] | None = None
@@ -174,8 +174,8 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
     def step(s: Tensor, r: Tensor) -> Tensor:
         nonlocal before
         if before is not None:
-            # A residual ten times the last shows that the past misleads: such a row forgets it (zeros get no weight).
-            # Less is usual where f does not contract: it multiplies what the combination left.
+            # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
+            # Smaller growth is normal where f does not contract: f multiplies what the combination left.
             misled = (r.norm(dim=1) > 10 * before[1].norm(dim=1))[:, None]
             if misled.any():
                 moves[:], changes[:] = ([torch.where(misled, 0, d) for d in kept] for kept in (moves, changes))
@@ -186,7 +186,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
         if not moves:
             return s + damping * r
         ds, dr = torch.stack(moves, 1), torch.stack(changes, 1)  # (B, steps kept, N)
-        # Columns of length one, in double: the squares of their angles outlive the rounding of the normal equations.
+        # Normalise the columns, in double: small angles between them then survive rounding in the normal equations.
         size = torch.linalg.vector_norm(dr, dim=2, keepdim=True, dtype=torch.float64)
         size = torch.where(size > 0, size, 1)
         unit = dr / size
@@ -198,7 +198,7 @@ def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor
 
 
 def _broyden(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """s - H r, with H the inverse Jacobian of f(s) - s as -damping plus one outer product of u and v for each step."""
+    """Step to s - H r. H approximates the inverse Jacobian of f(s) - s: -damping I plus an outer product per step."""
     us: list[Tensor] = []
     vs: list[Tensor] = []
     before: tuple[Tensor, Tensor] | None = None
@@ -227,7 +227,7 @@ _METHODS = {"anderson": _anderson, "broyden": _broyden, "iteration": _iteration}
 
 
 def _equilibrium(f: Callable[[Tensor], Tensor], guess: Tensor, solver: _Solver, orders: int) -> FixedPoint:
-    """Solve without a graph, then attach to the point as many derivatives as `orders`."""
+    """Solve without a graph, then attach derivatives up to order `orders` to the solution."""
     value = f(guess)
     if not isinstance(value, Tensor):
         raise ShapeError(f"fixed_point: f returns a {type(value).__name__}, expected a tensor like the state")
@@ -239,19 +239,19 @@ def _equilibrium(f: Callable[[Tensor], Tensor], guess: Tensor, solver: _Solver, 
         s, convergence = solver(f, guess, "the state" if orders == 2 else "the gradient")
     if differentiable:
         s = s.detach().requires_grad_()
-        # Each pass makes one more derivative right: it is taken at a point that knows what itself depends on.
+        # Each pass makes one more order of derivative correct: it differentiates at a point that has a graph itself.
         for _ in range(orders):
             s = _Implicit.apply(f(s.clone()), s, solver, orders)
     return FixedPoint(s, convergence)
 
 
 class _Implicit(torch.autograd.Function):
-    """Gives `point`, with the derivatives of a point that equals y = f(point): whatever the point's own are.
+    """Return `point`, with the derivatives of the solution of point = f(point), where y = f(point).
 
-    That is a step of Newton's method, point + (I - J)^-1 (y - point), whose value is the point. The gradient g goes to
-    y as z = (I - J)^-T g and to the point as g - z = -Jᵀ z, which cancels what comes to it through y, to the bit where
-    the Jacobian is evaluated the same way twice. So a first derivative solves nothing below the last of several passes,
-    and what does arrive at a point belongs to the second.
+    This is a Newton step, point + (I - J)^-1 (y - point), whose value is the point. The gradient g goes to y as
+    z = (I - J)^-T g, and to the point as g - z = -Jᵀ z. The latter cancels the gradient that reaches the point through
+    y, exactly if the Jacobian is evaluated in the same way both times. So for a first derivative only the last of
+    several passes solves a system. A gradient that does arrive at a point belongs to the second derivative.
     """
 
     @staticmethod
@@ -287,9 +287,9 @@ def _kind(s: Tensor) -> str:
 
 @fixed_point.instance("x: B T D, w: D D, state: B D -> B T D", dtypes=FLOATING)
 def _implicit(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[Call]) -> tuple[Tensor, Tensor]:
-    """An implicit recurrence, s_t = (s_{t-1} + tanh(s_t w)) / 2 + x_t: every step is an equilibrium.
+    """An implicit recurrence, s_t = (s_{t-1} + tanh(s_t w)) / 2 + x_t: every step is a fixed point.
 
-    An equilibrium has no time of its own. The laws of time hold for the recurrence that is made of equilibria.
+    A fixed point has no time axis. This recurrence has one, so the tests of time can run on it.
     """
     assert state is not None  # zeros where the caller gave None
     s, ys = state, []
@@ -310,7 +310,7 @@ def _implicit(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[
     },
 )
 def _by_equilibria(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Each step solved as far as rounding lets it, with the implicit gradient."""
+    """Solve each step to rounding, with the implicit gradient."""
     tolerance, s, ys = torch.finfo(x.dtype).eps, state, []
     for x_t in x.unbind(1):
 

@@ -1,9 +1,9 @@
-r"""Independently recurrent network: every channel feeds back to itself alone, through a nonlinearity.
+r"""Independently recurrent network: each channel feeds back only to itself, through a nonlinearity.
 
 .. math:: s_t = \phi(w \odot s_{t-1} + x_t)
 
 Source: Li, Li, Cook, Zhu and Gao, "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper RNN",
-arXiv:1803.04831, eq. (2), with x_t = W i_t + b projected outside.
+arXiv:1803.04831, eq. (2). The caller computes the projection x_t = W i_t + b.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: r
 
 
 def activation_number(activation: str) -> int:
-    """The index of an activation, for kernels. Raises ConfigError for an unknown one."""
+    """Return the number that stands for an activation in kernels. Raises ConfigError for an unknown one."""
     if activation not in ACTIVATIONS:
         raise ConfigError(f"indrnn: {unknown('activation', activation, ACTIVATIONS)}")
     return list(ACTIVATIONS).index(activation)
@@ -45,9 +45,9 @@ def indrnn(
 ) -> tuple[Tensor, Tensor]:
     """Scan s_t = φ(w s_{t-1} + x_t) over time, elementwise.
 
-    x: the projected input, (B, T, D).   w: what each channel keeps of itself, (D,).
+    x: the projected input, (B, T, D).   w: recurrent weight of each channel, (D,).
     state: s_0, (B, D); zeros when None.
-    activation: φ: "relu", "tanh" or "identity" (a linear scan).
+    activation: φ, one of "relu", "tanh" and "identity" (a linear scan).
 
     Returns s of every step in x's dtype, and the last one, in float32 or wider. Raises ShapeError for a wrong shape,
     dtype or device, ConfigError for an unknown activation. Half precision is computed in float32.

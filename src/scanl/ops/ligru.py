@@ -5,8 +5,8 @@ r"""Light gated recurrent unit: one gate, no reset, rectified candidates.
    h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(a_t)
 
 Source: Ravanelli, Brakel, Omologo and Bengio, "Light Gated Recurrent Units for Speech Recognition", arXiv:1803.10225,
-eq. (5), where z keeps the old state; a^ = BN(W_a i) and z^ = BN(W_z i) are made outside. The candidate comes first,
-then the gate, as in the weights of speechbrain's `LiGRU`.
+eq. (5), where z is the weight of the old state. The caller computes a^ = BN(W_a i) and z^ = BN(W_z i). The candidate
+comes first, then the gate, as in the weights of speechbrain's `LiGRU`.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ def ligru(
     """Scan the light gated recurrent unit over time.
 
     x: the projected input of candidate and gate, in this order, (B, T, 2, D).
-    u: what they see of the state, (2, D, D), rows of outputs as in nn.Linear.   state: h_0, (B, D); zeros when None.
+    u: recurrent weights U_a, U_z, (2, D, D), each (outputs, inputs) as in nn.Linear.   state: h_0, (B, D); zeros when
+    None.
 
     Returns h of every step in x's dtype, and the last one, in float32 or wider. Raises ShapeError for a wrong shape,
     dtype or device. Half precision is computed in float32.

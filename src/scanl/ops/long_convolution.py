@@ -1,19 +1,22 @@
-r"""Causal convolution with a long kernel, through the FFT; exact continuation from a bounded state.
+r"""Causal convolution with a long kernel, computed by FFT, that can be continued exactly from a state of fixed size.
 
 .. math:: y_t = b \odot x_t + \sum_{j=0}^{L-1} \kappa_j \odot x_{t-j}
 
-Source: the whole sequence as in Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured State Spaces",
-arXiv:2111.00396, section 2.4; piece by piece by the tiling of relaxed multiplication, van der Hoeven, "Relax, but don't
+Source: for a whole sequence, Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured State Spaces",
+arXiv:2111.00396, section 2.4. Piece by piece, the tiling of relaxed multiplication, van der Hoeven, "Relax, but don't
 be too lazy" (2002), which Oncescu et al., "Flash Inference", arXiv:2410.12982, section 3, use for such models.
-Differs: the kernel has a length of its own, and so the state is bounded however long the sequence is.
+Differs: the kernel's length does not depend on the sequence's, so the state has a fixed size.
 
-The tiling. Let P be the power of two that reaches the longest lag, and p < P the position in a block of P steps. Once p
-is reached, with u the largest power of two that divides it, the last u inputs are added to the sums that the next u
-outputs are owed; at the end of a block u = P. Every pair of input and output at most P apart is met in exactly one such
-tile: at the middle of the smallest aligned interval that holds both. T steps cost O(T log² P) in all.
+The tiling. Let P be the least power of two >= the longest lag, L - 1. Time is cut into blocks of P steps; p < P is the
+position in a block. A partial sum is the contribution of past inputs to a future output. When position p is reached,
+let u be the largest power of two that divides p (u = P at the end of a block). One FFT product, a tile, then adds the
+contributions of the last u inputs to the partial sums of the next u outputs. An input and an output at most P apart
+meet in exactly one tile: the one at the middle of the smallest aligned interval that holds both. T steps cost
+O(T log² P) in all.
 
-So what must be kept at p is, for each bit i, 2^i rows: where the bit is set, the inputs of a tile still to come; where
-it is not, the sums owed to 2^i outputs. Levels that a step doesn't touch are handed on as they are, not copied.
+The state at p therefore holds 2^i rows for each bit i of p. If the bit is set, they are the inputs of a tile that has
+not been computed yet. If it is not set, they are partial sums of 2^i outputs. A step passes on the levels that it does
+not change; it does not copy them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,17 +33,17 @@ from scanl.ops._frame.op import op
 
 
 class LongConvolutionState(NamedTuple):
-    """What past inputs still add to future outputs. Its size depends on the kernel's length alone."""
+    """The contribution of past inputs to future outputs. Its size depends on the kernel's length alone."""
 
     position: Tensor  # (B,) int64: p, the position of the next step in its block of P = 2^len(levels)
-    due: Tensor  # (B, 1, D): the sum owed to the next output
-    levels: tuple[Tensor, ...]  # level i is (B, 2^i, D): inputs where bit i of p is set, else sums owed
+    due: Tensor  # (B, 1, D): the partial sum of the next output
+    levels: tuple[Tensor, ...]  # level i is (B, 2^i, D): inputs if bit i of p is set, else partial sums of outputs
 
 
 def _form(
     sizes: Mapping[str, Any], options: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> LongConvolutionState:
-    """The state of an empty past."""
+    """Return the state before any input."""
     if sizes["L"] == 0:
         raise ShapeError("long_convolution: kernel has L=0, expected at least one lag")
     owed = torch.zeros(sizes["B"], 1 << _depth(sizes["L"]), sizes["D"], dtype=dtype, device=device)
@@ -71,22 +74,23 @@ def long_convolution(
     """Convolve each channel with its own kernel, causally and without wrap-around.
 
     x: input, (B, T, D), real or complex.   kernel: κ, (D, L), lag 0 first; L and T are independent.
-    state: what the steps before x left; None is an empty past.   bias: b, (D,), beside lag 0.
-    reverse: from the last step to the first, y_t = b x_t + Σ_j κ_j x_{t+j}; the state is then that of what comes after.
-    cu_seqlens: offsets (N+1,) of N sequences packed in B == 1, each with its own row of the state.
+    state: the state after the steps before x; None if there are none.   bias: b, (D,), added to κ_0.
+    reverse: convolve with later inputs, y_t = b x_t + Σ_j κ_j x_{t+j}; the state then holds the steps after x.
+    cu_seqlens: offsets (N+1,) of N sequences packed into one row (B == 1), each with its own row of the state.
 
-    Returns y in x's dtype (complex if another operand is) and the state, in float32 or wider: the position, and P rows
-    of D numbers for each row of the batch; P is the power of two in L - 1 <= P < 2 L. Any cut of the sequence gives
-    the same numbers to rounding. T steps from an empty past cost one transform of length T + P; pieces shorter than P/4
-    are tiled, so that a single step costs O(D log² L) on average. Rows of a state may be selected and joined; rows at
-    different positions are brought to one by the next call. To continue, the position is read: that waits for a GPU.
-    A convolution in both directions is the sum of two calls, one of them with `reverse`.
+    Returns y in x's dtype (complex if another operand is) and the state, in float32 or wider. The state holds the
+    position, and P rows of D numbers for each row of the batch; P is the power of two in L - 1 <= P < 2 L.
+    You may cut a sequence into calls anywhere: the results are equal to rounding. T steps without a state cost one
+    transform of length T + P. Pieces shorter than P/4 are tiled, so a single step costs O(D log² L) on average. Rows of
+    states may be selected and concatenated; if their positions differ, the next call aligns them. A call with a state
+    reads the position, which synchronises a GPU. For a convolution in both directions, add two calls, one of them with
+    `reverse`.
 
-    Half precision is computed in float32. An input that is not finite makes NaN of its channel's outputs from its step
-    on, and leaves those before it as they are. The error of a transform is relative to all of its range: a large input
-    is felt in earlier outputs of its channel in the same call. No output is wrong by more than 10 eps log2(2 (T + L))
-    Σ_t |x_t| Σ_j |κ_j|, the sums over the call's steps and the lags of its row and channel. Where that is too much, cut
-    the sequence before what is large: what comes in a later call is not felt at all.
+    Half precision is computed in float32. An input that is not finite makes its channel's outputs NaN from its step
+    on; earlier outputs are unaffected. The error of a transform is relative to the largest numbers in it, so a large
+    input adds rounding error to earlier outputs of its channel in the same call. The error of an output is at most
+    10 eps log2(2 (T + L)) Σ_t |x_t| Σ_j |κ_j|, summed over the call's steps and the kernel's lags, in the output's row
+    and channel. If that is too much, start a new call at the large input; earlier calls are not affected by it.
     Raises ShapeError for a wrong shape, dtype or device, before any work.
 
     >>> x, kernel = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[1.0, 0.5]])
@@ -104,7 +108,7 @@ def long_convolution(
         owed = _settle(kernel, *_at_one_position(state, kernel))
     owed = F.pad(owed, (0, 0, 0, steps))
     for t in range(steps):
-        brought = kernel.T * x[:, t : t + 1]  # to the outputs from t on
+        brought = kernel.T * x[:, t : t + 1]  # the contribution of step t to the outputs from t on
         owed = owed + F.pad(brought, (0, 0, t, owed.shape[1] - t - brought.shape[1]))
     y = owed[:, :steps] if steps else x.clone()
     return y if bias is None else y + bias * x, _state(0, *_deal(owed[:, steps:]))
@@ -114,7 +118,7 @@ def long_convolution(
 def _parallel(
     x: Tensor, kernel: Tensor, state: LongConvolutionState | None, *, bias: Tensor | None
 ) -> tuple[Tensor, LongConvolutionState]:
-    """The whole piece through one transform, or in tiles: see above."""
+    """Compute the piece with one transform, or in tiles if it is short."""
     position, due, levels = (0, None, ()) if state is None else _at_one_position(state, kernel)
     y, last = _advance(x, kernel, position, due, levels)
     return y if bias is None else y + bias * x, last
@@ -123,17 +127,17 @@ def _parallel(
 def _advance(
     x: Tensor, kernel: Tensor, position: int, due: Tensor | None, levels: tuple[Tensor, ...]
 ) -> tuple[Tensor, LongConvolutionState]:
-    """The outputs of the steps x, and the state behind them. No sums due means an empty past."""
+    """Return the outputs of the steps x, and the state after them. due is None if there was no step before x."""
     batch, steps, _ = x.shape
     depth = _depth(kernel.shape[1])
     block = 1 << depth
-    # From here on a transform over the whole piece costs no more than its tiles do.
+    # From P/4 steps on, one transform over the whole piece costs no more than its tiles do.
     if 4 * steps >= block and steps > 1:
         y = _onto(x, kernel, 0, steps + block)
         if due is not None:
             owed = _settle(kernel, position, due, levels)
             y = y + F.pad(owed, (0, 0, 0, steps))
-        # A copy of the sums, so that the state does not keep the whole of y in memory.
+        # Copy the partial sums, so that the state does not keep all of y in memory.
         due, levels = _deal(y[:, steps:].clone())
         return y[:, :steps].contiguous(), _state(0, due, levels)
 
@@ -141,7 +145,7 @@ def _advance(
         due, levels = _deal(x.new_zeros(batch, block, x.shape[2]))
     done, ys = 0, []
     while done < steps:
-        # The widest aligned step: 2^low inputs, whose outputs are due at the levels below `low`.
+        # Take the longest aligned run of inputs, 2^low of them. The levels below `low` hold their partial sums.
         low = min((steps - done).bit_length() - 1, _zeros(position, depth))
         new = x[:, done : done + (1 << low)]
         ys.append(torch.cat([due, *levels[:low]], 1) + _onto(new, kernel, 0, 1 << low))
@@ -159,22 +163,22 @@ def _advance(
 
 
 def _onto(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
-    """What the inputs x bring to `count` outputs, of which the first comes `first` steps after the first input.
+    """Return the contribution of the inputs x to `count` outputs, the first of them `first` steps after x[:, 0].
 
-    Of shape (B, count, D): Σ_s κ_{first+r-s} x_s for r < count.
+    The result is Σ_s κ_{first+r-s} x_s for r < count, of shape (B, count, D).
     """
     n = x.shape[1]
     if n == count == 1 and first < kernel.shape[1]:
         return x * kernel[:, first]
     if first < n - 1 and suspected(x):
-        # Of an output, what comes after it is multiplied by zero here, and in a transform meets it.
+        # A transform multiplies later inputs by zero and adds them, so a NaN would reach earlier outputs.
         spoil = since(faulty(x), 1)[:, torch.arange(first, first + count, device=x.device).clamp(max=n - 1)]
         return _product(replaced(x), kernel, first, count) * spoil.to(x.real.dtype)
     return _product(x, kernel, first, count)
 
 
 def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
-    """As `_onto`, of finite numbers."""
+    """Compute `_onto` for finite numbers."""
     n, length = x.shape[1], kernel.shape[1]
     low, high = max(first - n + 1, 0), min(first + count, length)  # the lags in use
     if n * count <= 64:
@@ -182,26 +186,27 @@ def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
         return torch.einsum("bsd,drs->brd", x.flip(1), lags.unfold(1, n, 1))
     if high <= low:
         return x.new_zeros(x.shape[0], count, x.shape[2])
-    if x.numel() == 0:  # torch.fft refuses it; nothing is convolved, and yet it has gradients
+    if x.numel() == 0:  # torch.fft refuses empty tensors; the zeros returned stay in the graph
         return (x.sum() * kernel.sum()).expand(x.shape[0], count, x.shape[2])
-    # The full product has `full` terms, wanted from `skip` on: those that wrap around may land before it.
+    # The full product has `full` terms; the terms from `skip` on are wanted. Terms that wrap around may fall before
+    # `skip`, so the transform can be shorter.
     skip, full = first - low, n + high - low - 1
     size = _fast(max(full - skip, min(skip + count, full)))
     forward, back = (torch.fft.fft, torch.fft.ifft) if x.is_complex() else (torch.fft.rfft, torch.fft.irfft)
-    # Transforms over the last axis of transposed views were six times as fast on a CPU as over axis 1.
+    # On a CPU, transforms over the last axis of transposed views were six times as fast as transforms over axis 1.
     product = back(forward(x.transpose(1, 2), size) * forward(kernel[:, low:high], size), size)
     wanted = product[..., skip : min(skip + count, full)]
     return F.pad(wanted, (0, count - wanted.shape[-1])).transpose(1, 2)
 
 
 def _settle(kernel: Tensor, position: int, due: Tensor, levels: tuple[Tensor, ...]) -> Tensor:
-    """The sums owed to the next P outputs, (B, P, D), the tiles that are still to come added: a state at position 0."""
+    """Compute all remaining tiles. Return the partial sums of the next P outputs, (B, P, D): a state at position 0."""
     block = 1 << len(levels)
     sums = [level for i, level in enumerate(levels) if not position >> i & 1]
     owed = F.pad(torch.cat([due, *sums], 1), (0, 0, 0, position))
     for i, tile in enumerate(levels):
         if position >> i & 1:
-            # Its own tile has served the outputs up to 2^(i+1) after its start.
+            # The tile of these inputs already served the outputs up to 2^(i+1) steps after its start.
             start, width = position >> (i + 1) << (i + 1), 1 << i
             late = _onto(tile, kernel, 2 * width, block - width)
             before = start + 2 * width - position
@@ -210,13 +215,13 @@ def _settle(kernel: Tensor, position: int, due: Tensor, levels: tuple[Tensor, ..
 
 
 def _deal(owed: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sums owed to 2^n outputs, as what is due first and the levels below n."""
+    """Split the partial sums of 2^n outputs into `due`, for the first output, and n levels."""
     depth = owed.shape[1].bit_length() - 1
     return owed[:, :1], tuple(owed[:, 1 << i : 2 << i] for i in range(depth))
 
 
 def _at_one_position(state: LongConvolutionState, kernel: Tensor) -> tuple[int, Tensor, tuple[Tensor, ...]]:
-    """The position of all rows, with their sums. Rows at different positions are settled, each from its own."""
+    """Return one position for all rows, `due` and the levels. Rows at different positions are moved to position 0."""
     positions = state.position.tolist()
     if len(set(positions)) <= 1:
         return (positions[0] if positions else 0), state.due, state.levels
@@ -234,18 +239,18 @@ def _rows(state: LongConvolutionState, rows: slice) -> LongConvolutionState:
 
 
 def _depth(lags: int) -> int:
-    """log2 of P, the power of two that reaches the longest lag."""
+    """Return log2 of P, the least power of two >= the longest lag."""
     return (max(lags - 1, 1) - 1).bit_length()
 
 
 def _zeros(number: int, most: int) -> int:
-    """How many bits of a number are zero from the lowest up, at most `most`."""
+    """Count the trailing zero bits of a number, at most `most`."""
     number |= 1 << most
     return (number & -number).bit_length() - 1
 
 
 def _fast(size: int) -> int:
-    """The next length with no factor above 5."""
+    """Return the least length >= size with no prime factor above 5."""
     return min(odd << ((size - 1) // odd).bit_length() for odd in (1, 3, 5, 9, 15))
 
 
@@ -257,7 +262,7 @@ def _samples() -> Iterator[Sample]:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def past(batch: int, lags: int, steps: int, width: int) -> LongConvolutionState:
-        """The state behind some steps; of some sizes in the middle of a block."""
+        """Return the state after some steps; for some sizes its position is in the middle of a block."""
         x, kernel = draw(batch, steps, width), draw(width, lags)
         state = None
         for t in range(steps):

@@ -3,14 +3,14 @@ r"""Any recurrence s_t = f(s_{t-1}, x_t): step by step, or for all steps at once
 .. math:: s^{k+1}_t = f(s^k_{t-1}, x_t) + J_t\,(s^{k+1}_{t-1} - s^k_{t-1}), \qquad
    J_t = \frac{\partial f}{\partial s}(s^k_{t-1}, x_t)
 
-Each iteration is a linear recurrence. The gradient needs no iterations: with g_t what reaches s_t from outside,
-δ_t = g_t + J_{t+1}ᵀ δ_{t+1} at the solution, and dθ = Σ (∂f_t/∂θ)ᵀ δ_t, which is backpropagation through time.
+Each iteration is a linear recurrence. The gradient needs no iterations. With g_t the gradient of the loss by the output
+s_t, δ_t = g_t + J_{t+1}ᵀ δ_{t+1} at the solution, and dθ = Σ (∂f_t/∂θ)ᵀ δ_t. This is backpropagation through time.
 
 Source: Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length",
-arXiv:2309.12252, eqs. (3) to (6) for the iteration and section 3.1.1 for the gradient; with the diagonals of J alone,
-Gonzalez, Warrington, Smith and Linderman, "Towards Scalable and Stable Parallelization of Nonlinear RNNs",
-arXiv:2407.19115. Differs: states that the products of Jacobians throw far away or let overflow are set to f of the
-guess before them instead, and nothing is given back that did not converge.
+arXiv:2309.12252, eqs. (3) to (6) for the iteration and section 3.1.1 for the gradient; for the method that uses only
+the diagonals of J, Gonzalez, Warrington, Smith and Linderman, "Towards Scalable and Stable Parallelization of Nonlinear
+RNNs", arXiv:2407.19115. Differs: where a Newton step overflows or becomes very large, the state is set to f of the
+previous guess instead. A result that did not converge is never returned.
 """
 
 import functools
@@ -32,12 +32,12 @@ from scanl.ops.fixed_point import Convergence, ConvergenceError
 from scanl.ops.linear_scan import linear_scan
 
 Cell = Callable[[Tensor, Tensor], Tensor]
-REACH = 1000.0  # times the largest f of the guess: states that a Newton step throws further are not believed
+REACH = 1000.0  # a Newton step to a state above this times the largest |f| of the guess is rejected
 METHODS = ("sequential", "newton", "quasi_newton")
 
 
 class Trajectory(tuple[Tensor, Tensor]):
-    """`(y, state)`, and in `convergence` how they were reached."""
+    """The pair `(y, state)`; `convergence` says how the iteration ended."""
 
     convergence: Convergence
 
@@ -68,23 +68,24 @@ def nonlinear_scan(
 ) -> Trajectory:
     """Scan s_t = cell(s_{t-1}, x_t) over time.
 
-    cell: (B, *F), (B, *D) -> (B, *F), each row of the batch by itself; it may close over modules and tensors. The
-    Newton methods call it on all steps at once, as a batch of B·T rows, and again in every iteration: no dropout.
-    x: (B, T, *D).   state: s_0, (B, *F); zeros when None, which only a cell whose state is as wide as x can take.
-    method: "sequential"; "newton", with full Jacobians: T·E² numbers for a state of E, for small states;
-    "quasi_newton", with their diagonals: T·E numbers, and exact for a cell that acts channel by channel.
-    tolerance: of max |s_t - f(s_{t-1}, x_t)| / max |s|, over all steps; eps^(5/6) of the state's dtype when None
-    (1.7e-6 in float32, 9e-14 in float64).
-    max_iterations: linear scans, and as many again for the gradient of "quasi_newton".
-    reverse: from the last step to the first.
+    cell: the function f: (B, *F), (B, *D) -> (B, *F). It must treat each row of the batch independently. It may close
+    over modules and tensors. The Newton methods call it on all steps at once, as a batch of B·T rows, in every
+    iteration, so it must not use dropout.
+    x: (B, T, *D).   state: s_0, (B, *F). None is zeros of x's width, so it needs *F equal to *D.
+    method: "sequential"; "newton", with full Jacobians of T·E² numbers for a state of E, so for small states;
+    "quasi_newton", with their diagonals, of T·E numbers, exact for a cell that acts on each channel separately.
+    tolerance: the limit for max |s_t - f(s_{t-1}, x_t)| / max |s|, over all steps. None is eps^(5/6) of the state's
+    dtype (1.7e-6 in float32, 9e-14 in float64).
+    max_iterations: the most linear scans; the gradient of "quasi_newton" may take as many again.
+    reverse: scan from the last step to the first.
 
-    Returns s of every step (B, T, *F), and the last one; `result.convergence` has the iterations, the residual and the
-    tolerance (sequential: T iterations and none). Raises ConvergenceError, with iterations and residual, when the
-    tolerance was not reached or the cell's own states overflow; ShapeError when a shape, dtype or device does not
-    fit; ConfigError for an option out of range.
+    Returns s of every step, (B, T, *F), and the last one. `result.convergence` has the iterations, the residual and the
+    tolerance; for "sequential", T iterations and residual 0. Raises ConvergenceError, with iterations and residual,
+    when the tolerance was not reached or the cell's own states overflow; ShapeError when a shape, dtype or device does
+    not fit; ConfigError for an option out of range.
 
-    Gradients reach x, the state and all that the cell closes over, and are those of backpropagation through time.
-    Second derivatives are exact in "sequential"; the Newton methods raise RuntimeError when asked for them.
+    Gradients flow to x, the state and everything the cell closes over. They equal backpropagation through time.
+    Second derivatives are exact with "sequential"; the Newton methods raise RuntimeError when asked for them.
 
     >>> x = torch.tensor([[[1.0], [3.0], [2.0]]], dtype=torch.float64)
     >>> result = nonlinear_scan(lambda s, x: torch.relu(x - s), x, method="newton")
@@ -126,7 +127,7 @@ def nonlinear_scan(
 
 
 def _checked(cell: Cell, x: Tensor, state: Tensor | None) -> Tensor:
-    """The state, after one step has shown that it fits the cell."""
+    """Return the state, after checking with one call of the cell that the cell accepts it."""
     if not isinstance(x, Tensor) or x.ndim < 2:
         kind = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
         raise ShapeError(f"nonlinear_scan: x {kind}, expected a tensor (B, T, *D)")
@@ -192,7 +193,7 @@ def _newton(
     convergence = Convergence(iteration, residual, tolerance)
     if not torch.is_grad_enabled():
         return found, convergence
-    # One more evaluation, at the solution: what reaches it as δ goes on to x, the state and the cell's parameters.
+    # Evaluate f once more, at the solution: autograd takes δ from here to x, the state and the cell's parameters.
     last = cell(_before(found, state), x.flatten(0, 1)).view_as(found)
     if not last.requires_grad:
         return found, convergence
@@ -201,7 +202,7 @@ def _newton(
 
 
 class _Implicit(torch.autograd.Function):
-    """The solution as a function of f at the solution: its derivative is the inverse of s_t - J_t s_{t-1}."""
+    """The solution as a function of f at the solution. Its derivative is the inverse of the map s_t - J_t s_{t-1}."""
 
     @staticmethod
     def forward(ctx: Any, last: Tensor, found: Tensor, adjoint: Callable[[Tensor], Tensor]) -> Tensor:
@@ -212,13 +213,13 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         delta = ctx.adjoint(g.detach())
-        if torch.is_grad_enabled():  # a graph of the gradient is wanted; δ depends on all that f does, and on g
+        if torch.is_grad_enabled():  # create_graph: δ depends on g and on all that f depends on
             delta = _Once.apply(delta, g, *ctx.saved_tensors)
         return delta, None, None
 
 
 class _Once(torch.autograd.Function):
-    """The gradient, which may be looked at but not differentiated."""
+    """The gradient in a graph; differentiating it raises."""
 
     @staticmethod
     def forward(ctx: Any, delta: Tensor, g: Tensor, last: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ class _Once(torch.autograd.Function):
 
 
 def _adjoint(linear: "_Linear", tolerance: float, max_iterations: int, method: str, g: Tensor) -> Tensor:
-    """δ_t = g_t + J_{t+1}ᵀ δ_{t+1}: solved with what `linear` has of J, corrected by what all of J leaves over."""
+    """Solve δ_t = g_t + J_{t+1}ᵀ δ_{t+1} with the J that `linear` has; correct it by the residual of the full J."""
     delta, residual = linear.solve(g, adjoint=True), math.inf
     for _ in range(max_iterations):
         total = g + _after(linear.pull(delta))
@@ -248,15 +249,15 @@ def _adjoint(linear: "_Linear", tolerance: float, max_iterations: int, method: s
 
 @dataclass
 class _Linear:
-    """f at every step to first order: the states before, f of them with its graph, the shape (B, T, *F) of both."""
+    """f at every step to first order: the states before each step, f of them with its graph, and their (B, T, *F)."""
 
     before: Tensor
     out: Tensor
     shape: torch.Size
 
     def pull(self, cotangent: Tensor) -> Tensor:
-        """J_tᵀ times the cotangent of every step."""
-        if not self.out.requires_grad:  # a cell that does not look at its state
+        """Return J_tᵀ times the cotangent, for every step."""
+        if not self.out.requires_grad:  # the cell does not use its state
             return cotangent.new_zeros(self.shape)
         (found,) = torch.autograd.grad(
             self.out, self.before, cotangent.reshape(self.out.shape), retain_graph=True, allow_unused=True
@@ -264,11 +265,11 @@ class _Linear:
         return cotangent.new_zeros(self.shape) if found is None else found.view(self.shape)
 
     def rows(self, weights: Tensor) -> Tensor:
-        """The same weights (E,) of the outputs pulled back at every step, (B, T, E)."""
+        """Pull the same weights (E,) of the outputs back at every step, (B, T, E)."""
         return self.pull(weights.view(self.shape[2:]).expand(self.shape)).flatten(2).detach()
 
     def solve(self, b: Tensor, *, adjoint: bool = False) -> Tensor:
-        """d_t = b_t + J_t d_{t-1}, or d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
+        """Solve d_t = b_t + J_t d_{t-1}, or for the adjoint d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
         raise NotImplementedError
 
 
@@ -289,7 +290,10 @@ class _Dense(_Linear):
 class _Diagonal(_Linear):
     @functools.cached_property
     def diagonals(self) -> Tensor:
-        """Signs v give v ⊙ Jᵀv: the diagonal, whatever the signs, where the rest is zero. Else taken row by row."""
+        """Return the diagonals of J. If J is diagonal, v ⊙ Jᵀv is its diagonal for any signs v, one product for all.
+
+        If two choices of v disagree, J is not diagonal; then the diagonal is taken row by row.
+        """
         index = torch.arange(self.before[0].numel(), device=self.out.device)
         ones = torch.ones_like(index, dtype=self.out.dtype)
         found = self.rows(ones)
@@ -306,7 +310,7 @@ class _Diagonal(_Linear):
 
 
 def _affine(jacobians: Tensor, b: Tensor, adjoint: bool) -> Tensor:
-    """The kernel goes from step to step at E² each; the associative scan's products cost E³, but wait for nothing."""
+    """Solve the dense recurrence. The CPU kernel loops over time at E² per step; elsewhere a scan multiplies at E³."""
     wide = torch.promote_types(b.dtype, torch.float32)
     if b.device.type == "cpu" and importlib.util.find_spec("numba") is not None:
         from scanl.ops._cpu.nonlinear_scan import affine
@@ -323,12 +327,12 @@ def _affine(jacobians: Tensor, b: Tensor, adjoint: bool) -> Tensor:
 
 
 def _before(s: Tensor, state: Tensor) -> Tensor:
-    """The state before every step, all steps one batch."""
+    """Return the state before every step, with all steps flattened into the batch."""
     return torch.cat([state[:, None], s[:, :-1]], 1).flatten(0, 1)
 
 
 def _after(value: Tensor) -> Tensor:
-    """What the next step has, zero at the last."""
+    """Shift to the value of the next step; zero at the last step."""
     return torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
 
 
@@ -338,7 +342,7 @@ def _residual(s: Tensor, value: Tensor) -> float:
 
 
 def _overflow(s: Tensor, value: Tensor, tolerance: float) -> int | None:
-    """The first step at which f is not finite, when all before it are solved."""
+    """Return the first step at which f is not finite, if all steps before it are solved; else None."""
     broken = (~torch.isfinite(value)).flatten(2).any(-1).any(0).nonzero()
     if len(broken) == 0:
         return None
@@ -367,7 +371,7 @@ def _tanh(x: Tensor, w: Tensor, state: Tensor | None = None, **call: Unpack[Call
     },
 )
 def _by_newton(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """All steps at once, solved as far as rounding lets them."""
+    """Solve all steps at once, to rounding."""
     tolerance = 4 * torch.finfo(x.dtype).eps
     y, last = nonlinear_scan(lambda s, x: torch.tanh(s @ w + x), x, state, method="newton", tolerance=tolerance)
     return y, last

@@ -1,4 +1,4 @@
-"""The offsets of packed sequences, `cu_seqlens`: what they must be, for every op, kernel and layer."""
+"""Checks of `cu_seqlens`, the offsets of packed sequences, for every op, kernel and layer."""
 
 import itertools
 
@@ -9,11 +9,11 @@ from scanl.errors import ShapeError
 
 
 def check_offsets(who: str, cu_seqlens: Tensor | None, batch: int, steps: int, *, operand: str = "x") -> None:
-    """Refuse what are not offsets of sequences packed in one row of `steps` steps; None is no packing.
+    """Check that cu_seqlens are offsets of sequences packed into one row of `steps` steps; None means no packing.
 
-    who: the op or layer that is called.   operand: what has that batch and those steps.
-    The numbers are read once per tensor, because reading them synchronises a GPU; not at all while a graph is
-    compiled. Raises ShapeError.
+    who: the op or layer that was called, for the message.   operand: the name of the tensor with this batch and steps.
+    The values are checked once per tensor, because reading them synchronises a GPU. While a graph is compiled they are
+    not checked. Raises ShapeError.
     """
     if cu_seqlens is None:
         return
@@ -25,7 +25,7 @@ def check_offsets(who: str, cu_seqlens: Tensor | None, batch: int, steps: int, *
 
 
 def check_kind(who: str, cu_seqlens: Tensor | None) -> None:
-    """Refuse what is not a vector of integers; its numbers are not read."""
+    """Check that cu_seqlens is a vector of integers, without reading its values."""
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor):
@@ -38,8 +38,8 @@ def check_kind(who: str, cu_seqlens: Tensor | None) -> None:
 
 
 def check_numbers(who: str, cu_seqlens: Tensor, steps: int) -> None:
-    """As `offsets`, but the numbers of one tensor are read once: a second call with it costs nothing."""
-    if cu_seqlens.is_inference():  # such a tensor does not count how often it was written to
+    """Check the values like `offsets`, but only once per tensor: a second call with it costs nothing."""
+    if cu_seqlens.is_inference():  # an inference tensor has no version counter
         offsets(cu_seqlens, steps, who)
         return
     now = (cu_seqlens._version, steps)
@@ -49,7 +49,7 @@ def check_numbers(who: str, cu_seqlens: Tensor, steps: int) -> None:
 
 
 def offsets(cu_seqlens: Tensor, steps: int, who: str) -> tuple[int, ...]:
-    """The offsets as numbers. Raises ShapeError unless they rise from 0 to `steps`; equal neighbours are allowed."""
+    """Return the offsets as ints. Raises ShapeError unless they rise from 0 to `steps`; neighbours may be equal."""
     bounds = tuple(cu_seqlens.tolist())
     if bounds[0] != 0 or bounds[-1] != steps or any(b < a for a, b in itertools.pairwise(bounds)):
         raise ShapeError(f"{who}: cu_seqlens is {list(bounds)}, expected offsets that rise from 0 to T={steps}")

@@ -13,12 +13,12 @@ from scanl.ops._frame.op import Op as Op
 
 
 def names() -> list[str]:
-    """The names of all ops, sorted."""
+    """Return the names of all ops, sorted."""
     return sorted([*REGISTRY, *HIGHER])
 
 
 def get(name: str) -> Op | HigherOrder:
-    """The op of a name; ConfigError with the nearest known one for any other.
+    """Return the op with this name. Raises ConfigError, with the nearest known name, if there is none.
 
     >>> get("linear_scan")
     <op linear_scan: triton, cpu, parallel, reference>
@@ -29,15 +29,15 @@ def get(name: str) -> Op | HigherOrder:
 
 
 def every() -> list[Op | HigherOrder]:
-    """All ops, in the order of their names."""
+    """Return all ops, sorted by name."""
     return [get(name) for name in names()]
 
 
 def declared() -> list[Op]:
-    """The ops with declared operands, which the laws run over: all but those that take functions."""
+    """Return the ops with declared operands, which the tests cover: all except those that take functions."""
     return [REGISTRY[name] for name in sorted(REGISTRY)]
 
 
 def instances() -> list[Op]:
-    """Ops that take functions, with functions given: the laws run over these too."""
+    """Return the instances: ops that take functions, with the functions given. The tests cover these too."""
     return [op for name in sorted(HIGHER) for op in HIGHER[name].instances.values()]

@@ -1,4 +1,4 @@
-r"""Softmax attention over a bounded memory of the past and the current segment: a sliding window that streams.
+r"""Sliding-window softmax attention that can be continued from a memory of fixed size.
 
 .. math:: y_t = \sum_{j=t-W+1}^{t} \frac{e^{\,c\, q_t^\top k_j}}{\sum_{i=t-W+1}^{t} e^{\,c\, q_t^\top k_i}}\, v_j,
    \qquad j \ge 0
@@ -6,9 +6,9 @@ r"""Softmax attention over a bounded memory of the past and the current segment:
 Source: Beltagy, Peters and Cohan, "Longformer", arXiv:2004.05150, section 3.1, for the sliding window and its blocks;
 Dai et al., "Transformer-XL", arXiv:1901.02860, section 3.2, for the memory carried between segments; De et al.,
 "Griffin", arXiv:2402.19427, section 2.3, for the use beside a recurrence; Ainslie et al., "GQA", arXiv:2305.13245, for
-shared heads. Differs: every query sees W tokens, itself included, wherever the segments are cut, so that any cut gives
-the same numbers (in Transformer-XL every token of a segment sees the whole memory), and gradients flow through the
-memory unless the caller detaches it.
+query heads that use one key head. Differs: every query sees W tokens, itself included, so the results do not depend on
+where a sequence is cut into segments. In Transformer-XL every token of a segment sees the whole memory. Gradients flow
+through the memory unless the caller detaches it.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from scanl.ops._frame.op import op
 from scanl.ops._matrix_memory import scale_of
 from scanl.ops.offsets import offsets
 
-_BLOCK = 64  # shorter blocks of queries cost more in calls than they save in keys
+_BLOCK = 64  # shorter query blocks cost more in calls than they save by reading fewer keys
 
 
 class SegmentMemory(NamedTuple):
@@ -34,7 +34,7 @@ class SegmentMemory(NamedTuple):
 
     keys: Tensor  # (B, W, G, K)
     values: Tensor  # (B, W, G, V)
-    position: Tensor  # (B,), int64: tokens read so far, which is the position of the next
+    position: Tensor  # (B,), int64: the number of tokens read so far, i.e. the position of the next token
 
 
 def init_memory(
@@ -47,7 +47,7 @@ def init_memory(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> SegmentMemory:
-    """An empty memory. heads: G, the number of heads of the keys and values."""
+    """Return an empty memory. heads: G, the number of heads of the keys and values."""
     return SegmentMemory(
         torch.zeros(batch_size, window, heads, key_size, device=device, dtype=dtype),
         torch.zeros(batch_size, window, heads, value_size, device=device, dtype=dtype),
@@ -58,7 +58,7 @@ def init_memory(
 def _form(
     sizes: Mapping[str, Any], options: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> SegmentMemory:
-    """The memory that has read nothing."""
+    """Return an empty memory."""
     B, G, K, V = (sizes[axis] for axis in "BGKV")
     return init_memory(B, options["window"], G, K, V, device=device, dtype=dtype)
 
@@ -106,23 +106,24 @@ def segment_attention(
     overwrite: bool = False,
     **call: Unpack[Call],
 ) -> tuple[Tensor, SegmentMemory]:
-    """Attend from each token to itself and the window - 1 before it, in this segment and in the memory of earlier ones.
+    """Attend from each token to itself and the window - 1 tokens before it, in this segment and in the memory.
 
-    q: (B, T, H, K).   k: (B, T, G, K), v: (B, T, G, V), G dividing H: query head h reads key head h // (H / G);
-    shared heads are not copied.   memory: of the tokens before; None when there are none.
-    window: tokens that a query sees, itself included.   scale: of the scores; 1/sqrt(K) when None.
-    mask: (B, T) bool, False where padded, anywhere; such a token is not read, and its output is zero.
-    cu_seqlens: offsets (N+1,) of N sequences packed in B == 1, each with its own row of `memory`.
-    overwrite: a single step (T = 1) writes its one slot into the tensors of the memory given, which is then spent,
-    where otherwise it writes into a copy; only where no gradient is recorded.
+    q: (B, T, H, K).   k: (B, T, G, K), v: (B, T, G, V), where G divides H: query head h reads key head h // (H / G),
+    without copies.   memory: the tokens before this segment; None when there are none.
+    window: W, how many tokens a query sees, itself included.   scale: of the scores; 1/sqrt(K) when None.
+    mask: (B, T) bool, False for padding, at any position. A padded token is not read, and its output is zero.
+    cu_seqlens: offsets (N+1,) of N sequences packed into one row (B == 1), each with its own row of `memory`.
+    overwrite: at T = 1, write the new token into the tensors of `memory` instead of into a copy. The memory passed in
+    must not be used again. This works only where no gradient is recorded.
 
-    Returns y, (B, T, H, V), and the memory, whose size does not depend on T: keys and values in their own dtype.
-    Positions are the caller's to encode: a row's tokens stand at memory.position (0 when None), +1, +2, ..., the padded
-    not counted. Raises ShapeError for a wrong shape, dtype or device, ConfigError for options that do not fit.
+    Returns y, (B, T, H, V), and the memory, whose size does not depend on T. Keys and values keep their dtype.
+    The op encodes no positions; the caller may. The first token of a row has position memory.position (0 when None);
+    each following token adds 1, except padding. Raises ShapeError for a wrong shape, dtype or device, ConfigError for
+    options that do not fit.
 
-    O(T W) time and memory: by blocks of about W queries through torch's scaled_dot_product_attention, half precision in
-    float32 on a CPU. Its fused kernels have no second derivative and raise; under
-    torch.nn.attention.sdpa_kernel(SDPBackend.MATH) there are all.
+    Time and memory are O(T W). Blocks of about W queries go through torch's scaled_dot_product_attention; on a CPU half
+    precision is computed in float32. torch's fused kernels raise when asked for second derivatives. Under
+    torch.nn.attention.sdpa_kernel(SDPBackend.MATH) all derivatives exist.
 
     >>> q = torch.zeros(1, 4, 1, 1)  # scores of zero: the mean of what is seen
     >>> v = torch.tensor([2.0, 4.0, 6.0, 8.0]).view(1, 4, 1, 1)
@@ -143,7 +144,7 @@ def segment_attention(
         keys = torch.where(written[:, :, None, None], k[:, t : t + 1], keys)
         values = torch.where(written[:, :, None, None], v[:, t : t + 1], values)
         position = position + read
-        seen = ((_held(position, window) >= 0) | ~read[:, None])[:, :, None]  # a padded row sees anything
+        seen = ((_held(position, window) >= 0) | ~read[:, None])[:, :, None]  # a padded row sees all: output is unused
         query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[:, t], keys, values))
         scores = scale * torch.einsum("bhk,bwhk->bwh", query, key.repeat_interleave(each, 2))
         weights = scores.masked_fill(~seen, -torch.inf).softmax(1)
@@ -167,7 +168,7 @@ def _parallel(
     reverse: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, SegmentMemory]:
-    """Blocks of about W queries, each over the block before it and itself."""
+    """Attend in blocks of about W queries, each over its own keys and those of the block before."""
     batch, steps = q.shape[:2]
     if reverse:
         packed = None if cu_seqlens is None else steps - cu_seqlens.flip(0)
@@ -186,7 +187,7 @@ def _parallel(
         y = _attend_finite(q, k, v, None, window, scale, start)
         return y, _read(before, k, v, cu_seqlens[:-1], cu_seqlens.diff(), window)
     if mask is not None:
-        # What is padded may be anything, NaN too, which a weight of zero would not silence.
+        # Padding may hold anything. A NaN in it would survive a weight of zero, so replace it by zeros.
         q, k, v = (torch.where(mask[:, :, None, None], x, 0) for x in (q, k, v))
     if steps == 1:
         y, after = _step(q, k, v, before, window, scale, mask, overwrite)
@@ -195,7 +196,7 @@ def _parallel(
         first = steps * torch.arange(batch, device=q.device)
         after = _read(before, k, v, first, torch.full_like(first, steps), window)
     else:
-        # Padding moved to the right, no query that counts sees it.
+        # Move padding to the right, where no unpadded query sees it.
         order = mask.int().argsort(dim=1, descending=True, stable=True)[:, :, None, None]
         q, k, v = (x.take_along_dim(order, 1) for x in (q, k, v))
         y = _attend_finite(q, k, v, memory, window, scale).take_along_dim(order.argsort(1), 1)
@@ -204,13 +205,13 @@ def _parallel(
 
 
 def _held(position: Tensor, window: int) -> Tensor:
-    """(B, W): the position of the token in each slot; negative where there is none yet."""
+    """Return (B, W): the position of the token in each slot; negative for an empty slot."""
     last = position[:, None] - 1
     return last - (last - torch.arange(window, device=position.device)) % window
 
 
 def _read(memory: SegmentMemory, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, window: int) -> SegmentMemory:
-    """The memory after reading, for each row, `lengths` tokens of k and v, flat, from `first`."""
+    """Return the memory after each row reads `lengths` tokens of the flat k and v, starting at `first`."""
     if k.shape[0] * k.shape[1] == 0:
         return memory
     position = memory.position + lengths
@@ -235,7 +236,7 @@ def _step(
     mask: Tensor | None,
     overwrite: bool,
 ) -> tuple[Tensor, SegmentMemory]:
-    """One token: it takes the slot of the one that leaves the window, and the ring is attended to as it lies."""
+    """Process one token: it replaces the token that leaves the window; the query attends to the ring unsorted."""
     slot = memory.position % window
     read = torch.ones_like(slot, dtype=torch.bool) if mask is None else mask[:, 0]
     if overwrite:
@@ -249,7 +250,7 @@ def _step(
             torch.where(written[:, :, None, None], new, old) for old, new in zip(memory, (k, v), strict=False)
         )
     position = memory.position + read
-    # A padded row that has read nothing sees empty slots rather than nothing, which has no softmax.
+    # A padded row that has read nothing sees the empty slots, since a softmax over nothing is undefined.
     seen = (_held(position, window) >= 0) | (position == 0)[:, None]
     y = _softmax(_wide(q), _wide(keys), _wide(values), seen[:, None], scale).to(q.dtype)
     if suspected(q):
@@ -266,15 +267,15 @@ def _attend_finite(
     scale: float | None,
     start: Tensor | None = None,
 ) -> Tensor:
-    """`_attend`, where a token that is not finite makes NaN of the queries that see it, and of no others.
+    """Call `_attend` so that a token that is not finite makes NaN only of the queries that see it.
 
-    Queries that do not see it would multiply it by a weight of zero, which gives NaN. A query that is not finite makes
-    NaN of its own output; torch's kernels give zero where every score is -inf.
+    Without this, a query that does not see the token multiplies it by a weight of zero, which gives NaN. A query that
+    is not finite makes its own output NaN; torch's kernels would give zero where every score is -inf.
     """
     if not suspected(q, k, v, *(() if memory is None else memory[:2])):
         return _attend(q, k, v, memory, window, scale, start)
     t = torch.arange(q.shape[1], device=q.device)
-    # Of each value channel the latest fault at or before each step, counted from the segment's first.
+    # For each value channel, the step of the latest fault at or before each step; step 0 is the segment's first.
     fault = faulty(v) | faulty(k).any(-1, keepdim=True)
     latest = torch.where(fault, t[:, None, None], -window).cummax(1).values
     if memory is not None:
@@ -292,7 +293,7 @@ def _attend_finite(
 
 
 def _of_queries(q: Tensor) -> Tensor:
-    """(B, T, H, 1): NaN for a query that is not finite, else one. A product passes the NaN on to the gradient."""
+    """Return (B, T, H, 1): NaN for a query that is not finite, else 1. Multiplying by it makes the gradient NaN too."""
     return torch.where(faulty(q).any(-1, keepdim=True), torch.nan, 1.0).to(q.dtype)
 
 
@@ -305,12 +306,12 @@ def _attend(
     scale: float | None,
     start: Tensor | None = None,
 ) -> Tensor:
-    """A whole segment. `start` is, for each of packed tokens (B == 1), the first of its sequence."""
+    """Attend over a segment. start: for packed tokens (B == 1), the first index of each token's sequence."""
     batch, steps = q.shape[:2]
     dtype = q.dtype
-    q, k, v = _wide(q), _wide(k), _wide(v)  # before the cut into blocks, whose gradients add up
+    q, k, v = _wide(q), _wide(k), _wide(v)  # before cutting into blocks, so that block gradients add up in float32
     if memory is None and start is None and steps <= window:
-        # Nothing leaves the window: without a mask, the memory does not grow with the square of the steps.
+        # No token leaves the window, so no mask is needed; memory then does not grow with the square of the steps.
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return y.transpose(1, 2).to(dtype)
@@ -327,7 +328,7 @@ def _attend(
             seen = torch.cat([past, seen.expand(batch, -1, -1)], 2)
             k, v = (torch.cat([old.to(x.dtype), x], 1) for old, x in zip(memory, (k, v), strict=False))
         return _softmax(q, k, v, seen, scale).to(dtype)
-    # The first block sees the memory; each one after it sees itself and the one before, all at once.
+    # The first block sees the memory. Every other block sees itself and the block before it; they run in one call.
     begin = slice(0, block)
     y = _attend(q[:, begin], k[:, begin], v[:, begin], memory, window, scale, None if start is None else start[begin])
     blocks = -(-steps // block)
@@ -345,13 +346,16 @@ def _attend(
 
 
 def _band(queries: Tensor, keys: Tensor, window: int) -> Tensor:
-    """Which keys a query sees, by their positions."""
+    """Return a mask of the keys that each query sees, from their positions."""
     age = queries[:, None] - keys
     return (age >= 0) & (age < window)
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
-    """q (B, C, H, K) over k (B, S, G, K); seen (B or 1, C, S). Heads that share a key become queries of its head."""
+    """Attend from q (B, C, H, K) to k (B, S, G, K) where `seen` (B or 1, C, S).
+
+    Query heads that use the same key head are treated as more queries of that head.
+    """
     length, heads, shared = q.shape[1], k.shape[2], q.shape[2] // max(1, k.shape[2])
     q = q.unflatten(2, (heads, shared)).transpose(1, 2).flatten(2, 3)
     seen = seen.repeat_interleave(shared, 1)[:, None]
@@ -360,7 +364,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Half precision in float32 on a CPU; the kernels of accelerators accumulate in it themselves."""
+    """Widen half precision to float32 on a CPU. Kernels of accelerators accumulate in float32 already."""
     return x.float() if x.device.type == "cpu" and x.dtype.itemsize < 4 else x
 
 
@@ -374,7 +378,7 @@ def _each_alone(
     scale: float | None,
     cu_seqlens: Tensor,
 ) -> tuple[Tensor, SegmentMemory]:
-    """Packed sequences, by definition; fresh: nothing has been read into their memories."""
+    """Attend within each packed sequence separately. fresh: the memories are empty."""
     bounds = offsets(cu_seqlens, q.shape[1], "segment_attention")
     parts = []
     for n, (i, j) in enumerate(itertools.pairwise(bounds)):
@@ -402,7 +406,7 @@ def _samples() -> Iterator[Sample]:
         return {"q": q, "k": k, "v": draw(batch, steps, shared, value)}
 
     def memory(batch: int, window: int, shared: int, key: int, value: int) -> SegmentMemory:
-        """Of rows that have read a different number of tokens, unless there is one row."""
+        """Return a memory whose rows have read different numbers of tokens, unless there is only one row."""
         position = torch.arange(batch) * window // 2 + 1
         held = (_held(position, window) >= 0)[:, :, None, None]
         return SegmentMemory(

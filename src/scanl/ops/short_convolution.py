@@ -1,10 +1,11 @@
-r"""Short convolution: a causal depthwise window over the last W steps, with an optional SiLU.
+r"""Short convolution: causal and depthwise, over the last W steps, with an optional SiLU.
 
 .. math:: y_t = \phi\Big(b + \sum_{j=0}^{W-1} w_{W-1-j} \odot x_{t-j}\Big)
 
 Source: the shift of H3, Fu et al., arXiv:2212.14052, section 3.1; with SiLU as in Mamba, Gu and Dao, arXiv:2312.00752,
-figure 3. Token shift is W = 2. Weights are ordered as in `torch.nn.Conv1d(D, D, W, groups=D)`, the newest input last.
-The adjoint is the window turned round: with d_t the gradient before φ, dx_t = Σ_j w_{W-1-j} d_{t+j}.
+figure 3. Token shift is the case W = 2. Weights are ordered as in `torch.nn.Conv1d(D, D, W, groups=D)`: the last one
+multiplies the newest input. The adjoint is the same convolution in reverse time. With d_t the gradient by the argument
+of φ, dx_t = Σ_j w_{W-1-j} d_{t+j}.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,12 +47,12 @@ def short_convolution(
     silu: bool = False,
     **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
-    """Convolve each channel with a window of its own over the last W steps.
+    """Convolve each channel with its own W weights over the last W steps.
 
-    x: what enters, (B, T, D).   w: (D, W), the weight of the newest input last: `conv.weight[:, 0]` of a depthwise
-    `torch.nn.Conv1d`; any W.   bias: b, (D,); none when None.   silu: φ(s) = s σ(s), else φ(s) = s.
-    state: the last R = W-1 inputs, the oldest first, (B, W-1, D); zeros when None.
-    reverse, cu_seqlens, backend: as for every op (see `linear_scan`); in reverse the window looks ahead.
+    x: input, (B, T, D).   w: weights, (D, W), W >= 1; the last one multiplies the newest input. This is
+    `conv.weight[:, 0]` of a depthwise `torch.nn.Conv1d`.   bias: b, (D,), or None.   silu: φ(s) = s σ(s) if True, else
+    φ(s) = s.   state: the last R = W-1 inputs, oldest first, (B, W-1, D); zeros when None.
+    reverse, cu_seqlens, backend: as for every op (see `linear_scan`); in reverse, y_t depends on later inputs.
 
     Returns y in x's dtype, and the last state, float32 or wider. Raises ShapeError and BackendError before any work.
 
@@ -77,7 +78,7 @@ def short_convolution(
 
 @short_convolution.backend("parallel")
 def _parallel(x: Tensor, w: Tensor, bias: Tensor | None, state: Tensor, *, silu: bool) -> tuple[Tensor, Tensor]:
-    """torch's own depthwise convolution over the state and what follows it."""
+    """Run torch's depthwise convolution over the state followed by x."""
     steps, window = x.shape[1], torch.cat([state, x], 1)
     if x.numel() == 0 or w.numel() == 0:
         return x * 0, window[:, steps:].clone()

@@ -1,6 +1,6 @@
-r"""sLSTM: an LSTM with exponential gates, a normaliser and heads that mix their own channels.
+r"""sLSTM: an LSTM with exponential gates, a normaliser state, and recurrent weights within heads.
 
-With every gate before its nonlinearity g^_t = x^g_t + R_g h_{t-1}, R_g block-diagonal over the heads,
+Before its nonlinearity every gate is g^_t = x^g_t + R_g h_{t-1}, with R_g block-diagonal over the heads. Then
 
 .. math::
    m_t = \max(\hat\imath_t, \log f_t + m_{t-1}), \quad i_t = e^{\hat\imath_t - m_t}, \quad
@@ -9,9 +9,9 @@ With every gate before its nonlinearity g^_t = x^g_t + R_g h_{t-1}, R_g block-di
    h_t = \sigma(\hat o_t) \odot c_t / n_t
 
 Source: Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eqs. (8) to (17). The forget gate is
-log f = log σ(f^), as in the authors' program, or f^ itself. As there, the gates come in the order i, f, z, o, the state
-as h, c, n, m, the first step of a zero state takes m = i^, and f' is at most 1. Differs: m = i^ is taken by every
-channel whose n is zero, not by all of a batch or none.
+log f = log σ(f^), as in the authors' program, or f^ itself. Also as there, the order of the gates is i, f, z, o, that
+of the state h, c, n, m; the first step from a zero state sets m = i^; and f' is at most 1. Differs: here each channel
+with n = 0 sets m = i^; in the authors' program the whole batch does or none.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 
 
 def forget_number(forget: str) -> int:
-    """The index of a forget gate, for kernels. Raises ConfigError for an unknown one."""
+    """Return the number that stands for a forget gate in kernels. Raises ConfigError for an unknown one."""
     if forget not in FORGET:
         raise ConfigError(f"slstm: {unknown('forget', forget, FORGET)}")
     return list(FORGET).index(forget)
@@ -54,7 +54,7 @@ def slstm(
     """Scan the sLSTM over time.
 
     x: the projected input of the gates i, f, z, o, biases included, (B, T, 4, H, K).
-    r: what they see of the output before, within a head, (4, H, K, K), rows of outputs as in nn.Linear.
+    r: recurrent weights of the gates, per head, (4, H, K, K), (outputs, inputs) as in nn.Linear.
     state: h_0, c_0, n_0, m_0, (B, 4, H, K); zeros when None.
     forget: "sigmoid" (log f = log σ(f^)) or "exp" (log f = f^).
 

@@ -1,12 +1,12 @@
-r"""Simple recurrent unit: a gated average of the inputs, channel by channel, with a highway around it.
+r"""Simple recurrent unit: a gated average of the inputs for each channel, with a highway connection.
 
 .. math::
    f_t = \sigma(\hat f_t + v_f \odot c_{t-1}), \quad r_t = \sigma(\hat r_t + v_r \odot c_{t-1}), \quad
    c_t = f_t \odot c_{t-1} + (1 - f_t) \odot x_t, \quad h_t = r_t \odot c_t + (1 - r_t) \odot u_t
 
 Source: Lei, Zhang, Wang, Dai and Artzi, "Simple Recurrent Units for Highly Parallelizable Recurrence",
-arXiv:1709.02755, eqs. (1) to (4); x = W i, f^ = W_f i + b_f, r^ = W_r i + b_r and the highway u = α i (or
-a projection) are made outside. Without v_f the recurrence of c is linear, and `linear_scan` evaluates it in parallel.
+arXiv:1709.02755, eqs. (1) to (4). The caller computes x = W i, f^ = W_f i + b_f, r^ = W_r i + b_r and the highway
+u = α i (or a projection). Without v_f the recurrence of c is linear, and `linear_scan` evaluates it in parallel.
 """
 
 import math
@@ -44,8 +44,8 @@ def sru(
     """Scan the simple recurrent unit over time, elementwise.
 
     x: the candidate, (B, T, D).   f, r: forget and reset gate before the sigmoid, biases included, (B, T, D).
-    u: what the highway carries around the unit, (B, T, D); nothing when None.
-    v_f, v_r: how the gates see the state, (D,); not at all when None.   state: c_0, (B, D); zeros when None.
+    u: input of the highway connection, (B, T, D); zeros when None.
+    v_f, v_r: weights of the state in the gates, (D,); zeros when None.   state: c_0, (B, D); zeros when None.
 
     Returns h of every step in x's dtype, and the last c, in float32 or wider. Raises ShapeError for a wrong shape,
     dtype or device. Half precision is computed in float32.

@@ -7,11 +7,11 @@ Sources: Gu, Goel and Ré, "Efficiently Modeling Long Sequences with Structured 
 eq. (3) to (5) and algorithm 1; Gu, Gupta, Goel and Ré, "On the Parameterization and Initialization of Diagonal State
 Space Models" (S4D), arXiv:2206.11893, section 3. Differs: C is the system's own; S4 trains C̃, truncated, in its place.
 
-Conjugate pairs. A complex A stands for a real system: one eigenvalue of each pair is given, the other is implied, and
-the pair brings 2 Re(...), as in both authors' programs. Where every eigenvalue is given, or where a model is defined
-by Re(...) alone, halve C. A real A is taken as it is.
+Conjugate pairs. A complex A stands for a real system. One eigenvalue of each pair is given, the other is implied, and
+the pair contributes 2 Re(...), as in both papers' programs. If you pass every eigenvalue, or if a model is defined by
+Re(...) alone, halve C. A real A is used as it is.
 
-What is of size D × N is computed in double, and so is every power: the error of an angle grows with the power.
+Tensors of size D × N and all powers are computed in double, because the error of an angle grows with the power.
 """
 
 import math
@@ -26,11 +26,11 @@ VECTOR, STEP, LOW_RANK = ("N", "D N"), ("", "D", "D N"), ("N", "D N", "R D N")
 
 
 def discretize(A: Tensor, B: Tensor, dt: Tensor, method: str = "zoh") -> tuple[Tensor, Tensor]:
-    r"""The recurrent form of diagonal systems, (Ā, B̄), for a scan: s_t = Ā s_{t-1} + B̄ x_t.
+    r"""Discretise diagonal systems: return (Ā, B̄) of the recurrence s_t = Ā s_{t-1} + B̄ x_t.
 
-    A: eigenvalues, (N,) or (D, N), real or complex, of continuous time, Re A <= 0.   B: input weights that broadcast
-    against A, real if A is.   dt: step, > 0, in A's unit of time: () or (D,), one for each channel, or (D, N).
-    method: "zoh", the input is held over the step: Ā = e^{ΔA}, B̄ = (e^{ΔA} - 1)/A B, also exact at A = 0;
+    A: continuous-time eigenvalues, (N,) or (D, N), real or complex, Re A <= 0.   B: input weights that broadcast
+    against A, real if A is.   dt: step size Δ > 0, in A's unit of time: (), (D,) for one per channel, or (D, N).
+    method: "zoh" holds the input over the step: Ā = e^{ΔA}, B̄ = (e^{ΔA} - 1)/A B, also exact at A = 0;
     "bilinear": Ā = (1 + ΔA/2)/(1 - ΔA/2), B̄ = Δ/(1 - ΔA/2) B.
 
     Returns Ā and B̄ in the dtype of the arguments, float32 or wider. With conjugate pairs, y_t = 2 Re(Σ_n C_n s_{t,n}).
@@ -50,14 +50,14 @@ def discretize(A: Tensor, B: Tensor, dt: Tensor, method: str = "zoh") -> tuple[T
 def ssm_kernel_diagonal(
     A: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int, *, discretization: str = "zoh"
 ) -> Tensor:
-    r"""K_j = Σ_n C_n Ā_n^j B̄_n for j < length, twice the real part of it for complex A: (D, length), real.
+    r"""Return K_j = Σ_n C_n Ā_n^j B̄_n for j < length, or twice its real part if A is complex: (D, length), real.
 
     A: eigenvalues, (N,) or (D, N), real or complex (one of each conjugate pair).   B, C: input and output weights that
-    broadcast to (D, N), real if A is.   dt: () or (D,), or (D, N).   discretization: "zoh" or "bilinear", as in
-    `discretize`.   Returns the dtype of the arguments made real, float32 or wider.
+    broadcast to (D, N), real if A is.   dt: step size, (), (D,) or (D, N).   discretization: "zoh" or "bilinear", as in
+    `discretize`.   Returns the real dtype of the arguments, float32 or wider.
 
-    A table of N × length powers is never made: with j = i b + l, the powers Ā^{ib} and Ā^l are two tables of about
-    √length columns, and one matrix product joins them, in 4 D N length multiply-adds for complex A.
+    The kernel is built without a table of N × length powers. With j = i b + l, the powers Ā^{ib} and Ā^l are two tables
+    of about √length columns. One matrix product joins them, in 4 D N length multiply-adds for complex A.
     Raises ConfigError for an unknown discretization, ShapeError for shapes that do not fit.
 
     >>> A, one = torch.tensor([-2.0]), torch.tensor([1.0])
@@ -74,10 +74,11 @@ def ssm_kernel_diagonal(
 
 
 def sum_of_powers(weights: Tensor, a: Tensor, length: int) -> Tensor:
-    """Re Σ_n w_n a_n^j for j < length: (D, length). The kernel of a system that is discrete from the start.
+    """Return Re Σ_n w_n a_n^j for j < length: (D, length), the kernel of a discrete-time system.
 
-    weights: (N,) or (D, N), real if a is.   a: multipliers of one step, (N,) or (D, N), real or complex. 0^0 is 1.
-    Shared multipliers (N,) are raised to their powers once. Double inside, as above; the same two tables.
+    weights: w, (N,) or (D, N), real if a is.   a: multiplier per step, (N,) or (D, N), real or complex. 0^0 is 1.
+    The powers of an a of shape (N,) are computed once for all channels. The method is that of `ssm_kernel_diagonal`,
+    in double.
 
     >>> sum_of_powers(torch.tensor([2.0, 1.0]), torch.tensor([0.5, 0.0]), 3).tolist()  # 2 + 1; 1; .5
     [[3.0, 1.0, 0.5]]
@@ -89,17 +90,17 @@ def sum_of_powers(weights: Tensor, a: Tensor, length: int) -> Tensor:
 def ssm_kernel_dplr(
     Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, length: int, *, Q: Tensor | None = None
 ) -> Tensor:
-    r"""S4's kernel, K_j = C Ā^j B̄ for j < length, of A = diag(Λ) - P Q* by the bilinear rule: (D, length), real.
+    r"""Return S4's kernel K_j = C Ā^j B̄, j < length, for A = diag(Λ) - P Q* and the bilinear rule: (D, length), real.
 
     Lambda: Λ, (N,) or (D, N), Re Λ < 0, real, or complex with one of each conjugate pair.   B, C: (N,) or (D, N), C not
-    conjugated.   P, Q: the low-rank part, like B, or (R, D, N) for rank R; Q is P when None.   dt: () or (D,).
-    With pairs, A acts on the doubled state: diag(Λ, Λ̄) - (P, P̄)(Q, Q̄)*, and so on.
+    conjugated.   P, Q: the low-rank part, (N,), (D, N), or (R, D, N) for rank R; Q is P when None.   dt: () or (D,).
+    With conjugate pairs, A acts on the doubled state: diag(Λ, Λ̄) - (P, P̄)(Q, Q̄)*. B and C are doubled likewise.
 
     The generating function Σ_j K_j ω^j at the roots of unity is C̃ (I - ω Ā)^{-1} B̄, where C̃ = C (I - Ā^length) cuts
-    the sum at length. With ρ(x, y) = Σ_n x_n y_n Δ/((1 - ω) - (1 + ω) ΔΛ_n/2), Cauchy products that stay finite at
-    ω = -1, and h = (1 + ω)/2, Woodbury gives ρ(C̃, B) - h ρ(C̃, P) (1 + h ρ(Q*, P))^{-1} ρ(Q*, B), and an inverse FFT
-    the kernel.
-    Time O(D N length) and O(D N³ log length) for C̃; gradients keep D N length complex numbers.
+    the sum at length. Let ρ(x, y) = Σ_n x_n y_n Δ/((1 - ω) - (1 + ω) ΔΛ_n/2), a Cauchy product that is finite at
+    ω = -1, and h = (1 + ω)/2. The Woodbury identity gives ρ(C̃, B) - h ρ(C̃, P) (1 + h ρ(Q*, P))^{-1} ρ(Q*, B), and an
+    inverse FFT of that gives the kernel.
+    The cost is O(D N length), plus O(D N³ log length) for C̃. The backward pass stores D N length complex numbers.
     Raises ShapeError for shapes that do not fit.
 
     >>> one = torch.tensor([1.0])
@@ -121,7 +122,7 @@ def ssm_kernel_dplr(
     pairs = pairs.flatten(1, 2).to(torch.complex128)
     angles = torch.arange(length // 2 + 1, device=lam.device, dtype=torch.float64) * (-2 * math.pi / length)
     spectrum = []
-    # Slices of the frequencies bound the table of Cauchy terms, of size D × N × slice.
+    # Process the frequencies in slices, to bound the table of Cauchy terms, of size D × N × slice.
     for some in angles.split(max(1, 2**21 // max(1, lam.numel()))):
         omega = torch.polar(torch.ones_like(some), some)
         h = (1 + omega) / 2
@@ -134,9 +135,9 @@ def ssm_kernel_dplr(
 def discretize_dplr(
     Lambda: Tensor, P: Tensor, B: Tensor, dt: Tensor, *, Q: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The recurrent form of `ssm_kernel_dplr`, bilinear and dense: Ā (D, M, M) and B̄ (D, M).
+    """Discretise the system of `ssm_kernel_dplr` by the bilinear rule: return dense Ā (D, M, M) and B̄ (D, M).
 
-    M is N for real Λ. For pairs M = 2N, the state is (s, s̄), and y_t = Σ_n (C_n s_{t,n} + C̄_n s̄_{t,n}).
+    M is N for real Λ. With conjugate pairs M = 2N, the state is (s, s̄), and y_t = Σ_n (C_n s_{t,n} + C̄_n s̄_{t,n}).
 
     >>> one = torch.tensor([1.0])
     >>> Abar, Bbar = discretize_dplr(-one, one, one, torch.tensor([0.5]))  # A = -2: (1 - .5)/(1 + .5); .5/1.5
@@ -162,7 +163,7 @@ def _discretize(A: Tensor, B: Tensor, dt: Tensor, method: str) -> tuple[Tensor, 
 
 
 def _expm1_over(z: Tensor) -> Tensor:
-    """(e^z - 1)/z. Below 1 by its series: the quotient loses digits there, and its derivatives more."""
+    """Return (e^z - 1)/z. For |z| < 1 it is a series: there the quotient, and more so its derivatives, lose digits."""
     near = z.abs() < 1
     inside, outside = torch.where(near, z, 0), torch.where(near, 1, z)
     series = torch.ones_like(z)
@@ -172,7 +173,7 @@ def _expm1_over(z: Tensor) -> Tensor:
 
 
 def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """In `dtype`, from double. The block length b is the power of two next to √length."""
+    """Compute `sum_of_powers` from double, in `dtype`. The block length b is the power of two next to √length."""
     weights, a = torch.atleast_2d(weights), torch.atleast_2d(a)
     block = 1 << (max(length - 1, 0).bit_length() + 1) // 2
     inner, last = powers(a, block)
@@ -186,9 +187,9 @@ def _sum_of_powers(weights: Tensor, a: Tensor, length: int, dtype: torch.dtype) 
 
 
 def powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """(..., n): a^0 to a^{n-1} by doubling, and the power after the last when n is a power of two.
+    """Return (..., n): a^0 to a^{n-1} by doubling; and the next power, a^n, if n is a power of two.
 
-    Products rather than e^{j log a}: a = 0 is nothing special, nor is its gradient.
+    Powers are products, not e^{j log a}, so a = 0 and its gradient need no special case.
     """
     table, last = torch.ones_like(a)[..., None], a
     while table.shape[-1] < n:
@@ -200,7 +201,7 @@ def powers(a: Tensor, n: int) -> tuple[Tensor, Tensor]:
 def _doubled(
     Lambda: Tensor, P: Tensor, Q: Tensor, B: Tensor, C: Tensor, dt: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """All in double with axes (D, M), P and Q (R, D, M), dt (D,); conjugates beside what is given when Λ is complex."""
+    """Return all in double with axes (D, M), P and Q (R, D, M), dt (D,). If Λ is complex, append the conjugates."""
     wide = torch.complex128 if Lambda.is_complex() else torch.float64
     shape = torch.broadcast_shapes(*(v.shape[-2:] for v in (Lambda, P, Q, B, C)), (*dt.shape, 1), (1, 1))
 
@@ -215,7 +216,7 @@ def _doubled(
 
 
 def _bilinear(lam: Tensor, p: Tensor, q: Tensor, step: Tensor, more: Tensor | None = None) -> Tensor:
-    """(I - ΔA/2)^{-1} (I + ΔA/2), and of further columns."""
+    """Return (I - ΔA/2)^{-1} (I + ΔA/2), and (I - ΔA/2)^{-1} times further columns."""
     half = (torch.diag_embed(lam) - torch.einsum("rdm,rdn->dmn", p, q.conj())) * step[:, None, None] / 2
     eye = torch.eye(lam.shape[-1], device=lam.device, dtype=lam.dtype)
     right = eye + half if more is None else torch.cat([eye + half, more], -1)
@@ -223,7 +224,7 @@ def _bilinear(lam: Tensor, p: Tensor, q: Tensor, step: Tensor, more: Tensor | No
 
 
 def _times_power(row: Tensor, matrix: Tensor, exponent: int) -> Tensor:
-    """row · matrix^exponent, by squaring."""
+    """Return row · matrix^exponent, by repeated squaring."""
     while exponent:
         if exponent & 1:
             row = (row[:, None] @ matrix)[:, 0]
@@ -234,7 +235,7 @@ def _times_power(row: Tensor, matrix: Tensor, exponent: int) -> Tensor:
 
 
 def _low_rank(rho: Tensor, h: Tensor) -> Tensor:
-    """h ρ(C̃, P) (I + h ρ(Q*, P))^{-1} ρ(Q*, B), of ρ (D, 1+R, 1+R, F)."""
+    """Return h ρ(C̃, P) (I + h ρ(Q*, P))^{-1} ρ(Q*, B), for ρ (D, 1+R, 1+R, F)."""
     if rho.shape[1] == 2:
         return h * rho[:, 0, 1] * rho[:, 1, 0] / (1 + h * rho[:, 1, 1])
     core = torch.eye(rho.shape[1] - 1, device=rho.device) + (h * rho[:, 1:, 1:]).movedim(-1, 1)
@@ -254,7 +255,7 @@ def _out(*values: Tensor) -> torch.dtype:
 
 
 def _real_out(*values: Tensor) -> torch.dtype:
-    # dtype.to_real() says the same, and torch.compile does not know it.
+    # dtype.to_real() does the same, but torch.compile does not support it.
     dtype = _out(*values)
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
@@ -265,7 +266,7 @@ def _check_method(who: str, name: str, method: str) -> None:
 
 
 def _check_system(who: str, arguments: dict[str, tuple[Tensor, tuple[str, ...]]], length: int | None = None) -> None:
-    """Each argument against the axes it may have, 1 standing for any size; real beside a real first one."""
+    """Check each argument's shape. An axis of size 1 always fits. If the first argument is real, all must be real."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     first_name, (first, _) = next(iter(arguments.items()))

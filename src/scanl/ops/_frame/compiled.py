@@ -1,7 +1,7 @@
-"""How compiled kernels become operators of torch: `scanl::NAME_BACKEND` and `scanl::NAME_BACKEND_backward`.
+"""Register compiled kernels as operators of torch: `scanl::NAME_BACKEND` and `scanl::NAME_BACKEND_backward`.
 
-One boundary a call: torch sees a schema, shapes for tracing, and a backward pass. The kernels are two functions of the
-module scanl.ops._BACKEND.NAME, which is imported when first run:
+torch sees one operator per call, with a schema, shapes for tracing, and a backward pass. The kernels are two functions
+of the module scanl.ops._BACKEND.NAME, which the first call imports:
 
     forward(*operands, reverse, cu_seqlens, *options) -> y, last
     backward(dy, dlast, *saved, reverse, cu_seqlens, *options) -> the gradient of every operand that is not None
@@ -28,9 +28,10 @@ def compiled(
 ) -> None:
     """Add the kernels of `backend` to `op`; `declared` as in `Op.backend`.
 
-    saves: the operands (and "y", the output) that the backward pass is given, all operands unless said otherwise; one
-    that is not saved has the shape of y.   second(forward, saved, cotangents, reverse, cu_seqlens): the derivative of
-    the backward pass by dy, dlast and what is saved; by default that of the plain form, which needs all operands.
+    saves: the operands (and "y", the output) that the backward pass gets; by default all operands. An operand that is
+    not saved must have the shape of y.   second(forward, saved, cotangents, reverse, cu_seqlens): the derivative of the
+    backward pass by dy, dlast and the saved tensors. By default the plain PyTorch form is differentiated, which needs
+    all operands.
     """
     name = f"{op.name}_{backend}"
     saves = tuple(saves or op.names)
@@ -68,7 +69,7 @@ def compiled(
         ctx.save_for_backward(*tensors, *output, cu_seqlens)
 
     def backward_backward(ctx, *cotangents):
-        if isinstance(cotangents[0], list):  # as torch.library gives those of a list
+        if isinstance(cotangents[0], list):  # torch.library passes the cotangents of a list as a list
             (cotangents,) = cotangents
         *tensors, cu_seqlens = ctx.saved_tensors
         inputs, results = tensors[: kept + 2], tensors[kept + 2 :]
@@ -102,7 +103,7 @@ def compiled(
 
         grads, pull, *_ = torch.func.vjp(gradients, given)
         (found,) = pull(tuple(by.to(grad.dtype) for grad, by in zip(grads, cotangents, strict=True)))
-        return [found.get(key) for key in names]  # y is not free: it depends on the operands
+        return [found.get(key) for key in names]  # no gradient for y: it depends on the operands
 
     def kinds(names: Sequence[str]) -> str:
         return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)
@@ -139,7 +140,7 @@ def compiled(
 
 
 def _kernel(backend: str, module: str, function: str) -> Callable:
-    """A function of the kernels' module, which is imported by the first call."""
+    """Return a function of the kernels' module. Its first call imports the module."""
     found: list[Callable] = []
 
     def call(*args: Any) -> Any:
@@ -164,7 +165,7 @@ def _opaque(
     )
 
     class Transformed(torch.autograd.Function):
-        """The operator for torch.func, which cannot transform what is registered with torch.library."""
+        """The operator for torch.func, which cannot transform operators registered with torch.library."""
 
         @staticmethod
         def forward(*args):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -205,10 +206,10 @@ def _opaque(
 
 
 def _nobody_watches(args: Sequence[Any]) -> bool:
-    """Whether a call may skip torch's dispatcher, which takes as long as the rest of a call of one step.
+    """Return whether a call may skip torch's dispatcher, which takes as long as the rest of a one-step call.
 
-    It may not where a gradient, a trace, a transformation or a subclass of Tensor must see the call, nor where a tensor
-    is lazy (conjugated, negated or unwritten zeros): the dispatcher writes its numbers out first.
+    It may not if autograd, a trace, a transformation or a subclass of Tensor must see the call. It may not if a tensor
+    is lazily conjugated, lazily negated or a zero tensor without memory, because the dispatcher materialises these.
     """
     if (
         torch._C._len_torch_dispatch_stack() > 0
@@ -220,7 +221,7 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
     differentiating = torch.is_grad_enabled()
     for value in args:  # one pass: this runs for every token
         if isinstance(value, Tensor) and type(value) in _PLAIN:
-            # lazily conjugated or negated, or zeros that have not been written
+            # lazily conjugated or negated, or a zero tensor without memory
             lazy = value.is_neg() or value.is_conj() or value._is_zerotensor()
             if lazy or (differentiating and value.requires_grad):
                 return False

@@ -1,11 +1,12 @@
-"""What an op declares: its operands with their axes, its dtypes and options; and the checks that follow from these.
+"""The declaration of an op: operands with their axes, dtypes and options; and the checks of a call against it.
 
     "x: B T *F, a: ~ B T *F, state: B *F -> B T *F"
 
-names each operand with its axes, and after the arrow the axes of the output. `*F` stands for any number of axes, `~`
-for broadcasting to the axes from the right, a number for an axis of that size, `|` between alternatives, `name?` for
-an operand that may be None, `name: bool B T` for one of truth values. The state comes last and may always be None; with
-`cu_seqlens` its first axis counts sequences. `state: tree` is one of several tensors, whose form the op says.
+This names each operand with its axes, and after the arrow the axes of the output. `*F` is any number of axes. `~` means
+that the operand broadcasts to these axes, aligned from the right. A number is an axis of that size. `|` separates
+alternatives. `name?` may be None. `name: bool B T` is a boolean operand. The state is last and may always be None; with
+`cu_seqlens` its first axis is the number of sequences. `state: tree` is a state of several tensors, whose structure the
+op's `form` defines.
 """
 
 import functools
@@ -29,24 +30,24 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of the declaration: its name, and its axes or the alternatives for them."""
+    """One operand of the declaration: its name and its axes, or alternatives for its axes."""
 
     name: str
     choices: tuple[tuple[str, ...], ...]
     broadcast: bool = False
     optional: bool = False
-    truth: bool = False  # of torch.bool: it is not cast and has no gradient
+    truth: bool = False  # its dtype is torch.bool; it is not cast and has no gradient
 
     @property
     def tree(self) -> bool:
-        """Whether it is a state of several tensors."""
+        """Whether the operand is a state of several tensors."""
         return self.choices == (("tree",),)
 
     def __str__(self) -> str:
         return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
 
     def time_axis(self, value: Tensor, ndim: int) -> int | None:
-        """Which axis of `value` is time, or None. `ndim`: how many axes the first operand has, for broadcasting."""
+        """Return the time axis of `value`, or None. ndim: the number of axes of the first operand, for broadcasting."""
         if self.broadcast:
             axis = 1 - (ndim - value.ndim)
             return axis if axis >= 0 and value.shape[axis] != 1 else None
@@ -56,14 +57,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments that an op takes; the tests try its laws with them."""
+    """Valid arguments of an op, for the tests."""
 
-    operands: Mapping[str, Any]  # tensors; a state may be a tree of them
+    operands: Mapping[str, Any]  # tensors; a state may be a structure of tensors
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Cases(Generic[C]):
-    """What a generator yields, run anew for each loop over it: `@op.samples` decorates the generator."""
+    """An iterable that runs a generator anew for each loop. `@op.samples` decorates the generator."""
 
     def __init__(self):
         self._generate: Callable[[], Iterator[C]] = lambda: iter(())
@@ -77,7 +78,7 @@ class Cases(Generic[C]):
 
 
 class Call(TypedDict, total=False):
-    """What every op takes beside its operands and options; a reference declares it and never sees it."""
+    """Keywords that every op takes besides its operands and options. A reference declares them and never gets them."""
 
     reverse: bool
     cu_seqlens: Tensor | None
@@ -87,10 +88,10 @@ class Call(TypedDict, total=False):
 class Declaration:
     """The operands of an op, and the checks of a call against them.
 
-    divides: axes whose size must divide another's, as heads that others share.   derived: axes of the state whose size
-    follows from those of the operands.   real: operands that stay real beside complex ones.   wide: operands that may
-    be float32 beside others in half precision, which they do not widen.   parameters: of the reference; its keywords
-    that are no operands are the options.
+    divides: pairs of axes; the size of the first must divide that of the second (G divides H).   derived: state axes
+    whose size is computed from the other sizes.   real: operands that must be real even if others are complex.
+    wide: operands that may be float32 when the others are half precision; they do not widen the others.
+    parameters: those of the reference. Its keywords that are not operands are the options.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Declaration:
         self.real, self.wide = tuple(real), tuple(wide)
 
     def bind(self, args: Sequence[Any], more: Mapping[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-        """The operands and the options of a call, each by name. Raises TypeError for arguments that are unknown."""
+        """Return the operands and the options of a call, by name. Raises TypeError for unknown arguments."""
         if len(args) > len(self.positional):
             most = len(self.positional)
             raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {most}")
@@ -147,9 +148,9 @@ class Declaration:
         return operands, options
 
     def sizes(self, operands: Mapping[str, Tensor | None], cu_seqlens: Tensor | None) -> dict[str, Any]:
-        """The size of every axis. Raises ShapeError for an operand whose shape or device is not as declared."""
+        """Return the size of every axis. Raises ShapeError for an operand with a wrong shape or device."""
         sizes: dict[str, Any] = {}
-        origin: dict[str, str] = {}  # the operand that an axis was first seen in
+        origin: dict[str, str] = {}  # for each axis, the operand that it was first seen in
         first: Tensor | None = None
         for operand in self.operands:
             value = operands[operand.name]
@@ -192,7 +193,7 @@ class Declaration:
         return sizes
 
     def _match(self, operand: Operand, shape: torch.Size, sizes: dict[str, Any], origin: dict[str, str]) -> None:
-        """Compare a shape with what is known, and add the axes that are new."""
+        """Compare a shape with the known sizes, and add the sizes of new axes."""
         if operand.broadcast:
             full = full_shape(operand.choices[0], sizes)
             if len(shape) <= len(full) and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
@@ -217,7 +218,10 @@ class Declaration:
         raise ShapeError(f"{self.name}: {operand.name} has shape {tuple(shape)}, expected {operand}{because}")
 
     def kinds(self, operands: Mapping[str, Tensor | None]) -> tuple[torch.device, torch.dtype, torch.dtype]:
-        """The device; the output's dtype: the first operand's, complex if any is; the dtype that all promote to."""
+        """Return the device, the output's dtype, and the dtype that all operands promote to.
+
+        The output has the first operand's dtype, or the promoted one if that is complex.
+        """
         given = {}
         for operand in self.operands:
             value = operands.get(operand.name)
@@ -245,7 +249,7 @@ class Declaration:
 
 
 def full_shape(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of these axes; an axis that is a number has that size."""
+    """Return the shape of these axes; an axis that is a number has that size."""
     full: list[int] = []
     for axis in axes:
         if axis[0] == "*":
@@ -269,7 +273,7 @@ def _parse(line: str) -> Operand:
 
 
 def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The sizes of the axes, or None where the shape does not fit them or the sizes that are known."""
+    """Return the sizes of the axes, or None if the shape does not fit the axes or the known sizes."""
     many = [i for i, axis in enumerate(axes) if axis[0] == "*"]
     extra = len(shape) - len(axes)
     if extra < -1 if many else extra != 0:

@@ -1,4 +1,4 @@
-"""Which backend evaluates a call: what each can run, with its reasons against it, and the order they are tried in."""
+"""Choose the backend of a call: what each backend can run, why it cannot, and the order of preference."""
 
 import os
 import threading
@@ -23,16 +23,16 @@ class Backend:
     name: str
     run: Callable[..., tuple[Tensor, Any]]
     devices: tuple[str, ...] | None = None  # None: any
-    dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower ones are widened first
-    whole: bool = False  # takes reverse and cu_seqlens itself; else it sees forward time and one sequence a row
+    dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower operands are widened first
+    whole: bool = False  # handles reverse and cu_seqlens itself; else it gets forward time and one sequence per row
     package: str | None = None  # a package that it needs and that is not installed
-    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # reasons against sizes, options and `given`, the operands
+    needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # (sizes, options, names of `given` operands) -> reasons
     forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
-    excused: Mapping[str, str] = field(default_factory=dict)  # laws that it does not obey, each with the reason
-    half_products: bool = False  # rounds operands in half precision to it before products; sums are float32
+    excused: Mapping[str, str] = field(default_factory=dict)  # tests that it need not pass, each with the reason
+    half_products: bool = False  # with half-precision operands, factors of products are rounded to half, sums float32
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
-        """Why it cannot run these arguments; empty when it can. named: the caller asked for this backend by name."""
+        """Return why it cannot run these arguments; empty if it can. named: the caller named this backend."""
         reasons = []
         emulated = named and self.name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
         if self.devices is not None and device.type not in self.devices and not (emulated and device.type == "cpu"):
@@ -51,7 +51,7 @@ class Backend:
 
 
 def preference(backends: Iterable[str]) -> list[str]:
-    """These backends in the order that "auto" tries them."""
+    """Sort backends into the order in which "auto" tries them."""
     return sorted(backends, key=ORDER.index)
 
 
@@ -63,7 +63,7 @@ def choose(
     dtype: torch.dtype,
     sizes: Mapping[str, Any],
 ) -> Backend:
-    """The first of the wanted backends that can run; "auto" stands for all. BackendError says why none can."""
+    """Return the first wanted backend that can run; "auto" stands for all. BackendError says why none can."""
     refusals = []
     for name in wanted:
         if name == "auto":
@@ -81,7 +81,7 @@ def choose(
 
 
 def explain(backends: Mapping[str, Backend], device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> str:
-    """A line for each backend: that it can run, or each reason why not."""
+    """Return one line per backend: that it can run, or why not."""
     reasons = {name: backends[name].reasons(device, dtype, sizes, named=False) for name in preference(backends)}
     return "\n".join(f"{name}: {'; '.join(against) or 'can run'}" for name, against in reasons.items())
 
@@ -94,16 +94,16 @@ _preferred = _Preferred()
 
 
 def preferred() -> tuple[str, ...]:
-    """The backends that "auto" stands for in this thread, by the innermost `backend` context."""
+    """Return the backends that "auto" stands for in this thread: those of the innermost `backend` context."""
     return _preferred.names
 
 
 class backend:
-    """A context in which "auto", as layers call ops, means these backends: of each op the first that can run.
+    """A context that restricts "auto", which layers use, to these backends. Each op uses the first one that can run.
 
-    names: of "auto", "reference", "parallel", "cpu", "triton". An op for which none of them can run raises
-    BackendError; "reference" always can. Contexts nest, the innermost counts, and each thread has its own. A backend
-    that is named at a call is used as if there were no context. Raises BackendError for an unknown name.
+    names: any of "auto", "reference", "parallel", "cpu", "triton". An op that none of them can run raises
+    BackendError; "reference" can always run. Contexts nest; the innermost applies. Each thread has its own. A call that
+    names a backend ignores the context. Raises BackendError for an unknown name.
 
     >>> from scanl.ops import linear_scan
     >>> with backend("parallel", "reference"):  # all in plain torch: for torch.func.jvp, for export
@@ -119,7 +119,7 @@ class backend:
         if not names:
             raise BackendError(f"scanl.ops.backend: no backend is named, expected some of {', '.join(known)}")
         self.names = names
-        self.before: list[tuple[str, ...]] = []  # what was preferred each time that it was entered
+        self.before: list[tuple[str, ...]] = []  # the preference at each entry, to restore at the exit
 
     def __enter__(self) -> None:
         self.before.append(_preferred.names)
@@ -134,5 +134,5 @@ def in_forward_mode() -> bool:
 
 
 def transforming() -> bool:
-    """Whether a transformation of torch.func is at work."""
+    """Return whether a transformation of torch.func is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,7 +1,7 @@
-"""Ops whose arguments are functions, or tensors in any structure: there are no operands to declare.
+"""Ops that take functions, or tensors in any structure, and so declare no operands.
 
-With its functions given, such an op is an op like any other. `@NAME.instance` declares one: its reference is a plain
-loop, and its backend calls NAME. The laws run over the instances.
+With particular functions, such an op becomes an ordinary op, an instance. `@NAME.instance` declares one: its reference
+is a plain loop, and its backend calls NAME. The tests cover the instances.
 """
 
 import functools
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 
 class HigherOrder(Generic[P, R]):
-    """An op that takes functions. It is called as it was written; what the registry knows of it stands beside it.
+    """An op that takes functions, with the metadata of the registry. A call runs the decorated function unchanged.
 
-    It is plain torch on any device, which the registry calls "parallel".   instances: ops made of it, by name.
+    It is plain PyTorch for any device; the registry lists it as "parallel".   instances: its instances, by name.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HigherOrder(Generic[P, R]):
         return self._function(*args, **kwargs)
 
     def instance(self, declaration: str, **declared: Any) -> Callable[[Callable[..., Any]], Op[..., Any]]:
-        """Declare the decorated reference an instance, NAME.reference; `declared` as in `Op`."""
+        """Declare the decorated reference as an instance; `declared` as in `Op`."""
 
         def add(reference: Callable[..., Any]) -> Op[..., Any]:
             own = {"id": self.id, "equation": self.equation, "source": self.source, "dtypes": self.dtypes}
@@ -59,11 +59,11 @@ class HigherOrder(Generic[P, R]):
         return add
 
     def preference(self) -> list[str]:
-        """The names of its backends in the order of every op."""
+        """Return the names of its backends."""
         return dispatch.preference(self.backends)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """A line for each backend: that it can run tensors such as the first one given, or each reason why not."""
+        """Return one line per backend: that it can run tensors like the first one given, or why not."""
         first = next(value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor))
         return dispatch.explain(self.backends, first.device, first.dtype, {})
 
@@ -75,7 +75,7 @@ HIGHER: dict[str, HigherOrder[..., Any]] = {}
 
 
 def higher_order(**declared: Any) -> Callable[[Callable[P, R]], HigherOrder[P, R]]:
-    """Declare the decorated function an op that takes functions, and register it; `declared` as in `HigherOrder`."""
+    """Declare the decorated function as an op that takes functions and register it; `declared` as in `HigherOrder`."""
 
     def register(function: Callable[P, R]) -> HigherOrder[P, R]:
         HIGHER[function.__name__] = made = HigherOrder(function, **declared)

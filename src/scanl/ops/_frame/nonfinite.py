@@ -1,9 +1,9 @@
-"""Keep NaN and infinities from earlier steps, in forms that compute many steps at once.
+"""Keep NaN and infinities out of the outputs of earlier steps, in forms that compute many steps at once.
 
-A masked product multiplies what it masks by zero, and zero times NaN is NaN. A transform over time mixes all steps. So
-such a form is computed with zeros for the numbers that are not finite. Afterwards every output from the first such step
-on is multiplied by NaN, and every earlier one by one. The product leaves finite numbers as they are, to the bit, and
-makes NaN of a gradient that comes through a NaN.
+A masked product multiplies masked numbers by zero, and zero times NaN is NaN. A transform over time mixes all steps.
+So these forms replace numbers that are not finite by zeros. Afterwards they multiply every output from the first such
+step on by NaN, and every earlier output by 1. Multiplying by 1 changes no bit of a finite number. Multiplying by NaN
+also makes the gradient through that output NaN.
 """
 
 import torch
@@ -13,10 +13,10 @@ from torch.nn import Parameter
 
 
 def suspected(*values: Tensor | None) -> bool:
-    """Whether a number may be NaN or infinite. The answer is False only if every number is known to be finite.
+    """Return whether a number may be NaN or infinite; False only if every number is known to be finite.
 
-    It costs one sum for each tensor: a finite sum has finite terms. A sum of finite terms may overflow; then the answer
-    is True as well. It is True without a look on a GPU, which would have to be waited for, and while tracing.
+    It costs one sum per tensor: a finite sum has finite terms. If a sum of finite terms overflows, the answer is True
+    as well. On a GPU, where reading the sum would synchronise, and while tracing, the answer is always True.
     """
     for value in values:
         if value is None:
@@ -29,24 +29,24 @@ def suspected(*values: Tensor | None) -> bool:
 
 
 def _unreadable(value: Tensor) -> bool:
-    """Traced, or one of the tensors that torch.func hands around."""
+    """Return whether the values cannot be read: the tensor is traced or wrapped by torch.func."""
     return type(value) not in (Tensor, Parameter) or is_functorch_wrapped_tensor(value)
 
 
 def faulty(x: Tensor, *, decay: bool = False) -> Tensor:
-    """Where it is not finite; a log decay may be -inf, which forgets everything and is no fault."""
+    """Return a mask of numbers that are not finite. In a log decay, -inf is allowed: it forgets everything."""
     if not decay:
         return ~x.isfinite()
     return ~((x.real < torch.inf) & x.imag.isfinite()) if x.is_complex() else ~(x < torch.inf)
 
 
 def replaced(x: Tensor, *, decay: bool = False) -> Tensor:
-    """Zero in place of what is faulty."""
+    """Replace faulty numbers by zero."""
     return torch.where(faulty(x, decay=decay), 0, x)
 
 
 def since(fault: Tensor, axis: int) -> Tensor:
-    """One before the first fault along an axis, NaN from there on, as float32."""
+    """Return 1 before the first fault along an axis and NaN from there on, as float32."""
     size = fault.shape[axis]
     steps = torch.arange(size, device=fault.device).view(-1, *(1,) * (fault.ndim - 1 - axis % fault.ndim))
     first = torch.where(fault.any(axis, keepdim=True), fault.to(torch.uint8).argmax(axis, keepdim=True), size)

@@ -1,7 +1,7 @@
-"""An op: one declaration, from which come the checks, the zero state, the choice of backend and the tests.
+"""An op: its declaration gives the checks, the zero state, the choice of backend and the tests.
 
-The decorated function is the reference: a plain loop over time, in any floating dtype. Other backends are added to it
-with `backend`; those that are compiled kernels with `compiled` of compiled.py.
+The decorated function is the reference: a plain loop over time, in any floating dtype. `Op.backend` adds other
+backends; `compiled` in compiled.py adds compiled kernels.
 """
 
 import functools
@@ -36,17 +36,17 @@ S = TypeVar("S")
 
 
 class Op(Declaration, Generic[P, S]):
-    """A pure function over tensors that evaluates one kind of transition; `(output, last state)` come back.
+    """A pure function of tensors that evaluates one kind of recurrence and returns `(output, last state)`.
 
-    The declaration is described in declaration.py. A state of None is zeros, or `initial` of them. The options are the
-    reference's keywords. After the reference, `@NAME.samples` and `@NAME.errors` decorate the generators of arguments
-    that the tests try, and `@NAME.backend` the other ways to evaluate it.
+    declaration.py describes the declaration. A state of None is zeros, or `initial(zeros)`. The options are the
+    reference's keywords. After the reference, `@NAME.samples` and `@NAME.errors` decorate generators of arguments for
+    the tests, and `@NAME.backend` decorates other implementations.
 
-    form: of a state of several tensors, the empty one: `form(sizes, options, dtype, device)`. A state that is given is
-    compared with it; where there is none, backends are handed None.   check: called with the operands, the options and
-    cu_seqlens before any work, where more is to be refused.   widens: whether operands in half precision are widened
-    for the reference, as for any backend that does not name their dtype.   excused: laws that do not hold for this op,
-    each with the reason, which the tests report.
+    form: for a state of several tensors, a function `form(sizes, options, dtype, device)` that returns the empty state.
+    A state passed in must match it; without a state, backends get None.   check: a function of the operands, the
+    options and cu_seqlens that raises for arguments that fail further checks, before any work.   widens: whether
+    half-precision operands are widened for the reference, as they are for a backend that does not declare their dtype.
+    excused: tests that this op need not pass, each with the reason, which the tests report.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class Op(Declaration, Generic[P, S]):
         super().__init__(reference.__name__, declaration, parameters, dtypes, divides, derived, real, wide)
         self.initial, self.form, self.check = initial, form, check
         self.excused = excused or {}
-        self.effect = effect  # how the state goes through a piece; None where it enters a nonlinearity
+        self.effect = effect  # how a piece acts on the state; None if not linearly
         self.id, self.equation, self.source = id, equation, source
         self.samples: Cases[Sample] = Cases()
-        self.errors: Cases[tuple[Sample, str]] = Cases()  # each with a part of the message that refuses it
-        self.neutral = neutral  # the operands of a step that leaves the state as it is
+        self.errors: Cases[tuple[Sample, str]] = Cases()  # invalid arguments, each with a part of the error message
+        self.neutral = neutral  # values of the operands for a step that does not change the state
         self.backends: dict[str, Backend] = {}
         self.backend("reference", dtypes=FLOATING + COMPLEX if widens else dtypes)(reference)
         self._plans: dict[tuple, tuple] = {}
 
     def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
-        """Add a backend that needs `package`; `declared` as in `Backend`."""
+        """Add the decorated function as a backend that needs `package`; `declared` as in `Backend`."""
 
         if package is not None and importlib.util.find_spec(package) is not None:
             package = None
@@ -144,7 +144,7 @@ class Op(Declaration, Generic[P, S]):
         y, state = self.evaluate(chosen, values, y_shape, reverse=reverse, cu_seqlens=cu_seqlens, **options)
         return cast(y, dtype), state
 
-    if TYPE_CHECKING:  # which sees the reference's parameters, as `inspect.signature` does
+    if TYPE_CHECKING:  # a type checker sees the reference's parameters, as `inspect.signature` does
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Tensor, S]: ...
     else:
@@ -170,7 +170,7 @@ class Op(Declaration, Generic[P, S]):
         cu_seqlens: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
-        """Run a backend on operands that are checked and cast, of which the state comes last."""
+        """Run a backend on operands that are already checked and cast; the state is the last one."""
         chosen = self.backends[name]
         if chosen.whole:
             return chosen.run(*values, reverse=reverse, cu_seqlens=cu_seqlens, **options)
@@ -184,10 +184,10 @@ class Op(Declaration, Generic[P, S]):
         cu_seqlens: Tensor | None,
         wanted: tuple[str, ...],
     ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...], list[tuple[int, torch.dtype]]]:
-        """All that follows from shapes, dtypes and devices alone, checked: it is remembered from call to call.
+        """Check a call and plan it. The plan depends on shapes, dtypes and devices alone, and is cached between calls.
 
-        The backend's name, the dtypes of the output and of the computation, the device, the state's shape or
-        form, the shape of the output, and which operands are to be cast to which dtype.
+        It is the backend's name, the dtypes of the output and of the computation, the device, the state's shape or
+        form, the shape of the output, and which operands to cast to which dtype.
         """
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
@@ -206,7 +206,7 @@ class Op(Declaration, Generic[P, S]):
         return chosen.name, dtype, compute, device, state, self.output_shape(sizes), self._casts(operands, compute)
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
-        """A line for each backend: that it can run these arguments, or each reason why not. `auto` takes the first."""
+        """Return one line per backend: that it can run these arguments, or why not. `auto` takes the first that can."""
         operands, options = self.bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
         check_kind(self.name, cu_seqlens)
         sizes = {**self.sizes(operands, cu_seqlens), **options, "given": _given(operands)}
@@ -214,11 +214,12 @@ class Op(Declaration, Generic[P, S]):
         return dispatch.explain(self.backends, device, dtype, sizes)
 
     def summary(self, *args: Tensor | None, **more: Any) -> Summary:
-        """What a piece does to the state that enters it; the arguments are those of a call without a state.
+        """Return the effect of a piece of a sequence on the state. The arguments are those of a call, without a state.
 
         For pieces p and q, `op.summary(*p).after(state)` is the last state of `op(*p, state)`, and
-        `op.summary(*p).then(op.summary(*q))` is the summary of both as one piece. In reverse q is the earlier one.
-        With cu_seqlens there is a row for each sequence. ConfigError for an op whose state does not enter linearly.
+        `op.summary(*p).then(op.summary(*q))` is the summary of p followed by q. In reverse, q is the earlier piece in
+        time. With cu_seqlens the summary has one row per sequence. Raises ConfigError if the op is not linear in its
+        state.
         """
         if self.effect is None:
             raise ConfigError(
@@ -238,12 +239,12 @@ class Op(Declaration, Generic[P, S]):
                 raise ConfigError(
                     f"{self.name}: {name} is given, expected none because with it the state enters a nonlinearity"
                 )
-        run: Run = self._call  # pyright: ignore[reportAssignmentType]  # states that enter linearly are tensors
+        run: Run = self._call  # pyright: ignore[reportAssignmentType]  # an op with an effect has a tensor as state
         _, last = run(**operands, **options, **call)
         return Summary(self.effect.carry(run, operands, last, **options, **call), last, self.effect)
 
     def preference(self) -> list[str]:
-        """The names of its backends in the order that "auto" tries them."""
+        """Return the names of its backends in the order in which "auto" tries them."""
         return dispatch.preference(self.backends)
 
     def __repr__(self) -> str:
@@ -254,7 +255,7 @@ REGISTRY: dict[str, Op[..., Any]] = {}
 
 
 def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor, S]]], Op[P, S]]:
-    """Declare the decorated reference an op, and register it; `declared` as in `Op`."""
+    """Declare the decorated reference as an op and register it; `declared` as in `Op`."""
 
     def register(reference: Callable[P, tuple[Tensor, S]]) -> Op[P, S]:
         REGISTRY[reference.__name__] = made = Op(reference, declaration, **declared)
@@ -264,7 +265,7 @@ def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor,
 
 
 def _signature(reference: Callable[..., Any]) -> inspect.Signature:
-    """The reference's, with what every op takes spelt out."""
+    """Return the reference's signature, with the keywords of `Call` written out."""
     declared = inspect.signature(reference)
     own = [one for one in declared.parameters.values() if one.kind is not one.VAR_KEYWORD]
     every = inspect.signature(Op._call).parameters
@@ -272,7 +273,7 @@ def _signature(reference: Callable[..., Any]) -> inspect.Signature:
 
 
 def _by_name(run: Callable, names: Sequence[str]) -> Callable:
-    """For a function with operands that only a keyword gives."""
+    """Wrap a function that takes some operands by keyword only, so that it takes all operands by position."""
     return lambda *values, **more: run(**dict(zip(names, values, strict=True)), **more)
 
 
@@ -281,5 +282,5 @@ def _given(operands: Mapping[str, Tensor | None]) -> frozenset[str]:
 
 
 def cast(value: Tensor | None, dtype: torch.dtype) -> Any:
-    """`value.to(dtype)`. Where the dtype is right already, it skips torch's call, which takes ten times as long."""
+    """Return `value.to(dtype)`. If the dtype is right already, skip torch's call, which takes ten times as long."""
     return value if value is None or value.dtype is dtype else value.to(dtype)

@@ -1,4 +1,4 @@
-"""Reversed time and packed sequences for a backend that knows neither: time is turned, sequences run one by one."""
+"""Reversed time and packed sequences for a backend that supports neither: flip time, run sequences one by one."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def evaluate(
     cu_seqlens: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Any]:
-    """What `run` gives for these operands, whose state comes last."""
+    """Return the results of `run` for these operands; the state is the last operand."""
     if cu_seqlens is not None:
         return _one_by_one(who, run, operands, values, y_shape, cu_seqlens, reverse=reverse, **options)
     if not reverse:

@@ -1,11 +1,11 @@
-r"""What a piece of a sequence does to the state that enters it: pieces can then be run apart, and joined afterwards.
+r"""The effect of a piece of a sequence on the state, so that pieces can run separately and be joined afterwards.
 
-A state that enters linearly leaves a piece as
+If an op is linear in its state, a piece maps the state as
 
 .. math:: s_{out} = A\, s_{in} + b.
 
-A `Summary` is this pair: `carry` is A, and `last` is b, the state after the piece when nothing enters. A piece and the
-one behind it have the summary (A_2 A_1, A_2 b_1 + b_2). Processes that divide a sequence exchange summaries, not steps.
+A `Summary` is this pair: `carry` is A; `last` is b, the state after the piece from a zero state. Piece 1 followed by
+piece 2 has the summary (A_2 A_1, A_2 b_1 + b_2). Processes that divide a sequence exchange summaries, not steps.
 """
 
 from abc import ABC, abstractmethod
@@ -20,30 +20,30 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Effect(ABC):
-    """How the state of an op goes through a piece.
+    """How a piece acts on the state of an op.
 
-    unless: operands that make it nonlinear when they are given; a piece then has no summary.
+    unless: operands that make the op nonlinear in its state; if one is given, there is no summary.
     """
 
     unless: tuple[str, ...] = ()
 
     @abstractmethod
     def carry(self, run: Run, operands: Mapping[str, Tensor | None], last: Tensor, **more: Any) -> Tensor:
-        """A of a piece. run: the op.   last: b of the piece."""
+        """Return A of a piece. run: the op.   last: b of the piece."""
 
     @abstractmethod
     def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
-        """The state that leaves a piece when `state` enters it."""
+        """Return the state after a piece that starts from `state`."""
 
     @abstractmethod
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
-        """A of a piece and the one behind it."""
+        """Return A of the first piece followed by the second."""
 
 
 class Linear(Effect):
-    """The op says what A is: it runs from a unit state, with operands that write nothing.
+    """An effect whose A is computed by running the op from a unit state, with operands that write nothing.
 
-    silent: those operands, and their values.
+    silent: the names and values of those operands.
     """
 
     def __init__(self, silent: Mapping[str, float], unless: tuple[str, ...] = ()):
@@ -63,11 +63,11 @@ class Linear(Effect):
 
     @abstractmethod
     def unit(self, last: Tensor) -> Tensor:
-        """The state that a piece turns into its A; `last` is a state of the same shape."""
+        """Return the unit state, which the op maps to A. last: a state of the op, for its shape."""
 
 
 class Diagonal(Linear):
-    """Each number of the state is multiplied by one of its own. A has the shape of the state."""
+    """Each element of the state is multiplied by its own number. A has the shape of the state."""
 
     def unit(self, last: Tensor) -> Tensor:
         return torch.ones_like(last)
@@ -80,7 +80,10 @@ class Diagonal(Linear):
 
 
 class Matrix(Linear):
-    """A matrix (B, H, K, V) is multiplied from the left. A is (B, H, K, K); what is silent has V as its last axis."""
+    """The state (B, H, K, V) is multiplied by a matrix from the left. A is (B, H, K, K).
+
+    The last axis of the silent operands is V.
+    """
 
     def unit(self, last: Tensor) -> Tensor:
         size = last.shape[2]
@@ -97,7 +100,7 @@ class Matrix(Linear):
 
 
 class Window(Effect):
-    """The state (B, R, D) is the last R inputs. A is how many steps they move on, (B,)."""
+    """The state (B, R, D) is the last R inputs. A is the number of steps by which they shift, (B,)."""
 
     def carry(self, run: Run, operands: Mapping[str, Tensor | None], last: Tensor, **more: Any) -> Tensor:
         x, cu_seqlens = operands["x"], more.get("cu_seqlens")
@@ -120,9 +123,9 @@ class Window(Effect):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a piece does to the state that enters it. `op.summary(...)` makes one.
+    """The effect of a piece of a sequence on the state. `op.summary(...)` makes one.
 
-    carry: A; its form depends on the op.   last: the state after the piece when nothing enters.
+    carry: A; its shape depends on the op.   last: b, the state after the piece from a zero state.
     """
 
     carry: Tensor
@@ -130,9 +133,9 @@ class Summary:
     effect: Effect
 
     def after(self, state: Tensor | None) -> Tensor:
-        """The state that leaves the piece when `state` enters it; None is the state before any input."""
+        """Return the state after the piece, starting from `state`; None is the state before any input."""
         return self.last if state is None else self.effect.after(self.carry, self.last, state)
 
     def then(self, following: "Summary") -> "Summary":
-        """The summary of this piece and the one that is read next, as one piece."""
+        """Return the summary of this piece followed by the next one."""
         return Summary(self.effect.follow(self.carry, following.carry), following.after(self.last), self.effect)

@@ -1,4 +1,4 @@
-"""States of several tensors: a NamedTuple, perhaps with tuples in it, every tensor batch first; or a lone tensor."""
+"""States of several tensors: a NamedTuple that may contain tuples; or one tensor. All tensors are batch first."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from scanl.errors import ShapeError
 
 
 def check(name: str, value: Any, form: Any, device: torch.device, because: str) -> None:
-    """Refuse a state that is not of the given form.
+    """Check that a state has the given form. Raises ShapeError.
 
-    name: of the op and the state, "long_convolution: state".   form: such a state on the meta device.   device: where
-    the tensors must be.   because: of whom this form is expected. Raises ShapeError.
+    name: the op and the argument, for the message: "long_convolution: state".   form: a state of this form on the meta
+    device.   device: the device of the tensors.   because: what determines the form, for the message.
     """
     if isinstance(form, Tensor):
         if not isinstance(value, Tensor):
@@ -43,7 +43,7 @@ def _kind(value: Tensor) -> str:
 
 
 def key(value: Any) -> tuple:
-    """All that decides whether another state is of the same form."""
+    """Return a hashable key of a state's form: states with equal keys have the same form."""
     return type(value), *(
         (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else type(leaf)
         for leaf in pytree.tree_leaves(value)
@@ -51,17 +51,17 @@ def key(value: Any) -> tuple:
 
 
 def cast(value: Any, form: Any) -> Any:
-    """In the dtypes of the form; the same tensors where nothing changes."""
+    """Cast a state to the dtypes of the form; a tensor whose dtype is right is returned as it is."""
     return pytree.tree_map(lambda leaf, like: leaf if leaf.dtype is like.dtype else leaf.to(like.dtype), value, form)
 
 
 def rows(value: Any, start: int, end: int) -> Any:
-    """Some rows of the batch; of no state none."""
+    """Return the batch rows from start to end; None for None."""
     return pytree.tree_map(lambda leaf: None if leaf is None else leaf[start:end], value)
 
 
 def joined(values: list[Any]) -> Any:
-    """The rows of several states, one after the other."""
+    """Concatenate the batch rows of several states."""
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *values)
 
 
