@@ -1,4 +1,4 @@
-"""What the kernels of cells share: where the sequences lie, and how they are divided."""
+"""Helpers for the kernels of recurrent cells: row ranges of sequences, and division of the work over cores."""
 
 import itertools
 
@@ -9,14 +9,14 @@ from numba import njit
 from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
-NARROW = 32  # channels under which splitting them over cores would share cache lines
-WIDEST = 2048  # channels whose rows still fit the first-level cache
-ROWS = 8  # sequences that share each load of a matrix
-FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
+NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
+WIDEST = 2048  # most channels of a block, so that its rows fit the first-level cache
+ROWS = 8  # sequences that are processed with each load of a matrix
+FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
 def sequences(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str) -> np.ndarray:
-    """Of each sequence its row of the batch, its first step and one past its last, as (N, 3)."""
+    """Return (N, 3): for each sequence its batch row, its first step and the step after its last."""
     batch, steps = first.shape[:2]
     if cu_seqlens is None:
         return np.array([(b, 0, steps) for b in range(batch)], np.int64).reshape(batch, 3)
@@ -25,25 +25,25 @@ def sequences(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str) -
 
 
 def blocks(count: int, width: int) -> tuple[int, int]:
-    """How many blocks of how many channels, so that `count` sequences give every core something to do."""
+    """Return the number of channel blocks and their width, so that `count` sequences give work to every core."""
     size = -(-width * min(CORES, max(count, 1)) // CORES)
     size = max(1, min(-(-size // NARROW) * NARROW, WIDEST, width))
     return -(-width // size), size
 
 
 def groups(count: int) -> tuple[int, int]:
-    """How many groups of how many sequences, so that every core has one if there are so many."""
+    """Return the number of groups and the sequences in each, with a group for every core if there are enough."""
     size = max(1, min(ROWS, -(-count // CORES)))
     return -(-count // size), size
 
 
 def rows(value: torch.Tensor) -> torch.Tensor:
-    """The same values with their last axis contiguous."""
+    """Return the tensor with a contiguous last axis."""
     return value if value.ndim and value.stride(-1) == 1 else value.contiguous()
 
 
 def before(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bool) -> torch.Tensor:
-    """What stood before every step of y: the step before it, at the start of a sequence its state."""
+    """Return the state before every step of y: the previous step, or the initial state of the sequence."""
     shifted = torch.empty_like(y, memory_format=torch.contiguous_format)
     if reverse:
         shifted[:, :-1] = y[:, 1:]
@@ -58,14 +58,14 @@ def before(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bo
 
 @njit(forceinline=True)
 def piece(ranges, unit, count, size, width):
-    """A unit of work as its sequence, its row of the batch, its bounds in time, its first channel and how many."""
+    """Return a unit's sequence, batch row, first step, end step, first channel and number of channels."""
     n, channel = unit // count, unit % count * size
     return n, ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2], channel, min(size, width - channel)
 
 
 @njit(forceinline=True)
 def longest(ranges, first, count):
-    """The steps of the longest of `count` sequences from the first on."""
+    """Return the length of the longest of `count` sequences, starting with sequence `first`."""
     steps = 0
     for n in range(first, first + count):
         steps = max(steps, ranges[3 * n + 2] - ranges[3 * n + 1])
@@ -74,7 +74,7 @@ def longest(ranges, first, count):
 
 @njit(forceinline=True)
 def row_at(ranges, n, i, steps, reverse):
-    """Where the i-th step of sequence n lies among all rows (B T); -1 when it has ended."""
+    """Return the index, among all B·T rows, of the i-th step of sequence n; -1 after its end."""
     begin, end = ranges[3 * n + 1], ranges[3 * n + 2]
     if i >= end - begin:
         return -1
@@ -83,6 +83,6 @@ def row_at(ranges, n, i, steps, reverse):
 
 @njit(forceinline=True)
 def copy(source, target):
-    """A loop that becomes one move of memory; numba's assignment of slices is many times slower for short ones."""
+    """Copy an array. The loop compiles to one memory move; numba's slice assignment is far slower for short slices."""
     for i in range(target.size):
         target[i] = source[i]

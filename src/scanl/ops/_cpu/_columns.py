@@ -1,8 +1,8 @@
-"""Blocks of columns of a matrix state: what the kernels of all matrix memories share.
+"""Blocks of columns of a matrix state, for the kernels of all matrix memories.
 
-The columns of S never meet: each block of WIDTH of them is a recurrence of its own, whose rows lie WIDTH apart in
-scratch that fits the first-level cache. A unit of work is one sequence, one shared head of queries and keys, and one
-part of what reads them: of its heads, or, where there are too few, of the columns of one head.
+The columns of S are independent: each block of WIDTH columns is a recurrence of its own. Its rows are WIDTH apart in
+scratch memory that fits the first-level cache. A unit of work is one sequence, one head of q and k, and one part of the
+heads of v that use it. If there are too few heads, a unit is a part of the columns of one head.
 """
 
 import functools
@@ -15,15 +15,15 @@ from numba import njit
 from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
-WIDTH = 64  # columns: constant, so that rows in scratch are known not to overlap
+WIDTH = 64  # columns of a block; constant, so that the compiler knows that rows in scratch do not overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
 
 
 class Work(NamedTuple):
-    """How the operands of a matrix memory are divided."""
+    """How the work of a matrix memory is divided into units."""
 
-    ranges: np.ndarray  # of each sequence: first row, end row
-    head_parts: int  # parts of the heads of a shared head
+    ranges: np.ndarray  # for each sequence: first row, end row
+    head_parts: int  # parts of the heads of v that use one head of q and k
     column_parts: int  # parts of the columns of a head
     units: int
     slots: dict[str, int]  # that say so to the kernels
@@ -53,19 +53,19 @@ def _divide(shape: tuple[int, ...], shared: int, keys: int, reverse: bool, cut: 
 
 
 def summed(parts: torch.Tensor) -> torch.Tensor:
-    """What the parts of a head have each found, added up."""
+    """Sum the results of all parts of a head."""
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
 @njit(forceinline=True)
 def share(part, parts, count):
-    """The range of `count` things that falls to one of `parts`."""
+    """Divide range(count) into `parts`; return the start and the end of one part."""
     return count * part // parts, count * (part + 1) // parts
 
 
 @njit(forceinline=True)
 def load(matrix, start, rows, width, size, scratch):
-    """`size` columns of a matrix `width` wide, whose first element is at `start`, into scratch."""
+    """Copy `size` columns of a matrix of row length `width`, from index `start` on, into scratch."""
     for i in range(rows):
         for j in range(size):
             scratch[i * WIDTH + j] = matrix[start + i * width + j]

@@ -1,6 +1,6 @@
-"""Gates that vectorise: polynomials over `exp` of _math.py for float32, the library for float64.
+"""Gate functions that vectorise: for float32 polynomials and `exp` of _math.py, for float64 the library's functions.
 
-Division follows IEEE here: Python's check for zero would be a branch in every element.
+Division follows IEEE here: Python's check for zero would add a branch per element.
 """
 
 import math
@@ -12,7 +12,7 @@ from numba.extending import overload
 from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, exp, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
-_LARGE = np.float32(20)  # 2 x from which tanh is 1 in float32
+_LARGE = np.float32(20)  # for 2 |x| above this, |tanh x| is 1 in float32
 
 
 @njit(**_FLAGS)
@@ -26,7 +26,7 @@ def _sigmoid64(x):
 
 
 def sigmoid(x):  # pyright: ignore[reportRedeclaration]
-    """1 / (1 + e^-x) inside a kernel."""
+    """Return 1 / (1 + e^-x), inside a kernel."""
     raise NotImplementedError
 
 
@@ -39,7 +39,7 @@ def _sigmoid(x):
 
 @njit(**_FLAGS)
 def _tanh32(x):
-    """u / (u + 2) of |x|, u = e^2x - 1 = 2^n (e^r - 1) + (2^n - 1) with |r| <= ln(2)/2: exact at small x too."""
+    """Return u / (u + 2), u = e^2|x| - 1 = 2^n (e^r - 1) + (2^n - 1), |r| <= ln(2)/2, signed: exact for small x too."""
     inside = min(abs(x + x), _LARGE)
     n = np.floor(inside * LOG2E + float32(0.5))
     r = (inside - n * LN2_HIGH) - n * LN2_LOW
@@ -57,7 +57,7 @@ def _tanh32(x):
 
 
 def tanh(x):  # pyright: ignore[reportRedeclaration]
-    """The hyperbolic tangent inside a kernel."""
+    """Return the hyperbolic tangent, inside a kernel."""
     raise NotImplementedError
 
 
@@ -70,7 +70,7 @@ def _tanh(x):
 
 @njit(**_FLAGS)
 def _log_sigmoid32(x):
-    """min(x, 0) - log(1 + u), u = e^-|x|; log(1 + u) = 2 artanh s, s = u / (2 + u) <= 1/3, by its series to s^17."""
+    """Return min(x, 0) - log(1 + u), u = e^-|x|. log(1 + u) = 2 artanh s, s = u/(2 + u) <= 1/3, is a series to s^17."""
     u = exp(-abs(x))
     s = u / (float32(2) + u)
     square = s * s
@@ -91,7 +91,7 @@ def _log_sigmoid64(x):
 
 
 def log_sigmoid(x):  # pyright: ignore[reportRedeclaration]
-    """log(1 / (1 + e^-x)) inside a kernel."""
+    """Return log(1 / (1 + e^-x)), inside a kernel."""
     raise NotImplementedError
 
 

@@ -1,6 +1,6 @@
-"""Elementary functions that vectorise: the library's own are calls, one element at a time.
+"""Elementary functions that vectorise. The library's functions do not: they are called for each element.
 
-`exp` picks by type: a polynomial for float32, the library for float64 and complex numbers.
+`exp` depends on the type: a polynomial for float32, the library's function for float64 and complex numbers.
 """
 
 import numpy as np
@@ -8,10 +8,10 @@ from llvmlite import ir
 from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic, overload
 
-# ln 2 in two parts, the first with so few digits that its product with an exponent is exact
+# ln 2 in two parts. The first has few digits, so its product with an exponent is exact.
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2E = np.float32(1.44269504088896341)
-ROUND = np.float32(3 << 22)  # what is added to it and taken away again is rounded, and stands in its lowest bits
+ROUND = np.float32(3 << 22)  # x + ROUND holds x, rounded to an integer, in its lowest bits
 LEAST, MOST = np.float32(-87.5), np.float32(89)
 POLYNOMIAL = tuple(np.float32(c) for c in (0.00138145405, 0.00836874545, 0.0416683890, 0.166665211, 0.49999994))
 
@@ -34,10 +34,10 @@ def _bits_of_float(typingctx, number):
 
 @njit(forceinline=True, fastmath={"contract", "nsz"})
 def _exp32(x):
-    """Within 1.02 units in the last place; 0 under e^-86.99, inf over the largest float32, NaN for NaN.
+    """Return e^x to 1.02 units in the last place; 0 below e^-86.99, inf above the largest float32, NaN for NaN.
 
-    e^x = 2^n e^r with |r| <= ln(2)/2, e^r by a minimax polynomial (relative error 3e-9), 2^(n-1) as the bits of an
-    exponent: 0 at n = -126, the largest power at n = 128, so that what is clamped becomes 0 and inf by itself.
+    e^x = 2^n e^r with |r| <= ln(2)/2. e^r is a minimax polynomial (relative error 3e-9). 2^(n-1) is built from exponent
+    bits: it is 0 at n = -126 and the largest power at n = 128. So clamped x give 0 and inf without a special case.
     """
     x = LEAST if x < LEAST else x
     x = MOST if x > MOST else x
@@ -55,7 +55,7 @@ def _exp32(x):
 
 
 def exp(x):  # pyright: ignore[reportRedeclaration]
-    """e^x inside a kernel."""
+    """Return e^x, inside a kernel."""
     raise NotImplementedError
 
 

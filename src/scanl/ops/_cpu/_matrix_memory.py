@@ -1,21 +1,21 @@
-"""One recurrence for every matrix memory: the state decays, a term of low rank is added, and a value is written.
+"""One recurrence for every matrix memory: decay the state, add a low-rank term, and write a value.
 
-With P = S_{t-1}, d = e^g along rows, e = e^gv along columns and y = Pᵀ b, a step is S = d P e + a yᵀ + k vᵀ. It reads
-two sums over the rows of P: y and Pᵀ (d q). They are added up while P is written, which is the end of the step before.
-So each step takes one pass over a block of columns of S, which lies in the first-level cache. The delta rule has
-a = -β k, b = d k and β v for v; linear attention has neither a nor b. With a bonus u the output reads P itself, and the
-value of its own step with weight u. Backwards, dS being the gradient of S_t:
+With P = S_{t-1}, d = e^g along rows, e = e^gv along columns and y = Pᵀ b, a step is S = d P e + a yᵀ + k vᵀ. It needs
+two sums over the rows of P: y and Pᵀ (d q). They are summed while the step before writes P. So each step takes one pass
+over a block of columns of S, which is in the first-level cache. The delta rule has a = -β k, b = d k, and β v for v;
+linear attention has neither a nor b. With a bonus u, the output reads P itself, and its own step's value with weight u.
+Backwards, with dS the gradient of S_t:
 
     dS += q doᵀ,  dv = dSᵀ k,  dy = dSᵀ a,  dk = dS v,  da = dS y,  db = P dy,  dg = d rowsum(dS ⊙ P e),  dq = S do,
     dS <- d dS e + b dyᵀ.
 
-The states P are computed again, CHUNK steps at a time, from one that is kept at the start of every chunk. The gradient
-of the decay is the sum of the terms in which the decay stands. A running sum of q ⊙ dq - k ⊙ dk is the same and needs
-no states, but its rounding hides the gradients of strong decays.
+The backward pass recomputes the states P, CHUNK steps at a time, from the state stored at the start of each chunk. The
+gradient of the decay is the sum of the terms that contain the decay. A running sum of q ⊙ dq - k ⊙ dk equals it and
+needs no states, but its rounding error exceeds the gradients of strong decays.
 """
 
 # pyright: reportCallIssue=false
-# Of an intrinsic's arguments numba fills in the first.
+# numba passes the first argument of an intrinsic itself.
 
 import functools
 from typing import Any, NamedTuple
@@ -39,22 +39,22 @@ _HEAD = (
 FORWARD = Slots(_HEAD + "out last")
 BACKWARD = Slots(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
 
-# Lanes: values, y, read of P, do, dv, dy; decays of columns and their gradient; do as it enters dS before and after the
-# step, and as P sees it
+# Rows of x, W lanes each: values, y, output read from P, do, dv, dy; column decays and their gradient; do as it enters
+# dS before the step, as it enters dS after the step, and as it multiplies P
 V, Y, O, DO, DV, DY, E, DE, FIRST, LAST, SEEN, LANES = (n * W for n in range(12))
-# Vectors of a step, a constant number of elements apart so that they are known not to overlap
+# Vectors of a step, at a constant stride, so that the compiler knows that they do not overlap
 MOST = 512
 STRIDE = MOST + 16
-D, A, K, B, Q, DQ, U, STEP = (n * STRIDE for n in range(8))  # two such steps, then the sums of the backward pass
+D, A, K, B, Q, DQ, U, STEP = (n * STRIDE for n in range(8))  # for two steps; then the sums of the backward pass
 TO_K, TO_A, TO_B, TO_D, TO_Q, TO_U, VECTORS = (2 * STEP + n * STRIDE for n in range(7))
-AHEAD = 4  # steps
-PLAIN, BONUS, DELTA, GENERAL = range(4)  # kinds; the last two have a term of low rank
-# Numbers behind a step's first vector: q·a, q·k (with a bonus, weighed), y·do, v·do, the sum of dlog d, k·da, v·dv
+AHEAD = 4  # steps between prefetching q, k, v and using them
+PLAIN, BONUS, DELTA, GENERAL = range(4)  # kinds; the last two have a low-rank term
+# Numbers after a step's first vector: q·a, q·k (weighted, with a bonus), y·do, v·do, the sum of dlog d, k·da, v·dv
 QA, QK, Y_DO, V_DO, SUM_D, K_DA, V_DV = range(MOST, MOST + 7)
 
 
 def _strip_of_pass(low_rank, columns):
-    """See `_pass`: for a term of low rank, for decays of columns, or for neither."""
+    """Build the strip loop of `_pass`: for a low-rank term, for column decays, or for neither."""
 
     @intrinsic
     def strip(typingctx, S, source, target, rows, c, before, now, x, lane):
@@ -93,10 +93,10 @@ _pass_low_rank, _pass_columns, _pass_rows = (
 
 @njit(forceinline=True)
 def _pass(S, source, target, keys, c, before, now, size, x, kind, columns):
-    """Finish the step whose vectors begin at `before` in c, and read for the one whose vectors begin at `now`.
+    """Finish the step whose vectors begin at `before` in c, and read the state for the step at `now`.
 
-    The state in S at `source` becomes the one after the first step, at `target`. x has y and v of the first step; it
-    gets y and the output of the second, as far as these are read from the state.
+    Read the state at `source` in S, apply the first step and write the result at `target`. x holds y and v of the first
+    step; it receives y of the second step, and the part of its output that is read from the state.
     """
     for lane in range(0, size, STRIP // S.itemsize):
         if kind >= DELTA:
@@ -154,7 +154,7 @@ def _scatter_strip(typingctx, P, at, dS, rows, c, x, lane):
 
 
 def _strip_of_back(bonus, columns):
-    """See `_step_back`. Without a term of low rank no sum waits for another, so one pass does it all."""
+    """Build the strip loop of `_step_back` without a low-rank term: no sum depends on another, so one pass suffices."""
 
     @intrinsic
     def strip(typingctx, P, at, dS, rows, c, x, lane):
@@ -204,9 +204,9 @@ _back_rows, _back_bonus, _back_columns = (
 
 @njit(forceinline=True)
 def _step_back(P, at, dS, keys, c, size, x, kind, columns):
-    """Write dv and the gradient of the columns' decays to x, and sums over columns to c; take dS before the step."""
+    """Write dv and the gradient of the column decays to x, and sums over columns to c; move dS to before the step."""
     fours = -(-keys // 4) * 4
-    for i in range(fours):  # the last are of no key, and yet are summed: zero times NaN would outlive its sequence
+    for i in range(fours):  # the last rows belong to no key but are summed too: clear them, as 0 times NaN is NaN
         c[TO_K + i] = c[TO_A + i] = c[TO_B + i] = c[TO_D + i] = c[TO_Q + i] = 0
     for lane in range(0, size, STRIP // dS.itemsize):
         if kind >= DELTA:
@@ -260,7 +260,7 @@ def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add
 
 @njit(forceinline=True)
 def _settle(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row):
-    """Write the gradients of q, k, a, b and the decay, from sums over columns; the delta rule's a and b count to k."""
+    """Write the gradients of q, k, a, b and the decay, from sums over columns; the delta rule adds a, b to k."""
     c[SUM_D] = c[K_DA] = 0
     for lane in range(0, keys, STRIP // c.itemsize):
         _settle_strip(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row, lane)
@@ -302,7 +302,7 @@ def _step_strip(typingctx, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, sca
 
 
 class _Sizes(NamedTuple):
-    """What all loops of a kernel ask, read from the slots once."""
+    """The sizes that all loops of a kernel use, read from the slots once."""
 
     sequences: int
     shared: int  # heads of q and k
@@ -315,11 +315,11 @@ class _Sizes(NamedTuple):
     d_head: int
     d_key: int
     kind: int
-    columns: int  # whether columns decay
+    columns: int  # whether there are column decays
 
 
 class _Given(NamedTuple):
-    """The operands, flat; one element where there is none."""
+    """The operands as flat arrays; an absent operand has one element."""
 
     q: Any
     k: Any
@@ -335,13 +335,13 @@ class _Given(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A unit of work: some heads, and some blocks of their columns, of one sequence."""
+    """A unit of work: some heads and some blocks of their columns, for one sequence."""
 
-    part: int  # which of the parts that read one shared head
+    part: int  # index among the parts that use one head of q and k
     n: int  # the sequence
     shared_head: int
-    start: int  # the row of its first step,
-    direction: int  # and 1 or -1 to the next
+    start: int  # the row of its first step
+    direction: int  # 1 or -1: from a step's row to the next step's
     steps: int
     head: int  # the first of `heads`
     heads: int
@@ -350,9 +350,9 @@ class _Unit(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where the operands of a step begin, and what it writes with."""
+    """Indices at which the operands of a step begin, and its write strength."""
 
-    r: int  # its row
+    r: int  # the step's row
     t: int  # q, k
     at: int  # v
     row: int  # a, b
@@ -403,7 +403,7 @@ def _unit(unit, slots, ranges):
 
 @njit(forceinline=True)
 def _place(sizes, given, unit, h, first, i):
-    """Of the i-th step of a unit, at head h and its columns from `first` on."""
+    """Return the indices of a unit's i-th step, for head h and its columns from `first` on."""
     r = unit.start + unit.direction * i
     weight = given.beta[r * sizes.heads + h] if sizes.kind == DELTA else given.beta[0]
     t, d = (r * sizes.shared + unit.shared_head) * sizes.keys, r * sizes.d_step + h * sizes.d_head
@@ -413,8 +413,8 @@ def _place(sizes, given, unit, h, first, i):
 
 @njit(forceinline=True)
 def _step(sizes, given, place, ahead, c, at):
-    """Write the vectors of one step to c, from `at` on; fetch q and k that lie `ahead` of it into the cache."""
-    if c.itemsize == 8:  # no vector form
+    """Write the vectors of one step to c, from `at` on; prefetch q and k at distance `ahead`."""
+    if c.itemsize == 8:  # there is no vector exp for float64
         for i in range(sizes.keys):
             c[at + D + i] = np.exp(given.g[place.d + i] if sizes.d_key else given.g[place.d])
     c[at + QA] = c[at + QK] = 0
@@ -426,7 +426,7 @@ def _step(sizes, given, place, ahead, c, at):
 
 
 def _decays_of_columns(e, av, columns, place, size, x, lane):
-    """Load the decays of columns, 1 where there are none, and keep them in x for `_pass`, which writes this step."""
+    """Load the column decays (1 if there are none) into x, for the `_pass` that writes this step."""
     one = e.spread(e.number(1))
     is_set = e.is_set(columns)
     decays = e.read_some(e.place_if(is_set, av, place, lane, x), e.some(lane, size, is_set), one)
@@ -456,7 +456,7 @@ def _output_strip(typingctx, v, av, place, ahead, weight, size, x, c, at, kind, 
 
 @njit(forceinline=True)
 def _output(v, av, place, ahead, weight, size, x, c, at, kind, columns, out):
-    """Load the values of the step that `_pass` just read for; write its output."""
+    """Load the values of the step for which `_pass` just read the state; write its output."""
     for lane in range(0, size, STRIP // x.itemsize):
         _output_strip(v, av, place, ahead, weight, size, x, c, at, kind, columns, out, lane)
 
@@ -480,7 +480,7 @@ def _values_strip(typingctx, v, av, place, ahead, weight, size, x, columns, ys, 
 
 @njit(forceinline=True)
 def _values(v, av, place, ahead, weight, size, x, columns, ys, start, d_out):
-    """Load the values of the step that `_pass` just read for; keep its y."""
+    """Load the values of the step for which `_pass` just read the state; store its y."""
     for lane in range(0, size, STRIP // x.itemsize):
         _values_strip(v, av, place, ahead, weight, size, x, columns, ys, start, d_out, lane)
 
@@ -509,7 +509,7 @@ def _enter_strip(typingctx, v, av, place, weight, size, x, c, kind, columns, ys,
 
 @njit(forceinline=True)
 def _enter(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out):
-    """Load v, y and the gradient of the output of a step, before going back through it."""
+    """Load v, y and the output gradient of a step, before its backward step."""
     c[Y_DO] = c[V_DO] = 0
     for lane in range(0, size, STRIP // x.itemsize):
         _enter_strip(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out, lane)
@@ -536,7 +536,7 @@ def _leave_strip(typingctx, v, dv, dav, place, weight, size, x, c, kind, columns
 
 @njit(forceinline=True)
 def _leave(v, dv, dav, place, weight, size, x, c, kind, columns):
-    """Write the gradients of the values and of the columns' decays."""
+    """Write the gradients of the values and of the column decays."""
     c[V_DV] = 0
     for lane in range(0, size, STRIP // x.itemsize):
         _leave_strip(v, dv, dav, place, weight, size, x, c, kind, columns, lane)
@@ -550,7 +550,7 @@ def _copy(source, start, n, target, at):
 
 @njit(forceinline=True)
 def _idle(keys, c, at):
-    """Let the vectors at `at` be those of a step that changes nothing and reads nothing."""
+    """Set the vectors at `at` to those of a step that neither changes nor reads the state."""
     for i in range(keys):
         c[at + D + i] = 1
         c[at + A + i] = c[at + K + i] = c[at + B + i] = c[at + DQ + i] = 0
@@ -576,7 +576,7 @@ def _build_forward(dtype):
                 size = min(W, values - first)
                 corner = (unit.n * heads + h) * keys * values + first
                 S[:] = 0
-                x[:] = 0  # lanes without a column too
+                x[:] = 0  # also the lanes without a column
                 load(given.state, corner, keys, values, size, S)
                 before, now = 0, STEP
                 _idle(keys, c, before)
@@ -596,7 +596,7 @@ def _build_forward(dtype):
 
 
 class _Made(NamedTuple):
-    """The gradients, flat; the parts of a head write those that they share side by side."""
+    """The gradients as flat arrays. Where several parts of a head contribute to a gradient, each part has an array."""
 
     q: Any
     k: Any
@@ -611,11 +611,11 @@ class _Made(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """The memory of a worker."""
+    """The scratch memory of a worker."""
 
     dS: Any  # the gradient of the state
     held: Any  # the states before each step of a chunk
-    x: Any  # lanes
+    x: Any  # rows of lanes
     c: Any  # vectors of a step
     ys: Any  # y of each step of a chunk
     u_sums: Any  # the gradient of the bonus, summed over time
@@ -642,7 +642,7 @@ def _made(slots, given, dtype):
 def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, mine):
     """Run `steps` steps forwards, from the state in `held`.
 
-    On the way back, hold the state before each step. Otherwise leave the state after the last one in its place.
+    If `back`, store the state before each step in `held`. Otherwise overwrite `held` with the state after the last.
     """
     keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
     next_t = AHEAD * unit.direction * sizes.shared * keys
@@ -665,7 +665,7 @@ def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, m
 
 @njit(forceinline=True)
 def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, again, do, mine):
-    """Go back through step i, whose state stands in `held` of its chunk; write its gradients."""
+    """Go back through step i and write its gradients. held: the index of its state among those of the chunk."""
     keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
     place = _place(sizes, given, unit, h, first, i)
     _step(sizes, given, place, 0, c, 0)
@@ -688,7 +688,7 @@ def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, aga
 
 @njit(forceinline=True)
 def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
-    """Write the gradients of a decay and of a bonus that are the same at all steps."""
+    """Write the gradients of a decay and a bonus that are constant over time."""
     keys = sizes.keys
     spot = (unit.part % sizes.column_parts * sizes.sequences + unit.n) * sizes.heads + h
     if sizes.d_step == 0:
@@ -705,7 +705,7 @@ def _build_backward(dtype):
         sizes, given = _sizes(slots), _given(slots, dtype)
         made, heads, keys, values = _made(slots, given, dtype), sizes.heads, sizes.keys, sizes.values
         do, dlast = array(slots.do, given.v.size, dtype), array(slots.dlast, given.state.size, dtype)
-        block = -(-keys // 4) * 4 * W  # sums of four rows are taken together
+        block = -(-keys // 4) * 4 * W  # rows are summed in groups of four
         S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
         dS, held, x, c = (
             scratch(block, dtype),
@@ -722,10 +722,10 @@ def _build_backward(dtype):
             chunks = (unit.steps + CHUNK - 1) // CHUNK
             for pair in range(unit.heads * unit.columns):
                 h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
-                again = pair % unit.columns > 0  # another block of columns of this head has been here
+                again = pair % unit.columns > 0  # an earlier block of columns of this head has written
                 size = min(W, values - first)
                 corner = (unit.n * heads + h) * keys * values + first
-                constant = 0.0  # the gradient of a decay that is the same at all steps
+                constant = 0.0  # the gradient of a decay that is constant over time
                 S[:] = 0
                 dS[:] = 0
                 x[:] = 0
@@ -734,7 +734,7 @@ def _build_backward(dtype):
                 load(dlast, corner, keys, values, size, dS)
                 starts[:block] = S
                 for turn in range(2 * chunks - 1):
-                    # forwards over all chunks but the last, keeping what each ends with; then backwards over all
+                    # run forwards over all chunks but the last, storing each one's last state; then backwards over all
                     back = turn >= chunks - 1
                     chunk = 2 * chunks - 2 - turn if back else turn
                     steps = min(CHUNK, unit.steps - chunk * CHUNK)
@@ -762,10 +762,10 @@ def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
-    """How the work is divided, and what both kernels are told, by slot."""
+    """Return the division of the work, and the arguments of both kernels, by slot."""
     work = divide(v, q.shape[2], state, reverse, cu_seqlens)
     heads, keys = state.shape[1:3]
-    # of steps, heads and keys in g; a decay that is constant over time has no first one, even where there are no keys
+    # strides of g over steps, heads and keys; the first is 0 for a decay constant over time, and not 0 even if K is 0
     strides = [(0, 0, 0), (0, 1, 0), (), (heads, 1, 0), (heads * keys or 1, keys, 1)]
     d_step, d_head, d_key = strides[0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
@@ -786,7 +786,7 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):
-    """y and the last state. With a and b the general form; with beta the delta rule; with neither linear attention."""
+    """Return y and the last state: `dplr_scan` with a and b, the delta rule with beta, else linear attention."""
     work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
     _forward.run(v.dtype, FORWARD.pack(**told, out=y, last=last), work.units, v.numel() * state.shape[2])
@@ -796,7 +796,7 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
 def run_backward(
     dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None
 ):
-    """The gradient of every operand that is given, by name."""
+    """Return the gradient of every given operand, by name."""
     work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     parts, columns, sequences = work.head_parts * work.column_parts, work.column_parts, len(work.ranges)
     heads, keys = state.shape[1:3]

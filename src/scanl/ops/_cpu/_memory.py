@@ -1,11 +1,11 @@
-"""Memory for large results, used again.
+"""Reuse of memory for large results.
 
-A fresh allocation of many megabytes is mapped, zeroed by the kernel page by page, and unmapped when freed; writing
-it for the first time was seen to take three to eight times as long as the scan that fills it. So the blocks of the
-latest results are remembered here, and the next result of a size takes one whose tensor has died.
+A fresh allocation of many megabytes is mapped, zeroed page by page by the operating system, and unmapped when freed.
+The first write to it was measured to take three to eight times as long as the scan that fills it. So this module keeps
+the memory blocks of the latest results. The next result of the same size takes a block whose tensor has died.
 
-That it died is seen from a weak reference when a block is looked for: nothing of Python's runs at the death itself,
-where an interrupt of the user would be lost.
+A weak reference tells that a tensor died. It is checked only when a block is needed. No Python code runs at the death
+itself, because a user's interrupt during such code would be lost.
 """
 
 import math
@@ -17,18 +17,18 @@ import weakref
 import numpy as np
 import torch
 
-LEAST = 1 << 20  # bytes; the C library itself keeps what is smaller
-KEPT = 1 << 29  # bytes that are remembered, in use or idle; older blocks end with their tensors
+LEAST = 1 << 20  # bytes; the C library reuses smaller allocations itself
+KEPT = 1 << 29  # bytes kept here, in use or idle; older blocks are freed with their tensors
 
 _blocks: dict[int, tuple[mmap.mmap, weakref.ref]] = {}  # each with the view that a tensor owns, the latest last
-_lock = threading.RLock()  # a signal's handler may come back here on the same thread
+_lock = threading.RLock()  # reentrant: a signal handler may call `empty` on the same thread
 
 
 def _take(size: int) -> mmap.mmap:
     with _lock:
         for key, (block, lease) in reversed(list(_blocks.items())):
             idle = len(block) == size and lease() is None
-            if idle and _blocks.pop(key, None) is not None:  # else a signal's handler has just taken it
+            if idle and _blocks.pop(key, None) is not None:  # otherwise a signal handler has just taken it
                 return block
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -49,7 +49,7 @@ def _remember(block: mmap.mmap, lease: np.ndarray) -> None:
 
 
 def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised CPU tensor; a large one may lie in memory that an earlier result has left."""
+    """Return an uninitialised CPU tensor. A large one may reuse the memory of an earlier result."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST or sys.platform == "win32":
         return torch.empty(shape, dtype=dtype)

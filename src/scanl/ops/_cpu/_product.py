@@ -1,7 +1,7 @@
-"""Rows times a matrix inside a kernel, for a few rows at a time.
+"""Multiply a few rows by a matrix inside a kernel.
 
-Written as vectors rather than as loops: the sums of a tile of rows and columns stay in registers from the first to the
-last term, which the compiler does not manage from loops over arrays, and each load of the matrix serves all rows of it.
+The code uses explicit vectors. The sums of a tile of rows and columns then stay in registers from the first term to the
+last; from loops over arrays, the compiler does not achieve this. Each load of the matrix serves all rows of the tile.
 """
 
 from typing import Any
@@ -10,17 +10,17 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-BYTES = 64  # of a row in a tile
-TERMS = 32  # of a sum in registers
+BYTES = 64  # bytes of a row in a tile
+TERMS = 32  # terms summed in registers
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
 
 def _tile(count: int) -> Any:
-    """An intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and the columns that BYTES hold.
+    """Build an intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and as many columns as fit BYTES.
 
-    k takes `terms` values (at least one). The arrays are flat, each with the place where the tile begins and the
-    distance of its rows.
+    k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
+    begins and the row stride.
     """
 
     @intrinsic
@@ -82,16 +82,16 @@ _four, _one = _tile(4), _tile(1)
 
 @njit(forceinline=True, fastmath={"contract", "nsz"})
 def add_products(out, h, w, count):
-    """out += h w for `count` rows: out (count, width), h (count, n), w (n, width), all flat."""
+    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), all flat."""
     n, width = h.size // count, out.size // count
     add_part_products(out, 0, width, width, h, 0, n, n, w, 0, width, count)
 
 
 @njit(forceinline=True, fastmath={"contract", "nsz"})
 def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w_row, count):
-    """As `add_products` for parts of flat arrays: where each begins, the distance of its rows, and its width.
+    """Like `add_products`, for parts of flat arrays, each given by its start index (_at) and its row stride (_row).
 
-    A few terms at a time are summed from nothing and then added: the rounding of long sums stays small.
+    TERMS terms at a time are summed from zero and then added, so rounding errors of long sums stay small.
     """
     lanes = BYTES // out.itemsize
     whole = width - width % lanes

@@ -1,14 +1,14 @@
-"""The arguments of a kernel by name.
+"""Named arguments of a kernel.
 
-A kernel is given one int64 array. `Slots` declares once which number lies where: Python packs the array by name, and
-the kernel reads it by name, so the two cannot drift apart.
+A kernel gets one int64 array. `Slots` declares the order of the numbers in it. Python packs the array by name and the
+kernel reads it by name, so the two always agree.
 
     FORWARD = Slots("sequences width last", rows="x y")
     slots = view(pointer, FORWARD)                                    # in the kernel
     width, xs = slots.width, channels(slots.x, b, t, channel, part, dtype)
     FORWARD.pack(sequences=8, width=64, last=last, x=x, y=y)          # in Python, for `Kernel.run`
 
-Declare slots in the file of the kernel that reads them: numba's cache on disk looks at that file alone.
+Declare slots in the same file as the kernel: numba's cache on disk notices changes of that file only.
 """
 
 from collections.abc import Callable
@@ -21,30 +21,30 @@ from numba.extending import intrinsic, overload, typeof_impl
 
 from scanl.ops._cpu._team import array
 
-_FILLED = ("counter", "units")  # by `Kernel.run`, which puts them first
+_FILLED = ("counter", "units")  # the first two slots, which `Kernel.run` fills
 
 
 class Slots:
-    """Which numbers a kernel is given, in which order, after `counter` and `units`.
+    """The numbers that a kernel gets, in order, after `counter` and `units`.
 
-    numbers: names of addresses, sizes and flags, one slot each.
-    rows: names of operands (B, T, E) whose last axis is contiguous, three slots each: address `.at`, and the strides
-        `.batch` and `.time` of the first two axes, in elements.
+    numbers: names of addresses, sizes and flags, with one slot each.
+    rows: names of operands (B, T, E) whose last axis is contiguous. Each has three slots: the address `.at`, and the
+        strides `.batch` and `.time` of the first two axes, in elements.
     """
 
     def __init__(self, numbers: str, *, rows: str = ""):
         self.numbers, self.rows = numbers.split(), rows.split()
         operand = np.dtype([(name, np.int64) for name in Operand._fields])
         fields = [(name, np.int64) for name in (*_FILLED, *self.numbers)] + [(name, operand) for name in self.rows]
-        self.record = from_dtype(np.dtype(fields, align=True))  # refuses a name that stands twice
+        self.record = from_dtype(np.dtype(fields, align=True))  # raises for a duplicate name
         self.pack = _packer(self.numbers, self.rows)
 
 
 def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
-    """`pack(name=value, ...)`: the numbers in the order of the slots. Of a tensor or array its address, of None zero.
+    """Generate `pack(name=value, ...)`, which returns the numbers in the order of the slots.
 
-    It is written out for these names, because it runs for every token. Raises TypeError unless every slot is given, and
-    nothing else.
+    A tensor or array becomes its address; None becomes 0. The function is generated as source code for these names,
+    because it runs for every token. It raises TypeError unless exactly the declared slots are given.
     """
     one = "{0} if type({0}) is int else {0}.data_ptr() if type({0}) is Tensor else number({0})"
     three = "*((0, 0, 0) if {0} is None else ({0}.data_ptr(), *{0}.stride()[:2]))"
@@ -57,13 +57,13 @@ def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
 
 
 class Packed(list[int]):
-    """Packed numbers, and the tensors that they are addresses of: an address alone does not keep memory alive."""
+    """Packed numbers, with the tensors whose addresses they hold: an address alone does not keep memory alive."""
 
     values: tuple[Any, ...]
 
 
 class Operand(NamedTuple):
-    """Where an operand (B, T, E) lies; `channels` takes this as well as a slot."""
+    """Address and strides of an operand (B, T, E). `channels` accepts this or a slot."""
 
     at: int
     batch: int
@@ -85,23 +85,23 @@ def _typeof(slots, context):
 
 def _view(typingctx, pointer, slots):
     def codegen(context, builder, signature, arguments):
-        # numba passes a record by its address: nothing is copied, a slot is read where its name stands
+        # numba passes a record by its address: nothing is copied; a slot is read where the kernel uses its name
         return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
 
     return slots.dtype(pointer, slots), codegen
 
 
-view: Any = intrinsic(_view)  # view(pointer, SLOTS): the arguments of a kernel, whose attributes are the slots
+view: Any = intrinsic(_view)  # view(pointer, SLOTS) returns the arguments of a kernel; its attributes are the slots
 
 
 @njit(forceinline=True)
 def loaded(slot):
-    """The address and the strides of an operand, read once: stores to memory would make a loop read its slot again."""
+    """Return an operand's address and strides, read once: after a store, a loop would read the slots again."""
     return Operand(slot.at, slot.batch, slot.time)
 
 
 def itemsize(dtype):  # pyright: ignore[reportRedeclaration]
-    """The bytes of an element inside a kernel, where a dtype has no such attribute."""
+    """Return the bytes of an element, inside a kernel, where a dtype has no `itemsize`."""
     raise NotImplementedError
 
 
@@ -113,6 +113,6 @@ def _itemsize(dtype):
 
 @njit(forceinline=True)
 def channels(operand, batch, t, first, size, dtype):
-    """`size` channels, from `first` on, of row (batch, t) of an operand."""
+    """Return `size` channels, from `first` on, of row (batch, t) of an operand."""
     place = batch * operand.batch + t * operand.time + first
     return array(operand.at + itemsize(dtype) * place, size, dtype)

@@ -1,11 +1,11 @@
-"""How numba kernels are compiled, called and spread over threads.
+"""Compile numba kernels, call them and run them on several threads.
 
-A kernel is one function over an int64 array of arguments (addresses and sizes). It takes units of work from a shared
-ticket until none is left, so the numbers do not depend on how many threads there are, and a busy core delays little.
+A kernel is one function of an int64 array of arguments (addresses and sizes). Each thread takes units of work from a
+common counter until none is left. So results do not depend on the number of threads, and a busy core delays little.
 
-The threads are those of torch's own OpenMP runtime: after a torch operation they spin for milliseconds waiting for
-the next one, and a second pool would fight them for the cores. A forked child has none of these threads (starting
-them there hangs), so it works alone. Where torch's runtime is not GNU-compatible, Python threads do the same.
+The threads belong to torch's OpenMP runtime. After a torch operation they spin for milliseconds, waiting for the next
+one; a second thread pool would compete with them for the cores. A forked child has none of these threads, and starting
+them there hangs, so it runs on one thread. If torch's runtime is not GNU-compatible, Python threads are used instead.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 CORES = os.cpu_count() or 1
-SMALL = 1 << 15  # elements under which waking other threads costs more than the work
+SMALL = 1 << 15  # with fewer elements, waking other threads costs more than the work
 
 
 @intrinsic
@@ -40,7 +40,7 @@ def _pointer(typingctx, address):
 
 @intrinsic
 def _take(typingctx, pointer):
-    """Add one to the counter at `pointer` atomically; give what it was."""
+    """Add one to the counter at `pointer` atomically; return its old value."""
 
     def codegen(context, builder, signature, args):
         address = builder.bitcast(args[0], ir.IntType(64).as_pointer())
@@ -51,13 +51,13 @@ def _take(typingctx, pointer):
 
 @njit(forceinline=True)
 def array(address, size, dtype):
-    """The flat array of `size` elements at an address."""
+    """Return the flat array of `size` elements at an address."""
     return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
 @njit
 def scratch(size, dtype):
-    """Zeros that begin where a cache line does: vectors that lie across two lines take twice as long."""
+    """Return zeros aligned to a cache line: a vector that crosses two lines takes twice as long."""
     whole = np.zeros(size + 64, dtype)
     start = -whole.ctypes.data % 64 // whole.itemsize
     return whole[start : start + size]
@@ -65,30 +65,30 @@ def scratch(size, dtype):
 
 @njit(forceinline=True)
 def take(counter):
-    """The next unit of work, from the address of the shared counter."""
+    """Take the next unit of work from the common counter at this address."""
     return _take(_pointer(counter))  # pyright: ignore[reportCallIssue]
 
 
-# Processors on which LLVM halves its vectors for the clock's sake, although they keep it with whole ones
+# Processors for which LLVM halves its vectors to avoid a lower clock, although 512-bit vectors do not lower it
 _KEEP_CLOCK = {"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "znver4", "znver5"}
 
 
 def widen_vectors(function: ir.Function) -> None:
-    """Let a function use vectors of 512 bits: a third faster where arithmetic is the limit."""
+    """Let a function use 512-bit vectors: a third faster if arithmetic is the bottleneck."""
     if get_host_cpu_name() in _KEEP_CLOCK:
         for attribute in ('"prefer-vector-width"="512"', '"min-legal-vector-width"="512"'):
-            set.add(function.attributes, attribute)  # its own `add` knows attributes without values only
+            set.add(function.attributes, attribute)  # the class's own `add` accepts only attributes without values
 
 
 class _Cache(FunctionCache):
-    """numba's cache on disk, without which a kernel is compiled as well: nothing that goes wrong in it stops one."""
+    """numba's cache on disk, with every failure ignored: without the cache, a kernel is simply compiled."""
 
     def load_overload(self, sig, target_context):
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # unpickling bytes that are damaged may raise anything
+        except Exception as error:  # unpickling damaged bytes may raise anything
             try:
-                self.flush()  # the index is written anew, and with it what it names
+                self.flush()  # an empty index makes numba write all entries anew
             except OSError:
                 self.disable()
                 _without_cache(f"{self.cache_path} is damaged and cannot be written to: {error}")
@@ -105,7 +105,7 @@ class _Compiled(CFunc):
     def enable_caching(self):
         try:
             self._cache = _Cache(self.__wrapped__)
-        except RuntimeError as error:  # numba's when it may write neither beside the source nor under the home
+        except RuntimeError as error:  # numba can write neither next to the source nor in the home directory
             _without_cache(str(error))
 
 
@@ -113,7 +113,7 @@ _told = False
 
 
 def _without_cache(reason: str) -> None:
-    """Say once what to do."""
+    """Warn once, saying what to do."""
     global _told
     if not _told:
         _told = True
@@ -126,9 +126,9 @@ def _without_cache(reason: str) -> None:
 
 
 class Kernel:
-    """A kernel for every element type: `build(dtype)` gives its function over the address of the arguments.
+    """A kernel for every element type: `build(dtype)` returns a function of the arguments' address.
 
-    `dtype` alone may be a free variable of that function: numba's cache on disk is found again by it.
+    `dtype` must be the only free variable of that function: numba's cache on disk uses it as the key.
     """
 
     def __init__(self, build: Callable[[np.dtype], Callable]):
@@ -142,14 +142,14 @@ class Kernel:
         compiled = _Compiled(function, (signature.args, signature.return_type), {}, {"fastmath": {"contract", "nsz"}})
         compiled.enable_caching()
         compiled.compile()
-        self._kept.append(compiled)  # it owns the machine code
+        self._kept.append(compiled)  # keeps the machine code alive
         address = compiled.address
         assert address is not None
         self._compiled[dtype] = compiled.ctypes, address
         return self._compiled[dtype]
 
     def run(self, dtype: torch.dtype, args: list[int], units: int, work: int) -> None:
-        """Do `units` units, `work` elements in all. The kernel sees the counter's address, `units`, then `args`."""
+        """Run `units` units, of `work` elements in all. The kernel gets the counter's address, `units`, then `args`."""
         call, address = self._compiled.get(dtype) or self._compile(dtype)
         counter = ctypes.c_int64(0)
         packed = (ctypes.c_int64 * (len(args) + 2))(ctypes.addressof(counter), units, *args)
@@ -185,7 +185,7 @@ def _start(call: Callable, address: int, packed: ctypes.Array, workers: int) -> 
 
 @functools.cache
 def _openmp():
-    """GOMP_parallel(function, data, threads, flags) of the runtime that torch is linked with, or None."""
+    """Return GOMP_parallel(function, data, threads, flags) of the runtime that torch is linked with, or None."""
     for library in pathlib.Path(torch._C.__file__).parent.joinpath("lib").glob("libtorch_cpu.*"):
         try:
             parallel = ctypes.CDLL(str(library)).GOMP_parallel

@@ -1,8 +1,8 @@
-"""Loops over the rows of a block of columns, written as vector code.
+"""Explicit vector code for loops over the rows of a block of columns.
 
-LLVM's own vectoriser makes a loop over columns inside one over rows, so that what is summed over rows goes through
-memory at every row. Here a strip of columns is one value, as wide as fits the registers several times over, and the
-sums stay where they are. An emitter is what the body of such a loop is written with, inside a numba intrinsic.
+LLVM's vectoriser puts the loop over columns inside the loop over rows, so sums over rows are loaded and stored at every
+row. Here a strip of columns is one vector value, a few registers wide, and the sums stay in registers. Inside a numba
+intrinsic, an `Emitter` generates the body of such a loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from numba.core import cgutils
 from scanl.ops._cpu import _math
 from scanl.ops._cpu._team import widen_vectors
 
-STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a row at a time
-LINE = 64  # bytes of the vectors that are summed to numbers
+STRIP = 256 if get_host_cpu_features().get("avx512f") else 128  # bytes of a strip
+LINE = 64  # bytes of a vector that is then summed to one number
 _FLAGS = ("contract", "nsz")
 
 
 class Emitter:
-    """What an intrinsic's arguments are read with: arrays of one floating type, and integers."""
+    """Generates the code of an intrinsic whose arguments are arrays of one floating type, and integers."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any]):
         widen_vectors(builder.function)
@@ -36,31 +36,31 @@ class Emitter:
         ]
 
     def at(self, array: Any, *indices: Any) -> Any:
-        """The address of an element; indices are added up."""
+        """Return the address of an element; its index is the sum of `indices`."""
         place = array
         for index in indices:
             place = self.builder.gep(place, [ir.Constant(ir.IntType(64), index) if isinstance(index, int) else index])
         return place
 
     def read(self, place: Any) -> Any:
-        """The strip that begins there."""
+        """Read the strip at an address."""
         return self.builder.load(self.builder.bitcast(place, self.strip.as_pointer()), align=self.item)
 
     def write(self, value: Any, place: Any) -> None:
         self.builder.store(value, self.builder.bitcast(place, value.type.as_pointer()), align=self.item)
 
     def number_at(self, place: Any) -> Any:
-        """One number, in every lane."""
+        """Read one number into every lane."""
         return self.spread(self.builder.load(place))
 
     def spread(self, number: Any) -> Any:
-        """A number in every lane."""
+        """Copy a number to every lane."""
         first = ir.Constant(ir.VectorType(number.type, self.strip.count), ir.Undefined)
         vector = self.builder.insert_element(first, number, ir.Constant(ir.IntType(32), 0))
         return self._lanes(vector, [0] * self.strip.count)
 
     def some(self, first: Any, count: Any, *conditions: Any) -> Any:
-        """A mask of the lanes that stand for `first` and what follows, below `count`; of none unless all conditions."""
+        """Return a mask of the lanes with `first` + lane < `count`; it is empty unless all conditions hold."""
         for condition in conditions:
             count = self.builder.select(condition, count, first)
         word = ir.IntType(32)
@@ -72,14 +72,15 @@ class Emitter:
         return self.builder.icmp_signed("!=", flag, flag.type(0))
 
     def place_if(self, flag: Any, array: Any, start: Any, lane: Any, spare: Any) -> Any:
-        """Where a strip is that a mask hides unless the flag is set, and then a spare place.
+        """Return the address of a strip if the flag is set, else the address of a spare strip.
 
-        What a mask hides is not read or written, but takes hundreds of cycles where there is no memory.
+        Use it for strips that are masked unless the flag is set. A masked access to unmapped memory is allowed, but
+        takes hundreds of cycles.
         """
         return self.builder.select(flag, self.at(array, start, lane), self.at(spare, lane))
 
     def read_some(self, place: Any, mask: Any, otherwise: Any | None = None) -> Any:
-        """The strip that begins there, where the mask is set; elsewhere zero, or `otherwise`, and nothing is read."""
+        """Read the strip at an address where the mask is set; other lanes are zero, or `otherwise`, without a read."""
         otherwise = ir.Constant(self.strip, None) if otherwise is None else otherwise
         align = ir.Constant(ir.IntType(32), self.item)
         address = self.builder.bitcast(place, self.strip.as_pointer())
@@ -91,7 +92,7 @@ class Emitter:
         self._masked("store", ir.VoidType(), [value, address, align, mask])
 
     def prefetch(self, place: Any) -> None:
-        """Ask for the strip that begins there, even outside the array: steps lie too far apart to be guessed."""
+        """Prefetch the strip at an address, which may be outside the array: hardware does not predict such strides."""
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
@@ -108,7 +109,7 @@ class Emitter:
         return self.builder.call(function, arguments)
 
     def exp(self, x: Any) -> Any:
-        """e^x of float32, as `_exp32` of _math.py, which says how exact it is."""
+        """Return e^x of float32, computed as by `_exp32` of _math.py, which states its error."""
         assert self.item == 4
         words = ir.VectorType(ir.IntType(32), self.strip.count)
 
@@ -131,11 +132,11 @@ class Emitter:
         return self.times(self.add(y, y), self.builder.bitcast(power, self.strip))
 
     def choose(self, flag: Any, a: Any, b: Any) -> Any:
-        """a where the flag is set, else b."""
+        """Return a if the flag is set, else b."""
         return self.builder.select(flag, a, b)
 
     def total(self, value: Any) -> Any:
-        """The sum of a strip's lanes."""
+        """Return the sum of a strip's lanes."""
         return self.builder.extract_element(self._folded(value, 1), ir.Constant(ir.IntType(32), 0))
 
     def add_number(self, place: Any, number: Any) -> None:
@@ -145,12 +146,12 @@ class Emitter:
         return self.builder.fmul(a, b, flags=_FLAGS)  # pyright: ignore[reportCallIssue]
 
     def add(self, total: Any, a: Any, b: Any | None = None) -> Any:
-        """total + a b, or total + a."""
+        """Return total + a b, or total + a."""
         more = a if b is None else self.times(a, b)
         return self.builder.fadd(total, more, flags=_FLAGS)  # pyright: ignore[reportCallIssue]
 
     def sums(self, count: int, start: Callable[[int], Any] | None = None) -> list[Any]:
-        """Strips to add to in a loop, zero or as `start` says."""
+        """Return `count` accumulators for a loop, initially zero or given by `start`."""
         zero = ir.Constant(self.strip, None)
         return [
             cgutils.alloca_once_value(self.builder, zero if start is None else self.read(start(n)))
@@ -164,11 +165,11 @@ class Emitter:
         self.write(self.builder.load(total), place)
 
     def rows(self, count: Any, step: int = 1) -> Any:
-        """A loop, as a context manager that gives the row's index."""
+        """Generate a loop over rows: a context manager that yields the row's index."""
         return _Rows(self.builder, count, step)
 
     def dot(self, a: Any, b: Any) -> Any:
-        """The products of two strips, summed up to a vector of LINE bytes; see `totals`."""
+        """Multiply two strips and sum the products down to a vector of LINE bytes; `totals` finishes the sum."""
         width, total = LINE // self.item, None
         for first in range(0, self.strip.count, width):
             product = [self._lanes(value, range(first, first + width)) for value in (a, b)]
@@ -176,8 +177,8 @@ class Emitter:
         return total
 
     def totals(self, four: Sequence[Any]) -> Any:
-        """A vector of four numbers: what the lanes of four vectors from `dot` add up to."""
-        width, unit = LINE // self.item, 16 // self.item  # unit: lanes that shuffle among themselves at no cost
+        """Sum the lanes of each of four vectors from `dot`; return the sums as a vector of four."""
+        width, unit = LINE // self.item, 16 // self.item  # unit: lanes within which a shuffle is cheap
 
         def meet(a: Any, b: Any, low: Sequence[int], high: Sequence[int]) -> Any:
             places = [range(block, block + unit) for block in range(0, width, unit)]
@@ -194,7 +195,7 @@ class Emitter:
         return self._shuffle(left, right, range(4))
 
     def add_four(self, place: Any, four: Any) -> None:
-        """Add a vector of four to what is there."""
+        """Add a vector of four to the numbers at an address."""
         found = self.builder.load(self.builder.bitcast(place, four.type.as_pointer()), align=self.item)
         self.write(self.add(found, four), place)
 

@@ -1,10 +1,10 @@
-"""The delta rule through the kernels of matrix memories."""
+"""CPU kernels of the delta rule, which are those of all matrix memories."""
 
 from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 
 
 def _unit(k, normalize_keys, eps):
-    """Keys of unit length, and what they were divided by."""
+    """Return keys of unit length, and the numbers that they were divided by."""
     length = (k.square().sum(-1, keepdim=True) + eps).sqrt() if normalize_keys else k.new_ones(())
     return k / length if normalize_keys else k, length
 

@@ -1,4 +1,4 @@
-"""The scan with diagonal-plus-low-rank transitions through the kernels of matrix memories."""
+"""CPU kernels of the scan with diagonal-plus-low-rank transitions, which are those of all matrix memories."""
 
 from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 

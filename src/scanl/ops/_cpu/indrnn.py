@@ -1,7 +1,7 @@
 """IndRNN as fused loops over rows of channels.
 
-Backwards from the outputs: φ' is known from s (s > 0, 1 - s², 1), so with c what arrives from the step after, per step
-dx = (dy + c) φ'(s), dw = Σ dx s_before, c = w dx.
+The backward pass needs only the outputs, since they determine φ' (s > 0, 1 - s², 1). With c the gradient from the step
+after, each step computes dx = (dy + c) φ'(s), dw = Σ dx s_before, c = w dx.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def _forward_row(x, w, s, y, activation):
         zero = s.dtype.type(0)
         for i in range(s.size):
             raw = x[i] + w[i] * s[i]
-            s[i] = y[i] = zero if raw <= 0 else raw  # a NaN stays one
+            s[i] = y[i] = zero if raw <= 0 else raw  # NaN stays NaN
     elif activation == 1:
         for i in range(s.size):
             s[i] = y[i] = tanh(x[i] + w[i] * s[i])

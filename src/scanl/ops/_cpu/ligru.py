@@ -1,11 +1,11 @@
-"""The light gated recurrent unit as fused loops, a few sequences side by side so that they share each load of U.
+"""The light gated recurrent unit as fused loops. Each load of U serves a few sequences that are processed together.
 
-Backwards, all a_t and z_t are made at once from the outputs, one product of matrices; then with c what arrives from the
-step after, per step (' before the nonlinearity, h₀ the state before)
+The backward pass recomputes all a_t and z_t from the outputs with one matrix product. Let c be the gradient from the
+step after, h₀ the state before the step, and ' mark the argument of a nonlinearity. Each step computes
 
-    δ = dh + c,  dz' = δ (h₀ − ReLU(a)) z (1 − z),  da' = δ (1 − z) [a > 0],  c = δ z + U_aᵀ da' + U_zᵀ dz'
+    δ = dh + c,  dz' = δ (h₀ − ReLU(a)) z (1 − z),  da' = δ (1 − z) [a > 0],  c = δ z + U_aᵀ da' + U_zᵀ dz'.
 
-and dU is again one product of matrices.
+At the end, one more matrix product gives dU.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def _step_row(raw, h, y):
 
 @njit(forceinline=True)
 def _backward_row(dh, old, c, raw, z):
-    """`raw` becomes its gradient; c keeps what reaches the state before by the gate alone."""
+    """Replace `raw` by its gradient; c becomes δ z, the gate's direct part of the gradient of the state before."""
     zero, one = c.dtype.type(0), c.dtype.type(1)
     a, gate = raw[: c.size], raw[c.size :]
     for i in range(c.size):

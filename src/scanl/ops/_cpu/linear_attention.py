@@ -1,4 +1,4 @@
-"""Linear attention through the kernels of matrix memories."""
+"""CPU kernels of linear attention, which are those of all matrix memories."""
 
 from scanl.ops._cpu._matrix_memory import run_backward, run_forward
 

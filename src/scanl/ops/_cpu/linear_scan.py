@@ -1,10 +1,10 @@
 """The linear scan as fused loops: one pass over memory forwards, one backwards.
 
-Features are `outer` groups of `inner` channels; within a group `a` is given per channel or shared, so that a broadcast
-`a` is read where it lies. The carry is the row that was just written: a row of its own would double what waits in the
-store buffer, and with it the time of a large scan. A sequence is a range of rows of the
-flattened (B T); packed sequences are more of them, and a long narrow scan is cut in time into ranges of its own, whose
-missing carries `_repair` adds. The backward pass is the scan run the other way: per step
+Features are `outer` groups of `inner` channels. In a group, `a` is one per channel or one for all channels, so a
+broadcast `a` is never copied. The carry is the row that was just written. A separate carry would double the stores in
+the store buffer, and with that the time of a large scan. A sequence is a range of rows of the flattened (B T); packed
+sequences are several ranges. A long narrow scan is cut in time into several ranges; `_repair` then adds the
+contribution of the carry from one range to the next. The backward pass is the scan in reverse time: each step computes
 dx = dy + conj(a after) (dx after), da = dx conj(h before).
 """
 
@@ -22,15 +22,15 @@ from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
 
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
-FORWARD = Slots(" ".join(_LAYOUT) + " x a y carry")  # of the repair too
+FORWARD = Slots(" ".join(_LAYOUT) + " x a y carry")  # also for the repair
 BACKWARD = Slots(" ".join(_LAYOUT) + " dy a y carry state dx da")
 
-WIDEST = 4096  # channels whose carry and rows still fit the first-level cache
-NARROW = 32  # channels under which splitting them over cores would share cache lines
-LONG = 4096  # steps from which cutting time pays,
-SPLIT = 1024  # and channels from which cutting those is as quick, and needs no repair
-PIECES = 4  # of time, or of channels whose sum is one number: the same on every machine, as rounding depends on them
-FLUSH = 256  # steps summed before they are added to the rest, so that long sums stay exact
+WIDEST = 4096  # most channels of a block, so that its carry and rows fit the first-level cache
+NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
+LONG = 4096  # least steps of a sequence that is cut in time
+SPLIT = 1024  # from this many channels on, cutting channels is as fast as cutting time and needs no repair
+PIECES = 4  # pieces of time, or blocks of channels with one da; a constant, since rounding depends on it
+FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
 @njit(forceinline=True)
@@ -46,7 +46,7 @@ def _forward_row(x, a, h, y):
 
 @njit(forceinline=True)
 def _backward_row(dy, a, after, before, dx, da):
-    """da per channel, as wide as the row."""
+    """Take one step backwards, with one da per channel."""
     for i in range(dx.size):
         d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
@@ -55,7 +55,7 @@ def _backward_row(dy, a, after, before, dx, da):
 
 @njit(forceinline=True)
 def _backward_row_summed(dy, a, after, before, dx, total):
-    """As above, da added to a sum over time."""
+    """Like `_backward_row`, but add da to a sum over time."""
     for i in range(dx.size):
         d = dy[i] + np.conj(a[i]) * after[i]
         dx[i] = d
@@ -64,7 +64,7 @@ def _backward_row_summed(dy, a, after, before, dx, total):
 
 @njit(forceinline=True)
 def _backward_row_shared(dy, a, after, before, dx):
-    """As above for one a that all channels share; gives its da."""
+    """Like `_backward_row`, for one a for all channels; return its da."""
     decay = np.conj(a[0])
     total = dy[0] * 0
     for i in range(dx.size):
@@ -76,10 +76,10 @@ def _backward_row_shared(dy, a, after, before, dx):
 
 @njit(forceinline=True)
 def _forward_repair_row(p, a, y, tiny):
-    """Whether anything is left to add to the rows after.
+    """Add the decayed carry to a row; return whether later rows need it too.
 
-    Under the smallest normal number there is not: rounded to nearest, the last of the others never decays to zero.
-    NaN is under no number, so it is carried on.
+    The repair stops when the carry is below the smallest normal number: with rounding to nearest, subnormal numbers may
+    never decay to zero. NaN does not compare as below it, so a NaN is carried on.
     """
     alive = False
     for i in range(p.size):
@@ -206,7 +206,7 @@ def _build_forward_repair(dtype):
     item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
 
     def repair(pointer):
-        """In the order of the scan, add to each range what the carry of the one before it contributes."""
+        """In the order of the scan, add to each range the contribution of the carry from the range before it."""
         slots = view(pointer, FORWARD)
         counter, units = slots.counter, slots.units
         blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
@@ -300,15 +300,15 @@ _forward_repair, _backward_repair = Kernel(_build_forward_repair), Kernel(_build
 
 
 class _Layout(NamedTuple):
-    """How (B, T, *F) operands lie in memory, and in which units they are worked through."""
+    """The memory layout of (B, T, *F) operands, and the division of the work into units."""
 
-    a_shape: tuple[int, ...]  # a, expanded over as few axes as the kernel needs
-    da_shape: tuple[int, ...]  # its gradient as the kernel leaves it: rows or sequences, groups, channels or blocks
-    da_view: tuple[int, ...]  # the same in x's axes, once blocks are summed
+    a_shape: tuple[int, ...]  # shape of a, expanded over as few axes as the kernel needs
+    da_shape: tuple[int, ...]  # shape of da from the kernel: rows or sequences, groups, channels or blocks
+    da_view: tuple[int, ...]  # da in x's axes, after summing the blocks
     shared: bool  # one a for all inner channels
-    slots: list[dict[str, int]]  # that say so to a kernel, for a forward and for a reverse scan
-    repair_slots: list[dict[str, int]]  # and to a repair
-    ranges: np.ndarray  # of each sequence: first row, end row, where its a begins
+    slots: list[dict[str, int]]  # a kernel's slots for this layout: for a forward scan, for a reverse scan
+    repair_slots: list[dict[str, int]]  # the same for a repair
+    ranges: np.ndarray  # for each range: first row, end row, first row of its a
     cut: bool  # the ranges are pieces of one sequence
     units: int
     repair_units: int
@@ -321,7 +321,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     a_features = list(a_shape[2:])
     wide = [i for i, size in enumerate(features) if size != 1]
     shared = bool(wide) and a_features[wide[-1]] == 1
-    split = 0  # the features from here on are the inner ones: all shared, or all with an a of their own
+    split = 0  # features from this axis on are the inner ones: either one a for all, or one a for each
     for i in reversed(wide):
         if (a_features[i] == 1) != shared:
             split = i + 1
@@ -352,7 +352,8 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
     da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
     told = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
-    # Pieces are repaired one after the other, so cores share the channels; a shared a has its sum for each block.
+    # Pieces are repaired in sequence, so cores divide the channels. A shared a has one partial da per block, so its
+    # blocks stay the same.
     repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer, CORES)
     return _Layout(
         (*a_shape[:2], *a_features),
@@ -369,7 +370,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
 
 
 def _blocks(inner: int, others: int, cores: int) -> tuple[int, int]:
-    """Channels in a block, and how many blocks: with `others` units for each, as many units as cores."""
+    """Return the channels of a block and the number of blocks, so that blocks × `others` units occupy all cores."""
     block = -(-inner * min(cores, others) // cores)
     block = max(1, min(-(-block // NARROW) * NARROW, WIDEST, inner))
     return block, -(-inner // block)
@@ -418,13 +419,13 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
 
 
 def _of_pieces(carry: torch.Tensor, pieces: int, *, last: bool) -> torch.Tensor:
-    """The carry of one sequence as that of its first (or last) piece; the others start from zero."""
+    """Give the carry of a sequence to its first (or last) piece; the other pieces start from zero."""
     zeros = carry.new_zeros(pieces - 1, *carry.shape[1:])
     return torch.cat([zeros, carry] if last else [carry, zeros])
 
 
 def _before_pieces(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bool) -> torch.Tensor:
-    """What stood before the first step of each piece."""
+    """Return the state before the first step of each piece."""
     if reverse:
         return torch.cat([y[0, ranges[:-1, 1]], state])
     return torch.cat([state, y[0, ranges[1:, 0] - 1]])

@@ -7,7 +7,7 @@ from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, take
 
-AFFINE = Slots("steps width jacobians offsets out")  # of both kernels
+AFFINE = Slots("steps width jacobians offsets out")  # for both kernels
 
 
 @njit(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
@@ -74,7 +74,7 @@ _kernels = {False: Kernel(_build_forward), True: Kernel(_build_adjoint)}
 
 
 def affine(jacobians: torch.Tensor, offsets: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
-    """d of every step from J (B, T, E, E) and b (B, T, E), float32 or float64, contiguous."""
+    """Return d of every step from J (B, T, E, E) and b (B, T, E), contiguous float32 or float64."""
     batch, steps, width = offsets.shape
     out = empty(offsets.shape, offsets.dtype)
     slots = AFFINE.pack(steps=steps, width=width, jacobians=jacobians, offsets=offsets, out=out)

@@ -1,17 +1,17 @@
 """Selective scan: the N states of a block of channels stay in the first-level cache from step to step.
 
-Lanes are channels: row n of the scratch holds state n of every channel of the block. The backward pass first runs
-forward and keeps the state every CHUNK steps. Then it goes through the chunks from the last to the first, and computes
-the states of each again. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{t-1} s_t,
+Lanes are channels: row n of the scratch memory holds state n of every channel of the block. The backward pass first
+runs forwards and stores the state every CHUNK steps. Then it goes through the chunks from the last to the first and
+recomputes the states of each. With s_t the gradient of h_t, a_t = exp(Δ_t A) and p_t = a_t h_{t-1} s_t,
 
     s_t = C_t dy_t + a_{t+1} s_{t+1},       dA   = Σ_t Δ_t p_t,
     dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,     du_t = Δ_t Σ_n B_t s_t + D dy_t,
 
-and dB_t, dC_t are the sums of Δ_t u_t s_t and of dy_t h_t over the channels that share them. Complex numbers take their
-conjugates in these places, and their real parts where a sum meets a real operand.
+and dB_t, dC_t are the sums of Δ_t u_t s_t and of dy_t h_t over the channels of a group. For complex operands, the
+factors A, B, C, a and h are conjugated, and the gradient of a real operand is the real part.
 
-At a step, B and C are numbers that all lanes share. They become rows, a number for each lane, where groups are narrow
-(a block then has several) and where B or C is constant over time (each channel then has its own).
+Usually B and C of a step and a state are one number for all lanes. They are rows, with a number for each lane, if
+groups are narrow (a block then has several groups) or if B or C is constant over time (each channel then has its own).
 """
 
 import functools
@@ -31,7 +31,7 @@ from scanl.ops._cpu._slots import Slots, channels, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
 
-# rows: of the batch times steps; groups, parts: of B and of C, groups 0 where it is constant over time
+# rows: batch × steps; groups, parts: those of B and of C; groups is 0 for one that is constant over time
 _WORK = (
     "ranges sequences steps longest width states span blocks block parts B_groups C_groups B_parts C_parts wide rows"
 )
@@ -39,19 +39,19 @@ _HEAD = _WORK + " reverse positive A B C D bias state"
 FORWARD = Slots(_HEAD + " last", rows="u delta z y")
 BACKWARD = Slots(_HEAD + " dlast dA dB dC dD dbias dstate", rows="u delta z dy du ddelta dz")
 
-W = 128  # channels of a block, at most: constant, so that rows of one array are known not to overlap
+W = 128  # most channels of a block; constant, so that the compiler knows that rows of an array do not overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
-NARROW = 32  # channels of a group under which B and C become rows
+NARROW = 32  # with fewer channels in a group, B and C become rows
 FLAGS = {"forceinline": True, "fastmath": {"contract", "nsz"}, "error_model": "numpy"}
 
 # Rows of W in the scratch of a step
 DELTA, DU, Y, BIAS, SKIP, DY, WRITTEN, STEP, ROWS = (n * W for n in range(9))
-# and in the scratch of state n: h and A, then the gradient of h and the recent part of that of A
+# Rows of W in the scratch of state n: h and A, the gradient of h, and the current chunk's part of the gradient of A
 H, A, DH, DA = (n * W for n in range(4))
 
 
 def lane(b, j):  # pyright: ignore[reportRedeclaration]
-    """A number that all lanes share, or the j-th of a row."""
+    """Return b if it is one number for all lanes, or the j-th number of a row."""
     raise NotImplementedError
 
 
@@ -62,13 +62,13 @@ def _lane(b, j):
 
 @njit(**FLAGS)
 def _positive(x):
-    """softplus, as torch has it: x itself over 20."""
+    """Return softplus(x) as torch computes it: x itself above 20."""
     return x if x > 20 else -log_sigmoid(-x)
 
 
 @njit(**FLAGS)
 def _enter(z, u, delta, positive):
-    """Load what a step brings: Δ, Δ u, and D u, from which the sum for y starts."""
+    """Load the inputs of a step: Δ, Δ u, and D u, the initial value of the sum for y."""
     if positive:
         for j in range(u.size):
             z[DELTA + j] = _positive(delta[j] + z[BIAS + j])
@@ -82,7 +82,7 @@ def _enter(z, u, delta, positive):
 
 @njit(**FLAGS)
 def _advance(s, z, size, b, c):
-    """Take state n one step further, and add what y reads of it."""
+    """Advance state n by one step, and add its contribution to y."""
     for j in range(size):
         h = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
         s[H + j] = h
@@ -91,14 +91,14 @@ def _advance(s, z, size, b, c):
 
 @njit(**FLAGS)
 def _carry(s, z, size, b):
-    """Take state n one step further."""
+    """Advance state n by one step."""
     for j in range(size):
         s[H + j] = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
 
 
 @njit(**FLAGS)
 def _keep(kept, s, z, size, b):
-    """As `_carry`, keeping the decay and the state before."""
+    """Like `_carry`, but store the decay and the state before the step."""
     for j in range(size):
         a, h = exp(z[DELTA + j] * s[A + j]), s[H + j]
         kept[j], kept[W + j] = a, h
@@ -107,7 +107,7 @@ def _keep(kept, s, z, size, b):
 
 @njit(fastmath={"reassoc", "contract", "nsz"})
 def _retreat(kept, s, z, size, b, c):
-    """Take the gradient of state n one step back; give the gradients of b and c."""
+    """Move the gradient of state n one step back; return the gradients of b and c."""
     db = dc = s.dtype.type(0)
     for j in range(size):
         a, before = kept[j], kept[W + j]
@@ -127,7 +127,7 @@ def _retreat(kept, s, z, size, b, c):
 
 @njit(**FLAGS)
 def _retreat_rows(kept, s, z, size, b, c, db, dc):
-    """As `_retreat`, adding the gradients to rows."""
+    """Like `_retreat`, but add the gradients to rows."""
     for j in range(size):
         a, before = kept[j], kept[W + j]
         h = a * before + z[DU + j] * b[j]
@@ -164,7 +164,7 @@ def _gate_backward(z, dy, gate, dgate):
 
 @njit(**FLAGS)
 def _leave(z, u, delta, du, ddelta, sums, positive):
-    """Write the gradients of u and Δ; add to the sums of those of D and of the bias."""
+    """Write the gradients of u and Δ; add to the sums for the gradients of D and the bias."""
     for j in range(u.size):
         du[j] = z[DELTA + j] * z[WRITTEN + j] + z[SKIP + j] * z[DY + j]
         ddelta[j] = z[STEP + j] + u[j] * z[WRITTEN + j]
@@ -179,7 +179,7 @@ def _leave(z, u, delta, du, ddelta, sums, positive):
 
 @njit(**FLAGS)
 def _load(s, at, step, matrix, start, states, size):
-    """Transpose (size, states) from `start` on into rows that lie `step` apart."""
+    """Transpose (size, states), from `start` on, into rows at stride `step`."""
     for n in range(states):
         row, column = s[at + n * step : at + n * step + size], matrix[start + n :]
         for j in range(size):
@@ -196,7 +196,7 @@ def _store(s, at, step, matrix, start, states, size):
 
 @njit(**FLAGS)
 def _spread(target, B, row, groups, width, first, states, size):
-    """Copy B of one step to the lanes: each channel gets that of its group."""
+    """Copy B of one step to the lanes: each channel gets the B of its group."""
     for j in range(size):
         at = (row * groups + (first + j) // (width // groups)) * states
         for n in range(states):
@@ -205,7 +205,7 @@ def _spread(target, B, row, groups, width, first, states, size):
 
 @njit(**FLAGS)
 def _gather(source, dB, row, groups, width, first, states, size):
-    """Sum rows over the channels of each group, and clear them."""
+    """Sum rows over the channels of each group, then clear the rows."""
     each = width // groups
     for j in range(size):
         at = (row * groups + (first + j) // each) * states
@@ -217,7 +217,7 @@ def _gather(source, dB, row, groups, width, first, states, size):
 
 @njit(**FLAGS)
 def _flush(source, at, step, total, start, states, size):
-    """Add a chunk's sums to those of all time, which have a wider dtype, and clear them."""
+    """Add a chunk's sums to the sums over all time, which have a wider dtype; then clear the chunk's sums."""
     for n in range(states):
         for j in range(size):
             total[start + n * W + j] += source[at + n * step + j]
@@ -226,12 +226,12 @@ def _flush(source, at, step, total, start, states, size):
 
 @njit(**FLAGS)
 def _nth(source, n, step):
-    """The rows of state n."""
+    """Return the rows of state n."""
     return source[n * step : (n + 1) * step]
 
 
 class _Sizes(NamedTuple):
-    """What all loops of a kernel ask, read from the slots once."""
+    """The sizes that all loops of a kernel use, read from the slots once."""
 
     states: int
     width: int
@@ -247,8 +247,8 @@ class _Sizes(NamedTuple):
 class _Block(NamedTuple):
     """The channels of a unit of work."""
 
-    column: int  # which of all blocks
-    group: int  # of B and C
+    column: int  # index among all blocks
+    group: int  # group of B and C
     first: int
     size: int
 
@@ -263,7 +263,7 @@ def _sizes(slots):
 
 @njit(**FLAGS)
 def _columns(slots):
-    """How many blocks of channels there are in all."""
+    """Return the number of all blocks of channels."""
     return slots.width // max(1, slots.span) * slots.blocks
 
 
@@ -276,13 +276,13 @@ def _block(column, span, blocks, block):
 
 @njit(**FLAGS)
 def _time(i, begin, end, reverse):
-    """Where the i-th step of the scan lies."""
+    """Return the time index of the i-th step of the scan."""
     return end - 1 - i if reverse else begin + i
 
 
 @njit(**FLAGS)
 def _open(slots, s, step, z, bs, cs, block, dtype, real):
-    """Load what is the same at all steps: A, D, the bias of Δ, and B and C where they are constant over time."""
+    """Load what is constant over time: A, D, the bias of Δ, and B and C if they are."""
     width, states, first, size = slots.width, slots.states, block.first, block.size
     _load(s, A, step, array(slots.A, width * states, dtype), first * states, states, size)
     z[SKIP : SKIP + W] = 0
@@ -353,7 +353,7 @@ def _build_forward(dtype):
 
 @njit(**FLAGS)
 def _remember(starts, s, step, at, states, block, size):
-    """Keep the states before chunk `at`."""
+    """Store the states before chunk `at`."""
     for m in range(states):
         start, h = (at * states + m) * block, m * step + H
         starts[start : start + size] = s[h : h + size]
@@ -361,7 +361,7 @@ def _remember(starts, s, step, at, states, block, size):
 
 @njit(**FLAGS)
 def _recall(starts, s, step, at, states, block, size):
-    """Undo `_remember`."""
+    """Load the states that `_remember` stored."""
     for m in range(states):
         start, h = (at * states + m) * block, m * step + H
         s[h : h + size] = starts[start : start + size]
@@ -369,7 +369,7 @@ def _recall(starts, s, step, at, states, block, size):
 
 @njit(**FLAGS)
 def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place, back, real):
-    """Take all states one step further. On the way back, keep each one's decay and value before the step."""
+    """Advance all states by one step. If `back`, store each one's decay and its value before the step."""
     states, first, size, wide = sizes.states, block.first, block.size, sizes.wide
     row = batch * slots.steps + t
     us = channels(slots.u, batch, t, first, size, real)
@@ -391,7 +391,7 @@ def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place,
 
 @njit(**FLAGS)
 def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place):
-    """Take the gradients of all states one step back; write those of B and C."""
+    """Move the gradients of all states one step back; write those of B and C."""
     states, width, first, size, group = sizes.states, sizes.width, block.first, block.size, block.group
     B_groups, C_groups, total = sizes.B_groups, sizes.C_groups, sizes.rows
     b = (row * B_groups + group % max(1, B_groups)) * states
@@ -420,7 +420,7 @@ def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, 
 
 @njit(**FLAGS)
 def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place, sums, real):
-    """Take all gradients one step back, and write those of what the step brought: u, Δ, B, C and the gate."""
+    """Move all gradients one step back, and write those of the step's inputs: u, Δ, B, C and the gate."""
     first, size = block.first, block.size
     us = channels(slots.u, batch, t, first, size, real)
     deltas = channels(slots.delta, batch, t, first, size, real)
@@ -444,7 +444,7 @@ def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, 
 
 @njit(**FLAGS)
 def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
-    """Write the sums over time: the gradients of A, D and the bias, and those of B and C that are constant."""
+    """Write the sums over time: the gradients of A, D and the bias, and those of B and C if constant over time."""
     states, width, first, size = sizes.states, sizes.width, block.first, block.size
     corner = (part * width + first) * states
     _store(totals, 0, W, dA, corner, states, size)
@@ -499,7 +499,7 @@ def _build_backward(dtype):
                 _load(s, H, step, state, corner, states, size)
                 _load(s, DH, step, dlast, corner, states, size)
                 count = (end - begin + CHUNK - 1) // CHUNK
-                # forward to the last chunk; then each chunk forward and backward, from the last to the first
+                # run forwards to the last chunk; then each chunk forwards and backwards, from the last to the first
                 for turn in range(2 * count - 1):
                     back = turn >= count - 1
                     chunk = 2 * count - 2 - turn if back else turn
@@ -533,11 +533,11 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 class _Work(NamedTuple):
-    """How the operands are divided into units: a block of channels in a part of the sequences."""
+    """How the work is divided into units: a unit is a block of channels for a part of the sequences."""
 
-    ranges: np.ndarray  # of each sequence: row of the batch, first step, one past the last
-    parts: int  # of the sequences
-    B_parts: int  # partial sums of the gradient of B, of C
+    ranges: np.ndarray  # for each sequence: batch row, first step, the step after its last
+    parts: int  # parts of the sequences
+    B_parts: int  # partial sums of the gradient of B; next, those of C
     C_parts: int
     units: int
     slots: dict[str, int]  # that say so to the kernels
@@ -554,7 +554,7 @@ def _divide(
         ranges = np.array([(0, a, b) for a, b in itertools.pairwise(bounds)], np.int64).reshape(-1, 3)
     groups = max(1, B_groups, C_groups)
     narrow = groups > 1 and width // groups < NARROW
-    span = width if narrow else width // groups  # channels that a block may not cross
+    span = width if narrow else width // groups  # blocks do not cross multiples of this many channels
     wanted = max(-(-span // W), -(-CORES * span // max(1, width * len(ranges))))
     unit = width // groups if narrow else 16
     block = -(-span // (unit * max(1, wanted))) * unit
@@ -577,12 +577,12 @@ def _divide(
 
 
 def _groups(B: torch.Tensor) -> int:
-    """How many rows of B there are at a step: 0 where it is constant."""
+    """Return the number of groups of B; 0 if B is constant over time."""
     return B.shape[2] if B.ndim == 4 else B.ndim - 2
 
 
 def _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    """How the work is divided, and what both kernels are told, by slot."""
+    """Return the division of the work, and the arguments of both kernels, by slot."""
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, u.shape[1], "selective_scan")
     work = _divide(*u.shape, A.shape[1], _groups(B), _groups(C), bounds)
     if C.is_complex():

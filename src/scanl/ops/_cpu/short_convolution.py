@@ -1,11 +1,11 @@
 """The short convolution as fused loops over rows of channels: one pass over memory forwards, one backwards.
 
 A unit of work is a piece of time of one sequence and a block of channels. Rows before the sequence are read from the
-state. Four taps at a time are summed into the row of y, which stays in the first-level cache; SiLU follows at once.
+state. Four taps at a time are summed into the row of y, which stays in the first-level cache; then SiLU is applied.
 
-The backward pass makes s, the value before SiLU, anew, and writes ds = dy SiLU'(s) to where dx will stand: dx_t needs
-ds_t to ds_{t+W-1}, and takes the place of the first of these when all are there. The W-1 rows after the piece, which
-are another unit's, are made in scratch. Sums over time (dw, dbias) leave each piece as a row of their own.
+The backward pass recomputes s, the value before SiLU, and writes ds = dy SiLU'(s) into the memory of dx: dx_t needs
+ds_t to ds_{t+W-1}, and overwrites ds_t once all of them are computed. The W-1 rows of ds after the piece belong to
+another unit, so they are computed in scratch memory. Each piece writes its own sums over time, for dw and dbias.
 """
 
 import functools
@@ -26,8 +26,8 @@ _STATE = " state state_sequence state_step state_channel"
 FORWARD = Slots(_HEAD + _STATE + " y y_batch last", rows="x")
 BACKWARD = Slots(_HEAD + _STATE + " dlast dx dx_batch dw dbias dstate", rows="x dy")
 
-WIDEST = 512  # channels whose rows, of a window of four and their sums, fit the first-level cache
-STEPS = 256  # of a piece at least, and at least PER_TAP for each tap
+WIDEST = 512  # most channels of a block, so that four rows and their sums fit the first-level cache
+STEPS = 256  # least steps of a piece; also at least PER_TAP steps per tap
 PER_TAP = 4
 
 _FLAGS = {"forceinline": True, "error_model": "numpy"}
@@ -59,7 +59,7 @@ def _silu(y):
 
 @njit(**_FLAGS)
 def _silu_backward(s, dy):
-    """ds, in the place of s."""
+    """Overwrite s with ds."""
     one = s.dtype.type(1)
     for i in range(s.size):
         gate = sigmoid(s[i])
@@ -74,7 +74,7 @@ def _add(target, source):
 
 @njit(**_FLAGS)
 def _products(sums, d, x0, x1, x2, x3):
-    """What four weights gain; their sums lie WIDEST apart."""
+    """Add to the gradients of four weights; their sums are WIDEST apart."""
     for i in range(d.size):
         sums[i] += d[i] * x0[i]
         sums[WIDEST + i] += d[i] * x1[i]
@@ -84,13 +84,13 @@ def _products(sums, d, x0, x1, x2, x3):
 
 @njit(forceinline=True)
 def _row(i, start, step, other, other_step):
-    """The address of row i; those under 0 lie elsewhere, before `other`."""
+    """Return the address of row i. Rows with i < 0 are at other + i * other_step."""
     return start + i * step if i >= 0 else other + i * other_step
 
 
 @njit(forceinline=True)
 def _convolve(out, i, taps, start, step, other, other_step, w, w_step):
-    """Add w_j times row i - j to `out`, for each of `taps` values of j."""
+    """Add w_j times row i - j to `out`, for j < taps."""
     size, kind, j = out.size, out.dtype, 0
     while j + 4 <= taps:
         _taps(
@@ -113,7 +113,7 @@ def _convolve(out, i, taps, start, step, other, other_step, w, w_step):
 
 @njit(forceinline=True)
 def _correlate(sums, d, i, taps, start, step, other, other_step):
-    """What the weights gain from step i: d times row i - j, into row j of the sums."""
+    """Add step i to the weight gradients: d times row i - j, into row j of the sums."""
     size, kind, j = d.size, d.dtype, 0
     while j + 4 <= taps:
         _products(
@@ -133,9 +133,9 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
 
 @njit(forceinline=True)
 def _gather(target, source, count, size, step, stride):
-    """Rows of channels that lie anywhere, `step` apart and `stride` from channel to channel, as rows WIDEST apart.
+    """Copy rows of channels, with row stride `step` and channel stride `stride`, to rows WIDEST apart.
 
-    A copy by torch, where channels are not next to each other, costs more than all of a short sequence's work.
+    For a short sequence whose channels are not contiguous, a copy by torch would cost more than all other work.
     """
     item = target.itemsize
     for r in range(count):
@@ -150,7 +150,7 @@ def _gather(target, source, count, size, step, stride):
 
 @njit(forceinline=True)
 def _begin(out, source):
-    """The row at an address, or zeros when there is none."""
+    """Copy the row at an address; write zeros if the address is 0."""
     if source != 0:
         _copy(out, array(source, out.size, out.dtype))
     else:
@@ -233,7 +233,7 @@ def _build_backward(dtype):
             dold, dnew = dstate + item * (n * kept * width + channel), dlast + item * (n * kept * width + channel)
             dys, dy_step = dy.at + item * (b * dy.batch + first * dy.time + channel), sign * item * dy.time
             dxs, dx_step = dx + item * (b * dx_batch + first * width + channel), sign * row
-            # where the rows of ds lie, and those from `end` on
+            # addresses of the rows of ds, and of its rows from `end` on
             ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
             if silu:
                 ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
@@ -261,7 +261,7 @@ def _build_backward(dtype):
                 if done >= begin:
                     out, left = spare[:part], steps - kept
                     _begin(out, dnew + (done - left) * row if done >= left else 0)
-                    # rows done + j, counted back from the last of the piece
+                    # rows done + j, counted backwards from the piece's last row
                     _convolve(
                         out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
                         over - over_step, -over_step, newest, -apart,
@@ -279,8 +279,8 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 @functools.lru_cache(512)
 def _pieces(batch: int, steps: int, bounds: tuple[int, ...] | None, window: int, reverse: bool) -> np.ndarray:
-    """Of each piece its sequence, its row of the batch, the first step of the scan, the steps of the sequence, and the
-    piece's own, first and one past the last, counted in the order of the scan."""
+    """Return, for each piece: sequence, batch row, time index of the scan's first step, steps of the sequence, and the
+    piece's first step and end step, counted in the order of the scan."""
     ranges = [(b, 0, steps) for b in range(batch)]
     if bounds is not None:
         ranges = [(0, *pair) for pair in itertools.pairwise(bounds)]
@@ -294,7 +294,7 @@ def _pieces(batch: int, steps: int, bounds: tuple[int, ...] | None, window: int,
 
 
 def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
-    """What both kernels are told, by slot, and the numbers of pieces and of units."""
+    """Return the arguments of both kernels, by slot, and the numbers of pieces and of units."""
     batch, steps, width = x.shape
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, steps, "short_convolution")
     pieces = _pieces(batch, steps, bounds, w.shape[1], reverse)

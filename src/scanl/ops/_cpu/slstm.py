@@ -1,14 +1,15 @@
-"""sLSTM as fused loops over rows of all heads, a few sequences side by side so that they share each load of R.
+"""sLSTM as fused loops over rows of all heads. Each load of R serves a few sequences that are processed together.
 
-The backward pass first runs forwards again and keeps c, n, m and the gates before their nonlinearities. Then per step,
-with dh, dc, dn, dm what arrives (dh also from outside), ₀ the state before, s the share of the maximum that i^ has
+The backward pass first runs forwards again and stores c, n, m and the gates before their nonlinearities. Let dh, dc, dn
+and dm be the gradients from the step after (dh also from the output), let ₀ mark the state before the step, and let s
+be the derivative of the maximum by i^. Each step computes
 
     q = dh / n,  do^ = q c o (1 − o),  dc += q o,  dn −= q o c / n,  dz^ = dc i (1 − z²),  I = i (dc z + dn),
     F = f (dc c₀ + dn n₀),  M = dm − I − F,  di^ = I + s M,  dm = F + (1 − s) M,  df^ = dm d(log f),
     dc = f dc,  dn = f dn
 
-and dh of the step before is Rᵀ times the four gates' gradients. The loops are short so that each touches few rows: the
-compiler must show that they do not overlap.
+and dh of the step before is Rᵀ times the gradients of the four gates. Each loop uses few rows, because the compiler
+must prove that they do not overlap.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.slstm import forget_number
 
 _HEAD = "ranges sequences steps size reverse forget heads width blocks w state"
-FORWARD = Slots(_HEAD + " x y kept raws")  # kept, raws: 0 unless the backward pass asks for them
+FORWARD = Slots(_HEAD + " x y kept raws")  # kept, raws: 0 unless for the backward pass
 BACKWARD = Slots(_HEAD + " raws kept carry dh")
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
@@ -79,7 +80,7 @@ def _output_backward_row(dh, carry, o, c, n, dc, dn, q, gate):
 
 @njit(**_FLAGS)
 def _gates_backward_row(raw, m, old_c, old_n, old_m, dc, dn, dm, forget, spare):
-    """The first three parts of `raw` become their gradients; dc, dn, dm those of the state before."""
+    """Replace the first three parts of `raw` by their gradients; move dc, dn, dm to the state before."""
     size, half = dc.size, dc.dtype.type(0.5)
     zero, one, two = half - half, half + half, dc.dtype.type(2)
     i, f, z = raw[:size], raw[size : 2 * size], raw[2 * size : 3 * size]
@@ -87,7 +88,7 @@ def _gates_backward_row(raw, m, old_c, old_n, old_m, dc, dn, dm, forget, spare):
     _kept_row(f, old_m, forget, keep)
     for k in range(size):
         to_i = one if i[k] > keep[k] else (half if i[k] == keep[k] else zero)
-        only_i = two if keep[k] > i[k] else one  # f' is held at 1: nothing reaches its gate
+        only_i = two if keep[k] > i[k] else one  # f' is clamped at 1, so its gate gets no gradient
         share[k] = only_i if old_n[k] == zero else to_i
     for k in range(size):
         in_[k] = exp(i[k] - m[k])
@@ -247,9 +248,9 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def _units(ranges, x, reverse, number):
-    """How many units there are, and the slots that say how the work is divided.
+    """Return the number of units, and the slots of the division of the work.
 
-    A unit is a group of sequences. Where groups are fewer than the cores, the heads are divided too.
+    A unit is a group of sequences. If there are fewer groups than cores, the heads are divided too.
     """
     count, size = groups(len(ranges))
     heads, width = x.shape[3:]
@@ -260,7 +261,7 @@ def _units(ranges, x, reverse, number):
 
 
 def _run(x, r, state, ranges, reverse, number, *, keep):
-    """The outputs, the last state, and when `keep`, c, n, m after each step and the gates before it."""
+    """Return the outputs, the last state, and if `keep`, c, n, m after each step and the gates' arguments."""
     batch, steps, _, heads, width = x.shape
     x, w = x.contiguous(), r.transpose(2, 3).contiguous()
     y, last = empty((batch, steps, heads, width), x.dtype), state.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
 """The simple recurrent unit as fused loops over rows of channels.
 
-The backward pass first runs c forwards again and keeps it; the gates are made anew from it. With dc what arrives from
-the step after, per step (' before the sigmoid, c₀ the state before)
+The backward pass first recomputes c forwards and stores it; it recomputes the gates from c. Let dc be the gradient from
+the step after, c₀ the state before the step, and ' mark the argument of a sigmoid. Each step computes
 
     dc += r dh,  du = (1 − r) dh,  dr' = (c − u) dh r (1 − r),  df' = (c₀ − x) dc f (1 − f),  dx = (1 − f) dc,
     dv_f += df' c₀,  dv_r += dr' c₀,  dc = f dc + v_f df' + v_r dr'
@@ -44,7 +44,7 @@ def _output_row(c, u, r, h):
 
 @njit(forceinline=True)
 def _reset_backward_row(dh, c, u, gate, carry, raw):
-    """`carry` gains what h gives c; `raw` becomes dr', `gate` becomes du."""
+    """Add h's part of the gradient of c to `carry`; replace `raw` by dr' and `gate` by du."""
     one = c.dtype.type(1)
     for i in range(c.size):
         raw[i] = (c[i] - u[i]) * dh[i] * gate[i] * (one - gate[i])
@@ -146,7 +146,7 @@ def _build_backward(dtype):
                     before = array(kept + k + (item * width if reverse else -item * width), part, dtype)
                 dhs = channels(dh, b, t, channel, part, dtype)
                 us = channels(u, b, t, channel, part, dtype)
-                dus = array(spare.ctypes.data if du == 0 else du + k, part, dtype)  # no highway: nobody reads it
+                dus = array(spare.ctypes.data if du == 0 else du + k, part, dtype)  # without a highway du is not used
                 raw = array(dr + k, part, dtype)
                 _gate_row(channels(r, b, t, channel, part, dtype), vr, before, dus)
                 _reset_backward_row(dhs, c, us, dus, carry, raw)
@@ -169,7 +169,7 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def _inputs(x, f, r, u, v_f, v_r, reverse, cu_seqlens):
-    """What both kernels are told, by slot, and how many units there are. Absent operands are zeros."""
+    """Return the arguments of both kernels, by slot, and the number of units. Absent operands are zeros."""
     ranges = sequences(x, cu_seqlens, "sru")
     count, size = blocks(len(ranges), x.shape[2])
     zero = x.new_zeros(x.shape[2])

@@ -1,17 +1,18 @@
-"""The weighted average as fused loops over rows of channels, p, z and m in float64 whatever the operands are.
+"""The weighted average as fused loops over rows of channels, with p, z and m in float64 for every operand dtype.
 
-With gap = k - (m + w), one of the two weights of a step is 1 and the other e^-|gap|: one exponential a step, one more
-for the bonus. They are taken in the operands' dtype; what is summed over time is not, and in place of the weight a of
-the past stands 1 - a: so a sum of a million terms, or a decay of 1e-6 a step, is as exact as its terms.
+With gap = k - (m + w), one of the two weights of a step is 1 and the other is e^-|gap|. So a step takes one
+exponential, and one more with a bonus, in the operands' dtype. Sums over time are float64, and the past's weight a is
+stored as 1 - a. So a sum of a million terms, or a decay of 1e-6 per step, is as exact as its terms.
 
-The backward pass keeps (p, z, m) every CHUNK steps and makes the weights between anew, once. It carries P and Z, the
-gradients of p and z at fixed m (that is, of the true numerator and denominator times e^m: neither grows), and M, that
-of m itself, which goes to whichever was larger, key or past. With a, b the weights of past and present, per step
+The backward pass stores (p, z, m) every CHUNK steps and recomputes the weights in between once. It carries P and Z, the
+gradients of p and z at fixed m. They are e^m times those of the true numerator and denominator, so they do not grow. It
+also carries M, the gradient of m, which goes to k or to the past, whichever is larger. With a, b the weights of the
+past and the current step, each step computes
 
     dv = b P,  dk = b (P v + Z) + M [b > a],  dw = a (P p + Z z) + M [a > b],  P = a P,  Z = a Z,  M = M [a > b]
 
-where p, z stand before the step. An output o = (A p + B v) / D adds, with g = do / D, A g to P, -A g o to Z, B g to dv
-and B g (v - o) to dk and du; without a bonus A = a and B = b.
+with p, z from before the step. An output o = (A p + B v) / D, with g = do / D, adds A g to P, -A g o to Z, B g to dv
+and B g (v - o) to dk and du. Without a bonus A = a and B = b.
 """
 
 import math
@@ -30,13 +31,13 @@ _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v dec
 FORWARD = Slots(_HEAD + " o o_batch", rows=_ROWS)
 BACKWARD = Slots(_HEAD + " out_batch dk dv dw du dw_time carries", rows=_ROWS + " do")
 
-WIDTH = 128  # channels at a time: constant, so that rows in scratch are known not to overlap
-CHUNK = 32  # steps between the states that the backward pass keeps
-LEAST = -1e308  # in place of -inf, so that no difference is NaN
+WIDTH = 128  # channels at a time; constant, so that the compiler knows that rows in scratch do not overlap
+CHUNK = 32  # steps between the states that the backward pass stores
+LEAST = -1e308  # replaces -inf, so that no difference is NaN
 
-# Rows of WIDTH in the scratch of float64, and in that of the operands' dtype
+# Rows of WIDTH in the float64 scratch, and in the scratch of the operands' dtype
 P, Z, M, DP, DZ, DM, DW, DU = (n * WIDTH for n in range(8))
-LOST, NEW, READ_A, READ_B = (n * WIDTH for n in range(4))  # a step's weights; then, in their place, what follows
+LOST, NEW, READ_A, READ_B = (n * WIDTH for n in range(4))  # a step's weights; the rows below overwrite them
 TO_K, TO_V, TO_W = (n * WIDTH for n in range(3))
 
 _FLAGS = {"forceinline": True, "error_model": "numpy"}
@@ -44,7 +45,7 @@ _FLAGS = {"forceinline": True, "error_model": "numpy"}
 
 @njit(**_FLAGS)
 def _weigh(k, w, s, c):
-    """The weight of the present and what the past loses of its own; m moves on. Of NaN or +inf all becomes NaN."""
+    """Write the weight of the current step and 1 minus that of the past; update m. NaN or +inf makes all NaN."""
     kind = c.dtype.type
     one, zero, near = kind(1), kind(0), kind(0.0625 if c.itemsize == 4 else 0)
     half, third, fourth, fifth = kind(1 / 2), kind(1 / 3), kind(1 / 4), kind(1 / 5)
@@ -67,7 +68,7 @@ def _weigh(k, w, s, c):
 
 @njit(**_FLAGS)
 def _weigh_bonus(k, u, s, c):
-    """The weights in the output, which reads before it writes."""
+    """Write the weights of the output with a bonus, which is read before the step is written."""
     one, zero, nan = c.dtype.type(1), c.dtype.type(0), c.dtype.type(math.nan)
     for i in range(k.size):
         now = k[i] + np.float64(u[i])
@@ -104,7 +105,7 @@ def _output_bonus(v, s, c, o):
 
 @njit(**_FLAGS)
 def _backward_row(do, v, s, x, c):
-    """A step without bonus, of whose weights in c its gradients take the place."""
+    """Go back one step without a bonus. The gradients overwrite the weights in c."""
     for i in range(do.size):
         a, b, p, z = 1.0 - c[LOST + i], np.float64(c[NEW + i]), x[P + i], x[Z + i]
         denominator = a * z + b
@@ -150,7 +151,7 @@ def _backward_row_bonus(do, v, s, x, c):
 
 @njit(forceinline=True)
 def _of_step(scratch, count, step):
-    """The rows of one step, an array of their own: an offset in the index would hide from LLVM that they are apart."""
+    """Return the rows of one step as an array: offsets in the indices would hide from LLVM that rows are disjoint."""
     return scratch[step * count * WIDTH : (step + 1) * count * WIDTH]
 
 
@@ -171,7 +172,7 @@ def _start(state, step, size, s):
 
 @njit(**_FLAGS)
 def _finish(s, size, state, step):
-    """The state in the operands' dtype, p and z divided by what its m has become."""
+    """Write the state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     for i in range(size):
         m = state.dtype.type(-math.inf if s[M + i] <= LEAST else s[M + i])
         state[2 * step + i] = m
@@ -298,7 +299,7 @@ _forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
 
 
 def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
-    """What both kernels are told, by slot, and how many units there are."""
+    """Return the arguments of both kernels, by slot, and the number of units."""
     ranges = sequences(k, cu_seqlens, "weighted_average")
     width = k.shape[2]
     decay = k.new_zeros(width) if decay is None else decay
