@@ -1,4 +1,4 @@
-"""What models learn from: the protocol of a source, and sources of real data."""
+"""Training data: the protocol of a source, and sources of real data."""
 
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import Exam as Exam

@@ -1,7 +1,7 @@
-"""What a run learns from: the protocol of a source, the questions that sources ask, and their registry.
+"""The protocol of a data source, the questions that sources ask, and the registry of sources.
 
-A new source is one new file: a dataclass of its options below `Source`, registered by name and imported in the
-`__init__` of its folder. `scanl train --task NAME` then trains on it.
+A new source is one new file. It defines a subclass of `Source`, which is a dataclass of its options, registers it by
+name, and is imported in the `__init__` of its folder. `scanl train --task NAME` then trains on it.
 """
 
 import inspect
@@ -17,11 +17,14 @@ from torch import Tensor
 from scanl.errors import CheckpointError, nearest
 from scanl.registry import Registry
 
-IGNORED = -100  # the target where nothing is asked; torch's cross entropy leaves it out
+IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
 
 
 class Examples(NamedTuple):
-    """inputs: (N, T) integer tokens, or (N, T, C) float32 features.   targets: what the question of a source says."""
+    """A batch of examples.
+
+    inputs: (N, T) integer tokens, or (N, T, C) float32 features.   targets: as `Question.kind` says.
+    """
 
     inputs: NDArray[Any]
     targets: NDArray[Any]
@@ -29,15 +32,15 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What a source asks of a model. The model, its loss and its answers follow from it.
+    """What a source asks a model to predict. It determines the kind of model, the loss and the shape of the answers.
 
-    kind: what is asked, and what the targets are:
+    kind: what to predict, and the form of the targets:
         "next token": the next token at every step; (N, T) integers, IGNORED after the end of a row.
         "label": a token of the vocabulary at some steps; (N, T) integers, IGNORED at the others.
         "class": one of `classes` for the whole sequence; (N,) integers.
         "number": a number for the whole sequence; (N,) float32.
-    vocab_size: V, where the inputs are tokens; or
-    channels: C, where they are features. One of the two.
+    vocab_size: V, if the inputs are tokens.
+    channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
     """
 
     kind: Literal["next token", "label", "class", "number"]
@@ -51,16 +54,16 @@ class Question:
 
     @property
     def every_step(self) -> bool:
-        """Whether the targets are by step; otherwise the answer is the one after the last step."""
+        """Whether there is a target for each step. Otherwise the only answer is the one after the last step."""
         return self.kind in ("next token", "label")
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What a trained model is measured on, and what others score on the same.
+    """Examples on which a trained model is measured, with scores of others on the same examples.
 
-    title: what is measured, on what.   examples: groups of rows that are read side by side.
-    beside: the score of each other, by name.   digits: how a score is printed.
+    title: heading of the table.   examples: batches of rows.
+    beside: scores to compare with, by name.   digits: format of a score.
     """
 
     title: str
@@ -70,36 +73,36 @@ class Exam:
 
 
 class Source(ABC):
-    """Batches to learn from and examples to be measured on, each a pure function of the source and the step.
+    """Training batches and examples for measurements, each a pure function of the source and the step.
 
-    A subclass is a dataclass. Its fields are its options: those that `scanl train` has an option for (`data`,
-    `held_out`, `seed`, ...) get their values from there, the others are given as `--task-options.NAME`. Making one
-    reads no file; files are read when they are first needed, at the latest by `check`.
+    A subclass is a dataclass whose fields are its options. A field with the name of an option of `scanl train` (`data`,
+    `held_out`, `seed`, ...) takes that option's value; the others are set with `--task-options.NAME`. The constructor
+    reads no file. Files are read when they are first needed, at the latest by `check`.
     """
 
     name: ClassVar[str] = ""  # set by `register`
-    metric: str  # what a measurement is: "accuracy", "bits per byte"
+    metric: str  # name of the score: "accuracy", "bits per byte"
     higher_is_better: bool
-    chance: float | None = None  # what guessing scores, where it is known
-    best: float | None = None  # the best score there is, where it is known
+    chance: float | None = None  # score of guessing, if known
+    best: float | None = None  # best possible score, if known
     question: Question
 
-    measured: ClassVar[str] = "score"  # the column of metrics.csv for the measurements
-    comparable: ClassVar[str | None] = None  # the column of the same for the training batches, where there is one
-    noun: ClassVar[str] = "data"  # what it is called in messages
-    moved: ClassVar[str] = ""  # for the refusal of other data: what to do when it has moved
-    stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # what may end a run early
-    instead: ClassVar[Mapping[str, str]] = {}  # what to do instead of an option that it does not read
+    measured: ClassVar[str] = "score"  # column of metrics.csv for the measurements
+    comparable: ClassVar[str | None] = None  # column with the same metric on training batches, if any
+    noun: ClassVar[str] = "data"  # name of the data in messages
+    moved: ClassVar[str] = ""  # end of the message about changed data: what to do when it has moved
+    stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # options that may end a run early
+    instead: ClassVar[Mapping[str, str]] = {}  # advice for each option that the source does not read
     examined_by: ClassVar[tuple[str, ...]] = ()  # options of `scanl eval` that `exam` takes
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        """The options of a configuration that mean something to it."""
+        """Return the names of the configuration options that this source uses."""
         return frozenset((*inspect.signature(cls).parameters, *cls.stops, "task_options"))
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Source":
-        """The source of a configuration, whose options are given by name. ConfigError for one that does not fit."""
+        """Make the source from a configuration's options by name. Raises ConfigError for an unknown option."""
         parameters = list(inspect.signature(cls).parameters)
         own = [name for name in parameters if name not in options]
         for name in options["task_options"]:
@@ -109,40 +112,44 @@ class Source(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Read what there is to read; DataError unless it can be learnt from."""
+        """Read the files, if any. Raises DataError unless the data can be used for training."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Steps of a training sequence."""
+        """Number of steps in a training sequence."""
 
     @abstractmethod
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
-        """What one process of `world` reads in a step: its `size` rows of what one process would read alone."""
+        """Return the rows that process `rank` of `world` reads at a step.
+
+        They are rows rank*size to (rank+1)*size of the batch of world*size rows that a single process would read.
+        """
 
     @abstractmethod
     def digest(self) -> str:
-        """A fingerprint of what is learnt from: the same for runs that learn from the same."""
+        """Return a fingerprint of the training data. Two runs have the same one if they train on the same data."""
 
     @abstractmethod
     def unseen(self, step: int) -> Iterator[Examples]:
-        """Groups of rows that are never learnt from, for the measurement after a step."""
+        """Yield batches that are never used for training, for the measurement after a step."""
 
     @abstractmethod
     def exam_after_training(self) -> Exam:
-        """What `scanl train` measures at the end of a run."""
+        """Return the exam that `scanl train` runs at the end."""
 
     @abstractmethod
     def exam(self, digest: str | None, **given: Any) -> Exam:
-        """What `scanl eval` measures.
+        """Return the exam that `scanl eval` runs. Raises CheckpointError when the data has changed since training.
 
-        digest: of what the model has learnt from, None where that is not known.
-        given: the options of `examined_by` that were given. CheckpointError when the data is no longer the model's.
+        digest: digest of the model's training data; None if unknown.
+        given: those options in `examined_by` that the user gave.
         """
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        """The sum of the scores of answers, and their number: right ones of classes, squared errors of numbers.
+        """Return the sum of the scores, and how many answers were scored.
 
+        The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
         outputs: (n, V) logits, or (n,) numbers.   targets: (n,).
         """
         if self.question.kind == "number":
@@ -151,35 +158,35 @@ class Source(ABC):
         return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
 
     def beside(self, loss: float) -> dict[str, float]:
-        """What a row of metrics.csv holds beside the loss, by column."""
+        """Return further columns of a row of metrics.csv that follow from the loss."""
         return {}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of metrics.csv."""
+        """Columns of metrics.csv."""
         return ("step", "loss", *self.beside(0.0), "tokens_per_second", "lr", self.measured)
 
     def describe(self) -> str:
-        """What a run of so many sequences a step reads, after their number: "examples of copy length=100"."""
+        """Describe a training batch; the text follows its number of sequences: "examples of copy length=100"."""
         return f"sequences of {self.length} steps of {self.name}"
 
     def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        """A row of the metrics and the last measurement, for the progress line."""
+        """Format a row of the metrics and the last measurement for the progress line."""
         guessed = "" if self.chance is None else f" (chance {self.chance:.4g})"
         return f"loss {row['loss']:.4g}" + ("" if measured is None else f"  score {measured:.4g}{guessed}")
 
     def better(self, one: float, than: float) -> bool:
-        """Whether one measurement is better than another."""
+        """Whether measurement `one` is better than `than`."""
         return one > than if self.higher_is_better else one < than
 
     def reachable(self) -> tuple[float, float]:
-        """The lowest and the highest score that there can be. No score is below 0."""
+        """Return the lowest and the highest possible score. No score is below 0."""
         if self.higher_is_better:
             return 0.0, math.inf if self.best is None else self.best
         return 0.0 if self.best is None else self.best, math.inf
 
     def refuse_other(self, digest: str) -> None:
-        """CheckpointError unless a run with this digest learnt from the same."""
+        """Raise CheckpointError unless this digest is that of the present data."""
         if digest != self.digest():
             raise CheckpointError(
                 f"train: the {self.noun} has changed since the checkpoint; put back the {self.noun} to resume"
@@ -188,7 +195,7 @@ class Source(ABC):
 
 
 class Opener(Protocol):
-    """What is registered: a class of sources, or one that makes sources as a task does."""
+    """What the registry holds: a subclass of `Source`, or a class such as a task whose `open` makes a source."""
 
     name: ClassVar[str]
     instead: ClassVar[Mapping[str, str]]

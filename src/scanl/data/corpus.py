@@ -1,4 +1,4 @@
-"""Text as bytes: corpora from files and folders."""
+"""Read files and folders of text into a corpus of bytes."""
 
 import gzip
 import hashlib
@@ -19,27 +19,27 @@ Bytes = NDArray[np.uint8]
 SEPARATOR = b"\0"  # between two files, and before the first one
 FILES_FOR_SPLIT = 20  # with fewer files, a split by file would be too uneven
 
-# Left out of the standard library: tests, which some systems do not ship, and folders that are generated tables
-# (code pages, help topics), which are near copies of each other.
+# Folders of the standard library that are skipped: tests, which some systems do not ship, and generated tables
+# (code pages, help topics), which are almost copies of each other.
 NOT_SOURCE = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes to train on and bytes held out, each one array (N,) uint8, files joined by a zero byte."""
+    """Training bytes and held-out bytes, each one array (N,) uint8. A zero byte separates files."""
 
     train: Bytes
     held_out: Bytes
 
     def digest(self) -> str:
-        """A fingerprint of the bytes and of their split: the same for runs that read the same text, split alike."""
+        """Return a fingerprint of the bytes and of their split."""
         digest = hashlib.sha256(len(self.train).to_bytes(8, "little"))
         for part in (self.train, self.held_out):
             digest.update(part.data)
         return digest.hexdigest()
 
     def check(self, length: int) -> None:
-        """DataError unless a sequence and its target fit into both parts."""
+        """Raise DataError unless both parts are long enough for a sequence and its targets."""
         if len(self.train) <= length:
             raise DataError(
                 f"corpus: {len(self.train)} bytes to train on, expected more than {length} because of the sequence "
@@ -53,11 +53,11 @@ class Corpus:
 
 
 def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Corpus:
-    """Read files and folders (their text files, at any depth); without paths, the standard library's source.
+    """Read files, and all text files below folders. Without paths, read the source of Python's standard library.
 
     The split is by file: a file is held out when the SHA-256 of its relative path, modulo 1000, is below
     1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead.
-    DataError for what is missing, unreadable or empty.
+    Raises DataError for a path that is missing, unreadable or empty.
     """
     if not 0 < held_out < 1:
         raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
@@ -72,19 +72,19 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
 
 
 def read_text(paths: Sequence[str | Path]) -> Bytes:
-    """The same files in one array, not split. DataError as in `read_corpus`."""
+    """Read the files that `read_corpus` reads into one array, without a split. Raises DataError as it does."""
     return _join(list(_texts(paths).values()))
 
 
 def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:
     files = _files(paths) if paths else standard_library()
     texts = {name: _read(path) for name, path in files.items()}
-    # Folders may hold empty files (packages do); a file that is named may not be empty, which `_files` has refused.
+    # Empty files below a folder are skipped. `_files` refuses an empty file that the user named.
     return {name: text for name, text in texts.items() if text}
 
 
 def standard_library() -> dict[str, Path]:
-    """The source of the running Python's standard library: relative path -> file, in sorted order."""
+    """Return the source files of the running Python's standard library by relative path, sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     return {name: names[name] for name in sorted(names) if not NOT_SOURCE.intersection(name.split("/"))}
@@ -111,7 +111,7 @@ def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
 
 
 def _text_files(folder: Path) -> dict[str, Path]:
-    """The files below a folder that hold text: not hidden, not empty, no zero byte at the start (git's rule)."""
+    """Find the text files below a folder: not hidden, not empty, no zero byte at the start (git's rule)."""
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -141,7 +141,7 @@ def _join(texts: list[bytes]) -> Bytes:
 
 
 def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:
-    """A sample of at most `count` bytes: as many parts, of equal length, at equal distances over all of `data`."""
+    """Sample at most `count` bytes: `parts` pieces of equal length, at equal distances over all of `data`."""
     if len(data) <= count:
         return data
     parts = min(parts, count)
@@ -150,21 +150,21 @@ def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:
 
 
 def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Examples:
-    """All of a text as `streams` contiguous parts, the next byte asked for at every step.
+    """Cut a text into `streams` contiguous parts of equal length, the rows of a batch. The targets are the next bytes.
 
-    A part begins after the byte before it, the text after a zero byte; targets beyond its end are IGNORED. Short texts
-    get fewer parts: none has less than four chunks of steps.
+    The first input of a part is the byte before it; for the first part that is a zero byte. Targets past the end of
+    the text are IGNORED. A short text is cut into fewer parts, so that each has at least four chunks of steps.
     """
     streams = max(1, min(streams, len(data) // (4 * chunk)))
     length = math.ceil(len(data) / streams)
-    inputs, targets = np.zeros((2, streams * length), np.int16)  # a quarter of the memory of int64; bytes and IGNORED
+    inputs, targets = np.zeros((2, streams * length), np.int16)  # int16: a quarter of int64's memory
     inputs[1 : len(data)], targets[: len(data)] = data[:-1], data
     targets[len(data) :] = IGNORED
     return Examples(inputs.reshape(streams, length), targets.reshape(streams, length))
 
 
 def compressed(data: Bytes) -> dict[str, float]:
-    """Bits per byte of `gzip -9` and `xz`, each given these bytes alone."""
+    """Return the bits per byte that `gzip -9` and `xz` need for these bytes."""
     text = data.tobytes()
     return {
         "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),

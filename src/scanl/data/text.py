@@ -1,4 +1,4 @@
-"""Text as a source: the next byte, over windows of a corpus or over streams whose state is carried."""
+"""Text as a source: predict the next byte, in shuffled windows or in streams whose state is carried over."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,24 +21,24 @@ from scanl.data.corpus import read_text as read_text
 from scanl.data.corpus import standard_library as standard_library
 from scanl.errors import CheckpointError
 
-MOST_HELD_OUT = 2**20  # bytes measured at the end of training, a sample of more; `scanl eval` reads all
+MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
 
 
 class Order(Protocol):
-    """Which bytes a step reads: a pure function of the step, so that resuming replays nothing."""
+    """Decides which bytes a step reads. It is a pure function of the step, so resuming replays nothing."""
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """The sequences of one process: (size, length + 1), the last byte being the last target.
+        """Return the sequences of one process: (size, length + 1). The last byte of a row is only a target.
 
-        Process `rank` of `world` reads rows rank*size to (rank+1)*size of what one process with batches of
-        world*size reads.
+        Process `rank` of `world` reads rows rank*size to (rank+1)*size of the batch of world*size rows that a single
+        process would read.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Independent sequences: every epoch cuts the corpus, as a ring, at a random offset and shuffles the pieces."""
+    """Independent sequences. Each epoch cuts the corpus, read as a ring, from a random offset and shuffles the pieces."""
 
     data: Bytes
     length: int
@@ -58,7 +58,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Streams:
-    """One contiguous stream for each row of the batch, chunk after chunk, for a state that is carried over.
+    """One contiguous stream for each row of the batch; each step reads the next chunk, so a state can be carried over.
 
     The streams start at equal distances in the corpus, which is read as a ring.
     """
@@ -89,15 +89,16 @@ def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int6
 @register("text")
 @dataclass
 class Text(Source):
-    """Files and folders read as bytes, split into a part to learn from and a part held out; the next byte is asked for.
+    """Predict the next byte of files and folders, split into a training part and a held-out part.
 
     Args:
-        data: files and folders; none: the standard library's source.
-        held_out: fraction of the text that is never learnt from, in (0, 1).
+        data: files and folders; if none, the source of Python's standard library.
+        held_out: fraction of the text that is not used for training, in (0, 1).
         sequence_length: bytes of a training sequence.
-        carry_state: read streams, in order (`Streams`), so that a state can be carried; otherwise shuffled `Windows`.
-        eval_bytes: held-out bytes in each measurement while training: a sample spread over all of them.
-        seed: of the order.
+        carry_state: read the text in order (`Streams`), so that a state can be carried over; otherwise in shuffled
+            `Windows`.
+        eval_bytes: held-out bytes in each measurement during training: a sample spread over all of them.
+        seed: seed of the order.
     """
 
     metric = "bits per byte"
@@ -127,7 +128,7 @@ class Text(Source):
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The text, read when it is first needed."""
+        """The text; read on first use."""
         return read_corpus(self.data, self.held_out)
 
     @cached_property
@@ -157,9 +158,9 @@ class Text(Source):
         return exam(text, "held-out bytes" if len(text) == whole else f"bytes, a sample of {whole:,} held out")
 
     def exam(self, digest: str | None, **given: Any) -> Exam:
-        """All of what is held out, or all of another text.
+        """Measure on all of the held-out text, or on all of another text.
 
-        data: where the text is by now, or another text.
+        data: the new path of the text, or another text.
         """
         paths = given.get("data", ())
         moved = replace(self, data=paths) if paths else self
@@ -191,5 +192,5 @@ class Text(Source):
 
 
 def exam(data: Bytes, what: str) -> Exam:
-    """All of these bytes, beside what compressors need for them."""
+    """Make an exam of all these bytes, with the scores of compressors to compare."""
     return Exam(f"bits per byte on {len(data):,} {what}:", [side_by_side(data)], compressed(data), ".3f")

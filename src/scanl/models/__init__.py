@@ -1,4 +1,4 @@
-"""Models: layers stacked into what a user trains."""
+"""Trainable models: a language model, a sequence classifier, and the stack of layers that both use."""
 
 from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.models.block import Block as Block

@@ -1,4 +1,4 @@
-"""One residual block: a layer mixes over time, a channel mixer over features, each behind its own norm."""
+"""One residual block: a layer mixes over time, then a channel mixer mixes over features. Each has a norm before it."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,14 @@ from scanl.layers.base import Layer, channel_mixers, check_options, get, names, 
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType, State
 
-CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: those that come with the library
+CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
 
 
 class ZeroCenteredRMSNorm(nn.RMSNorm):
-    """RMSNorm times 1 + weight, zeros at first, so that weight decay pulls to 1. In float32 or wider."""
+    """RMSNorm with the factor 1 + weight, computed in float32 or wider.
+
+    The weight starts at 0, so weight decay pulls the factor to 1.
+    """
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -32,19 +35,19 @@ NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {
 
 
 def make_norm(name: str, dim: int, eps: float = 1e-6) -> nn.RMSNorm | nn.LayerNorm:
-    """One of `NORMS` over the features."""
+    """Make the norm called `name` in `NORMS`, over `dim` features."""
     if name not in NORMS:
         raise nearest("norm", name, list(NORMS))
     return NORMS[name](dim, eps=eps)
 
 
 def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
-    """norm(x), with x cast to the dtype of the norm's weight."""
+    """Return norm(x) after casting x to the dtype of the norm's weight."""
     return norm(x.to(norm.weight.dtype))
 
 
 def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """embedding(tokens). A token out of range raises ShapeError on the CPU; on a GPU it is not checked."""
+    """Return embedding(tokens). A token out of range raises ShapeError on the CPU; on a GPU it is not checked."""
     if torch.compiler.is_compiling():
         return embedding(tokens)
     try:
@@ -55,19 +58,22 @@ def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
 
 
 class BlockState(NamedTuple):
-    """mixer: the layer's state.   channel: the channel mixer's; () where it has none."""
+    """State of a `Block`.
+
+    mixer: state of the layer.   channel: state of the channel mixer; () where it has none.
+    """
 
     mixer: State
     channel: State
 
 
 class Block(Module):
-    """x + mixer(norm(x)), then x + channel_mixer(norm(x)).
+    """Residual block: x + mixer(norm(x)), then x + channel_mixer(norm(x)).
 
-    dropout: while training, the probability with which each number that is added to x is left out; the others are
+    dropout: probability of dropping each number that is added to x, in training only. The numbers that stay are
     divided by 1 - dropout (Srivastava et al., JMLR 15, 2014).
 
-    x may have a wider dtype than the parameters: the norms cast it to their own, and the sum keeps x's.
+    x may have a wider dtype than the parameters. The norms cast it to their own dtype; the sum keeps the dtype of x.
     """
 
     def __init__(
@@ -108,7 +114,10 @@ class Block(Module):
         timespans: Tensor | None = None,
         memo: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """timespans: how long each step lasts (B, T).   memo: tensors that blocks hand on in one pass."""
+        """Apply the block to x (B, T, D).
+
+        timespans: (B, T), duration of each step.   memo: tensors that a block passes to later blocks in the same pass.
+        """
         mixer, channel = (None, None) if state is None else state
         more: dict[str, Any] = {"memo": memo} if "memo" in self.mixer.takes else {}
         if timespans is not None:

@@ -1,4 +1,4 @@
-"""One classifier for every layer."""
+"""A sequence classifier that can use any layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,11 @@ from scanl.models.stack import Stack, StackState
 
 
 class ClassifierState(NamedTuple):
-    """stack: of the blocks.   pooled: (B, D) sum of outputs, or the last one.   steps: (B,) how many."""
+    """State of a `SequenceClassifier`.
+
+    stack: state of the blocks.   pooled: (B, D), sum of the outputs so far, or the last output.
+    steps: (B,), number of steps read.
+    """
 
     stack: StackState
     pooled: Tensor
@@ -24,19 +28,20 @@ class ClassifierState(NamedTuple):
 
 
 class SequenceClassifier(Saved):
-    """A stack of blocks pooled over time: one class for a sequence.
+    """Classify a sequence: a stack of blocks, pooled over time.
 
     Args:
         num_classes: C.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, dropout: of the `Stack`;
-            bidirectional layers are welcome.
-        vocab_size: tokens (B, T) int64 in, through an embedding; or
-        input_dim: features (B, T, input_dim) in, through a linear map. One of the two.
-        pool: "mean" over the steps or the "last" of them.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, dropout: passed to `Stack`;
+            bidirectional layers are allowed.
+        vocab_size: the input is tokens (B, T) int64, which are embedded.
+        input_dim: the input is features (B, T, input_dim), which pass through a linear map. Give either vocab_size or
+            input_dim.
+        pool: "mean" over the steps, or the "last" step.
 
-    logits: (B, C).   State: ClassifierState, so that a causal model may be read piece by piece; the logits
-    are those of everything read so far.
-    config: the arguments as given, by name; `save` writes them beside the weights.
+    logits: (B, C).   State: ClassifierState. With it a causal model can read a sequence in pieces; the logits then
+    cover everything read so far.
+    config: the constructor arguments by name; `save` writes them with the weights.
     """
 
     def __init__(
@@ -90,9 +95,10 @@ class SequenceClassifier(Saved):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, ClassifierState]:
-        """Tokens (B, T) or features (B, T, input_dim) -> logits (B, C), (N, C) if packed, and the state.
+        """Map tokens (B, T) or features (B, T, input_dim) to logits (B, C), or (N, C) if packed, and the state.
 
-        timespans: how long each step lasts (B, T), for irregular times, where every layer takes it.
+        mask: (B, T) bool, True at valid steps.   cu_seqlens: (N+1,) offsets of N sequences packed over B == 1.
+        timespans: (B, T), duration of each step, for irregularly sampled input. Every layer must accept it.
         """
         self._check(x)
         check_timespans("classifier", timespans, x)

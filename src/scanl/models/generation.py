@@ -1,4 +1,4 @@
-"""Generation: an iterator over tokens whose memory does not grow."""
+"""Text generation as an iterator over tokens. Its memory does not grow with the number of tokens."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Generation(Iterator[Tensor]):
-    """Tokens (B,) int64, one step at a time; made by `LanguageModel.generate`.
+    """Iterator over generated tokens (B,) int64, one step at a time. `LanguageModel.generate` makes it.
 
-    state: the model's state, which has read everything but `pending`.
-    pending: what the model has still to read: the prompt, later the last token (B, 1).
-    generator: the source of randomness, or None when it is torch's own.
+    state: the model's state after everything except `pending`.
+    pending: tokens that the model has not read yet: the prompt at first, then the last token (B, 1).
+    generator: the random number generator; None for torch's default one.
 
-    So `model.generate(g.pending, state=g.state, seed=g.generator)` goes on exactly where `g` stands.
+    `model.generate(g.pending, state=g.state, seed=g.generator)` continues exactly from the current step of `g`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Generation(Iterator[Tensor]):
 
     @property
     def state(self) -> State:
-        """A copy, which may be trained on and which later steps do not touch."""
+        """Return a copy of the state. It can take part in training, and later steps do not change it."""
         return map_leaves(Tensor.clone, self._state)
 
     def __next__(self) -> Tensor:
@@ -68,7 +68,7 @@ class Generation(Iterator[Tensor]):
         with torch.inference_mode():
             logits, self._state = self._model.next_logits(self.pending, self._state, mask=self._mask)
             token = sample(logits, *self._sampling, generator=self.generator)
-        token = token.clone()  # a tensor of inference mode may not be trained on
+        token = token.clone()  # autograd rejects a tensor made in inference mode
         self.pending, self._mask = token[:, None], None
         self._count += 1
         if self._left is not None:

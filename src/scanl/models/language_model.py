@@ -1,4 +1,4 @@
-"""One language model for every layer."""
+"""A language model that can use any layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,21 +18,21 @@ from scanl.models.stack import Stack, StackState
 
 
 class LanguageModel(Saved):
-    """Embedding, a stack of blocks, logits of the next token.
+    """Predict the next token: an embedding, a stack of blocks, and a linear map to logits.
 
     Args:
         vocab_size: V; 256 for bytes.
         dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32,
-            dropout: of the `Stack`.
-        embedding_norm: a norm between the embedding and the first block, as in RWKV.
-        embedding_scale: times the embedding, as in RecurrentGemma; None for 1.
-        logit_cap: c, for logits c tanh(logits / c), in (-c, c); None for no cap.
-        tie_embeddings: read out with the embedding's own matrix.
+            dropout: passed to `Stack`.
+        embedding_norm: add a norm between the embedding and the first block, as in RWKV.
+        embedding_scale: factor on the embedding, as in RecurrentGemma; None for 1.
+        logit_cap: c; the logits become c tanh(logits / c), in (-c, c). None for no cap.
+        tie_embeddings: use the embedding matrix for the output too.
 
-    tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState a block, constant in size.
-    config: the arguments as given, by name; `save` writes them beside the weights.
-    Initialisation: embedding and head N(0, 0.02²); the rest as the layers do, residual projections scaled by
-    depth.
+    tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState for each block, of constant size.
+    config: the constructor arguments by name; `save` writes them with the weights.
+    Initialisation: embedding and head N(0, 0.02²). Layers initialise themselves; `Stack` scales the projections into
+    the residual stream by depth.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LanguageModel(Saved):
             nn.init.normal_(self.head.weight, std=0.02)
 
     def extra_repr(self) -> str:
-        """What the weights do not tell."""
+        """Show the options that the weights do not reveal."""
         options = {"embedding_scale": self.embedding_scale, "logit_cap": self.logit_cap}
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
@@ -86,9 +86,9 @@ class LanguageModel(Saved):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:
-        """tokens (B, T) -> logits (B, T, V) and the state.
+        """Map tokens (B, T) to logits (B, T, V) and the state.
 
-        mask: (B, T) bool, True at valid tokens, padding left or right; logits are zero at padding.
+        mask: (B, T) bool, True at valid tokens. Padding may be left or right; logits are zero there.
         cu_seqlens: (N+1,) offsets of N sequences packed over B == 1.
         """
         hidden, state, mask = self._hidden(tokens, state, mask, cu_seqlens)
@@ -98,13 +98,13 @@ class LanguageModel(Saved):
     def next_logits(
         self, tokens: Tensor, state: StackState | None = None, *, mask: Tensor | None = None
     ) -> tuple[Tensor, StackState]:
-        """Read the tokens (B, T), T at least 1; logits (B, V) after the last valid one of each row."""
+        """Read tokens (B, T), T at least 1. Return logits (B, V) after the last valid token of each row."""
         hidden, state, mask = self._hidden(tokens, state, mask, None)
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
     def logits_at(self, tokens: Tensor, places: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
-        """Read the tokens (B, T); logits (n, V) at the n places (B, T) that are True, row by row."""
+        """Read tokens (B, T). Return logits (n, V) where the mask `places` (B, T) is True, in row-major order."""
         hidden, state, _ = self._hidden(tokens, state, None, None)
         return self._read_out(hidden[places]), state
 
@@ -123,9 +123,10 @@ class LanguageModel(Saved):
     ) -> Generation:
         """Continue the prompt (B, T), one token (B,) at a time, in constant memory.
 
-        state: what was read before the prompt.   max_new_tokens: None never ends.   temperature: 0 is greedy.
+        state: the state before the prompt.   max_new_tokens: None for no limit.   temperature: 0 is greedy.
         top_k, top_p: see `sampling.distribution`.   seed: an int, or a generator to draw from.
-        mask: (B, T) bool for a padded prompt.   stop(token, n): True ends it after this token, the n-th.
+        mask: (B, T) bool for a padded prompt.
+        stop: called as stop(token, n) after the n-th token; generation ends when it returns True.
         """
         return Generation(
             self,

@@ -1,7 +1,7 @@
-"""Whole models of the literature that are a repeating pattern of layers, each under its own name.
+"""Named presets for published models that repeat a pattern of layers.
 
-A stack takes the name instead of its layers: `LanguageModel(256, 512, 6, "griffin")`. A preset is declared as a layer
-is, so it is listed, shown and tested by name.
+A stack accepts the name in place of its layers: `LanguageModel(256, 512, 6, "griffin")`. A preset is registered by
+name, as a layer is, so it is listed, shown and tested like one.
 """
 
 from typing import ClassVar
@@ -11,10 +11,10 @@ from scanl.registry import Registry
 
 
 class Preset:
-    """The layers of one period, lowest first, and what `scanl show` prints of the model."""
+    """Layers of one period, lowest first, and the text that `scanl show` prints about the model."""
 
     name: ClassVar[str] = ""  # set by `presets.add`
-    id: ClassVar[str] = ""  # a short name by which maintainers find a published model: nothing prints it
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published model; it is never printed
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     layers: ClassVar[tuple[str, ...]] = ()  # registered names
@@ -45,8 +45,8 @@ class Griffin(Preset):
 class XLSTM(Preset):
     """xLSTM[7:1]: seven blocks of mLSTM, then one of sLSTM, repeated over depth.
 
-    Differs: in the paper only a block of sLSTM has a gated MLP, and the norms are LayerNorms; here every block has the
-    channel mixer of its stack. `channel_mixer="none", norm="layernorm"` leaves all without one.
+    Differs: in the paper only a block of sLSTM has a gated MLP, and the norms are LayerNorms. Here every block has the
+    channel mixer of its stack. With `channel_mixer="none", norm="layernorm"` no block has one.
     """
 
     id = "S-xlstm"

@@ -1,4 +1,4 @@
-"""Models in folders: weights as safetensors, and in their header the class and its configuration."""
+"""Save models to folders: weights as safetensors, with the class and its configuration in the file's header."""
 
 import inspect
 import os
@@ -14,20 +14,20 @@ WEIGHTS = "model.safetensors"
 
 
 class Saved(Module):
-    """A model that knows what it was built from: `type(model)(**model.config)` is one of the same shape.
+    """A model that keeps its constructor arguments: `type(model)(**model.config)` makes another of the same shape.
 
-    A subclass calls `super().__init__(locals())` first, when its arguments are all that `locals` holds.
+    The constructor of a subclass begins with `super().__init__(locals())`, while `locals` holds only its arguments.
     """
 
     config: dict[str, Any]  # the arguments of the constructor, by name
-    kinds: ClassVar[dict[str, type["Saved"]]] = {}  # by the name of the class, as in the header
+    kinds: ClassVar[dict[str, type["Saved"]]] = {}  # by class name, as in the header
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
 
     def options_of(self, part: Callable[..., Any]) -> dict[str, Any]:
-        """The arguments that a part of the model takes by the same names."""
+        """Return those constructor arguments that `part` accepts by the same names."""
         return {name: self.config[name] for name in inspect.signature(part).parameters if name in self.config}
 
     def __init_subclass__(cls) -> None:
@@ -35,7 +35,7 @@ class Saved(Module):
         Saved.kinds[cls.__name__] = cls
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the folder `path` with model.safetensors, whole or not at all; `load` reads it, without unpickling."""
+        """Write model.safetensors into the folder `path`, atomically. `load` reads it, without unpickling."""
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -44,9 +44,9 @@ class Saved(Module):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The model of a folder that `save` or `scanl train` has written, in evaluation mode, on the CPU.
+        """Load a model from a folder that `save` or `scanl train` wrote, in evaluation mode, on the CPU.
 
-        CheckpointError when there is none, when it is damaged, or when it is of another class.
+        Raises CheckpointError when the model is missing, damaged or of another class.
         """
         file = Path(path, WEIGHTS)
         if not file.is_file():
@@ -67,7 +67,7 @@ class Saved(Module):
 
 
 def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:
-    """Write one file: the weights, the class, its configuration, and what `more` says of them."""
+    """Write one file with the weights, the class, its configuration and the metadata in `more`."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     try:
         save_tensors(tensors, path, {"class": type(model).__name__, "config": model.config, **(more or {})})

@@ -1,4 +1,4 @@
-"""Blocks on top of each other, of one layer or of a repeating pattern of layers."""
+"""A stack of residual blocks, of one layer or of a repeating pattern of layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ StackState = tuple[BlockState, ...]
 
 
 class Stack(Module):
-    """`depth` blocks and a last norm: (B, T, dim) in, (B, T, dim) and the state out.
+    """`depth` blocks and a final norm; maps (B, T, dim) to (B, T, dim) and the state.
 
     Args:
         dim: D, width of the residual stream.
@@ -27,14 +27,14 @@ class Stack(Module):
             preset: "griffin".
         layer_options: constructor options of the layer; with several layers, a mapping from name to options.
         channel_mixer: a registered name, such as "gated_mlp", "rwkv4", "rwkv6" or "rwkv7"; or "none".
-        channel_options: its options.
+        channel_options: options of the channel mixer.
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
-        dropout: of the blocks, while training.
+        dropout: dropout of the blocks, in training only.
 
     The initial weights of projections into the residual stream are divided by the square root of the number of such
     projections in the stack, so that the stream's variance does not grow with depth. Layers whose authors publish
-    another scale (`residual_by_depth`) have that one. State: one BlockState for each block.
+    another scale (`residual_by_depth`) use that scale. State: one BlockState for each block.
     """
 
     def __init__(
@@ -97,7 +97,10 @@ class Stack(Module):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:
-        """timespans: how long each step lasts (B, T), where every layer takes it."""
+        """Apply all blocks to x (B, T, dim).
+
+        timespans: (B, T), duration of each step. Every layer must accept it.
+        """
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
         for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):

@@ -1,4 +1,4 @@
-"""What models are tried on: readers of real data, and generators."""
+"""Synthetic tasks: generators of examples whose chance level and best score are known."""
 
 from scanl.data.text import Corpus as Corpus
 from scanl.data.text import Streams as Streams

@@ -12,10 +12,10 @@ from scanl.tasks.base import Examples, Task, register
 @register("adding")
 @dataclass(frozen=True)
 class Adding(Task):
-    """Adding problem: the sum of the two numbers that are marked in a long sequence of numbers.
+    """Adding problem: the sum of the two marked numbers in a long sequence.
 
-    x_t = (u_t, m_t) with u_t uniform in (0, 1) and m_t = 1 at exactly two steps, one uniform in [0, n // 2), the other
-    in [n // 2, n), else 0; the answer is the sum of the two marked u.
+    x_t = (u_t, m_t) with u_t uniform in (0, 1). The mark m_t is 1 at exactly two steps, else 0: one step is uniform in
+    [0, n // 2), the other in [n // 2, n). The answer is the sum of the two marked u.
 
     Some papers draw both steps anywhere in the sequence.
 
@@ -23,7 +23,7 @@ class Adding(Task):
         length: n = T, steps; 100 to 5000 in the literature. Usually called solved below an error of 0.01.
 
     inputs: (N, n, 2) float32.   targets: (N,) float32.
-    Chance: always 1, the mean of the sum of two uniform numbers, misses by its variance, 2/12.
+    Chance: the constant answer 1, the mean of the sum of two uniform numbers; its error is their variance, 2/12.
     """
 
     id = "B-adding"

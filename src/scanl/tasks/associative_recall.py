@@ -12,16 +12,16 @@ from scanl.tasks.base import IGNORED, Examples, Task, register
 @register("associative_recall")
 @dataclass(frozen=True)
 class AssociativeRecall(Task):
-    """Associative recall: the value that one key had among many pairs of keys and values.
+    """Associative recall: find the value of one key among many key-value pairs.
 
-    Each sequence has a map of its own from keys to values, each value uniform. It shows n / 2 pairs of a uniformly
-    random key and its value (keys repeat), then the prefix "=>" and a key, any of those seen with equal probability,
-    whose value is asked for. T = n + 2 steps. The K = (V - 2) // 2 keys are 0 ... K - 1, the values K ... 2K - 1, and
-    the prefix V - 1; the token before it is the "." that Fu et al. count and this task never shows.
+    Each sequence draws its own map from keys to values, uniformly. It shows n / 2 pairs of a uniformly random key and
+    its value (keys repeat), then the prefix "=>" and a query key. The query is any key seen, with equal probability;
+    the answer is its value. T = n + 2 steps. The K = (V - 2) // 2 keys are 0 ... K - 1, the values K ... 2K - 1, and
+    the prefix V - 1. Token V - 2 is the "." that Fu et al. count; it never occurs here.
 
-    Fu et al. have two forms: V = 20 with n = 40, whose 9 values leave a chance of 11 %, the default here; and V = 10
-    with n = 20, whose 4 values leave 25 %, which is easier and the one of their table 2. Their program trains on every
-    next token; here the answer alone is scored.
+    Fu et al. have two forms. With V = 20 and n = 40 there are 9 values and chance is 11 %; this is the default here.
+    With V = 10 and n = 20 there are 4 values and chance is 25 %; this is easier, and it is the form of their table 2.
+    Their program trains on every next token; here only the answer is scored.
 
     Args:
         length: n, tokens of the pairs.
@@ -55,7 +55,7 @@ class AssociativeRecall(Task):
         keys = random.integers(0, size, (count, self.length // 2))
         seen = np.zeros((count, size))
         np.put_along_axis(seen, keys, 1, axis=1)
-        asked = (seen * (1 + random.random((count, size)))).argmax(1)  # above 1 where seen, all alike
+        asked = (seen * (1 + random.random((count, size)))).argmax(1)  # at least 1 where seen, uniform there
         inputs = np.empty((count, self.length + 2), np.int64)
         inputs[:, 0:-2:2] = keys
         inputs[:, 1:-2:2] = np.take_along_axis(values, keys, 1)

@@ -1,4 +1,4 @@
-"""What a synthetic task is, the registry of tasks, and the source that a task is to a run."""
+"""The base class of synthetic tasks, their registry, and the source that feeds a task to a training run."""
 
 import hashlib
 import inspect
@@ -20,30 +20,30 @@ from scanl.registry import Registry
 
 Seed = int | Sequence[int]
 
-# The second number of the seeds that begin with a run's: what is learnt from, and what never is.
+# Seeds are (seed of the run, one of these, ...). Models train on the first only.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
 
 
-COUNT = 1000  # examples that `scanl eval` scores, unless told
+COUNT = 1000  # default number of examples that `scanl eval` scores
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A generator of examples whose best score is known, as is the score of guessing.
+    """A generator of examples whose best score and chance score are known.
 
-    A subclass is a frozen dataclass of its options: it gives `_generate`, `solve`, `chance` and what `check` refuses.
-    The class variables are what `scanl tasks` prints and the tests read.
+    A subclass is a frozen dataclass of its options. It defines `_generate`, `solve`, `chance` and `check`. Its class
+    variables are printed by `scanl tasks` and read by the tests.
 
-    length: n of the source, which says how many steps that makes; any, so that a model can be scored at other lengths
-    than it was trained at.
-    vocab_size: V, number of tokens, special ones included; None where the inputs are features.
+    length: n as the paper in `source` counts it; a task's docstring says how many steps that makes. It can change
+    after training, so that a model is scored at other lengths.
+    vocab_size: V, number of tokens including special ones; None where the inputs are features.
 
-    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: (N, T) int64, the token that answers each
-    step, IGNORED where none is asked for; or (N,) float32, the number that answers the whole sequence.
+    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: (N, T) int64, the right token at each step,
+    IGNORED where no answer is wanted; or (N,) float32, the right number for the whole sequence.
     """
 
     name: ClassVar[str] = ""  # set by `register`
-    id: ClassVar[str] = ""  # in the sheet of systems
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published task
     source: ClassVar[str] = ""
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
@@ -63,30 +63,30 @@ class Task(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """ConfigError for options out of range."""
+        """Raise ConfigError for options out of range."""
 
     @abstractmethod
     def _generate(self, count: int, random: np.random.Generator) -> Examples: ...
 
     @abstractmethod
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """The answers found from the inputs alone, by going through them step by step: as targets, any where not asked.
+        """Find the answers from the inputs alone, step by step. Where no answer is wanted, any value will do.
 
-        Shares no code with the generator: that a task can be solved, and that its targets are right, is shown by the
-        one scoring `best` on the other's examples.
+        It uses no code of the generator. When it scores `best` on generated examples, the task is solvable and its
+        targets are right.
         """
 
     @property
     @abstractmethod
     def chance(self) -> float:
-        """What guessing scores: the best that can be done, in expectation, without reading the inputs."""
+        """Chance score: the best expected score without reading the inputs."""
 
     def generate(self, count: int, seed: Seed) -> Examples:
-        """`count` independent examples, always the same ones for a seed (an int, or several, at least 0)."""
+        """Generate `count` independent examples, always the same for a seed (an int or several, at least 0)."""
         return self._generate(count, np.random.default_rng(seed))
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
-        """(n,) the score of everything that is asked for, whose mean is the score: 1 or 0, or the squared error."""
+        """Score each wanted answer (n,): 1 or 0 for a token, the squared error for a number."""
         if self.vocab_size is None:
             return (answers.astype(np.float64) - targets) ** 2
         asked = targets != IGNORED
@@ -94,27 +94,27 @@ class Task(ABC):
 
     @property
     def question(self) -> Question:
-        """A token at some steps; of features, a number for the whole sequence."""
+        """What the task asks: a token at some steps; for features, a number for the whole sequence."""
         if self.vocab_size is not None:
             return Question("label", vocab_size=self.vocab_size)
         return Question("number", channels=self.channels)
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        """As `Source.reads`."""
+        """See `Source.reads`."""
         return frozenset((*FreshExamples.reads(), "task_options")) - {"task"}
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> Source:
-        """As `Source.open`."""
+        """See `Source.open`."""
         return FreshExamples(build(cls.name, **options["task_options"]), options["seed"], options["eval_examples"])
 
     def reaches(self, score: float, wanted: float) -> bool:
-        """Whether a score is as good as another one."""
+        """Whether `score` is at least as good as `wanted`."""
         return score >= wanted if self.best > self.chance else score <= wanted
 
     def __str__(self) -> str:
-        """With all its options, as `adding length=500`."""
+        """Name the task with all its options: `adding length=500`."""
         values = " ".join(f"{option.name}={getattr(self, option.name)}" for option in options(type(self)))
         return f"{self.name} {values}"
 
@@ -126,10 +126,11 @@ class Task(ABC):
 def draw_distinct(
     random: np.random.Generator, count: int, among: int, size: int, weights: NDArray[np.floating[Any]] | None = None
 ) -> NDArray[np.int64]:
-    """(count, size): in each row distinct integers below `among`, in the order of drawing without replacement.
+    """Draw `size` integers below `among` without replacement for each of `count` rows: (count, size), in drawing order.
 
-    weights: (among,) probabilities, up to a factor; equal without. The first of independent exponential waiting times
-    are such draws: what is left after a draw waits on as if nothing had happened.
+    weights: (among,) probabilities up to a common factor; equal if None. Each integer gets an exponential waiting time
+    with its weight as rate; the first `size` to arrive are the draws. This is exact because the exponential
+    distribution has no memory.
     """
     waits = random.standard_exponential((count, among))
     if weights is not None:
@@ -141,12 +142,12 @@ def draw_distinct(
 
 @dataclass
 class FreshExamples(Source):
-    """A task as a source. No step reads an example of another: each batch is a pure function of (seed, step).
+    """A task as a source. Each batch is a pure function of (seed, step), and no two steps use the same example.
 
     Args:
-        task: what generates the examples.
-        seed: of the examples. Those of measurements are never learnt from.
-        eval_examples: examples in a measurement.
+        task: generates the examples.
+        seed: seed of the examples. Training never uses the examples of measurements.
+        eval_examples: number of examples in a measurement.
     """
 
     noun = "task"
@@ -163,7 +164,7 @@ class FreshExamples(Source):
         self.higher_is_better = task.best > task.chance
 
     def check(self) -> None:
-        """There is nothing to read, and the task has checked its options."""
+        """Do nothing: there is no file to read, and the task has checked its options."""
 
     @property
     def length(self) -> int:
@@ -175,7 +176,7 @@ class FreshExamples(Source):
         return Examples(whole.inputs[mine], whole.targets[mine])
 
     def digest(self) -> str:
-        """Of the first example: numpy does not promise the same random numbers in all its versions."""
+        """Digest of the first example, because other versions of numpy may draw other random numbers."""
         first = self.task.generate(1, self.seed)
         return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
 
@@ -186,9 +187,9 @@ class FreshExamples(Source):
         return self.exam(None, count=self.eval_examples)
 
     def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Fresh examples.
+        """Measure on fresh examples.
 
-        length: of the task; without, that of training.   count: examples.
+        length: length of the task; by default the training length.   count: number of examples.
         """
         task = replace(self.task, **{name: given[name] for name in ("length",) if name in given})
         count = given.get("count", COUNT)
@@ -208,7 +209,7 @@ class FreshExamples(Source):
 
 
 def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> Iterator[Examples]:
-    """`count` examples in groups to be read side by side: of at most 64 examples, and about `tokens` steps."""
+    """Generate `count` examples in groups that form batches, of at most 64 examples and about `tokens` steps."""
     at_once = max(1, min(64, tokens // task.generate(1, seed).inputs.shape[1]))
     for number, begin in enumerate(range(0, count, at_once)):
         yield task.generate(min(at_once, count - begin), (*seed, number))
@@ -220,7 +221,7 @@ names, get = registry.names, registry.get
 
 
 def register(name: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a task with its name, under which it is also a source."""
+    """Decorator: register a task under `name`, as a task and as a source."""
 
     def add(cls: type[T]) -> type[T]:
         return base.register(name)(registry.add(name)(cls))
@@ -229,12 +230,12 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def options(cls: type[Task]) -> list[Any]:
-    """The dataclass fields that a caller may set; a vocabulary that is fixed is not one of them."""
+    """Return the dataclass fields that a caller may set. A fixed vocab_size is not among them."""
     return [field for field in fields(cls) if field.init]
 
 
 def summary(cls: type[Task]) -> str:
-    """The first line of a task's docstring."""
+    """Return the first line of a task's docstring."""
     return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
 
 

@@ -16,9 +16,9 @@ BLANK = 0
 class Copying(Task):
     """Copy memory task: repeat the first symbols after a long blank.
 
-    K symbols, each uniform in 1 ... V - 2, then n blanks (0), then K markers (V - 1); during the markers the symbols
-    are asked for in their order. T = n + 2K steps. Arjovsky et al. show n - 1 blanks, one marker and K blanks, and
-    score every step; this is the form of the program of S4.
+    The input is K symbols, each uniform in 1 ... V - 2, then n blanks (0), then K markers (V - 1). The answers at the
+    markers are the symbols in order. T = n + 2K steps. Arjovsky et al. show n - 1 blanks, one marker and K blanks, and
+    score every step; this task has the form of S4's program.
 
     Args:
         length: n, number of blanks; 100 to 2000 in the literature.

@@ -12,12 +12,12 @@ from scanl.tasks.base import IGNORED, Examples, Task, register
 @register("induction")
 @dataclass(frozen=True)
 class Induction(Task):
-    """Induction heads: what followed the special token when it was last seen.
+    """Induction heads: recall the token that followed the special token before.
 
-    Tokens uniform in 0 ... V - 2; at one uniformly random step before the last two stands the special token V - 1, and
-    at the last step it stands again: the token after its first place is asked for there. T = n steps.
-    This is the form of Gu and Dao. The 20 tokens of Fu et al. hold a second special one that never shows, and their
-    program trains on every next token, not on the answer alone.
+    Tokens are uniform in 0 ... V - 2. The special token V - 1 occurs at the last step, and at one uniformly random step
+    before the last two. The answer, at the last step, is the token after the first occurrence. T = n steps.
+    This is the form of Gu and Dao. Fu et al. count 20 tokens, one of them a second special token that never occurs, and
+    their program trains on every next token, not on the answer alone.
 
     Args:
         length: n; trained at 256 and tested from 64 to 2^20 by Gu and Dao.

@@ -12,22 +12,24 @@ from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
 @register("mqar")
 @dataclass(frozen=True)
 class MQAR(Task):
-    """Multi-query associative recall: the value of every key, asked for one after another.
+    """Multi-query associative recall: recall the value of every key.
 
-    First D pairs of a key and a value, keys (1 ... V/2 - 1) and values (V/2 ... V - 1) each drawn without replacement.
-    Then each key once more as a query, at an even distance 2i from the end of the pairs, i = 0, 1, ... drawn without
-    replacement with probability in proportion to (i + 1)^(a - 1): its value is asked for there. T = n steps.
+    The sequence begins with D pairs of a key and a value. Keys (1 ... V/2 - 1) and values (V/2 ... V - 1) are each
+    drawn without replacement. Then each key occurs once more as a query, and the answer there is its value. A query is
+    at an even distance 2i from the end of the pairs; i = 0, 1, ... is drawn without replacement with probability
+    proportional to (i + 1)^(a - 1). T = n steps.
 
     Args:
         length: n; 64 to 512 in the paper.
         num_pairs: D; 4 to 64 in the paper. A recurrent model's state has to grow with it.
         vocab_size: V.
-        power: a; small makes most queries soon, 1 makes them uniform.
-        random_non_queries: every other step after the pairs holds a uniformly random token, which may well be a key, as
-            by default in the authors' program; False leaves 0 there, which is easier, as in their figure 2.
+        power: a; a small value puts most queries early, 1 makes them uniform.
+        random_non_queries: fill the steps after the pairs that are not queries with uniformly random tokens, which may
+            be keys, as by default in the authors' program. False fills them with 0, which is easier, as in their
+            figure 2.
 
     inputs, targets: (N, n) int64; scored at the D queries.
-    Chance: 1 of V/2 values; who has kept the values but not their keys has 1 of D.
+    Chance: 1 of V/2 values. A model that recalls the values but not their keys scores 1 of D.
     """
 
     id = "B-mqar"

@@ -14,14 +14,14 @@ from scanl.tasks.base import IGNORED, Examples, Task, register
 class Parity(Task):
     """Parity: whether the number of ones so far is odd, at every step or at the last.
 
-    Bits, 0 or 1 with equal probability; the answer at step t is their exclusive or up to and with t. T = n steps. Every
-    prefix is a sequence of its own length, so training at n trains every length from 1 to n.
-    Asked for at the last step alone it is harder, and the form of xLSTM's program; there the lengths of a batch differ,
-    and the answer takes a step of its own.
+    Bits are 0 or 1 with equal probability. The answer at step t is the exclusive or of bits 1 to t. T = n steps.
+    Every prefix is a complete example too, so training at n trains every length from 1 to n.
+    Scoring the last step only is harder. It is the form of xLSTM's program, where in addition the lengths in a batch
+    differ and the answer has an extra step.
 
     Args:
         length: n; trained up to 40 and tested up to 256 in the literature.
-        last_only: score the last step alone.
+        last_only: score the last step only.
 
     inputs, targets: (N, n) int64; scored at every step, or at the last.
     Chance: 1 of 2.

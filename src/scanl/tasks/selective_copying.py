@@ -16,10 +16,11 @@ NOISE = 0
 class SelectiveCopying(Task):
     """Selective copying: repeat, in order, the symbols that were scattered among noise.
 
-    K symbols, each uniform in 1 ... V - 2, at random places (any K of n + K with equal probability) among n noise
-    tokens (0), then K markers (V - 1); during the markers the symbols are asked for in their order. T = n + 2K steps.
-    Unlike in `copy`, knowing the time is not enough: what is kept has to depend on what is read. Gu and Dao do not tell
-    whether their length 4096 counts the symbols and the markers; n counts the noise alone.
+    The input is K symbols, each uniform in 1 ... V - 2, at random positions among n noise tokens (0), then K markers
+    (V - 1). Any K of the n + K positions are equally likely. The answers at the markers are the symbols in order.
+    T = n + 2K steps. Unlike in `copy`, the position of a symbol is not known, so the model has to decide by content
+    what to keep. Gu and Dao do not say whether their length 4096 counts the symbols and the markers; here n counts the
+    noise only.
 
     Args:
         length: n, number of noise tokens.
