@@ -1,4 +1,4 @@
-"""The `scanl` command. `main` runs a subcommand and prints an error about its input as one line."""
+"""The `scanl` command. `main` runs a subcommand and prints an input error as one line."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ COMMANDS = {  # name: (module and function, what it does)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run a command. Return the exit code: 0, 2 for bad input, 130 when interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["help"]:
         args = [*args[1:2], "--help"]
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("scanl: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output has ended. Without this line Python fails again when it flushes at exit.
+        # The process that read our output has ended. Without this line Python fails again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

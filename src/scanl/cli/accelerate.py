@@ -1,4 +1,4 @@
-"""`scanl accelerate MODEL`: which modules of a transformers model run on scanl's ops, and how much faster it gets."""
+"""`scanl accelerate MODEL`: report which modules of a transformers model run on scanl's ops, and the speed-up."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ ROUNDS = 5
 
 
 def run(argv: Sequence[str]) -> int:
-    """Load a model, print the report, and with --bench a table of its speed before and after."""
+    """Load a model and print the report. With --bench, print a table of its speed before and after."""
     parser = Parser("accelerate", "Run the recurrent modules of a transformers model on scanl's ops.")
     parser.add_argument("model", type=str, help="its folder, or its name on the Hugging Face hub")
     parser.add_argument("--bench", action="store_true", help="measure its speed here, before and after")
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def table() -> str:
-    """Every patch as a row of Markdown, as docs/hub.md has them."""
+    """Return the Markdown table of all patches for docs/hub.md."""
     rows = ["| modules | before | now | corrected |", "| --- | --- | --- | --- |"]
     for name in patches.names():
         patch = patches.get(name)
@@ -59,7 +59,7 @@ def _load(path: str) -> Any:
 
 
 def _bench(model: Any, length: int, decode: int) -> str:
-    """Medians over rounds in which before and after take turns. The first round does not count."""
+    """Report medians over rounds that alternate between the model before and after. The first round is dropped."""
     ids = torch.randint(model.get_input_embeddings().num_embeddings, (1, length), device=model.device)
     sides: dict[str, Callable[[], object]] = {
         "before": lambda: hub.restore(model),
@@ -82,7 +82,7 @@ def _bench(model: Any, length: int, decode: int) -> str:
 
 
 class _Clock:
-    """A streamer of `generate` that notes the time of the prompt and of each token."""
+    """A streamer for `generate` that records the time of the prompt and of each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -95,7 +95,7 @@ class _Clock:
 
 @torch.no_grad()
 def _generate(model: Any, ids: Tensor, decode: int) -> tuple[float, float]:
-    """Seconds up to the first token, and from there to the last."""
+    """Return the seconds up to the first token, and those from the first to the last."""
     clock, count = _Clock(), 1 + decode
     options = {"do_sample": False, "num_beams": 1, "pad_token_id": 0, "min_new_tokens": count, "max_new_tokens": count}
     model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **options)
@@ -103,7 +103,7 @@ def _generate(model: Any, ids: Tensor, decode: int) -> tuple[float, float]:
 
 
 def _train(model: Any, ids: Tensor) -> float:
-    """Seconds for the gradients of every parameter."""
+    """Return the seconds of a forward and backward pass with gradients of all parameters."""
     model.train()
     begin = time.perf_counter()
     model(ids, labels=ids, use_cache=False).loss.backward()

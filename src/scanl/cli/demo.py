@@ -29,7 +29,7 @@ WINDOW, ROUNDS = 100, 30  # bytes in a measured window, windows at each mark
 
 @dataclass
 class At:
-    """A generation that has read `context` bytes: tokens/s of each window, and the resident memory in MiB."""
+    """Measurements of generation after `context` bytes: tokens/s of each window, and resident memory in MiB."""
 
     context: int
     speeds: list[float]
@@ -41,7 +41,7 @@ class At:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The whole demonstration; leaves a run folder with demo.png."""
+    """Run the whole demonstration. It leaves a run folder with demo.png."""
     parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
     parser.add_argument("--minutes", type=float, default=3.0, help="of training")
     parser.add_argument("--out", type=str | None, default=None, help="run folder; none: runs/demo-N")
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--marks", type=list[int], default=list(MARKS), help="context lengths to measure at")
     args = parser.parse(argv)
     out = args.out or str(free_name("demo"))
-    # So few bytes are read in three minutes that a model below the default size gets further.
+    # Three minutes of training cover so few bytes that a model smaller than the default gets a better score.
     config = TrainConfig(
         data=args.data, minutes=args.minutes, out=out, dim=args.dim, channel_options={"expand": 1.5}, precision="auto"
     )
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     model.eval()
     exam = source.exam(source.digest())
     print(f"\n{examined(model, source, exam)}\n", flush=True)
-    torch.set_num_threads(1)  # one byte at a time is too little work to share
+    torch.set_num_threads(1)  # one byte at a time is too little work for several threads
     write(PROMPT)
     stream(model.generate(torch.tensor([list(PROMPT)]), max_new_tokens=500, temperature=0.7, seed=config.run.seed))
     write(b"\n\n")
@@ -79,10 +79,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def measure(model: LanguageModel, text: Bytes, marks: Sequence[int]) -> list[At]:
-    """Read `text` up to each mark in chunks and generate from there.
+    """Read `text` in chunks up to each mark, and measure generation from there.
 
-    The windows of all marks take turns, so that another program's use of the machine weighs on all alike. The memory
-    is taken at each mark in the order of reading, after a first window.
+    The windows of all marks alternate, so that other load on the machine affects all marks alike. Memory is measured
+    at each mark while reading, after a first window.
     """
     with torch.inference_mode():
         generations, results = [], []
@@ -110,7 +110,7 @@ def _speed(generation: Iterator[Tensor], count: int) -> float:
 
 
 def resident_memory() -> float:
-    """Of this process, in MiB; where the system does not tell the present value, the largest one so far."""
+    """Return this process's resident memory in MiB; the peak where the system does not tell the present value."""
     import resource
 
     try:
@@ -122,7 +122,7 @@ def resident_memory() -> float:
 
 
 def draw(folder: RunFolder, source: Text, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
-    """The loss curve, with what compressors need of the same text, beside speed against context: demo.png."""
+    """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

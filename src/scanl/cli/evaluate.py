@@ -1,4 +1,4 @@
-"""`scanl eval RUN`: a run's model on what it has not been trained on, beside what others score there."""
+"""`scanl eval RUN`: measure a run's model on data that it was not trained on, and compare with other scores."""
 
 from collections.abc import Sequence
 
@@ -37,6 +37,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def examined(model: Model, source: Source, exam: Exam) -> str:
-    """A table of the model's score and those of others."""
+    """Return a table of the model's score and the scores to compare with."""
     rows = {"this model": measure(model, source, exam.examples), **exam.beside}
     return "\n".join([exam.title, *(f"  {name:<12}{value:{exam.digits}}" for name, value in rows.items())])

@@ -15,7 +15,7 @@ from scanl.models import LanguageModel
 
 
 def run(argv: Sequence[str]) -> int:
-    """Stream the prompt and its continuation to the standard output."""
+    """Stream the prompt and its continuation to standard output."""
     parser = Parser("generate", "Continue a prompt: byte by byte with a run, token by token with a hub's model.")
     parser.add_argument("run", type=str | None, nargs="?", default=None, help="run folder")
     parser.add_argument(
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     if (getattr(args, count) or 0) < 0:
         raise ConfigError(f"generate: {count} is {getattr(args, count)}, expected at least 0")
     prompt = _prompt(args.prompt, args.prompt_file)
-    torch.set_num_threads(1)  # one token at a time is too little work to share
+    torch.set_num_threads(1)  # one token at a time is too little work for several threads
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
     if args.hub is None:
         _of_run(args.run, prompt, 500 if args.bytes is None else args.bytes, sampling)
@@ -111,7 +111,7 @@ def _tokenizer(folder: Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError("generate: --hub reads text with transformers; pip install transformers") from error
-    # Of nothing transformers makes a tokenizer too, an empty one.
+    # Without tokenizer files transformers makes an empty tokenizer instead of failing.
     if not any(file.name.startswith(("tokenizer", "vocab")) for file in folder.iterdir()):
         raise CheckpointError(f"generate: {folder} has no tokenizer, expected tokenizer.json")
     try:
@@ -122,16 +122,16 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def whole_characters(decode: Callable[..., str], read: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
-    """The text of each token as soon as its characters are whole, after the tokens that were read.
+    """Yield the text of `tokens`, which follow the tokens `read`, as soon as its characters are complete.
 
-    A few tokens before each are decoded with it, since a token's text may depend on its neighbours.
+    Each token is decoded together with a few tokens before it, because its text may depend on its neighbours.
     """
     kept = list(read)[-8:]
     before = _text(decode, kept)
     for token in tokens:
         kept.append(token)
         text = _text(decode, kept)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # what stands for a character that has only begun
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # it stands for an incomplete character
             yield text[len(before) :]
             kept = kept[-8:]
             before = _text(decode, kept)

@@ -18,7 +18,7 @@ from scanl.models.presets import Preset
 from scanl.ops import registry
 from scanl.ops.registry import Backend
 
-WIDTH = 256  # of the model, for the sizes
+WIDTH = 256  # model width for which sizes are printed
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 INTRODUCTION = f"""\
 # The layers
@@ -52,15 +52,15 @@ of one repetition of the pattern, with the stack's default channel mixer.
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """A layer's options with their defaults."""
+    """Return a layer's options with their defaults."""
     parameters = inspect.signature(get(name)).parameters
     return {option: p.default for option, p in parameters.items() if option != "dim"}
 
 
 def meanings(name: str) -> list[str]:
-    """Of each option of a layer what it means, `conv_size: window of the convolution.`, from its docstring's Args.
+    """Return the meaning of each option from the Args of a layer's docstring: `conv_size: window of the convolution.`.
 
-    A preset's options are those of its layer.
+    A preset has the options of its layer.
     """
     cls = get(name)
     while cls.preset_of is not None:
@@ -71,7 +71,7 @@ def meanings(name: str) -> list[str]:
 
 
 def list_layers(argv: Sequence[str]) -> int:
-    """Print a line for each registered layer, or what the documents say of them."""
+    """Print a line for each registered layer. With --markdown, print docs/layers.md."""
     parser = Parser("list", "The layers.")
     parser.add_argument("--markdown", action="store_true", help="print docs/layers.md: a table, and all of each layer")
     args = parser.parse(argv)
@@ -94,7 +94,7 @@ def list_layers(argv: Sequence[str]) -> int:
 
 
 def page() -> str:
-    """docs/layers.md: an index, and below it what `scanl show` says of each layer on any machine."""
+    """Return docs/layers.md: an index, then the text of `scanl show` for each layer that is the same on any machine."""
     header, rows = ("layer", "what it is", "source", "op", "streams"), []
     for name, cls in _classes():
         layer = build(name, WIDTH)
@@ -123,12 +123,12 @@ def _whole_models() -> str:
 
 
 def describe(name: str, dim: int = WIDTH) -> str:
-    """What is known of a layer or a preset, the same on any machine."""
+    """Describe a layer or a preset. The text is the same on any machine."""
     return describe_preset(name, dim) if name in presets.names() else describe_layer(name, dim)
 
 
 def describe_preset(name: str, dim: int) -> str:
-    """What is known of a whole model, built as a stack of one period with the stack's own options."""
+    """Describe a whole model, built as a stack of one period with the stack's default options."""
     cls = presets.get(name)
     stack = Stack(dim, len(cls.layers), name)
     parameters = sum(p.numel() for p in stack.parameters())
@@ -147,7 +147,7 @@ def describe_preset(name: str, dim: int) -> str:
 
 
 def describe_layer(name: str, dim: int) -> str:
-    """What is known of a layer, built with its default options."""
+    """Describe a layer, built with its default options."""
     cls, layer = get(name), build(name, dim)
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
@@ -176,7 +176,7 @@ def describe_layer(name: str, dim: int) -> str:
 
 
 def _about(cls: type[Layer | Preset]) -> list[tuple[str, str]]:
-    """What a preset's docstring says below its first line."""
+    """Return the parts of a preset's docstring below its first line."""
     return [("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])]
 
 
@@ -186,7 +186,7 @@ def _row(row: tuple[str, str]) -> str:
 
 
 def show_layer(argv: Sequence[str]) -> int:
-    """Print what is known of a layer, and what of it depends on this machine."""
+    """Print the description of a layer, then the facts that depend on this machine."""
     parser = Parser("show", "One layer: equation, source, options, size, backends.")
     parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` has them")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
@@ -215,7 +215,7 @@ def _presets() -> list[tuple[str, type[Layer]]]:
 
 
 def _origin(cls: type[Layer]) -> str:
-    """Of a preset: which layer it is, with which options."""
+    """Return a preset's layer and options as a call."""
     assert cls.preset_of is not None
     return f"{cls.preset_of.name} with " + ", ".join(f"{name}={value!r}" for name, value in cls.preset_options.items())
 
@@ -252,13 +252,13 @@ def _without_op(layer: Layer) -> str:
 
 @torch.no_grad()
 def step_cost(layer: Layer | Stack) -> int:
-    """The multiplications in matrices that one token of one sequence costs, from the empty state."""
-    from torch.utils.flop_counter import FlopCounterMode  # it imports triton: not for `scanl list`
+    """Count the multiplications in matrix products for one token of one sequence, from the empty state."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton: too slow for `scanl list`
 
     x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
     fused = torch.backends.mkldnn.enabled
     try:
-        torch.backends.mkldnn.enabled = False  # its fused LSTM is not counted, and not every machine has it
+        torch.backends.mkldnn.enabled = False  # the counter misses its fused LSTM, and not every machine has it
         with FlopCounterMode(display=False) as counter:
             layer(x, state)
     finally:
@@ -268,7 +268,7 @@ def step_cost(layer: Layer | Stack) -> int:
 
 @torch.no_grad()
 def step_time(layer: Layer | Stack) -> float:
-    """Milliseconds that one token of one sequence takes here."""
+    """Measure the milliseconds for one token of one sequence on this machine."""
     x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
     layer(x, state)
     times = []
@@ -280,6 +280,6 @@ def step_time(layer: Layer | Stack) -> float:
 
 
 def state_size(layer: Layer | Stack) -> int:
-    """Floats that a sequence carries from step to step; a complex number counts as two."""
+    """Count the floats in the state of one sequence. A complex number counts as two."""
     parts = [(2 if leaf.is_complex() else 1) * leaf.numel() for _, leaf in leaves(layer.init_state(1, device="meta"))]
     return sum(parts)

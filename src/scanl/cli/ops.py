@@ -1,4 +1,4 @@
-"""`scanl ops`: what every backend of every op can do, from the registry, as the table of docs/ops.md."""
+"""`scanl ops`: list what each backend of each op supports, from the registry, as in the table of docs/ops.md."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Option parsing that raises a ConfigError of one line for every mistake."""
+"""Option parsing that raises a ConfigError with a one-line message for every mistake."""
 
 import argparse
 import re
@@ -11,11 +11,11 @@ from scanl.errors import ConfigError, nearest
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
-    """Keep the lines of the text below the options as they are."""
+    """Keep the line breaks of the text below the options."""
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A parser of jsonargparse that raises ConfigError, with the nearest option, instead of printing its usage."""
+    """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage."""
 
     def __init__(self, command: str, description: str, **kwargs: Any) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class Parser(jsonargparse.ArgumentParser):
         self.command = command
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
-        """The options. `--batch_size` is read as `--batch-size`. Raises ConfigError."""
+        """Parse the options. `--batch_size` is read as `--batch-size`. Raises ConfigError for a mistake."""
         known = [option for action in self._actions for option in action.option_strings]
         argv = [_dashed(argument, known) for argument in argv]
         for argument in argv:
@@ -38,7 +38,7 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 def _shortened(text: str) -> str:
-    """jsonargparse's message in one line; that of a value of the wrong type in our own words."""
+    """Shorten jsonargparse's message to one line. Rewrite its message about a value of a wrong type."""
     text = " ".join(text.split())
     wrong = re.match(r'Parser key "(\w+)":.*(?:Got|Given) value: (.*)$', text)
     if wrong is None:

@@ -8,7 +8,7 @@ from scanl.tasks.base import options, summary
 
 
 def list_tasks(argv: Sequence[str]) -> int:
-    """Print what every task is, and what guessing scores at the defaults."""
+    """Print the summary of each task, and its chance score with the default options."""
     Parser("tasks", "The synthetic tasks.").parse(argv)
     width = max(map(len, names())) + 2
     for name in names():
@@ -20,7 +20,7 @@ def list_tasks(argv: Sequence[str]) -> int:
 
 
 def task_help() -> str:
-    """Every task with its options, for the help of `scanl train`."""
+    """Return all tasks with their options, for the help of `scanl train`."""
     lines = ["tasks and their options (--task-options.NAME VALUE):"]
     return "\n".join([*lines, *(f"  {name}: {_options(name)}" for name in names())])
 

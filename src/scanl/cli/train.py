@@ -21,11 +21,11 @@ from scanl.learning.questions import Model
 from scanl.learning.run.config import OPTIONS, check_resumable, fitting_precision, flattened, seeded_model
 from scanl.models import presets
 
-RUN = "SCANL_RUN"  # tells the processes that lightning starts which folder the first one has made
+RUN = "SCANL_RUN"  # passes the run folder to the processes that lightning starts
 
 
 def run(argv: Sequence[str]) -> int:
-    """Train, or go on with `--resume RUN`; exit code 130 when a signal ended it."""
+    """Train, or resume with `--resume RUN`. Return exit code 130 when a signal ended the run."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return _join()
     config, resumed = parse(argv)
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Source, Model]:
-    """Everything that can be refused, options, data and model, before anything is written; then the run folder."""
+    """Check the options, the data and the model before anything is written. Then make the run folder."""
     config.check()
     if config.optimiser.steps is None and config.optimiser.minutes is None:
         config.optimiser.steps = 1000
@@ -50,7 +50,7 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
         _start_from(config.run.init, model)
     source = config.source()
     source.check()
-    # Lightning takes seconds to import: it comes after all that is refused without it.
+    # Importing Lightning takes seconds, so all checks that do not need it come first.
     from scanl.learning.run.train import make_trainer
 
     make_trainer(config)
@@ -59,13 +59,13 @@ def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunF
 
 
 def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) -> bool:
-    """Train in the folder; False when a signal ended it, after saying how to go on."""
+    """Train in the folder. If a signal ends the run, print how to resume and return False."""
     from scanl.learning.run.train import planned, train
 
     with folder.locked():
         steps = planned(folder, config, model, source)
         folder.remove_leftovers()
-        folder.write_text(folder.config_file, config.to_yaml())  # a resumed run may have another number of devices
+        folder.write_text(folder.config_file, config.to_yaml())  # the number of devices may have changed
         print(f"run folder {folder.path}: {_describe(config, model, source)}", file=sys.stderr, flush=True)
         os.environ[RUN] = str(folder.path.resolve())
         outcome = train(config, model, source, folder, steps)
@@ -86,7 +86,7 @@ def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) 
 
 
 def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
-    """The configuration, and the folder of a run to go on with."""
+    """Return the configuration, and the folder of the run to resume, if any."""
     argv, fresh = _flat(argv), TrainConfig()
     args = _parser(fresh).parse(argv)
     if args.resume is None:
@@ -99,9 +99,10 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
 
 
 def _join() -> int:
-    """What a further process of a distributed run does.
+    """Train as a further process of a distributed run.
 
-    Its exit code is 0 for what all processes agree on, which the first one reports: lightning kills that one otherwise.
+    If the run diverges, all processes stop and the first one reports it. This process then exits with code 0, because
+    lightning would otherwise kill the first one.
     """
     from scanl.learning.run.module import DivergenceError
     from scanl.learning.run.train import planned, train
@@ -117,7 +118,7 @@ def _join() -> int:
 
 
 def _start_from(init: str, model: Model) -> None:
-    """Give a model the weights of a run; ConfigError for one of another shape."""
+    """Load the weights of a run into a model. Raises ConfigError when the shapes differ."""
     weights, own = RunFolder.open(init).load_model().state_dict(), model.state_dict()
     for name in sorted(weights.keys() | own.keys()):
         found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
@@ -138,7 +139,7 @@ def _describe(config: TrainConfig, model: Model, source: Source) -> str:
 
 
 def _flat(argv: Sequence[str]) -> list[str]:
-    """The arguments, each `--config FILE` by the names of the command line where FILE is in parts as config.yaml is."""
+    """Return the arguments, with each `--config FILE` in parts (like config.yaml) replaced by flat option names."""
     given, left = [], iter(argv)
     for argument in left:
         joined = f"--config={next(left, '')}" if argument == "--config" else argument
@@ -148,10 +149,10 @@ def _flat(argv: Sequence[str]) -> list[str]:
 
 
 def _flat_file(file: str) -> str:
-    """The file itself, or YAML in its place."""
+    """Return the file's path if its options are flat, else its options as flat YAML text."""
     found = None
     if os.path.isfile(file):
-        with suppress(yaml.YAMLError, UnicodeDecodeError):  # the parser will say so
+        with suppress(yaml.YAMLError, UnicodeDecodeError):  # the parser reports the error
             found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     return file if found == flattened(found) else yaml.safe_dump(flattened(found), allow_unicode=True)
 
@@ -163,7 +164,7 @@ def _parser(defaults: TrainConfig) -> Parser:
     parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
     parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
-    # No stored paths as a default: positional ones would be added to them, and are to replace them.
+    # Stored paths are not the default of --data, because positional paths would be added to them; they replace them.
     values = {**defaults.options(), "data": []}
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": option.kind}

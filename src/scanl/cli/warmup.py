@@ -1,7 +1,6 @@
-"""`scanl warmup`: compile and tune for this machine's GPU what a layer, or ops of given sizes, will launch.
+"""`scanl warmup`: compile and tune the kernels of a layer, or of ops of given sizes, for this machine's GPU.
 
-Triton keeps what it compiled, and which configuration was fastest, in its cache on disk: a job that starts after it
-starts at once.
+Triton keeps the compiled kernels and the fastest configurations in its cache on disk, so a later job starts at once.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ SIZES = {
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run each forwards, backwards and for one step."""
+    """Run the layer or each op forward, backward and for one step."""
     parser = Parser("warmup", "Compile, and tune, the GPU kernels of a layer or of ops, before they are needed.")
     parser.add_argument("--layer", type=str | None, default=None, help="a registered layer, of width --dim")
     parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="its options, as for train")
@@ -103,7 +102,11 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def variants(op: Op, sizes: Mapping[str, Any]) -> list[dict[str, tuple[str, ...]]]:
-    """Axes by operand: what it requires alone, every other choice beside it, and all that may be given at once."""
+    """List the sets of operands to run, as axes by operand name.
+
+    They are: the required operands alone; these with one other choice of axes or one optional operand; and these with
+    as many optional operands together as the kernel takes.
+    """
     defaults = {name: option.default for name, option in op.options.items()}
 
     def able(axes: Mapping[str, Any]) -> bool:

@@ -38,7 +38,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Independent sequences. Each epoch cuts the corpus, read as a ring, from a random offset and shuffles the pieces."""
+    """Independent sequences. Each epoch cuts the corpus, read as a ring, at a random offset and shuffles the pieces."""
 
     data: Bytes
     length: int

@@ -1,4 +1,4 @@
-"""How good a model is on what it has not been trained on."""
+"""Measure a model on data that it was not trained on."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,10 +16,10 @@ from scanl.tasks.base import FreshExamples, groups
 
 @torch.no_grad()
 def measure(model: Model, source: Source, examples: Iterable[Examples], *, chunk: int = 256) -> float:
-    """The mean of the source's scores over all that is asked for in groups of examples.
+    """Return the mean of the source's scores over all answers in the batches of `examples`.
 
-    The rows of a group are read side by side, chunk after chunk with the state carried, so that the model takes the
-    memory of a chunk however long the sequences are. A bidirectional model reads them in one piece.
+    A batch is read in chunks of `chunk` steps with the state carried over, so memory does not grow with the length of
+    the sequences. A bidirectional model reads whole sequences instead.
     """
     question, device = source.question, next(model.parameters()).device
     total, count, training = 0.0, 0, model.training
@@ -42,17 +42,15 @@ def measure(model: Model, source: Source, examples: Iterable[Examples], *, chunk
 
 
 def bits_per_byte(model: LanguageModel, data: Bytes, *, streams: int = 32, chunk: int = 256) -> float:
-    """Mean of -log2 p(byte | all before it) over every byte of `data`.
+    """Return the mean of -log2 p(byte | preceding bytes) over every byte of `data`.
 
-    The text is read as `streams` contiguous parts side by side, each chunk after chunk with the state carried; a part
-    begins knowing only the byte before it (a zero byte at the very start). Short texts get fewer parts.
+    The text is cut into `streams` contiguous parts, the rows of one batch. They are read in chunks with the state
+    carried over. At the start of a part the model knows only the byte before it (a zero byte for the first part). A
+    short text is cut into fewer parts.
     """
     return measure(model, Text(), [side_by_side(data, streams, chunk)], chunk=chunk)
 
 
 def score(model: Model, task: Task, count: int, seed: Sequence[int], *, chunk: int = 256, tokens: int = 2**16) -> float:
-    """The mean of the task's scores over `count` examples.
-
-    As many as hold about `tokens` are read side by side, as `measure` does.
-    """
+    """Return the mean of the task's scores over `count` examples, in batches of about `tokens` steps. See `measure`."""
     return measure(model, FreshExamples(task, 0), groups(task, count, seed, tokens), chunk=chunk)

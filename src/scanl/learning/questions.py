@@ -1,4 +1,4 @@
-"""The model, the answers and the loss that follow from what a source asks."""
+"""Choose the model, the answers and the loss for a source's question."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,9 @@ Model = LanguageModel | SequenceClassifier
 
 
 def model_for(question: Question, options: Mapping[str, Any]) -> Model:
-    """A language model for answers at every step; a classifier for one answer to a sequence.
+    """Make a language model for answers at every step, or a classifier for one answer to the whole sequence.
 
-    A number is the one logit of a classifier that reads out the last step.
+    For a number, the classifier has one logit and reads the last step.
     """
     if question.every_step:
         if question.vocab_size is None:
@@ -39,12 +39,13 @@ def model_for(question: Question, options: Mapping[str, Any]) -> Model:
 def answer(
     question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State = None
 ) -> tuple[Tensor, Tensor, State]:
-    """What a model makes of the inputs where it is asked, what the answers are there, and the state.
+    """Run the model and return its outputs where an answer is wanted, the targets there, and the state.
 
-    Logits (n, V) and tokens (n,) of the steps; logits (B, C) and classes (B,), or numbers (B,) twice, after the last.
+    For answers at steps: logits (n, V) and tokens (n,). For a class: logits (B, C) and classes (B,). For a number:
+    numbers (B,) and numbers (B,).
     """
     if isinstance(model, LanguageModel):
-        if question.kind == "next token":  # at every step: nothing to pick out
+        if question.kind == "next token":  # every step has an answer, so no step is selected
             logits, state = model(inputs, state)
             return logits.flatten(0, 1), targets.flatten(), state
         asked = targets != IGNORED
@@ -55,7 +56,7 @@ def answer(
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-    """The mean loss of the answers, and the state: cross entropy, or the squared error of numbers."""
+    """Return the mean loss and the state. The loss is cross entropy, or the squared error for numbers."""
     outputs, targets, state = answer(question, model, inputs, targets, state)
     measure = F.mse_loss if question.kind == "number" else F.cross_entropy
     return measure(widen(outputs), targets), state

@@ -1,4 +1,4 @@
-"""How parameters learn: the protocol of an algorithm."""
+"""The protocol of a learning algorithm."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
@@ -10,17 +10,17 @@ from scanl.learning.questions import Model
 
 
 class Loss(Protocol):
-    """The mean loss of a model's answers, and its state after the inputs."""
+    """A function that returns the mean loss of a model's answers, and the model's state after the inputs."""
 
     def __call__(self, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
 class Algorithm(ABC):
-    """What the parameters learn from, one update after another.
+    """Computes gradients of the parameters, one update after another.
 
-    What an algorithm keeps between two updates is the learner: tensors nested as a state is, batch first, so that it
-    can be saved, moved and split over processes; None when it keeps nothing. The steps of an update are those of `x`:
-    an online algorithm may be given one step at a time.
+    The learner is what an algorithm keeps between two updates: nested tensors like a state, batch first, so that it
+    can be saved, moved and split over processes. It is None when the algorithm keeps nothing. An update covers the
+    steps of `x`; an online algorithm may be given one step at a time.
     """
 
     def __init__(self, loss: Loss) -> None:
@@ -28,12 +28,12 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init(self, model: Model, batch_size: int) -> Any:
-        """The learner before the first update, on the device of the model."""
+        """Return the learner before the first update, on the device of the model."""
 
     @abstractmethod
     def update(self, model: Model, learner: Any, x: Tensor, target: Tensor) -> tuple[Tensor, Any]:
-        """The loss over the steps of x, and the learner after them.
+        """Return the loss over the steps of x, and the learner after them.
 
-        The parameters learn from what `loss.backward()` adds to their `grad`: the gradient itself, one that is cut
-        short, or an estimate. The optimiser's step is the caller's.
+        `loss.backward()` adds the exact gradient, a truncated one or an estimate to each parameter's `grad`. The
+        caller makes the optimiser's step.
         """

@@ -12,9 +12,9 @@ class BPTT(Algorithm):
 
     .. math:: \nabla_\theta \sum_{t=1}^{T} \ell_t(s_t), \quad s_t = f_\theta(s_{t-1}, x_t)
 
-    Of whole sequences the gradient is exact, and nothing is kept. With `carry` the updates read streams, chunk after
-    chunk: the learner is the state s_T, cut from the graph. The gradient then leaves out how the parameters acted on
-    s_0 in earlier chunks (truncated backpropagation through time).
+    For whole sequences the gradient is exact, and the learner is None. With `carry`, each update reads the next chunk
+    of a stream, and the learner is the state s_T, detached from the graph. The gradient then ignores the effect of the
+    parameters on s_0 in earlier chunks (truncated backpropagation through time).
 
     Source: Werbos, "Backpropagation Through Time: What It Does and How to Do It", Proc. IEEE 78(10), 1990; truncated:
     Williams and Peng, "An Efficient Gradient-Based Algorithm for On-Line Training of Recurrent Network Trajectories",

@@ -1,3 +1,3 @@
-"""One training run: its configuration, Lightning's module and callbacks, and the folder that it leaves."""
+"""One training run: its configuration, the Lightning module and callbacks, and the folder of its results."""
 
 from scanl.learning.run.folder import RunFolder as RunFolder

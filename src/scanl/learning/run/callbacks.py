@@ -1,4 +1,4 @@
-"""What happens around the steps: signals, checkpoints, metrics, progress."""
+"""Lightning callbacks: signals, checkpoints, the time budget, metrics and progress."""
 
 import math
 import signal
@@ -22,7 +22,7 @@ from scanl.learning.run.module import DivergenceError, Learning
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Checkpoints written whole or not at all, and read without unpickling objects."""
+    """Write checkpoints atomically, and read them without unpickling objects."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -35,9 +35,9 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 class Keeper(pl.Callback):
-    """Saves before the first step, in intervals and at the end.
+    """Save a checkpoint before the first step, at intervals and at the end.
 
-    On SIGINT or SIGTERM it saves after the step and stops (`interrupted`).
+    On SIGINT or SIGTERM, finish the step, save and stop; `interrupted` is then True.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -50,11 +50,11 @@ class Keeper(pl.Callback):
         assert isinstance(pl_module, Learning)
 
         def ask_to_stop(number: int, _frame: Any) -> None:
-            if pl_module.wishes["stop"]:  # the second time: at once, without saving
+            if pl_module.wishes["stop"]:  # the second signal: stop at once, without saving
                 raise KeyboardInterrupt
             pl_module.wishes["stop"] = True
 
-        # Lightning has installed its own handlers by now; they would leave without saving.
+        # Replace Lightning's handlers, which would exit without saving.
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, ask_to_stop)
         if trainer.global_step == 0:
@@ -90,9 +90,9 @@ class Keeper(pl.Callback):
 
 
 class Clock(pl.Callback):
-    """Turns a budget of minutes into a number of steps, and revises it while less than nine tenths are done."""
+    """Turn a budget of minutes into a number of steps. Revise the number until nine tenths of the run are done."""
 
-    FIRST = 8  # steps before it begins; the very first one compiles
+    FIRST = 8  # steps before the first estimate; compilation happens in the very first step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Learning)
@@ -121,14 +121,14 @@ class Clock(pl.Callback):
 
 
 class Best:
-    """The weights of the best measurement so far, and how many measurements have come since."""
+    """The weights at the best measurement so far, and the number of measurements since then."""
 
     def __init__(self) -> None:
         self.value, self.step, self.since = math.inf, 0, 0
         self.weights: dict[str, Tensor] = {}
 
     def see(self, value: float, step: int, model: Model, source: Source) -> None:
-        """A measurement of the model after a step; the source says which of two is better."""
+        """Record a measurement of the model after a step. Copy the weights if `source.better` prefers it."""
         self.since += 1
         if not self.weights or source.better(value, self.value):
             self.value, self.step, self.since = value, step, 0
@@ -136,14 +136,14 @@ class Best:
 
 
 class Recorder(pl.Callback):
-    """metrics.csv, the measurements and what follows from them, the progress bar; on the first process alone."""
+    """Write metrics.csv, measure, end the run early, and show progress. Only the first process writes and measures."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.measured: float | None = None  # the last time
+        self.measured: float | None = None  # the last measurement
         self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
         self.best = Best()
-        self._written: Written | None = None  # of metrics.csv, at the checkpoint to go on from
+        self._written: Written | None = None  # metrics.csv at the checkpoint that is resumed
         self._bar: Progress | None = None
 
     def on_save_checkpoint(
@@ -162,7 +162,7 @@ class Recorder(pl.Callback):
         assert isinstance(pl_module, Learning)
         if not trainer.is_global_zero:
             return
-        # Steps after the checkpoint are done again, and so are their rows.
+        # Steps after the checkpoint run again and write their rows again, so those rows are dropped.
         kept = b"" if self._written is None else self._written.read(self.folder)
         self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.source.columns) + "\n")
         self._bar = Progress(trainer.global_step)
@@ -206,7 +206,7 @@ class Recorder(pl.Callback):
         self._since, self._last = time.monotonic(), step
 
     def _measure(self, trainer: pl.Trainer, learning: Learning) -> None:
-        """On the first process; all of them learn whether the run ends here, or cannot go on."""
+        """Measure on the first process. Tell all processes whether the run ends here or has diverged."""
         step, patience = trainer.global_step, learning.config.run.patience
         source, until, failed = learning.source, learning.config.run.until, False
         if trainer.is_global_zero:

@@ -1,4 +1,4 @@
-"""Checkpoints of training: written whole, with a digest; read without trusting them: no objects are unpickled."""
+"""Training checkpoints: written atomically with a digest, and read without unpickling objects."""
 
 import pickle
 from pathlib import Path
@@ -14,23 +14,23 @@ PARTS = (
     "state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "epoch", "global_step", "metrics", "best",
     "scanl",
 )  # fmt: skip
-OWN_PARTS = ("config", "corpus", "rows", "plan", "seconds", "loss_sum", "loss_count", "carried")  # of "scanl"
+OWN_PARTS = ("config", "corpus", "rows", "plan", "seconds", "loss_sum", "loss_count", "carried")  # keys in "scanl"
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """What `read_checkpoint` reads. CheckpointError when it cannot be written."""
+    """Write a checkpoint for `read_checkpoint`. Raises CheckpointError when the file cannot be written."""
     with written_whole(path) as temporary:
         try:
             with temporary.open("wb") as file:
                 torch.save(checkpoint, file)
         except RuntimeError as error:
-            # torch closes its archive over the error of a full disk, and then complains about the archive.
+            # On a full disk torch fails again when it closes the archive; raise the first error, not that one.
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
         seal_zip(temporary)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What `write_checkpoint` wrote; CheckpointError when it is missing, damaged, of another kind or lacks a part."""
+    """Read what `write_checkpoint` wrote. Raises CheckpointError for a missing, damaged, foreign or incomplete file."""
     try:
         whole = is_whole_zip(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else {}

@@ -1,4 +1,4 @@
-"""Everything that decides a training run, in four parts; the command line is made from their fields."""
+"""The configuration of a training run, in four parts. The command line is generated from their fields."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import torch
 import yaml
 
-import scanl.tasks  # whose tasks are sources too  # noqa: F401
+import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.data import Source, sources
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
@@ -19,7 +19,7 @@ from scanl.models.block import CHANNEL_MIXERS, NORMS
 
 @dataclass
 class ModelConfig:
-    """The model, but for what follows from the question of the source."""
+    """The model, except what the source's question determines."""
 
     layer: Annotated[str, "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)"] = "hawk"
     layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
@@ -36,7 +36,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """What to learn from, and how it is read."""
+    """The training data, and how it is read."""
 
     paths: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
         default_factory=list
@@ -53,7 +53,7 @@ class DataConfig:
 
 @dataclass
 class OptimiserConfig:
-    """How far to train, and how fast."""
+    """The length of training and the learning rate."""
 
     steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
     minutes: Annotated[float | None, "instead of steps: as many as fit, revised on the way"] = None
@@ -65,7 +65,7 @@ class OptimiserConfig:
 
 @dataclass
 class RunConfig:
-    """Where it runs, when it ends early, and what it writes."""
+    """Devices, early stopping, and output files."""
 
     out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
     init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
@@ -88,7 +88,7 @@ PARTS = {"model": ModelConfig, "data": DataConfig, "optimiser": OptimiserConfig,
 
 
 class Option(NamedTuple):
-    """Where the value of an option is, its type, and what it means."""
+    """An option of the command line: the part and field that hold its value, its type, and its help text."""
 
     part: str
     field: str
@@ -104,16 +104,16 @@ def _options() -> dict[str, Option]:
     return found
 
 
-OPTIONS = _options()  # by the flat names of the command line: those of the fields, and `data` for the paths
+OPTIONS = _options()  # by the flat names of the command line: names of the fields, but `data` for `paths`
 COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
 
 
 @dataclass(init=False)
 class TrainConfig:
-    """The options of `scanl train`; `config.yaml` of a run holds one.
+    """The options of `scanl train`. The file `config.yaml` of a run holds one.
 
-    Made of its parts, or of options by their names on the command line: `TrainConfig(layer="lru", steps=100)`. Options
-    that are given beside a part change a copy of it.
+    The constructor takes parts, or options by their names on the command line: `TrainConfig(layer="lru", steps=100)`.
+    Options given together with their part change a copy of the part.
     """
 
     model: ModelConfig
@@ -130,11 +130,11 @@ class TrainConfig:
             raise nearest("option of train", name, OPTIONS)
 
     def options(self) -> dict[str, Any]:
-        """Every value, by its name on the command line."""
+        """Return every value by its name on the command line."""
         return {name: getattr(getattr(self, option.part), option.field) for name, option in OPTIONS.items()}
 
     def check(self) -> None:
-        """ConfigError for a number out of range, for both steps and minutes, and for what the source does not use."""
+        """Raise ConfigError for a number out of range, for both steps and minutes, or for an option that is not used."""
         options = self.options()
         for name, value in options.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -158,7 +158,7 @@ class TrainConfig:
         self._refuse_unreachable(options["until"])
 
     def _refuse_unused(self, options: Mapping[str, Any]) -> None:
-        """ConfigError for an option that other sources use, and this one does not."""
+        """Raise ConfigError for an option that other sources use but this one does not."""
         own = sources.get(self.source_name)
         others = frozenset[str]().union(*(sources.get(name).reads() for name in sources.names()))
         for name, default in TrainConfig().options().items():
@@ -167,7 +167,7 @@ class TrainConfig:
                 raise ConfigError(f"train: {name} is {options[name]}, but {self.source_name} does not use it; {hint}")
 
     def _refuse_unreachable(self, until: float | None) -> None:
-        """ConfigError for a score that the source cannot give."""
+        """Raise ConfigError for a score that the source can never reach."""
         source = self.source()
         low, high = source.reachable()
         if until is not None and not low <= until <= high:
@@ -177,11 +177,11 @@ class TrainConfig:
 
     @property
     def source_name(self) -> str:
-        """The registered name of what to learn from."""
+        """Return the registered name of the source."""
         return self.data.task or "text"
 
     def source(self) -> Source:
-        """What to learn from; nothing is read yet. ConfigError for options that do not fit."""
+        """Make the source, without reading files. Raises ConfigError for options that do not fit."""
         return sources.get(self.source_name).open(self.options())
 
     def to_yaml(self) -> str:
@@ -189,7 +189,7 @@ class TrainConfig:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "TrainConfig":
-        """Read a run's config.yaml; CheckpointError when it cannot be, ConfigError for what `check` refuses."""
+        """Read a run's config.yaml. Raises CheckpointError when that fails, and ConfigError as `check` does."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -198,7 +198,10 @@ class TrainConfig:
 
     @classmethod
     def from_values(cls, values: Any, path: Path) -> "TrainConfig":
-        """Of what a file holds: CheckpointError for what is unknown or of another type, ConfigError as in `check`."""
+        """Make a configuration from the values of a file.
+
+        Raises CheckpointError for an unknown name or a wrong type, and ConfigError as `check` does.
+        """
         found = flattened(values)
         if not isinstance(found, dict) or not set(found) <= set(OPTIONS):
             odd = sorted(map(str, set(found) - set(OPTIONS))) if isinstance(found, dict) else found
@@ -213,9 +216,10 @@ class TrainConfig:
 
 
 def flattened(values: Any) -> Any:
-    """The options of a file by their names on the command line; unknown names, and anything but a mapping, as they are.
+    """Return the options of a file by their flat names on the command line.
 
-    Files are written in parts. Those that are flat, as the first versions wrote them and as a user may, stay so.
+    Files are written in parts. Flat files, as the first versions wrote them and users may write, are returned
+    unchanged; so are unknown names and anything that is not a mapping.
     """
     if not isinstance(values, dict):
         return values
@@ -230,10 +234,10 @@ def flattened(values: Any) -> Any:
 
 
 def _typed(who: str, value: Any, kind: Any) -> Any:
-    """The value, an integer as a float where one is expected; CheckpointError when it is of another type."""
+    """Return the value; convert an integer where a float is expected. Raises CheckpointError for a wrong type."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if float in kinds and (type(value) is int or isinstance(value, str)):
-        value = _number(value)  # YAML takes 1e-3 for a text: it wants 1.0e-3
+        value = _number(value)  # YAML reads 1e-3 as a string; only 1.0e-3 is a number
     if not any(_is(value, one) for one in kinds):
         names = ["null" if one is type(None) else one.__name__ for one in kinds]
         raise CheckpointError(f"{who} is {value!r}, expected {' or '.join(names)}")
@@ -241,12 +245,12 @@ def _typed(who: str, value: Any, kind: Any) -> Any:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value that YAML has read is of a field's type."""
+    """Whether a value from YAML has the type of a field."""
     if get_origin(kind) is list:
         return isinstance(value, list) and all(isinstance(part, str) for part in value)
     if get_origin(kind) is dict:
         return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return type(value) is kind  # True is no int here
+    return type(value) is kind  # not isinstance: True is not an int here
 
 
 def _number(value: int | str) -> float | str:
@@ -257,7 +261,7 @@ def _number(value: int | str) -> float | str:
 
 
 def fitting_precision(accelerator: str) -> str:
-    """bfloat16 matrix products where the processor or the GPU has instructions for them, else float32."""
+    """Choose bfloat16 matrix products if the processor or the GPU has instructions for them, else float32."""
     if accelerator != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -266,12 +270,12 @@ def fitting_precision(accelerator: str) -> str:
 
 
 def layer_names(layer: str) -> list[str]:
-    """The names in `hawk,lru`."""
+    """Split a list of names such as `hawk,lru`."""
     return [name.strip() for name in layer.split(",")]
 
 
 def build_model(config: TrainConfig) -> Model:
-    """The model of a configuration: of its options, and of what its source asks. ConfigError for what does not fit."""
+    """Make the model from the options and the source's question. Raises ConfigError for options that do not fit."""
     pattern = layer_names(config.model.layer)
     options = {**vars(config.model), "layer": pattern if len(pattern) > 1 else pattern[0]}
     question = config.source().question
@@ -280,13 +284,13 @@ def build_model(config: TrainConfig) -> Model:
     except ScanlError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        # A layer's constructor met a value of a kind that it does not take: "width": "wide".
+        # A layer's constructor got a value of a wrong type, such as "width": "wide".
         given = {**config.model.layer_options, **config.model.channel_options}
         raise ConfigError(f"train: options {given} do not fit {config.model.layer}: {error}") from error
 
 
 def seeded_model(config: TrainConfig) -> Model:
-    """The model of a configuration with the initial weights of its seed."""
+    """Make the model of a configuration, with the initial weights that its seed gives."""
     torch.manual_seed(config.run.seed)
     return build_model(config)
 
@@ -294,9 +298,9 @@ def seeded_model(config: TrainConfig) -> Model:
 def check_resumable(
     config: TrainConfig, wanted: TrainConfig, where: str = "the run to resume; leave the option out"
 ) -> None:
-    """ConfigError when `wanted` would change what a run that has started computes; its data may have moved.
+    """Raise ConfigError when `wanted` differs from `config` in an option that changes the results of a started run.
 
-    where: what says so, and what to do.
+    The path of the data may differ. where: origin of `config` for the message, and what to do.
     """
     free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
     before, now = config.options(), wanted.options()

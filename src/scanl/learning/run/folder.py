@@ -1,7 +1,7 @@
-"""The folder that a run leaves: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
+"""The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
 
-Every file is written under another name and then renamed, so that it is whole or missing. The weights and the
-checkpoint carry digests of their bytes.
+Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
+checkpoint contain digests of their bytes.
 """
 
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from scanl.models.saving import save_model
 
 
 class RunFolder:
-    """Paths of one run, and how its model is written and read."""
+    """Paths of one run; writes and reads its model."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -33,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
-        """Make the folder and write the configuration; ConfigError when something is there already."""
+        """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
         stem = "-".join(filter(None, [config.data.task, *layer_names(config.model.layer)]))
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
@@ -42,16 +42,16 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"train: {folder.path} cannot be written: {error.strerror}") from error
         with folder.locked():
-            folder.refuse_if_used()  # another process may have been a little faster
+            folder.refuse_if_used()  # again, because another process may have been faster
             folder.write_text(folder.config_file, config.to_yaml())
         return folder
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the folder while writing to it: CheckpointError, which names the holder, when another process does."""
+        """Lock the folder for writing. If another process holds it, raises a CheckpointError that names the process."""
         return locked(self.path)
 
     def refuse_if_used(self) -> None:
-        """ConfigError when the folder exists and is not empty, or is a file."""
+        """Raise ConfigError when the path is a file or a folder that is not empty."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
                 f"train: out is {self.path}, which is a file, expected a new folder; choose another --out"
@@ -64,7 +64,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """An existing run, or CheckpointError."""
+        """Open an existing run. Raises CheckpointError when there is none."""
         folder = cls(path)
         if not folder.path.is_dir():
             raise CheckpointError(f"run: {path} is not a folder; name one that `scanl train` has written")
@@ -78,7 +78,7 @@ class RunFolder:
         return TrainConfig.from_yaml(self.config_file)
 
     def remove_leftovers(self) -> None:
-        """Delete the temporary files of a process that was killed while writing."""
+        """Delete temporary files that a killed process left."""
         for path in self.path.glob(".*.tmp*"):
             path.unlink()
 
@@ -87,15 +87,15 @@ class RunFolder:
             temporary.write_bytes(text.encode() if isinstance(text, str) else text)
 
     def save_model(self, model: Model, corpus: str) -> None:
-        """The weights, which `LanguageModel.load` reads too; and the digest of what they have learnt from."""
+        """Write the weights, which `LanguageModel.load` reads too, with the digest of the training data."""
         save_model(model, self.weights, {"corpus": corpus})
 
     def load_model(self) -> Model:
-        """The run's model: of its last checkpoint when training has not ended. CheckpointError when it does not fit."""
+        """Load the model; from the last checkpoint if training has not ended. Raises CheckpointError for a bad file."""
         return self.load_model_and_digest()[0]
 
     def load_model_and_digest(self) -> tuple[Model, str | None]:
-        """The model, and the digest of what it has learnt from; None when another program has written the weights."""
+        """Load the model and the digest of its training data; None when another program wrote the weights."""
         config = self.config()
         source = self.weights if self.weights.exists() else self.checkpoint
         if not source.exists():
@@ -115,7 +115,7 @@ class RunFolder:
 
 
 def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model, config: TrainConfig) -> None:
-    """CheckpointError when the tensors are not those of the model."""
+    """Raise CheckpointError unless the names and shapes of the tensors are those of the model."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes == expected:
         return
@@ -129,7 +129,7 @@ def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model
 
 
 def free_name(stem: str) -> Path:
-    """runs/STEM-1, or the first number that is free."""
+    """Return runs/STEM-n with the first free number n, from 1."""
     number = 1
     while Path("runs", f"{stem}-{number}").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""What is measured while training: metrics.csv and the progress bar."""
+"""The file metrics.csv and the progress bar."""
 
 import csv
 import hashlib
@@ -20,14 +20,14 @@ from scanl.learning.run.optimizer import UNKNOWN
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Lines of metrics.csv."""
+    """Format rows as lines of metrics.csv."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([row[name] for name in columns] for row in rows)
     return text.getvalue()
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """The rows of metrics.csv, without a last line that a killed process has cut short. CheckpointError if damaged."""
+    """Read metrics.csv, without an incomplete last line of a killed process. Raises CheckpointError if damaged."""
     if not folder.metrics.exists():
         return []
     try:
@@ -36,7 +36,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
         for row in rows:
             int(row["step"])
             for number in row.values():
-                float(number or 0)  # an empty field is a measurement that was not made
+                float(number or 0)  # an empty field: no measurement at that step
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise CheckpointError(f"run: {folder.metrics} cannot be read as metrics: {error}; put it back") from error
     return rows
@@ -44,21 +44,21 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Written:
-    """What metrics.csv held at a checkpoint: its first so many bytes, and their SHA-256."""
+    """Length of metrics.csv at a checkpoint, in bytes, and the SHA-256 of those bytes."""
 
     size: int
     sha256: str
 
     @classmethod
     def now(cls, folder: RunFolder) -> "Written":
-        """Of the file as it is, once the disk has it: its rows must not be lost where the checkpoint is not."""
+        """Flush the file to the disk and describe it, so that a checkpoint on the disk never lacks its rows."""
         with writing(folder.metrics), folder.metrics.open("rb+") as file:
             os.fsync(file.fileno())
             text = file.read()
         return cls(len(text), hashlib.sha256(text).hexdigest())
 
     def read(self, folder: RunFolder) -> bytes:
-        """The bytes; none when the file has been removed. CheckpointError when they are others."""
+        """Read those bytes; none if the file was removed. Raises CheckpointError when they have changed."""
         try:
             text = folder.metrics.read_bytes()[: self.size]
         except FileNotFoundError:
@@ -83,7 +83,7 @@ class Progress:
             self._bar = tqdm(initial=done, unit="step", dynamic_ncols=True)
 
     def show(self, row: Mapping[str, Any], line: str, steps: int) -> None:
-        """A row of the metrics, what to say of it, and how many steps there will be as far as is known."""
+        """Show a row of the metrics as `line`; `steps` is the present estimate of the run's length."""
         text = f"{line}  {row['tokens_per_second']:,} tokens/s"
         if self._bar is not None:
             self._bar.total = steps if steps < UNKNOWN.steps else None

@@ -1,4 +1,4 @@
-"""Learning as a Lightning module: batches, the updates of an algorithm, the optimiser, what is saved."""
+"""Training as a Lightning module: batches, the algorithm's updates, the optimiser, and what a checkpoint saves."""
 
 import math
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 
 
 class DivergenceError(ScanlError, ArithmeticError):
-    """Training met a number that is not finite."""
+    """Training produced a number that is not finite."""
 
 
 class Learning(pl.LightningModule):
-    """A model that learns from a source: one update of an algorithm a step.
+    """Train a model on a source, with one update of the algorithm in each step.
 
-    Resuming is exact because everything but the parameters, the optimiser and the learner is a pure function of
-    (seed, step): the data order, the learning rate, and the random numbers, which are seeded anew in every step.
+    Resuming is exact. The parameters, the optimiser and the learner are saved; everything else is a pure function of
+    (seed, step): the data order, the learning rate, and the random numbers, which are seeded again in every step.
 
-    Between the forward and the backward pass the processes agree on what any one of them may wish: to stop, to save,
-    to have another number of steps, and to give up because its loss is not finite. The callbacks read `agreed`.
+    Between the forward and the backward pass the processes exchange their wishes: to stop, to save, to change the
+    number of steps, and to give up because the loss is not finite. The callbacks read the result from `agreed`.
     """
 
     def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:
@@ -40,7 +40,7 @@ class Learning(pl.LightningModule):
         self.source = source
         self.algorithm = BPTT(partial(loss, source.question), carry=config.data.carry_state)
         self.plan = UNKNOWN if config.optimiser.steps is None else Plan(config.optimiser.steps)
-        self.seconds = 0.0  # spent on the run so far
+        self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None
         self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
@@ -89,7 +89,7 @@ class Learning(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step as a fraction of the peak."""
+        """Return the learning rate of a step as a fraction of the peak."""
         return rate(self.plan, self.config.optimiser.warmup, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Learning(pl.LightningModule):
         self.restored = stored["carried"] or None
 
     def sum(self, *numbers: float) -> list[float]:
-        """Each number summed over the processes."""
+        """Sum each number over the processes."""
         if self.trainer.world_size == 1:
             return list(numbers)
         sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -126,7 +126,7 @@ class Learning(pl.LightningModule):
         return sums.tolist()
 
     def _gather(self, leaf: Tensor) -> Tensor:
-        """The rows of all processes. As raw bytes: gloo knows neither bool nor complex numbers."""
+        """Gather the rows of all processes, as raw bytes because gloo supports neither bool nor complex tensors."""
         if self.trainer.world_size == 1:
             return leaf
         mine = leaf.contiguous().flatten().view(torch.uint8)
@@ -136,7 +136,7 @@ class Learning(pl.LightningModule):
 
     @torch.no_grad()
     def _first_not_finite(self, batch: Any) -> str:
-        """Run the forward pass again, watching; the first module to end with a number that is not finite."""
+        """Run the forward pass again and name the first module whose output is not finite."""
         found: list[str] = []
 
         def watch(name: str, module: nn.Module) -> Any:
@@ -160,7 +160,7 @@ class Learning(pl.LightningModule):
 
 
 class Batches:
-    """Endless batches from the step where training stands; asked for only after a checkpoint has been restored."""
+    """Endless batches, starting from the current step. Iteration begins only after a checkpoint is restored."""
 
     def __init__(self, learning: Learning) -> None:
         self.learning = learning

@@ -1,4 +1,4 @@
-"""AdamW as language models use it, and its learning rate over a run."""
+"""AdamW with the usual settings for language models, and the learning rate schedule."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from scanl.learning.run.config import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with betas (0.9, 0.95); in the groups of `param_groups`."""
+    """Make AdamW with betas (0.9, 0.95) and the parameter groups of `param_groups`."""
     return torch.optim.AdamW(
         param_groups(model),
         lr=config.optimiser.lr,
@@ -23,9 +23,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a run is: `steps` in all. With a budget of minutes it is revised on the way, without a jump.
+    """Length of a run: `steps` in total. A budget of minutes revises it during the run, without a jump in progress.
 
-    since, done: the step of the last revision, and the part of the run that was done by then.
+    since, done: step of the last revision, and the fraction of the run done by then.
     """
 
     steps: int
@@ -33,23 +33,23 @@ class Plan:
     done: float = 0.0
 
     def progress(self, step: int) -> float:
-        """The part of the run that is done before a step, from 0 to 1."""
+        """Return the fraction of the run done before a step, from 0 to 1."""
         return self.done + (1 - self.done) * min(1.0, (step - self.since) / (self.steps - self.since))
 
     def revised(self, step: int, steps: int) -> "Plan":
-        """The same progress at `step`, and another number of steps in all."""
+        """Return a plan with the same progress at `step` and another total number of steps."""
         return Plan(steps, step, self.progress(step))
 
     def cut(self, steps: int) -> "Plan":
-        """The same run, ended after so many steps."""
+        """Return this plan, ended after `steps` steps."""
         return replace(self, steps=steps)
 
 
-UNKNOWN = Plan(10**9)  # until a budget of minutes has become steps
+UNKNOWN = Plan(10**9)  # until a budget of minutes is converted to steps
 
 
 def rate(plan: Plan, warmup: int, step: int) -> float:
-    """The learning rate of a step (from 0) as a fraction of the peak: linear warm-up under half a cosine to zero.
+    """Return the learning rate of a step (from 0) as a fraction of the peak: linear warm-up times cosine decay to zero.
 
     The warm-up lasts at most a tenth of all steps.
     """

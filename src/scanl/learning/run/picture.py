@@ -1,4 +1,4 @@
-"""The loss curve as a picture."""
+"""Draw the loss curve."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def draw_loss(axes: Any, rows: Rows, source: Source) -> None:
-    """The metric of the training batches and of unseen examples against the step, on one matplotlib axes."""
+    """Draw the metric on training batches and on unseen examples against the step, on one matplotlib axes."""
     assert source.comparable is not None
     axes.plot(*_curve(rows, source.comparable), lw=1, color="#9ecae1", label=f"{source.noun} it learns from")
     unseen = f"sample of {source.noun} it has never seen"
@@ -25,7 +25,7 @@ def draw_loss(axes: Any, rows: Rows, source: Source) -> None:
 
 
 def draw_score(loss: Any, score: Any, rows: Rows, source: Source) -> None:
-    """The loss of the training batches on one axes, the score of unseen examples between chance and best on another."""
+    """Draw the training loss on one axes, and the score on unseen examples, with chance and best, on another."""
     loss.plot(*_curve(rows, "loss"), lw=1, color="#9ecae1")
     loss.set(xlabel="training step", ylabel="loss on what it learns from", yscale="log")
     score.plot(*_curve(rows, source.measured), "o-", ms=4, color="#08519c")
@@ -39,13 +39,13 @@ def draw_score(loss: Any, score: Any, rows: Rows, source: Source) -> None:
 
 
 def _curve(rows: Rows, column: str) -> tuple[list[int], list[float]]:
-    """The steps at which a column has a value, and the values."""
+    """Return the steps at which a column has a value, and the values."""
     found = [(int(row["step"]), float(row[column])) for row in rows if row[column] != ""]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -> Path:
-    """Write loss.png: one picture where loss and measurements are comparable, else two side by side."""
+    """Write loss.png: one plot if loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10 if source.comparable is None else 7, 4.2), layout="constrained")
@@ -59,7 +59,7 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Write a PNG without a display."""
+    """Write a PNG; needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

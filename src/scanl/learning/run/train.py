@@ -1,4 +1,4 @@
-"""One training run from a configuration to a folder."""
+"""Run training: from a configuration to a folder of results."""
 
 import logging
 import warnings
@@ -28,9 +28,10 @@ SAMPLE_BYTES = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """step: where the run stands.   interrupted: a signal ended it.   ended: the option that ended it early.
+    """Result of a run.
 
-    model: as it was written: as it is after the step, or with `patience` as it was after `best_step`.
+    step: last step.   interrupted: whether a signal ended the run.   ended: the option that ended it early, or None.
+    model: the model as written to the folder: after the last step, or with `patience` after `best_step`.
     """
 
     model: Model
@@ -41,19 +42,19 @@ class Outcome:
 
 
 def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, steps: int | None = None) -> Outcome:
-    """Train as far as `config` says, and leave the results in the folder, which the caller holds (`RunFolder.locked`).
+    """Train as `config` says, and write the results to the folder. The caller holds its lock (`RunFolder.locked`).
 
-    steps: as `planned` found them in the folder's checkpoint, to go on from there; None to begin.
+    steps: the result of `planned`, to resume from the folder's checkpoint; None to begin.
     """
     learning = Learning(model, config, source)
     recorder, keeper = Recorder(folder), Keeper(folder)
     trainer = make_trainer(config, steps or learning.plan.steps, [recorder, Clock(), keeper], folder)
     with warnings.catch_warnings():
-        # Lightning 2.6 asks torch's tree functions in a way that torch 2.13 calls out of date.
+        # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
         try:
             trainer.fit(learning, ckpt_path=folder.checkpoint if steps else None)
-        except SystemExit as error:  # what Lightning makes of Ctrl-C while it starts, or of a second one
+        except SystemExit as error:  # Lightning raises it on Ctrl-C while it starts, and on a second Ctrl-C
             raise KeyboardInterrupt from error
     model, best = model.cpu(), recorder.best
     if best.weights:
@@ -74,12 +75,12 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
 def make_trainer(
     config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = (), folder: RunFolder | None = None
 ) -> pl.Trainer:
-    """Lightning's trainer with everything off that we do ourselves. ConfigError for what it refuses.
+    """Make Lightning's trainer, with everything switched off that scanl does itself.
 
-    folder: where TensorBoard's events go.
+    Raises ConfigError for options that Lightning refuses. folder: for TensorBoard's event files.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # its greetings
+        logging.getLogger(name).setLevel(logging.WARNING)  # silence its start messages
     try:
         at = "" if folder is None else folder.path
         logger = TensorBoardLogger(at, name="tensorboard", version="") if config.run.tensorboard else False
@@ -106,16 +107,16 @@ def make_trainer(
 
 
 def sample(model: LanguageModel, count: int, seed: int) -> bytes:
-    """A text from its beginning: after the byte that separates files."""
+    """Generate `count` bytes from the beginning of a text: the prompt is the byte that separates files."""
     model.eval()
     tokens = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=count, temperature=0.8, seed=seed)
     return bytes(int(token) for token in tokens)
 
 
 def planned(folder: RunFolder, config: TrainConfig, model: Model, source: Source) -> int | None:
-    """The number of steps in the checkpoint, None without one.
+    """Return the total number of steps in the folder's checkpoint, None without one.
 
-    CheckpointError when it is not of this model or of other data, ConfigError when it is of another configuration.
+    Raises CheckpointError for a checkpoint of another model or other data, ConfigError for another configuration.
     """
     if not folder.checkpoint.exists():
         return None
