@@ -291,9 +291,7 @@ def test_second_derivatives_by_function_transforms(op, backend):
 @pytest.mark.skipif(sys.platform == "win32", reason="there the blocks are not kept")
 def test_an_interrupt_is_not_lost_where_a_result_dies():
     """Ctrl-C is raised in the next line of Python's: that must be the caller's, not one that runs in a destructor."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background may have been born deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background processes that ignore it
     held = [linear_scan(torch.ones(1, 2**12, 2**7), torch.ones(1), backend="cpu")[0]]
     with pytest.raises(KeyboardInterrupt):
         # All in C: the signal comes, then the last reference to the result goes, and no line of Python's is between
