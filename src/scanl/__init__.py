@@ -1,8 +1,8 @@
 """Recurrent sequence models: a state, a transition and a readout.
 
-Trained over the whole sequence at once, run one token at a time in constant memory, with the same numbers.
+A model trains on whole sequences in parallel, and runs one token at a time in constant memory with the same results.
 
-`import scanl` loads nothing else: `scanl.ops`, `scanl.layers` and the others are imported when they are first touched.
+`import scanl` alone loads no submodule. `scanl.ops`, `scanl.layers` and the others are imported on first use.
 """
 
 from importlib import import_module

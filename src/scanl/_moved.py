@@ -1,4 +1,4 @@
-"""Modules that have moved: an import by the old name gives the module of the new name."""
+"""Keep old module names importable: an import by the old name returns the module at its new name."""
 
 import sys
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ROOMS = {"scanl.hub.mixers": "scanl.hub.patches", "scanl.hub.families": "scanl.h
 
 
 def moved(name: str) -> str | None:
-    """The new name of a module; None for one that has not moved."""
+    """Return the new name of a module; None if it has not moved."""
     for old, new in ROOMS.items():
         if name == old or name.startswith(f"{old}."):
             return new + name.removeprefix(old)
@@ -37,7 +37,7 @@ def moved(name: str) -> str | None:
 
 
 class Moved(MetaPathFinder, Loader):
-    """Finds the old names, and imports the modules at their new ones."""
+    """Import hook that finds old names and imports the modules by their new names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -51,5 +51,5 @@ class Moved(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make the old names importable. This finder comes first: a folder's own would load a moved file a second time."""
+    """Install the hook, before all other finders: Python's own would load a moved file a second time."""
     sys.meta_path.insert(0, Moved())

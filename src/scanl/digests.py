@@ -1,7 +1,7 @@
-"""Files that carry the SHA-256 of their own bytes, so that a damaged one is refused.
+"""Files that contain the SHA-256 of their own bytes, so that a damaged file is detected.
 
 The 64 hexadecimal digits are in the comment at the end of a zip archive, or in the metadata of a safetensors file. The
-digest is of all other bytes. Other programs read these files as any other.
+digest covers all other bytes. Other programs can read these files as usual.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ File = BufferedReader | BufferedRandom
 DIGITS = 64
 NO_DIGEST = b"0" * DIGITS
 ZIP_MARK = b"scanl-sha256:"
-# The metadata has one entry, because safetensors writes several in any order. Its key and its beginning are searched
-# for separately: whichever bit of the two is flipped, the file is still recognised as one of ours.
+# The metadata has only one entry, because safetensors writes several entries in arbitrary order. Its key and the
+# beginning of its value are searched for separately: if a bit of one is flipped, the other still identifies our file.
 KEY, VALUE = rb'"scanl":"', rb"{\"sha256\": \""
 
 
 def seal_zip(path: Path) -> None:
-    """Write the digest into the comment of an archive. It must have no comment yet; `torch.save` writes none."""
+    """Write the digest into the comment of an archive. The archive must have no comment; `torch.save` writes none."""
     with path.open("rb+") as file:
         file.seek(-2, 2)
         assert file.read(2) == b"\0\0", "the archive has a comment already"
@@ -39,7 +39,7 @@ def seal_zip(path: Path) -> None:
 
 
 def is_whole_zip(path: Path) -> bool:
-    """Whether the archive has a digest from `seal_zip`, and the digest is right."""
+    """Whether the archive has a correct digest from `seal_zip`."""
     with path.open("rb") as file:
         position = file.seek(0, 2) - DIGITS
         if position < len(ZIP_MARK):
@@ -49,7 +49,7 @@ def is_whole_zip(path: Path) -> bool:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a safetensors file with its digest, whole or not at all. about: what else to keep in it, as JSON.
+    """Write a safetensors file with its digest, atomically. about: further metadata, kept as JSON.
 
     Raises CheckpointError when the file cannot be written.
     """
@@ -67,9 +67,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, 
 
 
 def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a safetensors file, and the `about` of `save_tensors`: {} when another program wrote the file.
+    """Read the tensors of a safetensors file, and `about` as given to `save_tensors`; {} if another program wrote it.
 
-    Raises CheckpointError when the file cannot be read, or when its digest is wrong. Files of other programs have none.
+    Raises CheckpointError when the file cannot be read or its digest is wrong. Files of other programs have no digest,
+    so it is not checked.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -88,13 +89,13 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
 def _is_whole(file: File) -> bool:
     header = _header(file)
     if KEY not in header and VALUE not in header:
-        return True  # of another program, or not safetensors, which the reader reports
+        return True  # from another program, or not safetensors at all, which the reader reports
     position = header.find(KEY + VALUE) + len(KEY + VALUE)
     return KEY + VALUE in header and header[position : position + DIGITS] == _digest(file, position)
 
 
 def _header(file: File) -> bytes:
-    """The beginning of a safetensors file: eight bytes with the length of the JSON that follows, and the JSON."""
+    """Return the header of a safetensors file: eight bytes with the length of the JSON, and the JSON."""
     size = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -109,7 +110,7 @@ def _write_digest(file: File, position: int) -> None:
 
 
 def _digest(file: File, position: int) -> bytes:
-    """The SHA-256 of all bytes but the digits at `position`."""
+    """Return the SHA-256 of all bytes except the digits at `position`."""
     digest, left = hashlib.sha256(), position
     file.seek(0)
     while left and (block := file.read(min(left, 2**20))):

@@ -1,11 +1,11 @@
-"""The errors that scanl raises about its input. For each the command line prints one line and exits with 2."""
+"""Errors that scanl raises about its input. The command line prints them as one line and exits with code 2."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class ScanlError(Exception):
-    """The base of all errors below."""
+    """Base class of all errors below."""
 
 
 class ShapeError(ScanlError, ValueError):
@@ -17,7 +17,7 @@ class BackendError(ScanlError, RuntimeError):
 
 
 class ConfigError(ScanlError, ValueError):
-    """A name is unknown, or an option does not fit."""
+    """A name is unknown, or an option has an invalid value."""
 
 
 class DataError(ScanlError, ValueError):
@@ -29,12 +29,12 @@ class CheckpointError(ScanlError, RuntimeError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The message for an unknown name: it suggests the nearest known name, or lists all when none is near."""
+    """Return the message for an unknown name. It suggests the nearest known name, or lists all when none is near."""
     known = list(known)
     close = difflib.get_close_matches(str(name), known, 1, 0.5)
     return f"unknown {kind} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}")
 
 
 def nearest(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for an unknown name, with the message of `unknown`."""
+    """Return the error for an unknown name, with the message of `unknown`."""
     return ConfigError(unknown(kind, name, known))

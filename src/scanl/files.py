@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Write files atomically, and lock folders so that only one process writes to them."""
 
 import os
 import socket
@@ -13,9 +13,9 @@ from scanl.errors import CheckpointError
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder. When the block ends well, it is flushed to disk and renamed to `path`.
+    """Yield a temporary file in the same folder. When the block succeeds, flush it to disk and rename it to `path`.
 
-    Raises CheckpointError when the disk is full, or when the folder is not writable.
+    Raises CheckpointError when the disk is full or the folder is not writable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
     try:
@@ -25,13 +25,13 @@ def written_whole(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # it was renamed; or the disk failed, and the error above says so
+        with suppress(OSError):  # the file was renamed, or the error above reports a disk failure
             temporary.unlink()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a CheckpointError that names the file."""
+    """Convert an OSError of the block into a CheckpointError that names the file."""
     try:
         yield
     except OSError as error:
@@ -40,13 +40,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process. Raises CheckpointError, which names the other process, when another has it.
+    """Lock the folder for this process. If another process holds it, raises a CheckpointError that names the process.
 
-    The system releases the lock when the process ends, however it ends. The file `.lock` that may remain means nothing.
-    A file system without locks gives a warning.
+    The system releases the lock whenever the process ends. A file `.lock` that remains has no meaning. On a file system
+    without locks there is only a warning.
     """
-    # On NFS, Linux has the server keep the lock, so processes on two machines see each other's. They do not when the
-    # folder is mounted with `nolock` or `local_lock`.
+    # On NFS under Linux the server keeps the lock, so it works between machines, unless the folder is mounted with
+    # `nolock` or `local_lock`.
     path = folder / ".lock"
     while True:
         with writing(path):
@@ -56,14 +56,14 @@ def locked(folder: Path) -> Iterator[None]:
             raise CheckpointError(f"run: {folder} is in use by {_holder(path)}; wait until it has ended, or stop it")
         if _is_file(descriptor, path):
             break
-        os.close(descriptor)  # the other process has just ended and removed the file: lock the next one
+        os.close(descriptor)  # the other process has just ended and removed the file: lock a new one
     try:
         with writing(path):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
-        with suppress(OSError):  # Windows does not remove an open file, and a file that remains means nothing
+        with suppress(OSError):  # Windows does not remove an open file; a remaining file has no meaning
             path.unlink()
         os.close(descriptor)
 
@@ -73,7 +73,7 @@ def _lock(descriptor: int, folder: Path) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, which other processes read
+            os.lseek(descriptor, 2**30, os.SEEK_SET)  # past the text, which other processes read
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
             os.lseek(descriptor, 0, os.SEEK_SET)
         else:
@@ -95,6 +95,6 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder(path: Path) -> str:
-    with suppress(OSError):  # it may be removed by now
+    with suppress(OSError):  # it may already be removed
         return path.read_text(encoding="utf-8", errors="replace") or "another process"
     return "another process"

@@ -1,4 +1,4 @@
-"""Classes by name: what is registered is listed, built, trained and tested."""
+"""Registry of classes by name. Registered classes are listed, built, trained and tested by name."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -15,10 +15,10 @@ S = TypeVar("S", bound=Named)
 
 
 class Registry(Generic[C]):
-    """The classes of one kind, each under a name of its own: `layers = Registry("layer")`.
+    """The classes of one kind by name: `layers = Registry("layer")`.
 
-    beside: another registry. No name is in both, and each suggests the other's names to whoever misspells one.
-    use: how a class of this kind is used, with {name} for its name: the advice to whoever asks `beside` for it.
+    beside: another registry. No name is in both, and each suggests the other's names for a misspelt one.
+    use: advice on how to use a class of this kind, with {name} for its name; given when `beside` is asked for it.
     """
 
     def __init__(self, kind: str, beside: "Registry[Any] | None" = None, use: str = "") -> None:
@@ -28,7 +28,7 @@ class Registry(Generic[C]):
         self._family.append(self)
 
     def add(self, name: str) -> Callable[[type[S]], type[S]]:
-        """Decorate a class with its name; ConfigError when another has it already."""
+        """Decorator: register a class under `name`. Raises ConfigError when another class has the name."""
 
         def add(cls: Any) -> Any:
             for each in self._family:
@@ -42,15 +42,15 @@ class Registry(Generic[C]):
         return add
 
     def remove(self, name: str) -> None:
-        """Forget a name, if it is known."""
+        """Remove a name, if it is registered."""
         self._classes.pop(name, None)
 
     def names(self) -> list[str]:
-        """Every registered name, sorted."""
+        """Return all registered names, sorted."""
         return sorted(self._classes)
 
     def get(self, name: str) -> type[C]:
-        """The class of a name; ConfigError with the nearest known one for any other."""
+        """Return the class of a name. For an unknown name, raises ConfigError with the nearest known one."""
         if name in self._classes:
             return self._classes[name]
         for each in self._family:

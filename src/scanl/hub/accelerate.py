@@ -1,4 +1,4 @@
-"""Patch the recurrent modules of a transformers model in place: scanl's ops compute what they compute."""
+"""Patch the recurrent modules of a transformers model in place, so that they run on scanl's ops."""
 
 import functools
 import importlib.metadata
@@ -12,15 +12,15 @@ from scanl.errors import ConfigError
 from scanl.hub import call, patches
 from scanl.hub.patches import Patch
 
-OLDEST = 5, 23  # of transformers: the caches of older versions do not keep every state
+OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
 _MODELS = "transformers.models."
 
 
 class Row(NamedTuple):
     """One module of a report.
 
-    module: its name inside the model.   kind: its class.   before, now: what computed it, and what computes it now.
-    note: what the patch corrects. A module that was left alone has an empty `now`, and `note` says why.
+    module: its name in the model.   kind: its class.   before, now: the code that computes it before and after.
+    note: what the patch corrects. If the module was not patched, `now` is empty and `note` gives the reason.
     """
 
     module: str
@@ -31,11 +31,11 @@ class Row(NamedTuple):
 
 
 class Report(tuple[Row, ...]):
-    """What `accelerate` did, module by module. It prints as a table with one line for all equal modules."""
+    """What `accelerate` did to each module. It prints as a table with one line for all equal modules."""
 
     @property
     def accelerated(self) -> tuple[Row, ...]:
-        """The modules that run on scanl now."""
+        """Rows of the modules that now run on scanl."""
         return tuple(row for row in self if row.now)
 
     def __str__(self) -> str:
@@ -59,11 +59,11 @@ def accelerate(model: nn.Module) -> Report:
     """Patch the recurrent modules inside `model`, so that scanl's ops compute them. Returns a report.
 
     Weights, interface, caches and `generate` stay as they are, and the model can be trained. Only this object is
-    changed; `restore` undoes it. Results differ by rounding, except where the original is wrong: prompts in pieces,
+    changed; `restore` undoes it. Results differ by rounding, except where the original is wrong. Prompts in pieces,
     padding and packed sequences (`cu_seq_lens_q`, `seq_idx`) then give the right results, and the report says so.
 
-    A module is left alone when its forward is not transformers' own, or when its weights are on no device yet. The
-    report gives the reason. On CUDA a module keeps the compiled kernels that transformers has found for it.
+    A module is not patched when its forward is not transformers' own, or when its weights are on no device yet. The
+    report gives the reason. On CUDA a module keeps the compiled kernels that transformers found for it.
 
     Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
@@ -99,7 +99,7 @@ def accelerate(model: nn.Module) -> Report:
 
 
 def restore(model: nn.Module) -> None:
-    """Undo `accelerate`. Every module gives the results of before, bit for bit."""
+    """Undo `accelerate`. Every module then gives exactly the original results."""
     for module in _patched(model):
         module.__dict__.pop("_scanl_layer")
         slot, previous = module.__dict__.pop("_scanl_before")
@@ -118,13 +118,13 @@ def _patched(model: nn.Module) -> Iterator[nn.Module]:
 
 @functools.cache
 def _patches() -> dict[str, type[Patch]]:
-    """Every patch, by the classes that it replaces: MODEL.CLASS."""
+    """Return all patches by the classes that they replace: MODEL.CLASS."""
     found = [patches.get(name) for name in patches.names()]
     return {path: patch for patch in found for path in patch.modules}
 
 
 def _patch_for(module: nn.Module) -> type[Patch] | None:
-    """The patch for a module: the one for its class, or for a class that it inherits from."""
+    """Return the patch for a module's class, or for a class that it inherits from."""
     for cls in type(module).__mro__:
         if cls.__module__.startswith(_MODELS):
             model = cls.__module__.removeprefix(_MODELS).split(".")[0]
@@ -135,18 +135,18 @@ def _patch_for(module: nn.Module) -> type[Patch] | None:
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Whether it is a model of transformers, outer or inner: it takes tokens."""
+    """Whether the module is a model of transformers, outer or inner, which takes tokens."""
     parameters = inspect.signature(type(module).forward).parameters
     return type(module).__module__.startswith(_MODELS) and "input_ids" in parameters
 
 
 def _slot(module: nn.Module) -> str:
-    """The attribute that holds this module's forward. Hooks for offloading put their own into `forward`."""
+    """Return the attribute that holds this module's forward. Offloading hooks replace `forward` by their own."""
     return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
 
 
 def _unable(module: nn.Module) -> str:
-    """Why a module cannot be patched; empty when it can be, or is already."""
+    """Return why a module cannot be patched; an empty string if it can be or already is."""
     if "_scanl_before" in module.__dict__:
         return ""
     if not type(module).forward.__module__.startswith(_MODELS):
@@ -175,7 +175,7 @@ def _forward(patch: type[Patch], module: nn.Module, original: Any, *args: Any, *
 
 @functools.cache
 def _has_kernels(cls: type[nn.Module], patch: type[Patch]) -> bool:
-    """Whether transformers found compiled kernels for all that this class computes."""
+    """Whether transformers found compiled kernels for everything that this class computes."""
     found = inspect.getmodule(cls)
     functions = [getattr(found, name, None) for name in patch.kernels]
     return bool(functions) and all(

@@ -1,4 +1,4 @@
-"""What patches need to know of one call of a model: which tokens are padding, and where packed sequences begin."""
+"""What patches need to know about a call of a model: which tokens are padding, and where packed sequences begin."""
 
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -16,8 +16,8 @@ class Call(NamedTuple):
     """One call of a model.
 
     shape: (B, T) of its tokens.   mask: (B, T) bool, False at padding; None without padding.
-    cu_seqlens: where sequences begin among all B T tokens, row after row; None when every row is one sequence.
-    outer: the call of the model around this one.   fed: how many steps `part` has given each module.
+    cu_seqlens: offsets of the sequences among all B T tokens, row after row; None when every row is one sequence.
+    outer: the call of the enclosing model.   fed: number of steps that `part` has given to each module.
     """
 
     shape: torch.Size
@@ -31,13 +31,13 @@ _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def of(x: Tensor, attention_mask: Tensor | None = None) -> Call:
-    """The call in progress. For a module that is called by itself: what its arguments say of x (B, T, D)."""
+    """Return the call in progress. For a module called outside a model, make one from x (B, T, D) and the mask."""
     found, shape = _current.get(), x.shape[:2]
     return found if found is not None and found.shape == shape else Call(shape, valid(attention_mask, shape[1]))
 
 
 def part(module: nn.Module, x: Tensor) -> Call:
-    """As `of`, for a module that may get the steps of one call in several parts, in their order."""
+    """Like `of`, for a module that may get the steps of one call in several parts, in order."""
     found, shape = _current.get(), x.shape[:2]
     if found is None or found.shape[:1] != shape[:1] or found.shape[1] <= shape[1] or found.fed is None:
         return of(x)
@@ -52,10 +52,10 @@ def part(module: nn.Module, x: Tensor) -> Call:
 
 
 def valid(attention_mask: Any, steps: int) -> Tensor | None:
-    """The last T columns of a padding mask as bool; None when they mask nothing.
+    """Return the last T columns of a padding mask as bool; None when they mask nothing.
 
-    A mask of attention, (B, 1, T, S), does not say which tokens are padding, and is ignored. `generate` makes a dict of
-    masks for a static cache: the padding mask in it is taken.
+    An attention mask (B, 1, T, S) does not say which tokens are padding, and is ignored. For a static cache `generate`
+    makes a dict of masks; the padding mask in it is used.
     """
     if isinstance(attention_mask, dict):
         masks = (mask for mask in attention_mask.values() if isinstance(mask, Tensor) and mask.ndim == 2)
@@ -74,11 +74,11 @@ def begin(
     names: Sequence[str],
     needs_call: frozenset[str] = frozenset(),
 ) -> None:
-    """A hook before the forward of a model: it notes the padding and packing for every patch inside.
+    """Hook before the forward of a model. It records the padding and packing for all patches inside.
 
-    names: of the forward's parameters, in order.   needs_call: what the patches inside learn from the call alone,
-    "padding" or "packing". Gradient checkpointing runs modules again when the call is over, so the two exclude
-    each other.
+    names: names of the forward's parameters, in order.   needs_call: what the patches inside can learn only from the
+    call, "padding" or "packing". Gradient checkpointing runs modules again after the call has ended, so it cannot be
+    used together with these.
     """
     given = dict(zip(names, args, strict=False)) | kwargs
     outer = _current.get()
@@ -89,7 +89,7 @@ def begin(
         return
     shape = tokens.shape[:2]
     mask, cu_seqlens = valid(given.get("attention_mask"), shape[1]), _packed(given, shape)
-    if outer is not None and outer.shape == shape:  # a model inside the model, which is not given all arguments
+    if outer is not None and outer.shape == shape:  # an inner model, which does not get all arguments
         mask = outer.mask if mask is None else mask
         cu_seqlens = outer.cu_seqlens if cu_seqlens is None else cu_seqlens
     who = type(model).__name__
@@ -106,12 +106,12 @@ def begin(
 
 
 def _checkpoints(model: nn.Module) -> bool:
-    """Whether some of its modules are run again in the backward pass."""
+    """Whether some modules of the model run again in the backward pass."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def end(*_: object) -> None:
-    """A hook after the forward of a model, also when the forward raised."""
+    """Hook after the forward of a model, even when the forward raised."""
     found = _current.get()
     _current.set(None if found is None else found.outer)
 
@@ -135,14 +135,14 @@ def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:
 
 
 def offsets(starts: Tensor) -> Tensor:
-    """`cu_seqlens` of sequences that begin where `starts` (B, T) says so, and with each row."""
+    """Return `cu_seqlens` of sequences that begin where `starts` (B, T) is True, and at each row."""
     starts = starts.clone()
     starts[:, 0] = True
     return F.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=starts.numel())
 
 
 class Rows(NamedTuple):
-    """How the tokens of a call are laid out for the ops: as they came, or all sequences in one row."""
+    """Layout of a call's tokens for the ops: unchanged, or all sequences packed into one row."""
 
     shape: torch.Size
     mask: Tensor | None
@@ -150,7 +150,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def lay(cls, call: Call, x: Tensor) -> "tuple[Rows, Tensor]":
-        """x (B, T, D) as the ops take it."""
+        """Return the layout, and x (B, T, D) in that layout."""
         if call.cu_seqlens is not None:
             return cls(x.shape[:2], None, call.cu_seqlens), x.flatten(0, 1)[None]
         if call.mask is not None:
@@ -160,11 +160,11 @@ class Rows(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several sequences, each of which starts from an empty state."""
+        """Whether a row holds several sequences. Each of them starts from an empty state."""
         return self.cu_seqlens is not None and self.mask is None
 
     def start_anew(self, held: bool) -> None:
-        """ConfigError when the sequences are packed and there is a state to start from."""
+        """Raise ConfigError when the sequences are packed and there is a state (`held`) to start from."""
         if held and self.packed:
             raise ConfigError(
                 "packed sequences are given with a cache that holds a state, expected an empty cache: each of them "
@@ -172,11 +172,11 @@ class Rows(NamedTuple):
             )
 
     def back(self, y: Tensor) -> Tensor:
-        """The ops' output in the layout of the tokens; zero at padding."""
+        """Return the ops' output y in the layout of the tokens, zero at padding."""
         return y.view(*self.shape, *y.shape[2:]) if self.mask is None else unpack(y, self.mask)
 
     def last(self, state: Tensor) -> Tensor:
-        """What a cache keeps, (B, ...): of all states (N, ...) the one of the last sequence in each row."""
+        """Return the states (B, ...) for a cache: from all states (N, ...), that of the last sequence in each row."""
         if self.cu_seqlens is None or not self.packed:
             return state
         batch, steps = self.shape

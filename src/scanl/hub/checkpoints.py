@@ -1,4 +1,4 @@
-"""Checkpoints of transformers read into `LanguageModel`, and written back."""
+"""Read checkpoints of transformers into `LanguageModel`, and write them back."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
 from scanl.models import LanguageModel
 
-CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # the tokenizer and the options of generation
+CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
 NOT_CARRIED = ("config.json", "model.safetensors.index.json")
 
 
@@ -29,8 +29,8 @@ def load(
 ) -> LanguageModel:
     """Read a checkpoint of transformers into a language model, in evaluation mode. Nothing is unpickled.
 
-    path_or_id: a folder, or OWNER/NAME on the Hugging Face hub.   revision: of the hub's repository.
-    dtype: of the parameters; None keeps those of the file.
+    path_or_id: a folder, or OWNER/NAME on the Hugging Face hub.   revision: revision of the hub's repository.
+    dtype: dtype of the parameters; None keeps the dtypes of the file.
 
     Raises CheckpointError for weights that are missing, damaged or left over, and for options that scanl does not have.
     """
@@ -57,7 +57,7 @@ def load(
 
 
 def save(model: LanguageModel, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> None:
-    """Write the model as a checkpoint that transformers loads. The folder appears whole or not at all.
+    """Write the model as a checkpoint that transformers loads. The folder is written atomically.
 
     like: the checkpoint that the model came from. Its tokenizer and the other entries of its config.json are copied.
     Without it config.json has no token ids.
@@ -95,7 +95,7 @@ def _format_of(config: Mapping[str, Any], folder: Path) -> type[formats.Format]:
 
 
 def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, Any]]:
-    """The format that holds this model, and the entries of config.json."""
+    """Return the format for this model, and the entries of its config.json."""
     for fmt in map(formats.get, formats.names()):
         if fmt.holds(model):
             try:

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 
 from scanl.errors import CheckpointError
 
-PATTERNS = ["*.json", "*.safetensors"]  # what is downloaded of a repository: nothing that is pickled
+PATTERNS = ["*.json", "*.safetensors"]  # files to download from a repository: none of them is pickled
 
 
 def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of a checkpoint, downloaded from the hub when there is no folder of that name."""
+    """Return the folder of a checkpoint. If there is no folder of that name, download it from the hub."""
     folder = Path(path_or_id)
     if folder.is_dir():
         return folder
@@ -42,7 +42,7 @@ def locate(path_or_id: str | os.PathLike[str], revision: str | None = None) -> P
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The entries of its config.json."""
+    """Return the entries of the folder's config.json."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -59,7 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def folder_written_whole(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`. When the block ends well, it is flushed to disk and renamed to `path`."""
+    """Yield a temporary folder next to `path`. When the block succeeds, flush it to disk and rename it to `path`."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(f"save: {path} exists and is not empty; choose another folder, or remove it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

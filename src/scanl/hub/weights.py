@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, in one file or several. Names and shapes are read first, numbers when asked for."""
+"""The safetensors of a checkpoint, in one file or several. Names and shapes are read first, numbers on demand."""
 
 import json
 import re
@@ -18,11 +18,11 @@ DTYPES = ("F64", "F32", "BF16", "F16")
 
 
 class Weights:
-    """Every tensor of a checkpoint folder, by transformers' name. Only safetensors files are opened."""
+    """All tensors of a checkpoint folder, by transformers' names. Only safetensors files are opened."""
 
     def __init__(self, folder: Path) -> None:
         self.source = folder / ONE
-        if self.source.is_file():  # transformers ignores an index beside it
+        if self.source.is_file():  # transformers then ignores an index file
             self._files = _tensors(self.source)
             return
         self.source = folder / INDEX
@@ -44,9 +44,10 @@ class Weights:
             )
 
     def check_sizes(self, expected: Mapping[str, tuple[int, ...]], blocks: str, depth: int) -> None:
-        """CheckpointError unless these weights have these shapes, and `depth` blocks are named `blocks` and a number.
+        """Raise CheckpointError unless the weights in `expected` have these shapes, and there are `depth` blocks.
 
-        Nothing is allocated, so a wrong size in config.json cannot ask for more memory than the weights take.
+        blocks: prefix of the blocks' weights, before the number of the block. Nothing is allocated, so a wrong size in
+        config.json cannot ask for more memory than the weights take.
         """
         self._all_there(missing=expected.keys() - self._files.keys())
         for name, shape in expected.items():
@@ -59,9 +60,9 @@ class Weights:
             )
 
     def check(self, expected: Mapping[str, tuple[int, ...]], spare: Mapping[str, str]) -> None:
-        """CheckpointError unless these are the names and shapes.
+        """Raise CheckpointError unless the names and shapes are those in `expected`.
 
-        spare: names that may be there too, each with the name of a weight that must hold the same numbers.
+        spare: names that may exist too, each with the name of a weight that must have the same numbers.
         """
         names = self._files.keys()
         self._all_there(missing=expected.keys() - names, over=names - expected.keys() - spare.keys())
@@ -75,7 +76,7 @@ class Weights:
                 )
 
     def _all_there(self, **names: Set[str]) -> None:
-        """CheckpointError when there are names that are `missing`, or `over`."""
+        """Raise CheckpointError when there are names in `missing` or `over`."""
         what = {"missing": "lacks", "over": "has the extra weights"}
         said = [f"{what[kind]} {', '.join(sorted(found))}" for kind, found in names.items() if found]
         if said:
@@ -95,12 +96,12 @@ class Weights:
             )
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of a tensor. In the mapped file tensors are not aligned, and they change with the file."""
+        """Return a copy of a tensor. Tensors in the mapped file are not aligned, and they change with the file."""
         return self._files[name][1].get_tensor(name).to(device, dtype, copy=True)
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Which file holds which tensor."""
+    """Return the file name of each tensor."""
     try:
         found = json.loads(path.read_bytes())["weight_map"]
         names = set(found.values())
@@ -115,7 +116,7 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _tensors(path: Path) -> dict[str, tuple[Path, Any]]:
-    """Its tensors by name, each with the file and the handle that reads it."""
+    """Return the file's tensors by name, each with its path and the handle that reads it."""
     try:
         file = safe_open(path, framework="pt")
     except FileNotFoundError as error:
@@ -123,7 +124,7 @@ def _tensors(path: Path) -> dict[str, tuple[Path, Any]]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint: {path} is damaged or cut short ({error}); copy it again") from error
     names = file.keys()
-    odd = [name for name in names if not name.isprintable()]  # in a message it would break the line or move the cursor
+    odd = [name for name in names if not name.isprintable()]  # would break the line of a message or move the cursor
     if odd:
         raise CheckpointError(f"checkpoint: {path} has a weight named {odd[0]!r}, expected a name that can be printed")
     return dict.fromkeys(names, (path, file))

@@ -1,4 +1,4 @@
-"""Layers: one file per model, and the registry by which everything else finds them."""
+"""Layers, one file per model, and their registry."""
 
 import importlib
 import pkgutil
@@ -49,5 +49,5 @@ from scanl.layers.ssm.s5 import S5 as S5
 from scanl.layers.wrappers import Bidirectional as Bidirectional
 from scanl.layers.wrappers import MultiScale as MultiScale
 
-for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # a new model is one new file: importing it registers it
+for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # importing a file registers its layers
     importlib.import_module(_file.name)

@@ -19,7 +19,7 @@ from scanl.registry import Registry
 class Hint(NamedTuple):
     """How an optimiser should train a parameter.
 
-    weight_decay: False leaves weight decay out.   lr: the attribute of the layer that holds its learning rate.
+    weight_decay: False for no weight decay.   lr: name of the layer's attribute that holds the learning rate.
     """
 
     weight_decay: bool = True
@@ -35,30 +35,30 @@ TAKES = {
 
 
 class Layer(Module):
-    """A state, a transition and a readout: (B, T, dim) in, (B, T, dim) and the state out.
+    """Base class of layers: maps (B, T, dim) and a state to (B, T, dim) and the next state.
 
-    A subclass defines `init_state` and `forward`, and declares itself in class variables, which `scanl show` prints
+    A subclass defines `init_state` and `forward`. It describes itself in class variables, which `scanl show` prints
     and the tests read.
     """
 
     name: ClassVar[str] = ""  # set by `register` or `preset`
-    id: ClassVar[str] = ""  # a short name by which maintainers find a published model: nothing prints it
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published model; it is never printed
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
     op: ClassVar[str | None] = None
-    sample: ClassVar[Mapping[str, Any]] = {}  # constructor options for the tests: small
-    preset_of: ClassVar["type[Layer] | None"] = None  # set by `preset`: the layer that this one is, with other options
-    preset_options: ClassVar[Mapping[str, Any]] = {}  # and which
-    own_path: ClassVar[bool] = False  # of a preset: its options run other code, so every law of layers is run on it
-    residual_out: ClassVar[str | None] = None  # the projection that writes into the residual stream
-    residual_by_depth: ClassVar[bool] = False  # `enter_stack` gives it its published scale: a stack scales it no more
-    takes: ClassVar[frozenset[str]] = frozenset()  # what `forward` takes beside x, the state and cu_seqlens: of `TAKES`
-    excused: ClassVar[Mapping[str, str]] = {}  # laws of the tests that cannot hold by definition: law -> reason
+    sample: ClassVar[Mapping[str, Any]] = {}  # small constructor options for the tests
+    preset_of: ClassVar["type[Layer] | None"] = None  # set by `preset`: the layer that the preset configures
+    preset_options: ClassVar[Mapping[str, Any]] = {}  # set by `preset`: the options
+    own_path: ClassVar[bool] = False  # for a preset: its options run other code, so all layer tests run on it
+    residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
+    residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
+    takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `forward`, among `TAKES`
+    excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
 
-    hints: ClassVar[Mapping[str, Hint]] = {}  # by parameter, or by module for all in it; a subclass adds to its bases'
+    hints: ClassVar[Mapping[str, Hint]] = {}  # by name of a parameter or of a module; a subclass adds to them
 
     dim: int
-    bidirectional: bool = False  # True: sees the future, so neither causal nor streamable
+    bidirectional: bool = False  # True: reads future steps, so it is not causal and cannot stream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,21 +69,21 @@ class Layer(Module):
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
-        """The state before any input; device and dtype default to the parameters'.
+        """Return the state before any input. device and dtype default to those of the parameters.
 
-        Recurrent parts are float32 or wider, whatever the dtype.
+        Recurrent parts are float32 or wider for any dtype.
         """
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        """x (B, T, dim) -> y (B, T, dim) and the state after the last step; state None is `init_state`.
+        """Map x (B, T, dim) to y (B, T, dim) and the state after the last step. state: None for `init_state`.
 
-        cu_seqlens (N+1,): N sequences end to end over B == 1, each with its own row of the state.
+        cu_seqlens: (N+1,) offsets of N sequences packed over B == 1. Each sequence has its own row of the state.
         """
         raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """`forward` at T = 1: x (B, dim) -> y (B, dim). ConfigError where the layer sees the future."""
+        """Run `forward` for one step: x (B, dim) to y (B, dim). Raises ConfigError for a bidirectional layer."""
         if self.bidirectional:
             raise ConfigError(
                 f"{self._who()}: step is called, expected forward over the whole sequence because the layer is "
@@ -93,7 +93,7 @@ class Layer(Module):
         return y[:, 0], state
 
     def extra_repr(self) -> str:
-        """The options that are attributes of the same name, and the shapes of the layer's own parameters."""
+        """Show the options that are attributes of the same name, and the shapes of the layer's own parameters."""
         options = [name for name in inspect.signature(type(self)).parameters if name != "dim"]
         kept = [(name, vars(self).get(name)) for name in ("dim", *options)]
         sizes = [f"{name}={value!r}" for name, value in kept if isinstance(value, int | float | str)]
@@ -103,18 +103,18 @@ class Layer(Module):
         """Set the decay per step to `value`. MultiScale calls this; a layer without a single decay does nothing."""
 
     def enter_stack(self, index: int, layers: Sequence["Layer"]) -> None:
-        """Called once by a stack, when all its layers are made: this one is layers[index], counted from the lowest.
+        """Called once by a stack when all its layers are made. This layer is layers[index], counted from the lowest.
 
-        layers: every mixer of the stack, of whatever class, or every channel mixer. Here a layer sets the initial
-        values that depend on depth, and finds the other layers whose parameters it uses.
+        layers: all mixers of the stack, of any class, or all its channel mixers. Here a layer sets initial values that
+        depend on depth, and finds other layers whose parameters it uses.
         """
 
     def _who(self) -> str:
-        """The name for messages: the registered one; of a user's subclass, the name of the class."""
+        """Return the name for messages: the registered name, or the class name of a user's subclass."""
         return vars(type(self)).get("name") or type(self).__name__
 
     def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
-        """Refuse wrong input before any work."""
+        """Raise an error for a wrong input before any work is done."""
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ShapeError(f"{self._who()}: x has shape {tuple(x.shape)}, expected (B, T, {self.dim}) of the layer")
         weight = _any_parameter(self)
@@ -144,13 +144,13 @@ class Layer(Module):
         raise ShapeError(f"{self._who()}: {path} is {kind}, expected {own[path].dtype} because of the layer")
 
     def _state_form(self) -> State:
-        """An initial state of one row on the meta device; None where the layer does not know its form."""
+        """Return an initial state of one row on the meta device; None if the layer does not know its form."""
         if "_form" not in self.__dict__:
             self.__dict__["_form"] = self.init_state(1, device="meta")
         return self.__dict__["_form"]
 
     def _zeros(self, *shape: int, device: Device, dtype: DType, at_least: DType = None) -> Tensor:
-        """A part of the initial state, in `dtype` or `at_least`, whichever is wider."""
+        """Make a zero part of the initial state, in `dtype` or `at_least`, whichever is wider."""
         weight = _any_parameter(self)
         if weight is not None:
             device, dtype = device or weight.device, dtype or weight.dtype
@@ -160,10 +160,10 @@ class Layer(Module):
 
 
 def _any_parameter(module: nn.Module) -> Tensor | None:
-    """Any parameter of the module; of a submodule if one has any.
+    """Return any parameter of a submodule, or else of the module itself.
 
-    A layer's own parameters, such as decays, may be wider than its projections, which say what dtype x should have.
-    This runs for every token, and costs a tenth of `next(module.parameters())`.
+    Submodules come first because projections have the dtype that x should have; a layer's own parameters, such as
+    decays, may be wider. This runs for every token and takes a tenth of the time of `next(module.parameters())`.
     """
     for child in module._modules.values():
         if child is not None and (parameter := _any_parameter(child)) is not None:
@@ -186,7 +186,7 @@ def _fits(state: State, form: State, batch: int) -> bool:
 def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
     """Whether a state of dtype `found` can be converted to `kind`: real to real, complex to complex.
 
-    torch computes nothing in complex32.
+    complex32 is not readable, because torch cannot compute with it.
     """
     if found is kind:
         return True
@@ -196,35 +196,35 @@ def _readable(found: torch.dtype, kind: torch.dtype) -> bool:
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in float32, or in its own dtype if that is wider. Recurrences are computed in this dtype."""
+    """Return x in float32, or in its own dtype if that is wider. Recurrences are computed in this dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_widened(x: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast on x's device: a recurrence is computed in the dtype of its operands."""
+    """Switch autocast off on x's device, so that a recurrence is computed in the dtype of its operands."""
     on = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), in float32 or wider: close to x where x is small, and always between -cap and cap."""
+    """Return cap * tanh(x / cap) in float32 or wider: close to x for small x, and always between -cap and cap."""
     return cap * torch.tanh(widen(x) / cap)
 
 
 registry: Registry[Layer] = Registry("layer")
 register, get = registry.add, registry.get
 
-# What mixes features beside the layers that mix over time: `@channel_mixers.add("gated_mlp")`, in layers/channel/.
+# Layers that mix features instead of time, in layers/channel/. Registered with `@channel_mixers.add("gated_mlp")`.
 channel_mixers: Registry[Layer] = Registry("channel mixer")
 
 L = TypeVar("L", bound=Layer)
 
 
 def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
-    """Register a published model that is another layer with options of its own.
+    """Decorator: register a published model that is another layer with particular options.
 
-    The decorated class subclasses that layer and has no code: a docstring, `equation` and `source`. Its constructor has
-    these options as defaults, so a caller can override them.
+    The decorated class subclasses that layer. It has a docstring, `equation` and `source`, and no code. The options
+    become defaults of its constructor, so a caller can override them.
 
     >>> from scanl.layers import LRU
     >>> @preset("slow_lru", r_min=0.99)
@@ -259,7 +259,7 @@ def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
 
 
 def names(presets: bool = True) -> list[str]:
-    """Every registered name, sorted; without the presets where `presets` is False."""
+    """Return the registered names, sorted; without presets if `presets` is False."""
     return [name for name in registry.names() if presets or get(name).preset_of is None]
 
 
@@ -274,7 +274,7 @@ def build(name: str, dim: int, **options: Any) -> Layer:
 
 
 def check_options(name: str, cls: type[Layer], options: Mapping[str, Any]) -> None:
-    """Refuse options that the constructor does not have, and text where an option is a number."""
+    """Raise ConfigError for an option that the constructor does not have, and for text where a number is expected."""
     known = [option for option in inspect.signature(cls).parameters if option != "dim"]
     hints = get_type_hints(cls.__init__)
     for option, value in options.items():

@@ -1,4 +1,4 @@
-r"""The common body of linear recurrent models: projections, short convolution, recurrence, norm and gate.
+r"""Base class of linear recurrent models: projections, short convolution, recurrence, norm and gate.
 
 .. math:: y = W_o (\mathrm{LN}(\mathrm{rec}(\mathrm{SiLU}(\mathrm{conv}(W_x u)))) \odot \mathrm{SiLU}(W_z u))
 """
@@ -18,22 +18,25 @@ from scanl.ops import linear_scan
 
 
 class LinearRNNState(NamedTuple):
-    """recurrent: what `recurrent_forward` carries.   conv: (B, W-1, hidden_dim) last inputs, or None."""
+    """State of `LinearRNN`.
+
+    recurrent: state of `recurrent_forward`.   conv: the last inputs (B, W-1, hidden_dim), or None.
+    """
 
     recurrent: Any
     conv: Tensor | None
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the recurrent part."""
+        """Shape of the recurrent part."""
         return self.recurrent.shape
 
 
 @register("linear_rnn")
 class LinearRNN(Layer):
-    """Base of linear recurrent layers; by itself, a leaky sum with one learned decay per channel.
+    """Base class of linear recurrent layers; by itself it is a leaky sum with one learned decay per channel.
 
-    To write a new layer, override `recurrent_forward(x, state) -> (y, state)`: x and y are (B, T, hidden_dim), and
+    To write a new layer, override `recurrent_forward(x, state) -> (y, state)`. x and y are (B, T, hidden_dim), and
     state is None at the start. Training, streaming, packing and padding then work.
 
     Args:
@@ -41,7 +44,7 @@ class LinearRNN(Layer):
         expand: hidden_dim = expand * dim channels in the recurrence.
         bias: biases in the projections and the convolution.
         use_short_conv: a short causal convolution before the recurrence.
-        conv_size: its window.
+        conv_size: window of the convolution.
 
     State: LinearRNNState; `state.shape` is the recurrent part's.
     Initialisation: in_proj Xavier uniform, out_proj Kaiming uniform, biases 0, sigmoid(decay) = 0.9.
@@ -88,7 +91,7 @@ class LinearRNN(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
         conv = None if self.conv is None else self.conv.init_state(batch_size, device=device, dtype=dtype)
-        if self._custom:  # only the subclass knows the form of its state, and None starts it
+        if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)
         recurrent = self._zeros(batch_size, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
         return LinearRNNState(recurrent, conv)
@@ -97,7 +100,7 @@ class LinearRNN(Layer):
         return None if self._custom else super()._state_form()
 
     def recurrent_forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """x (B, T, hidden_dim) -> y of the same shape and the state after the last step."""
+        """Map x (B, T, hidden_dim) to y of the same shape and the state after the last step."""
         return linear_scan(x, self.decay.sigmoid(), state)
 
     def forward(
@@ -122,7 +125,7 @@ class LinearRNN(Layer):
         return self.out_proj(y), LinearRNNState(recurrent, cache)
 
     def _each_alone(self, h: Tensor, recurrent: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:
-        """A custom recurrence cannot read packed sequences: run it on each by itself."""
+        """Run a custom recurrence on each packed sequence separately, because it cannot read them packed."""
         ys, states = [], []
         for i, part in enumerate(h.split(cu_seqlens.diff().tolist(), 1)):
             y, state = self.recurrent_forward(part, index(recurrent, slice(i, i + 1)))

@@ -1,4 +1,4 @@
-"""The base class of layers, their parts and models: torch's module with a typed call and sizes in its repr."""
+"""The base class of layers, their parts and models: `nn.Module` with a typed call, and shapes in the repr."""
 
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Module(nn.Module):
-    """For type checkers a call has the signature of `forward`; `repr` shows the shapes of a module's own parameters."""
+    """`nn.Module` whose call has the type of `forward`. Its `repr` shows the shapes of the module's own parameters."""
 
     if TYPE_CHECKING:
 
@@ -22,6 +22,6 @@ class Module(nn.Module):
         ) -> "Result_co": ...
 
     def extra_repr(self) -> str:
-        """The text in the parentheses of the repr."""
+        """Return the text in the parentheses of the repr."""
         own = self.named_parameters(recurse=False)
         return ", ".join(f"{name}={tuple(parameter.shape)}" for name, parameter in own)

@@ -1,4 +1,4 @@
-"""Sequences of different lengths: laid end to end over one row (`cu_seqlens`), or padded with a mask."""
+"""Sequences of different lengths: packed into one row (`cu_seqlens`), or padded with a mask."""
 
 import itertools
 from collections.abc import Callable
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def sequence_index(cu_seqlens: Tensor, length: int) -> Tensor:
-    """(T,): which sequence each step of the row belongs to. Empty sequences own no step."""
+    """Return the index (T,) of the sequence that each step of a packed row belongs to."""
     steps = torch.arange(length, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens[1:].to(torch.int64).contiguous(), steps, right=True)
 
 
 def reversed_steps(cu_seqlens: Tensor, length: int) -> Tensor:
-    """(T,): the order of steps that reverses each sequence and leaves it where it is in the row."""
+    """Return the permutation (T,) of steps that reverses each sequence within a packed row."""
     owner = sequence_index(cu_seqlens, length)
     return cu_seqlens[owner] + cu_seqlens[owner + 1] - 1 - torch.arange(length, device=cu_seqlens.device)
 
 
 def pack(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay the valid steps of (B, T, ...) end to end: (1, total, ...) and the offsets (B+1,)."""
+    """Pack the valid steps of x (B, T, ...). Return (1, total, ...) and the offsets (B+1,)."""
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
         raise ShapeError(
             f"padded: mask is {mask.dtype} {tuple(mask.shape)}, expected torch.bool {tuple(x.shape[:2])} because of x"
@@ -39,7 +39,7 @@ def pack(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(y: Tensor, mask: Tensor) -> Tensor:
-    """The inverse of `pack`: (B, T, ...) with zeros at padding."""
+    """Invert `pack`: return (B, T, ...) with zeros at padding."""
     padded_y = y.new_zeros(*mask.shape, *y.shape[2:])
     padded_y[mask] = y[0]
     return padded_y
@@ -48,7 +48,10 @@ def unpack(y: Tensor, mask: Tensor) -> Tensor:
 def each_alone(
     run: Callable[..., "tuple[Tensor, State]"], x: Tensor, state: "State", cu_seqlens: Tensor
 ) -> "tuple[Tensor, State]":
-    """Run each packed sequence by itself, for code that depends on the length; `state` has a row for each sequence."""
+    """Call `run` on each packed sequence separately, for code that depends on the length.
+
+    state: has a row for each sequence.
+    """
     bounds = offsets(cu_seqlens, x.shape[1], "each_alone")
     parts = [
         run(x[:, start:end], index(state, slice(n, n + 1))) for n, (start, end) in enumerate(itertools.pairwise(bounds))
@@ -59,7 +62,7 @@ def each_alone(
 
 
 def padded(layer: "Layer", x: Tensor, mask: Tensor, state: "State" = None) -> "tuple[Tensor, State]":
-    """Run a layer over a batch with padding on the left or right; each row has the result that it has alone.
+    """Run a layer over a batch with padding on the left or right. Each row has the same result as without padding.
 
     x: (B, T, D).   mask: (B, T) bool, True at valid steps.   Returns y (B, T, D), zero at padding, and the
     state of each row after its last valid step.

@@ -1,4 +1,4 @@
-"""Groups of parameters for an optimiser, from the hints of the layers."""
+"""Parameter groups for an optimiser, from the layers' hints."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from scanl.layers.base import Layer
 
 
 def param_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters of a model in groups, as every optimiser of torch takes them.
+    """Return the parameters of a model in groups for any torch optimiser.
 
-    Weights of linear maps come first and follow the optimiser's own weight decay; everything else (biases, norms,
-    embeddings, decays, and what a layer's `hints` say) has `weight_decay` 0. Parameters whose hint names a learning
-    rate have it as `lr`, one group for each rate. A parameter that several modules use appears once. Where a layer
-    contains others, its own hints win.
+    The first group has the weights of linear maps, with the optimiser's own weight decay. All other parameters have
+    `weight_decay` 0: biases, norms, embeddings, decays, and those that a layer's `hints` name. Parameters whose hint
+    names a learning rate have it as `lr`, in one group for each rate. A parameter that several modules use appears
+    once. If a layer contains others, its own hints take precedence.
 
     >>> model = nn.Linear(2, 2)
     >>> [(len(group["params"]), group.get("weight_decay")) for group in param_groups(model)]
@@ -37,7 +37,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _hinted(layer: Layer) -> dict[int, tuple[bool, float | None]]:
-    """Whether a parameter is decayed, and its own learning rate, by its id."""
+    """Return, by a parameter's id, whether it has weight decay, and its own learning rate or None."""
     found: dict[int, tuple[bool, float | None]] = {}
     for path, hint in layer.hints.items():
         named = layer.named_parameters(remove_duplicate=False)

@@ -1,6 +1,6 @@
-"""What a layer carries between two calls: a tensor, or tuples and NamedTuples of tensors, batch first.
+"""The state of a layer between two calls: a tensor, or nested tuples and NamedTuples of tensors, batch first.
 
-`None` and `()` hold no tensors. Every function here returns the form that it was given.
+`None` and `()` hold no tensors. Functions here that return a state keep its form.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
 
 
 def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor with its path in the state, such as `state.recurrent` or `state.0.conv`."""
+    """Yield each tensor with its path in the state, such as `state.recurrent` or `state.0.conv`."""
     if isinstance(state, Tensor):
         yield path, state
     elif state is not None:
@@ -39,12 +39,12 @@ def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
 
 
 def detach(state: State) -> State:
-    """The same numbers, cut from the graph: truncated backpropagation through time."""
+    """Detach all tensors from the graph, for truncated backpropagation through time."""
     return map_leaves(Tensor.detach, state)
 
 
 def to(state: State, device: Device = None, dtype: DType = None) -> State:
-    """Move to a device, and cast: real leaves to `dtype`, complex ones to the complex type of that width."""
+    """Move to a device and cast: real tensors to `dtype`, complex ones to the complex dtype of that width."""
 
     def move(leaf: Tensor) -> Tensor:
         if dtype is None or not (leaf.is_floating_point() or leaf.is_complex()):
@@ -66,21 +66,21 @@ def index(state: State, i: Tensor | Sequence[int] | slice) -> State:
 
 
 def repeat(state: State, n: int) -> State:
-    """Each row of the batch `n` times, neighbours together: (B, ...) becomes (B n, ...)."""
+    """Repeat each row of the batch `n` times; copies are adjacent: (B, ...) becomes (B n, ...)."""
     return map_leaves(lambda leaf: leaf.repeat_interleave(n, 0), state)
 
 
 def cat(states: Sequence[State]) -> State:
-    """Join states of one form along the batch."""
+    """Concatenate states of the same form along the batch axis."""
     return map_leaves(lambda *group: torch.cat(group), *states)
 
 
 def save(state: State, path: str | PathLike[str]) -> None:
-    """Write the tensors to a safetensors file, each under its path in the state; complex ones as pairs.
+    """Write the tensors to a safetensors file, each under its path in the state, complex numbers as pairs.
 
-    The file carries a digest of its bytes. CheckpointError when it cannot be written.
+    The file contains a digest of its bytes. Raises CheckpointError when it cannot be written.
     """
-    # Each leaf is copied: safetensors refuses tensors that use the same memory.
+    # Each tensor is copied, because safetensors refuses tensors that use the same memory.
     tensors = {at: _as_stored(leaf.detach()).clone().contiguous() for at, leaf in leaves(state)}
     save_tensors(tensors, Path(path))
 
@@ -90,9 +90,9 @@ def _as_stored(leaf: Tensor) -> Tensor:
 
 
 def load(path: str | PathLike[str], like: State) -> State:
-    """Read what `save` wrote. `like` gives the form: `layer.init_state(B)`, or any state of that layer.
+    """Read what `save` wrote. like: a state of the same form, such as `layer.init_state(B)`.
 
-    CheckpointError when a path, a dtype, a shape other than the batch, or the digest differs.
+    Raises CheckpointError when a path, a dtype, the digest, or an axis other than the batch differs.
     """
     stored, _ = load_tensors(Path(path), "state")
     expected = dict(leaves(like))
@@ -109,7 +109,7 @@ def load(path: str | PathLike[str], like: State) -> State:
                 f"state: {at} in {path} is {found.dtype} {tuple(found.shape)}, "
                 f"expected {wanted.dtype} {('B', *wanted.shape[1:])} of this layer"
             )
-        # A copy has torch's alignment, on which the rounding of matrix products may depend.
+        # A copy has torch's alignment. Rounding of matrix products may depend on the alignment.
         found = found.to(leaf.device, copy=True)
         return torch.view_as_complex(found) if leaf.is_complex() else found
 

@@ -1,4 +1,4 @@
-"""Layers made of layers: both directions of time, and several time scales."""
+"""Layers that wrap other layers: both directions of time, and several time scales."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
@@ -11,7 +11,7 @@ from scanl.layers.base import Layer, build, register
 from scanl.layers.packing import reversed_steps
 from scanl.layers.state import Device, DType, State
 
-Inner: TypeAlias = str | Callable[[int], Layer]  # a registered name, or what makes a layer of a given width
+Inner: TypeAlias = str | Callable[[int], Layer]  # a registered name, or a function from width to a layer
 
 
 def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
@@ -36,8 +36,8 @@ def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -
 def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
     """Call `inner.enter_stack` with the corresponding inner layers of the stack's other wrappers.
 
-    layers: those inner layers; where another layer of the stack has none, this wrapper instead. A layer that takes a
-    memo is left out, because a wrapper hands no memo on.
+    layers: those inner layers; for a layer of the stack that has none, this wrapper. An inner layer that takes a memo
+    is skipped, because a wrapper does not pass a memo on.
     """
     if "memo" not in inner.takes:
         inner.enter_stack(index, layers)
@@ -45,7 +45,7 @@ def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
 
 @register("bidirectional")
 class Bidirectional(Layer):
-    """One layer forwards and one of its own backwards: fwd(x) + rev(bwd(rev(x))), or a projection.
+    """One layer runs forward and another backward in time: fwd(x) + rev(bwd(rev(x))), or a projection of both.
 
     Args:
         dim: D, model width.
@@ -53,8 +53,8 @@ class Bidirectional(Layer):
         combine: "sum"; or "concat", which maps [fwd; bwd] (2D) to D by `out_proj`.
         layer_options: options of the named layer.
 
-    Each packed sequence is reversed by itself. State: the forward layer's. A carried state reaches that direction only,
-    so a sequence fed in pieces has other outputs than the whole.
+    Each packed sequence is reversed separately. State: the forward layer's. A carried state affects only that
+    direction, so reading a sequence in pieces gives other outputs than reading it whole.
     """
 
     id = "S-bidir"
@@ -105,11 +105,11 @@ class MultiScale(Layer):
     Args:
         dim: D, model width.
         layer: registered name, or a function from dim to a layer.
-        scales: how many.
+        scales: number of layers.
         layer_options: options of the named layer.
 
-    A layer without one decay to set (see `Layer.init_decay`) starts as it always does.
-    State: a tuple, one for each.
+    A layer without a single decay (see `Layer.init_decay`) keeps its own initial values.
+    State: a tuple with the state of each layer.
     """
 
     id = "S-multiscale"

@@ -1,4 +1,4 @@
-"""The checkpoints of transformers that `LanguageModel` can hold exactly, one file for each model_type."""
+"""Checkpoint formats of transformers that `LanguageModel` can represent exactly, one file for each model_type."""
 
 from scanl.hub.formats import falcon_mamba as falcon_mamba
 from scanl.hub.formats import mamba as mamba

@@ -1,4 +1,4 @@
-"""What a format declares: how the options and weights of a checkpoint map to those of `LanguageModel`."""
+"""Base class of formats: it maps the options and weights of a checkpoint to those of `LanguageModel`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,13 +13,13 @@ from scanl.layers import Layer
 from scanl.models import Block, LanguageModel
 from scanl.registry import Registry
 
-MOST = torch.finfo(torch.float32).max  # the largest number taken from config.json
+MOST = torch.finfo(torch.float32).max  # the largest number accepted in config.json
 
 
 class Format(ABC):
-    """The checkpoints of one `model_type` of transformers.
+    """Format of the checkpoints of one `model_type` of transformers.
 
-    A subclass gives `arguments`, its inverse `entries`, and `sizes`.
+    A subclass defines `arguments`, its inverse `entries`, and `sizes`.
     """
 
     name: ClassVar[str] = ""  # set by `register`: the model_type
@@ -27,8 +27,8 @@ class Format(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}  # the entries of config.json that are read; a file may leave some out
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # entries that scanl has no option for, with the allowed values
     own: ClassVar[tuple[str, ...]] = ()  # entries of `defaults` that `arguments` checks
-    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that no model decides
-    weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours: theirs; * is the number of a block
+    new: ClassVar[Mapping[str, Any]] = {}  # entries of a new checkpoint that do not depend on the model
+    weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours -> theirs; * is the number of a block
     mixers: ClassVar[tuple[type[Layer], ...]]
     channel: ClassVar[type[Layer] | None] = None
     norm: ClassVar[type[nn.Module]] = nn.RMSNorm
@@ -36,17 +36,17 @@ class Format(ABC):
     @staticmethod
     @abstractmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of `LanguageModel`. config holds all of `defaults`."""
+        """Return the arguments of `LanguageModel`. config has all keys of `defaults`."""
 
     @staticmethod
     @abstractmethod
     def entries(model: LanguageModel) -> dict[str, Any]:
-        """The entries of `defaults` for a model of which `holds` is true."""
+        """Return values for the keys of `defaults` from a model for which `holds` is true."""
 
     @staticmethod
     @abstractmethod
     def sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Shapes of some weights, by transformers' name. Every size in config is part of one."""
+        """Return shapes of some weights by transformers' names. Together they cover every size in config."""
 
     @classmethod
     def holds(cls, model: LanguageModel) -> bool:
@@ -60,7 +60,7 @@ class Format(ABC):
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """All of `defaults`, as a config.json has them. CheckpointError for an option that scanl does not have."""
+        """Return all keys of `defaults` with the values in config. Raises CheckpointError for an unsupported option."""
         if config.get("quantization_config") is not None:
             raise CheckpointError(
                 f"{who}: the weights are quantized, expected float ones; load an unquantized checkpoint"
@@ -78,18 +78,18 @@ class Format(ABC):
 
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> LanguageModel:
-        """The model without its numbers."""
+        """Make the model without initialising its weights."""
         with torch.device("meta"):
             return LanguageModel(**arguments)
 
     @classmethod
     def begin_of_blocks(cls) -> str:
-        """The prefix of the weights of all blocks up to the block's number, as transformers names them."""
+        """Return transformers' prefix of the blocks' weights, up to the block's number."""
         return next(theirs.partition("*")[0] for theirs in cls.weights.values() if "*" in theirs)
 
     @classmethod
     def their_name(cls, name: str) -> str:
-        """The name in transformers of one of our weights, such as stack.norm.weight."""
+        """Return transformers' name of one of our weights, such as stack.norm.weight."""
         parts = name.split(".")
         number = parts[2] if name.startswith("stack.blocks.") else ""
         for ours, theirs in cls.weights.items():
@@ -108,14 +108,14 @@ def blocks(model: LanguageModel) -> list[Block]:
 
 
 def whole_ratio(part: int, of: int) -> float | int:
-    """part / of, as an int when it is whole."""
+    """Return part / of, as an int if it is whole."""
     return part / of if part % of else part // of
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_plain, value))
-    return math.inf if value == {"__float__": "Infinity"} else value  # how transformers writes infinity
+    return math.inf if value == {"__float__": "Infinity"} else value  # transformers' notation for infinity
 
 
 def _fits(value: Any, default: Any) -> bool:

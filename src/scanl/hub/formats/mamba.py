@@ -95,6 +95,6 @@ class MambaFormat(Format):
 
     @staticmethod
     def normed(model: LanguageModel) -> bool:
-        """Whether the model has norms over B, C and Δ, as Falcon-Mamba has."""
+        """Whether the model has norms over δ, B and C, as Falcon-Mamba has."""
         mixers = [block.mixer for block in blocks(model)]
         return all(isinstance(mixer, layers.Mamba) and mixer.norm_eps is not None for mixer in mixers)

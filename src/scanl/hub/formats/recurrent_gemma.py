@@ -62,7 +62,7 @@ class RecurrentGemmaFormat(Format):
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """Before transformers 5 the entries of rope_parameters stood among the others. Both are read."""
+        """See `Format.read`. Before transformers 5 the entries of rope_parameters were at the top level; reads both."""
         rope = config.get("rope_parameters") or {}
         if isinstance(rope, Mapping):
             rope = {key: config[key] for key in ROPE if key in config} | dict(rope)
@@ -149,7 +149,7 @@ class RecurrentGemmaFormat(Format):
             "tie_word_embeddings": model.head is None,
         }
         heads = set()
-        for mixer in reversed(mixers):  # the first layer of each kind has the last word
+        for mixer in reversed(mixers):  # reversed, so that the first layer of each kind decides
             if isinstance(mixer, layers.Hawk):
                 heads.add(mixer.rg_lru.a_gate.w.shape[0])
                 entries |= {"lru_width": mixer.width, "conv1d_width": mixer.conv_1d.kernel_size}
@@ -187,5 +187,5 @@ def _rope(found: Any) -> dict[str, Any]:
 
 
 def _period(kinds: list[str]) -> list[str]:
-    """The shortest list whose repetition gives the kinds."""
+    """Return the shortest list whose repetition gives `kinds`."""
     return next(kinds[:length] for length in range(1, len(kinds) + 1) if kinds[length:] == kinds[: len(kinds) - length])

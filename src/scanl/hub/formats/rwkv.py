@@ -13,10 +13,10 @@ from scanl.models import LanguageModel
 
 @register("rwkv")
 class RwkvFormat(Format):
-    """RWKV-4. Here nothing is rescaled, as in transformers' training.
+    """RWKV-4. Nothing is rescaled here, as in training with transformers.
 
     At inference transformers halves the residual stream after every `rescale_every` blocks. The norms' epsilon then
-    weighs more.
+    has a larger effect.
     """
 
     architecture: ClassVar = "RwkvForCausalLM"
@@ -29,7 +29,7 @@ class RwkvFormat(Format):
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     }
-    only: ClassVar = {"layer_norm_epsilon": (1e-5,)}  # transformers has no other for the last norm
+    only: ClassVar = {"layer_norm_epsilon": (1e-5,)}  # transformers fixes it for the last norm
     new: ClassVar = {"bos_token_id": None, "eos_token_id": None, "rescale_every": 0}
     weights: ClassVar = {
         "embedding.": "rwkv.embeddings.",

@@ -1,4 +1,4 @@
-"""What replaces modules of transformers, one file for each kind of recurrence."""
+"""Patches that replace modules of transformers, one file for each kind of recurrence."""
 
 from scanl.hub.patches import gated_deltanet as gated_deltanet
 from scanl.hub.patches import kimi_delta_attention as kimi_delta_attention

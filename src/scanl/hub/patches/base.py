@@ -1,4 +1,4 @@
-"""What a patch declares, and how the patches work whose modules keep their state in a `Cache`."""
+"""Base classes of patches: the general one, and one for modules that keep their state in a `Cache`."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -13,23 +13,23 @@ from scanl.registry import Registry
 
 
 class Patch(ABC):
-    """Our replacement for some modules of transformers: those whose forward does the same thing.
+    """Replacement for the forward of some modules of transformers, all of which compute the same function.
 
-    A subclass gives `forward`, with the signature that the model calls the module with.
+    A subclass defines `forward`, with the signature that the model uses to call the module.
     """
 
     name: ClassVar[str] = ""  # set by `register`
     modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models
-    before: ClassVar[str] = ""  # what transformers runs where it has no compiled kernels
+    before: ClassVar[str] = ""  # what transformers runs without compiled kernels
     runs: ClassVar[str] = ""  # the ops that run instead
-    corrects: ClassVar[tuple[str, ...]] = ()  # where the original is wrong
+    corrects: ClassVar[tuple[str, ...]] = ()  # cases in which the original is wrong
     kernels: ClassVar[tuple[str, ...]] = ()  # functions of the module's file that may be compiled kernels
-    needs_call: ClassVar[tuple[str, ...]] = ()  # what it learns from a `Call` alone: "padding", "packing"
+    needs_call: ClassVar[tuple[str, ...]] = ()  # what it can learn only from a `Call`: "padding", "packing"
 
     @staticmethod
     @abstractmethod
     def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-        """What module(*args, **kwargs) returns, computed by scanl's ops."""
+        """Return what module(*args, **kwargs) returns, computed by scanl's ops."""
 
 
 registry: Registry[Patch] = Registry("patch")
@@ -37,9 +37,9 @@ register, names, get = registry.add, registry.names, registry.get
 
 
 class CachedPatch(Patch):
-    """For modules that keep their state in transformers' `Cache`: a window of inputs, a recurrent state, or both.
+    """Patch for modules that keep a window of inputs, a recurrent state, or both in transformers' `Cache`.
 
-    A subclass gives `run`.
+    A subclass defines `run`.
     """
 
     @staticmethod
@@ -47,16 +47,16 @@ class CachedPatch(Patch):
     def run(
         module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Run the module over x (B, T, D), packed when cu_seqlens is given, from a state of one row a sequence.
+        """Run the module over x (B, T, D), packed if cu_seqlens is given, from a state with one row for each sequence.
 
-        conv: the last W-1 inputs of the convolution (N, W-1, C).   recurrent: as the cache holds it.
-        Returns y (B, T, D), the inputs of the convolution (B, T, C), its state and the recurrent state afterwards;
-        None for what the module does not have.
+        conv: the last W-1 inputs of the convolution (N, W-1, C).   recurrent: in the form of the cache.
+        Returns y (B, T, D), the inputs of the convolution (B, T, C), its new state and the new recurrent state. An item
+        that the module does not have is None.
         """
 
     @staticmethod
     def slot(module: Any) -> int:
-        """The index of this module's state in the cache of its layer, which may hold the states of several modules."""
+        """Return the index of this module's state in its layer's cache, which may hold states of several modules."""
         return 0
 
     @classmethod
@@ -82,7 +82,7 @@ class CachedPatch(Patch):
 
 
 def layer_index(module: Any) -> int:
-    """The index of the module's layer: what the module says, or else the number in its name inside the model."""
+    """Return the index of the module's layer: its own attribute, or else the number in its name in the model."""
     index = getattr(module, "layer_idx", None)
     index = module.__dict__.get("_scanl_layer") if index is None else index
     if index is None:
@@ -94,7 +94,7 @@ def layer_index(module: Any) -> int:
 
 
 def read(cache: Any, index: int, slot: int = 0) -> tuple[Tensor | None, Tensor | None]:
-    """The last W-1 inputs (B, W-1, C) and the recurrent state of a layer of a cache; None before the first input."""
+    """Read the last W-1 inputs (B, W-1, C) and the recurrent state of a layer's cache; None before the first input."""
     conv = cache.get_conv_state(index, slot)
     if conv is not None:
         # A cache that records its past holds more than the window, and less when the past is shorter.
@@ -112,9 +112,9 @@ def write(
     recurrent: Tensor | None,
     slot: int = 0,
 ) -> None:
-    """Keep the recurrent state and the last W inputs; all inputs in a cache that records its past.
+    """Write the recurrent state and the last W inputs to a cache; all inputs if the cache records its past.
 
-    A backward pass may need what the cache held before, so nothing is overwritten while gradients are on.
+    A backward pass may need the old content of the cache, so nothing is overwritten while gradients are on.
     """
     index, in_place = layer_index(module), not torch.is_grad_enabled()
     if inputs is not None:
@@ -123,7 +123,7 @@ def write(
         if cache.is_recording_past(index) and not rows.packed:
             cache.update_conv_state(rows.back(inputs).mT, index, slot, conv_kernel_size=window)
         elif not layer.has_previous_state[slot]:
-            # The cache holds one input more than a convolution looks back to. Nothing reads the first.
+            # The cache holds one input more than the convolution needs. The first one is never read.
             kept = nn.functional.pad(conv.to(inputs.dtype), (1, 0))
             cache.update_conv_state(kept, index, slot, conv_kernel_size=window)
         elif in_place:
@@ -133,7 +133,7 @@ def write(
     if recurrent is not None:
         recurrent, layer = rows.last(recurrent), cache.layers[index]
         kept = layer.recurrent_states[slot]
-        if kept is None or (kept.is_cuda and in_place):  # a CUDA graph needs the memory to stay where it is
+        if kept is None or (kept.is_cuda and in_place):  # a CUDA graph needs the same memory address
             cache.update_recurrent_state(recurrent, index, slot)
         else:
             layer.recurrent_states[slot] = recurrent.to(kept.dtype)
@@ -143,7 +143,7 @@ def write(
 def convolved(
     module: Any, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """`module.conv1d` over x (B, T, C), then the activation of that name in transformers."""
+    """Apply `module.conv1d` to x (B, T, C), then the activation of this name in transformers."""
     if activation in (None, "silu", "swish"):
         return convolve(module.conv1d, x, state, cu_seqlens=cu_seqlens, silu=activation is not None)
     from transformers.activations import ACT2FN
@@ -153,5 +153,5 @@ def convolved(
 
 
 def decay(A_log: Tensor) -> Tensor:
-    """A = -exp(A_log), in float32."""
+    """Return A = -exp(A_log), in float32."""
     return -torch.exp(A_log.float())

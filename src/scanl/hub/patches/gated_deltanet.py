@@ -1,4 +1,4 @@
-"""Gated DeltaNet, in Qwen's models since Qwen3-Next and in OLMo Hybrid."""
+"""Gated DeltaNet in Qwen's models since Qwen3-Next, and in OLMo Hybrid."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ _GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class DeltaRulePatch(CachedPatch):
-    """Queries, keys and values through one convolution; a memory by the delta rule; a norm with a gate."""
+    """One convolution over queries, keys and values; a memory with the delta rule; a gated norm."""
 
     before: ClassVar = "chunks in a Python loop"
     runs: ClassVar = "short_convolution, delta_rule"
@@ -35,16 +35,16 @@ def remember(
     recurrent: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The readout o (B, T, H, V), float32 or wider, and the states of convolution and memory afterwards.
+    """Return the readout o (B, T, H, V), float32 or wider, and the new states of convolution and memory.
 
-    inputs: queries, keys and values side by side, (B, T, 2 G K + H V), before their convolution.   beta: write
+    inputs: queries, keys and values concatenated, (B, T, 2 G K + H V), before their convolution.   beta: write
     strength, (B, T, H).   g: log decay, (B, T, H) or (B, T, H, K).   widths: K and V.
     """
     u, after = convolved(module, inputs, conv, cu_seqlens, module.activation)
     (K, V), heads = widths, beta.shape[-1]
     keys = (u.shape[-1] - heads * V) // 2
     q, k, v = u.split([keys, keys, heads * V], -1)
-    # One pass of rms_norm makes a query sqrt(K) times a unit vector. The scale of 1/K, not 1/sqrt(K), undoes that.
+    # rms_norm makes a query sqrt(K) times a unit vector. The scale 1/K instead of 1/sqrt(K) compensates for that.
     q = F.rms_norm(widen(q.unflatten(-1, (-1, K))), (K,), None, 1e-6 / K)
     k, v = k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V))
     o, last = delta_rule(q, k, v, beta, g, recurrent, scale=1 / K, normalize_keys=True, cu_seqlens=cu_seqlens)
@@ -52,7 +52,7 @@ def remember(
 
 
 def gated(norm: Any, o: Tensor, gate: Tensor) -> Tensor:
-    """The original's norm over each head of o (B, T, H, V), times its gate (B, T, H V), in the gate's dtype."""
+    """Apply the original's norm to each head of o (B, T, H, V), times the gate (B, T, H V), in the gate's dtype."""
     o = F.rms_norm(o, o.shape[-1:], widen(norm.weight), norm.variance_epsilon).flatten(-2)
     return (o * _GATES[norm.activation](widen(gate))).to(gate.dtype)
 
@@ -85,7 +85,7 @@ class GatedDeltaNetPatch(_GatedPatch):
 
 @register("gated_deltanet_by_key")
 class GatedDeltaNetByKeyPatch(_GatedPatch):
-    """Qwen3-Next: one projection gives everything for the first head of keys, then for the second, and so on."""
+    """Qwen3-Next: one projection, whose outputs are grouped by head of keys."""
 
     modules: ClassVar = ("qwen3_next.Qwen3NextGatedDeltaNet",)
 
@@ -105,7 +105,7 @@ class GatedDeltaNetByKeyPatch(_GatedPatch):
 
 @register("gated_deltanet_apart")
 class GatedDeltaNetApartPatch(_GatedPatch):
-    """OLMo Hybrid: queries, keys and values have their own projections. Write strengths may go to 2."""
+    """OLMo Hybrid: queries, keys and values have separate projections. Write strengths may be up to 2."""
 
     modules: ClassVar = ("olmo_hybrid.OlmoHybridGatedDeltaNet",)
 

@@ -25,7 +25,7 @@ def _run(
     recurrent: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `run`. forget: (B, T, H K), before its bias.   bound: the least log decay, if any.   gate: (B, T, H V)."""
+    """See `run`. forget: (B, T, H K), before its bias.   bound: least log decay, or None.   gate: (B, T, H V)."""
     inputs = torch.cat([module.q_proj(x), module.k_proj(x), module.v_proj(x)], -1)
     rate, width = decay(module.forget_gate.A_log).view(-1, 1), module.head_dim
     raw = (widen(forget) + module.forget_gate.dt_bias).unflatten(-1, (-1, width))
@@ -37,7 +37,7 @@ def _run(
 
 @register("kimi_delta_attention")
 class KimiDeltaAttentionPatch(_KimiPatch):
-    """Gates of low rank."""
+    """Kimi Linear and GLM-5: low-rank gates."""
 
     modules: ClassVar = ("kimi_linear.KimiLinearDeltaAttention", "glm5_next.Glm5NextTextLinearAttention")
     corrects: ClassVar = (*DeltaRulePatch.corrects, "forget gates beyond 88 have gradients")
@@ -47,14 +47,14 @@ class KimiDeltaAttentionPatch(_KimiPatch):
         module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         gate = module.forget_gate
-        bound = getattr(gate, "safe_gate_lower_bound", None)  # Kimi Linear has no such choice
+        bound = getattr(gate, "safe_gate_lower_bound", None)  # Kimi Linear does not have this option
         forget, out = gate.f_b_proj(gate.f_a_proj(x)), module.g_b_proj(module.g_a_proj(x))
         return _run(module, x, forget, bound, out, conv, recurrent, cu_seqlens)
 
 
 @register("kimi_delta_attention_full_rank")
 class KimiDeltaAttentionFullRankPatch(_KimiPatch):
-    """Bailing: gates of full rank."""
+    """Bailing: full-rank gates."""
 
     modules: ClassVar = ("bailing_hybrid.BailingHybridDeltaAttention",)
 

@@ -1,4 +1,4 @@
-"""Lightning attention of MiniMax-01: linear attention whose heads forget at constant rates."""
+"""Lightning attention of MiniMax-01: linear attention with a constant decay for each head."""
 
 import functools
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from scanl.ops import linear_attention
 
 @register("lightning_attention")
 class LightningAttentionPatch(Patch):
-    """The state is kept in float32; the original keeps it in the model's dtype."""
+    """Keeps the state in float32; the original keeps it in the model's dtype."""
 
     modules: ClassVar = ("minimax.MiniMaxLightningAttention",)
     before: ClassVar = "a Python loop over blocks, and one over the steps after a cached state"
@@ -49,7 +49,7 @@ class LightningAttentionPatch(Patch):
 
 
 def _keep(cache: Any, index: int, state: Tensor, steps: int) -> None:
-    """Put the state where MiniMaxCache keeps it, and a layer of our own into the cache, which counts the steps."""
+    """Store the state as MiniMaxCache does. Add a cache layer of our own, which counts the steps."""
     cache.set_linear_cache(index, state)
     while len(cache.layers) <= index:
         cache.layers.append(cache.layer_class_to_replicate())
@@ -63,7 +63,7 @@ def _layer_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
     class LightningLayer(DynamicLayer):
-        """A layer without keys and values. It knows the length of the cache and reorders the state for beam search."""
+        """A cache layer without keys and values. It gives the cache's length and reorders the state for beam search."""
 
         def __init__(self, cache: Any, index: int) -> None:
             super().__init__()

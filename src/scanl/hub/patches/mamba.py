@@ -47,7 +47,7 @@ class MambaPatch(CachedPatch):
 
 @register("mamba_heads")
 class MambaHeadsPatch(CachedPatch):
-    """Zamba: each head has its own projections to B, C and the step size. B and C serve all channels of the head."""
+    """Zamba: each head has its own projections to B, C and the step size. All channels of a head use its B and C."""
 
     modules: ClassVar = ("zamba.ZambaMambaMixer",)
     before: ClassVar = MambaPatch.before
@@ -61,7 +61,7 @@ class MambaHeadsPatch(CachedPatch):
         module: Any, x: Tensor, conv: Tensor | None, recurrent: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         heads, width = module.n_mamba_heads, module.ssm_state_size
-        # The projection's rows are pairs of single channels: one enters the convolution, the next is the gate.
+        # The projection's outputs alternate: a channel for the convolution, then a channel of the gate.
         inputs, z = module.in_proj(x).unflatten(-1, (-1, 2)).unbind(-1)
         u, conv = convolved(module, inputs, conv, cu_seqlens, module.activation)
         low = torch.einsum("bthd,hrd->bthr", u.unflatten(-1, (heads, -1)), module.x_proj_weight)

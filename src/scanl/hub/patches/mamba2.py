@@ -42,7 +42,7 @@ class Mamba2Patch(CachedPatch):
         u = u.unflatten(-1, (heads, -1))
         dt = _step_size(module, dt)
         y, state = linear_attention(
-            C.float().unflatten(-1, keys),  # y has the dtype of C, and the norm takes it unrounded
+            C.float().unflatten(-1, keys),  # y has the dtype of C; the norm needs y unrounded
             B.unflatten(-1, keys),
             dt[..., None] * u,
             dt * decay(module.A_log),
@@ -52,19 +52,19 @@ class Mamba2Patch(CachedPatch):
         )
         y = torch.addcmul(y, module.D[:, None], u).flatten(-2)
         y = y * F.silu(z) if isinstance(module.norm, nn.Identity) else module.norm(y, z)
-        # A cache made from this view keeps its strides, so that the op reads its own layout back.
+        # A cache made from this view keeps its strides, so the op later reads its own layout.
         return module.out_proj(y.to(x.dtype)), inputs, conv, state.mT
 
 
 def _projected(module: Any, x: Tensor) -> Tensor:
-    """z, the convolution's inputs and dt, side by side; Falcon-H1 scales each by a factor of its own."""
+    """Return z, the convolution's inputs and dt, concatenated. Falcon-H1 scales each by its own factor."""
     if hasattr(module, "mup_vector"):
         return module.in_proj(x * module.ssm_in_multiplier) * module.mup_vector
     return module.in_proj(x)
 
 
 def _step_size(module: Any, dt: Tensor) -> Tensor:
-    """Δ in float32, within the module's limits."""
+    """Return Δ in float32, clipped to the module's limits."""
     dt = F.softplus(dt.float() + module.dt_bias.float())
     low, high = module.time_step_limit
     return dt.clamp(low, high) if low > 0 or high < math.inf else dt

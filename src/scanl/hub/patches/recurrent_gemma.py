@@ -15,17 +15,17 @@ from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.rglru import BoundedSqrt
 from scanl.ops import linear_scan
 
-CACHED = 1 << 18  # numbers in a piece of a tensor; several pieces fit the second-level cache
+CACHED = 1 << 18  # numbers in a piece of a tensor; several pieces fit the L2 cache
 
 
 @register("recurrent_gemma")
 class RecurrentGemmaPatch(Patch):
-    """The state lies in the cache of the call; the original keeps it in the module.
+    """Keeps the state in the cache of the call; the original keeps it in the module.
 
-    The model does not return its cache. For a prompt in pieces the caller gives one with every call,
-    `DynamicCache(config=model.config)`. A static cache comes with prepared masks, which do not tell padding from the
-    window: padding is then ignored, as in the original. The first step of a sequence enters with factor 1 in place of
-    sqrt(1 - a²). Position 0 is such a step, and forgets what the cache holds of another prompt.
+    The model does not return its cache. To read a prompt in pieces, pass one `DynamicCache(config=model.config)` to
+    every call. A static cache comes with prepared masks, which do not distinguish padding from the window; padding is
+    then ignored, as in the original. The first input of a sequence has the factor 1 in place of sqrt(1 - a²). Position
+    0 begins a sequence, and drops the cache's state of another prompt.
     """
 
     modules: ClassVar = ("recurrent_gemma.RecurrentGemmaRecurrentBlock",)
@@ -83,9 +83,9 @@ class RecurrentGemmaPatch(Patch):
 
 
 def _layer(cache: Any, module: Any) -> Any:
-    """The part of the cache that belongs to this layer. Its `_scanl_fresh` says which rows were only padding so far.
+    """Return this layer's part of the cache. Its attribute `_scanl_fresh` marks rows that had only padding so far.
 
-    Beam search need not reorder `_scanl_fresh`: the beams of one prompt have the same padding.
+    Beam search need not reorder `_scanl_fresh`, because the beams of one prompt have the same padding.
     """
     index = layer_index(module)
     if index >= len(cache.layers) or not hasattr(cache.layers[index], "recurrent_states"):
@@ -96,7 +96,7 @@ def _layer(cache: Any, module: Any) -> Any:
 
 
 def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
-    """Which rows (B,) have position 0 at their first token after padding. They start anew, whatever the cache holds."""
+    """Return which rows (B,) have position 0 at their first token after padding. These ignore the cached state."""
     positions = position_ids.expand(rows.shape)
     if rows.mask is None:
         return positions[:, 0] == 0
@@ -105,9 +105,9 @@ def _anew(position_ids: Tensor, rows: call.Rows) -> Tensor:
 
 
 def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -> tuple[Tensor, Tensor | None]:
-    """Which steps (1, T) begin a sequence, and which sequences (N,) have still not begun after them; None for none.
+    """Return which steps (1, T) begin a sequence, and which sequences (N,) have not begun after them, or None.
 
-    fresh: the sequences that had not begun before. None means all of them when `start`, and none otherwise.
+    fresh: sequences that had not begun before. None means all of them if `start`, and otherwise none.
     """
     owner = sequence_index(cu_seqlens, length)
     first = cu_seqlens[owner] == torch.arange(length, device=cu_seqlens.device)
@@ -120,7 +120,7 @@ def _first(cu_seqlens: Tensor, length: int, fresh: Tensor | None, start: bool) -
 def _rg_lru(
     module: Any, u: Tensor, first: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    # The gates take a dozen operations: piece by piece their operands stay in the second-level cache.
+    # The gates take a dozen operations. In pieces, their operands stay in the L2 cache.
     steps = max(1, CACHED // max(1, u.shape[0] * u.shape[2]))
     pieces = [_gated(module, *piece) for piece in zip(u.split(steps, 1), first.split(steps, 1), strict=True)]
     entering, a = (torch.cat(values, 1) for values in zip(*pieces, strict=True))
@@ -129,7 +129,7 @@ def _rg_lru(
 
 
 def _gated(module: Any, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """The input of the recurrence at every step, and the decay."""
+    """Return the input of the recurrence at every step, and the decay."""
     heads = u.reshape(-1, module.num_attention_heads, module.block_width).transpose(0, 1)
     enter, forget = (
         torch.baddbmm(bias[:, None], heads, weight).transpose(0, 1).reshape(u.shape).sigmoid()
@@ -139,6 +139,6 @@ def _gated(module: Any, u: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         )
     )
     log_a = widen(forget) * (-8 * F.softplus(widen(module.recurrent_param)))
-    square = 1 - (2 * log_a).exp()  # with the original's rounding, which matters where a is near 1
+    square = 1 - (2 * log_a).exp()  # rounds as the original does, which matters for a near 1
     scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
     return u * enter * scale.masked_fill(first[..., None], 1), log_a.exp()

@@ -15,7 +15,7 @@ _CORRECTS = ("padding is left out", "one token at a time works in a batch", "pac
 
 
 class State(list[Tensor]):
-    """The five tensors, in a list that `generate` can reorder. Beam search fails with a plain list."""
+    """The five state tensors, in a list that `generate` can reorder. Beam search fails with a plain list."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self[:] = [part.index_select(0, beam_idx.to(part.device)) for part in self]
@@ -23,7 +23,7 @@ class State(list[Tensor]):
 
 @register("rwkv")
 class RWKVPatch(Patch):
-    """state[1]: the last input.   state[2:]: p, z and m of `weighted_average`."""
+    """Time mix. state[1]: the last input.   state[2:]: p, z and m of `weighted_average`."""
 
     modules: ClassVar = ("rwkv.RwkvSelfAttention",)
     before: ClassVar = "a Python loop over the steps"
@@ -62,7 +62,7 @@ class RWKVPatch(Patch):
 
 @register("rwkv_channel_mix")
 class RWKVChannelMixPatch(Patch):
-    """state[0]: the last input."""
+    """Channel mix. state[0]: the last input."""
 
     modules: ClassVar = ("rwkv.RwkvFeedForward",)
     before: ClassVar = "plain PyTorch"
@@ -80,7 +80,7 @@ class RWKVChannelMixPatch(Patch):
 
 
 def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
-    """The layout, the tokens in it, and the input before each. Writes the last input into its slot of the state."""
+    """Return the layout, the tokens in it, and the previous input of each. Write the last input to state[slot]."""
     rows, x = call.Rows.lay(call.of(hidden), hidden)
     kept = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:

@@ -1,4 +1,4 @@
-"""Short convolutions: between two gates in LFM2, beside a residual in Inkling."""
+"""Short convolutions: between two gates in LFM2, with a residual connection in Inkling."""
 
 import math
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ class GatedConvolutionPatch(CachedPatch):
 
 @register("residual_convolution")
 class ResidualConvolutionPatch(CachedPatch):
-    """Computes in float32 in a model of any dtype. A layer has four, each with its own state in the layer's cache."""
+    """Computes in float32 for any model dtype. A layer has four, each with its own state in the layer's cache."""
 
     modules: ClassVar = ("inkling.InklingShortConvolution", "inkling2.Inkling2ShortConvolution")
     before: ClassVar = GatedConvolutionPatch.before

@@ -17,7 +17,7 @@ State = tuple[Tensor, Tensor, Tensor]
 
 @register("xlstm")
 class XLSTMPatch(Patch):
-    """Memory and denominator are kept times e^-m with the original's m, so either can continue from the other's state.
+    """Keeps C and n with the factor e^-m and the original's m, so patch and original can read each other's state.
 
     Beam search needs `use_cache=False`, as in the original: the model's cache cannot be reordered.
     """
@@ -34,7 +34,7 @@ class XLSTMPatch(Patch):
         if rows.packed and state is not None:
             rows.start_anew(bool((state[1] != 0).any()))
             state = None
-        if state is not None and torch.is_grad_enabled():  # the model overwrites it with the next one
+        if state is not None and torch.is_grad_enabled():  # the model overwrites the state with the next one
             state = state[0].clone(), state[1].clone(), state[2].clone()
         q, k, v, o, i, f = _projected(module, x)
         i, log_f = widen(i), F.logsigmoid(widen(f))
@@ -48,7 +48,7 @@ class XLSTMPatch(Patch):
             now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
         memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
         q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
-        # Two calls: with the sums as one more value, the two states would be joined and split at every token.
+        # Two calls, because one call with n as one more value column would join and split the states at every token.
         y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
         total, sums = linear_attention(q, k, torch.ones_like(v[..., :1]), g, state=sums, cu_seqlens=rows.cu_seqlens)
         h = y / (torch.maximum(total.abs(), (-now).exp()[..., None]) + module.config.eps)
@@ -57,7 +57,7 @@ class XLSTMPatch(Patch):
 
 
 def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys, values (B, T, H, ·); raw gates: output (B, T, H V), input and forget (B, T, H)."""
+    """Return queries, keys, values (B, T, H, ·), and the raw gates: output (B, T, H V), input and forget (B, T, H)."""
     config = module.config
     if config.weight_mode == "single":
         q, k, v, o = module.q(x), module.k(x), module.v(x), module.ogate_preact(x)
@@ -72,7 +72,7 @@ def _projected(module: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _normed(norm: Any, h: Tensor) -> Tensor:
-    """Norm each head (B, T, H, V) by itself, then scale: (B, T, H V)."""
+    """Norm each head of h (B, T, H, V) separately, then scale. Return (B, T, H V)."""
     h = F.layer_norm(h, h.shape[-1:], eps=norm.eps).flatten(-2)
     h = h if norm.weight is None else h * norm.weight
     return h if norm.bias is None else h + norm.bias

@@ -1,4 +1,4 @@
-r"""Causal softmax attention over all that came before, up to a bound.
+r"""Causal softmax attention over all previous tokens, up to a maximal length.
 
 .. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
 """
@@ -16,24 +16,24 @@ from scanl.ops import SegmentMemory
 
 @register("attention")
 class Attention(SoftmaxAttention):
-    """Self-attention of a transformer, with rotary positions; its cache has room for `max_length` tokens at once.
+    """Self-attention of a transformer, with rotary positions and a cache for `max_length` tokens.
 
-    A sequence beyond that is refused. Where the length cannot be read, inside a compiled graph and with a state, a
-    token sees the last `max_length` instead.
+    A longer sequence raises an error. In a compiled graph with a state the length is not known; there a token attends
+    to the last `max_length` tokens instead.
 
     Args:
         dim: D, model width.
         num_heads: H, heads of the queries.
-        num_kv_heads: heads of keys and values, each shared by H / num_kv_heads heads; by default H.
+        num_kv_heads: heads of keys and values, each used by H / num_kv_heads heads of queries; by default H.
         head_dim: K; by default D / H.
-        max_length: tokens of the longest sequence.
+        max_length: length of the longest sequence in tokens.
         rope_base: b of the rotary angles.
-        rope_fraction: rotated part of each head.
+        rope_fraction: fraction of each head that is rotated.
         bias: biases in the projections.
 
     Parameters as of Llama in transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj (D, H K).
     Initialisation: weights N(0, 1/D), biases 0.
-    State: SegmentMemory: keys, rotated, and values (B, max_length, num_kv_heads, K), and position (B), the tokens read.
+    State: SegmentMemory: rotated keys and values (B, max_length, num_kv_heads, K), and position (B), the tokens read.
     """
 
     id = "S-attn"

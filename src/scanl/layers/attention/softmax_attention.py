@@ -1,4 +1,4 @@
-r"""The body of the attention layers: projections, rotated queries and keys, softmax over a bounded memory.
+r"""Base class of the attention layers: projections, rotated queries and keys, softmax over a bounded memory.
 
 .. math:: y_t = W_o \sum_{j=t-W+1}^{t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
 """
@@ -20,9 +20,9 @@ from scanl.ops._frame.opaque import opaque
 
 
 class SoftmaxAttention(Layer):
-    """The common part of `attention` and `window_attention`. `reach`: how many tokens a query sees, itself included.
+    """Base class of `attention` and `window_attention`. `reach`: number of tokens that a query sees, itself included.
 
-    Positions are counted by the state, so that a sequence cut anywhere is rotated as the whole.
+    The state counts positions, so a sequence read in pieces gets the same rotations as the whole.
     """
 
     residual_out = "o_proj"
@@ -88,7 +88,7 @@ class SoftmaxAttention(Layer):
         memory = None
         if state is not None and not _empty(state):
             memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
-        # The fused kernels have no second derivative. Checks of derivatives use float64, so float64 has the plain form.
+        # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
         plain = sdpa_kernel(SDPBackend.MATH) if x.dtype == torch.float64 else contextlib.nullcontext()
         with plain:
             if cu_seqlens is None:
@@ -122,7 +122,7 @@ def _attended(
 
 
 def _empty(state: SegmentMemory) -> bool:
-    """Whether nothing has been read yet. False where the answer would need a wait for the GPU."""
+    """Whether nothing has been read yet. False where the answer would synchronise the GPU."""
     if torch.compiler.is_compiling() or state.position.device.type != "cpu" or state.keys.requires_grad:
         return False
     return not state.position.any()

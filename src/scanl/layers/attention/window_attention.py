@@ -17,25 +17,26 @@ from scanl.ops import SegmentMemory
 
 @register("window_attention")
 class WindowAttention(SoftmaxAttention):
-    """Local attention: each token sees the last `window`, itself included; a state of constant size.
+    """Local attention: each token attends to the last `window` tokens, itself included. The state has constant size.
 
-    The released recurrentgemma (Google DeepMind) sees one more: `window` tokens before itself, so w + 1 keys, which
-    window = w + 1 gives here. As there, half of each head is rotated, of which the paper does not tell.
+    In the released recurrentgemma (Google DeepMind) a window of w means w tokens before the present one; use
+    window = w + 1 here for the same. As there, half of each head is rotated; the paper does not mention this.
 
     Args:
         dim: D, model width.
         num_heads: H, heads of the queries.
-        num_kv_heads: heads of keys and values, each shared by H / num_kv_heads heads; 1 is multi-query attention.
+        num_kv_heads: heads of keys and values, each used by H / num_kv_heads heads of queries; 1 is multi-query
+            attention.
         head_dim: K; by default D / H.
         window: W, tokens that a query sees.
         rope_base: b of the rotary angles.
-        rope_fraction: rotated part of each head.
+        rope_fraction: fraction of each head that is rotated.
         bias: biases in q_proj, k_proj and v_proj.
 
     Parameters as in RecurrentGemma of transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj
     (D, H K) with bias.
     Initialisation as in recurrentgemma: weights N(0, 1/D), and in a stack of L layers o_proj N(0, 2/(L H K)); biases 0.
-    State: SegmentMemory: keys, rotated, and values (B, W, num_kv_heads, K), and position (B), the tokens read so far.
+    State: SegmentMemory: rotated keys and values (B, W, num_kv_heads, K), and position (B), the tokens read so far.
     """
 
     id = "S-griffin"

@@ -18,11 +18,11 @@ class GatedMLP(Layer):
 
     Args:
         dim: D, model width.
-        expand, round_up_to_multiple_of: there are expand * D hidden features, a fraction left out, rounded up to a
-            multiple.
+        expand, round_up_to_multiple_of: there are int(expand * D) hidden features, rounded up to a multiple of
+            round_up_to_multiple_of.
         bias: biases in the three projections.
         activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
-        intermediate_size: the number of hidden features; `expand` then has no effect.
+        intermediate_size: number of hidden features; if given, `expand` has no effect.
 
     Initialisation: weights N(0, 1/fan_in), biases 0.
     """
@@ -53,7 +53,7 @@ class GatedMLP(Layer):
                 raise ConfigError(f"gated_mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
         elif hidden < 1:
             raise ConfigError(f"gated_mlp: intermediate_size is {hidden}, expected at least 1")
-        # Two matrices, not one cut in half: contiguous activations are a third quicker on a CPU.
+        # Two matrices rather than one that is split: contiguous activations are a third faster on a CPU.
         self.gate = nn.Linear(dim, hidden, bias=bias)
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)

@@ -1,4 +1,4 @@
-"""The channel mixes of RWKV: two layers over features that also see the input before, so that they have a state."""
+"""Channel mixes of RWKV: two linear maps over features that also read the previous input, which is their state."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from scanl.layers.state import Device, DType
 
 
 class ChannelMix(Layer):
-    """Its state is the last input (B, 1, D)."""
+    """Base class of RWKV's channel mixes. State: the last input (B, 1, D)."""
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
@@ -26,7 +26,7 @@ class ChannelMix(Layer):
 
 @channel_mixers.add("rwkv4")
 class RWKV4ChannelMix(ChannelMix):
-    """Channel mix of RWKV-4: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_r and x_k mixed with the input before.
+    """Channel mix of RWKV-4: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², where x_r and x_k mix x_t and x_{t-1}.
 
     Args:
         dim: D, model width.
@@ -85,7 +85,7 @@ class RWKV6ChannelMix(ChannelMix):
 
     Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (dim_ffn, D); receptance (D, D);
     value (D, dim_ffn).
-    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6), in releases before 1 - (j/D)^c;
+    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6); earlier releases had 1 - (j/D)^c.
     receptance and value 0; key orthogonal.
     State: the last input (B, 1, D).
     """

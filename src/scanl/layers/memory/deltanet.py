@@ -22,27 +22,27 @@ _ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": elu_plus_one, "identity":
 
 @register("deltanet")
 class DeltaNet(QueryKeyValue):
-    """DeltaNet: what the memory holds at a key is corrected towards the value, by a learned step.
+    """DeltaNet: each step moves the memory's value at a key towards the new value, by a learned fraction.
 
-    This is the form of 2024, with unit queries and keys after SiLU. `deltanet_2021` has the options of 2021.
+    This is the form of 2024, with SiLU and unit length for queries and keys. `deltanet_2021` has the options of 2021.
 
     Args:
         dim: D, model width.
         expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
         num_heads: H.
-        use_beta: learn the write strength; without, it is 1.
+        use_beta: learn the write strength; otherwise it is 1.
         use_gate: a SiLU gate after the norm of the output.
         use_short_conv: convolutions over q, k and v.
         conv_size, conv_bias: W, their window, and their bias.
-        allow_neg_eigval: write strengths to 2 instead of 1.
-        qk_activation: "silu", "relu", "elu" (plus 1) or "identity", of queries and keys; values have SiLU.
-        qk_norm: "l2", or "sum", which divides by the sum of magnitudes.
+        allow_neg_eigval: write strengths up to 2 instead of 1.
+        qk_activation: activation of queries and keys: "silu", "relu", "elu" (plus 1) or "identity"; values have SiLU.
+        qk_norm: norm of queries and keys: "l2", or "sum", which divides by the sum of absolute values.
         norm_eps: ε of the output's norm.
 
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); b_proj (H, D);
     q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); o_norm.weight (V); o_proj (D, H V).
-    Initialisation: linear weights N(0, 0.02²), the convolutions PyTorch's own.
-    State: S (B, H, K, V), zeros, and the windows of the convolutions.
+    Initialisation: linear weights N(0, 0.02²), the convolutions as in PyTorch.
+    State: S (B, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-deltanet"
@@ -116,9 +116,9 @@ class DeltaNet(QueryKeyValue):
 
 @preset("deltanet_2021", qk_activation="elu", qk_norm="sum", use_short_conv=False)
 class DeltaNet2021(DeltaNet):
-    """DeltaNet of 2021: positive features of queries and keys, which sum to 1, and no convolution.
+    """DeltaNet of 2021: positive features of queries and keys that sum to 1, and no convolution.
 
-    Differs: the values pass through SiLU, the queries are scaled by 1/sqrt(K), and the output of a head is normed.
+    Differs: the values pass through SiLU, the queries are scaled by 1/sqrt(K), and the output of each head is normed.
     """
 
     id = "S-deltanet"
@@ -134,7 +134,7 @@ class DeltaNet2021(DeltaNet):
 
 @preset("deltanet_negative_eigenvalues", allow_neg_eigval=True)
 class DeltaNetNegativeEigenvalues(DeltaNet):
-    """DeltaNet whose transition has eigenvalues from -1 to 1: write strengths up to 2, which can track a parity."""
+    """DeltaNet with write strengths up to 2: its transition has eigenvalues from -1 to 1, so it can compute parity."""
 
     id = "S-deltanet"
     equation = "S_t = (I - 2 beta_t k_t k_t^T) S_{t-1} + 2 beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K)"

@@ -1,4 +1,4 @@
-"""Published models that are linear attention under a feature map, or a normalisation, of their own."""
+"""Published models that are linear attention with a particular feature map or normalisation."""
 
 from scanl.layers.base import preset
 from scanl.layers.memory.linear_attention import LinearAttention
@@ -6,7 +6,7 @@ from scanl.layers.memory.linear_attention import LinearAttention
 
 @preset("noncausal_linear_attention", causal=False)
 class NoncausalLinearAttention(LinearAttention):
-    """Linear attention in which every step reads all steps, so that the layer sees the future."""
+    """Linear attention in which every step reads all steps, including future ones."""
 
     id = "S-linattn"
     equation = "o_t = (sum_j phi(k_j) v_j^T)^T phi(q_t) / (sum_j phi(k_j) . phi(q_t)),  phi(x) = elu(x) + 1"
@@ -18,7 +18,7 @@ class NoncausalLinearAttention(LinearAttention):
 
 @preset("unnormalised_linear_attention", feature_map="identity", normalize=False, output_norm="rmsnorm")
 class UnnormalisedLinearAttention(LinearAttention):
-    """Linear attention without features and without a denominator; a norm of each head stands in for it."""
+    """Linear attention without a feature map; a norm of each head replaces the denominator."""
 
     id = "S-linattn-unnorm"
     equation = "S_t = S_{t-1} + k_t v_t^T,  o_t = RMSNorm(S_t^T q_t)"
@@ -38,8 +38,8 @@ class PolynomialAttention(LinearAttention):
 class Performer(LinearAttention):
     """Performer, FAVOR+: linear attention whose positive random features estimate the kernel of softmax.
 
-    Differs: no maximum is subtracted from the exponents and nothing is added to the features. The projection is drawn
-    once, when the layer is made; assign `feature_map.projection` to draw anew.
+    Differs: no maximum is subtracted from the exponents, and nothing is added to the features. The projection is drawn
+    once, when the layer is made; assign `feature_map.projection` to replace it.
     """
 
     id = "S-performer"
@@ -52,10 +52,10 @@ class Performer(LinearAttention):
 
 @preset("rfa", feature_map="fourier_features")
 class RFA(LinearAttention):
-    """Random feature attention: linear attention under sines and cosines of random projections of unit vectors.
+    """Random feature attention: linear attention with sines and cosines of random projections of unit vectors.
 
-    Differs: the projection is the same for all heads and is drawn once, where the released code draws one for each head
-    and training step.
+    Differs: all heads use one projection, which is drawn once. The released code draws one for each head and training
+    step.
     """
 
     id = "S-rfa"
@@ -67,9 +67,9 @@ class RFA(LinearAttention):
 
 @preset("rfa_gate", feature_map="fourier_features", gate=True)
 class RFAGate(LinearAttention):
-    """Random feature attention with a gate for each head that forgets, in favour of recent steps.
+    """Random feature attention with a forget gate for each head, which favours recent steps.
 
-    Differs as `rfa` does.
+    Differs from the paper as `rfa` does.
     """
 
     id = "S-rfa-gate"
@@ -83,9 +83,9 @@ class RFAGate(LinearAttention):
 
 @preset("dpfp", feature_map="dpfp", nu=2, norm_q=True, norm_k=True, normalize=False)
 class DPFP(LinearAttention):
-    """Fast weights under a deterministic parameter-free projection, whose features of a key sum to 1.
+    """Fast weights with a deterministic parameter-free projection; the features of a key sum to 1.
 
-    Differs: 1e-4 is added to the sum, so that a vector of zeros divides by no zero, and o is not scaled by 1/sqrt(K).
+    Differs: 1e-4 is added to the sum, so that a zero vector causes no division by zero. o is not scaled by 1/sqrt(K).
     """
 
     id = "S-dpfp"
@@ -101,9 +101,9 @@ class DPFP(LinearAttention):
 
 @preset("cosformer", feature_map="cosine_reweighting")
 class CosFormer(LinearAttention):
-    """cosFormer: linear attention under ReLU, with weights that fade with distance as a cosine, up to `horizon` steps.
+    """cosFormer: linear attention with ReLU features and a cosine decay with distance, up to `horizon` steps.
 
-    Differs: the horizon is fixed beforehand, where the released code takes the length of the sequence.
+    Differs: the horizon is a fixed option; in the released code it is the length of the sequence.
     """
 
     id = "S-cosformer"

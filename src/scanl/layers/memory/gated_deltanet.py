@@ -21,7 +21,7 @@ from scanl.ops.delta_rule import unit
 
 @register("gated_deltanet")
 class GatedDeltaNet(QueryKeyValue):
-    """Gated DeltaNet: convolved unit queries and keys, a write strength and a decay for each head and step.
+    """Gated DeltaNet: the delta rule with a decay; each head and step has its own decay and write strength.
 
     Args:
         dim: D, model width.
@@ -29,11 +29,11 @@ class GatedDeltaNet(QueryKeyValue):
         head_dim: K, channels of a query and of a key; by default 3/4 D / num_heads, rounded, as the authors have it:
             256 for their D of 2,048.
         num_heads: heads of queries and keys.
-        num_v_heads: H, heads of values: a multiple of num_heads, because each head of keys serves as many of them; by
+        num_v_heads: H, heads of values, a multiple of num_heads: H / num_heads of them use the same head of keys; by
             default num_heads.
         use_gate: a SiLU gate after the norm of the output.
         use_short_conv: convolutions over q, k and v.
-        allow_neg_eigval: write strengths to 2 instead of 1.
+        allow_neg_eigval: write strengths up to 2 instead of 1.
         conv_size, conv_bias: W, the window of the convolutions, and their bias.
         norm_eps: ε of the norm.
 
@@ -41,8 +41,8 @@ class GatedDeltaNet(QueryKeyValue):
     (H, D); q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); A_log, dt_bias (H), without weight decay;
     o_norm.weight (V); o_proj (D, H V).
     Initialisation: A_log = ln U(0, 16), softplus(dt_bias) log-uniform in [0.001, 0.1], linear weights N(0, 0.02²),
-    the convolutions PyTorch's own.
-    State: S (B, H, K, V), zeros, and the windows of the convolutions.
+    the convolutions as in PyTorch.
+    State: S (B, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-deltanet"
@@ -117,7 +117,7 @@ class GatedDeltaNet(QueryKeyValue):
 
 @preset("gated_deltanet_negative_eigenvalues", allow_neg_eigval=True)
 class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
-    """Gated DeltaNet whose transition has eigenvalues from -1 to 1: write strengths up to 2."""
+    """Gated DeltaNet with write strengths up to 2: its transition has eigenvalues from -1 to 1."""
 
     id = "S-deltanet"
     equation = (
@@ -129,9 +129,9 @@ class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
 
 @preset("qwen3_next_deltanet", expand_v=1.0, head_dim=128, num_heads=16, num_v_heads=32, norm_eps=1e-6)
 class Qwen3NextDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet at the sizes of Qwen3-Next: 16 heads of keys, 32 of values, of 128 channels each.
+    """Gated DeltaNet with the sizes of Qwen3-Next: 16 heads of keys and 32 of values, with 128 channels each.
 
-    The sizes are those of the released model, of width 2,048, whatever `dim` is.
+    These sizes are those of the released model, whose width is 2,048. They do not depend on `dim`.
     """
 
     id = "S-deltanet"

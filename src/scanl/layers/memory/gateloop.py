@@ -1,4 +1,4 @@
-r"""GateLoop: linear recurrence with a complex transition that the data control.
+r"""GateLoop: a linear recurrence with a complex transition that depends on the input.
 
 .. math:: S_t = \mathrm{diag}(a_t) S_{t-1} + k_t v_t^\top, \quad o_t = \mathrm{Re}(S_t^\top q_t), \quad
           a_t = \sigma(\alpha_t) e^{i \beta_t}, \; (\alpha_t, \beta_t) = W_a x_t + b_a
@@ -18,22 +18,22 @@ from scanl.ops import linear_attention, linear_scan
 
 @register("gateloop")
 class GateLoop(Layer):
-    """GateLoop: a complex decay that depends on the input; by default a head has one channel and one number of state.
+    """GateLoop: a complex decay that depends on the input; by default a head has one channel and one complex state.
 
     Args:
         dim: D, model width.
-        heads: H, of K = dim_inner / H channels; by default dim_inner, the best in the paper.
+        heads: H, of K = dim_inner / H channels each; by default dim_inner, the best choice in the paper.
         dim_inner: channels of q, k and v, and of the transition; by default D.
         add_swish_gating: a SiLU gate on the output.
         sub_ln: LayerNorm over the channels before the gate.
-        polar: as gateloop-transformer, take the transition's angle from the complex number α + iβ, and σ(|α + iβ|),
-            which is at least 1/2, as its magnitude.
+        polar: the transition has the angle of the complex number α + iβ and the magnitude σ(|α + iβ|), which is at
+            least 1/2, as in gateloop-transformer.
 
-    Parameters as in the gateloop-transformer of PyPI: to_qkv (3 dim_inner, D); to_a.0 (2 dim_inner, D), α and β side
-    by side, with a bias; maybe_sub_ln, weight and bias (dim_inner); to_gates.0 (dim_inner, D); to_out (D, dim_inner).
-    Differs from that program where heads have several channels: it has one transition for each head, this layer one for
-    each key channel, as the paper. It also scales the gradient of the transition by 0.9; this layer does not.
-    Initialisation: PyTorch's own.
+    Parameters as in the gateloop-transformer of PyPI: to_qkv (3 dim_inner, D); to_a.0 (2 dim_inner, D) with a bias, α
+    and β adjacent; maybe_sub_ln, weight and bias (dim_inner); to_gates.0 (dim_inner, D); to_out (D, dim_inner).
+    Differs: when heads have several channels, that program has one transition for each head. This layer has one for
+    each key channel, as the paper does. That program also scales the transition's gradient by 0.9; this layer does not.
+    Initialisation: as in PyTorch.
     State: S (B, H, K, K) complex, zeros.
     """
 

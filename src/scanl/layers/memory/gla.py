@@ -18,7 +18,7 @@ from scanl.ops import linear_attention
 
 @register("gla")
 class GLA(QueryKeyValue):
-    """Gated linear attention: a decay for each key channel, from a low-rank gate.
+    """Gated linear attention: a low-rank gate gives each key channel its decay.
 
     Differs from the paper, as the released code does: the norm of each head is RMSNorm, and the output gate has no
     bias.
@@ -36,9 +36,9 @@ class GLA(QueryKeyValue):
 
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); gk_proj.0 (rank, D);
     gk_proj.1 (H K, rank) with a bias; with convolutions q_conv1d, k_conv1d, v_conv1d, weight (width, 1, W);
-    g_norm_swish_gate.weight (V), which is g_norm.weight without the gate; o_proj (D, H V).
-    Initialisation: linear weights Xavier uniform of gain 2^(-2.5), biases 0, the convolutions PyTorch's own.
-    State: S (B, H, K, V), zeros, and the windows of the convolutions.
+    g_norm_swish_gate.weight (V), or g_norm.weight if there is no output gate; o_proj (D, H V).
+    Initialisation: linear weights Xavier uniform of gain 2^(-2.5), biases 0, the convolutions as in PyTorch.
+    State: S (B, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-gla"

@@ -1,4 +1,4 @@
-r"""Linear attention: softmax's kernel replaced by an inner product of features.
+r"""Linear attention: an inner product of features replaces the exponential kernel of softmax attention.
 
 .. math:: S_t = S_{t-1} + \phi(k_t) v_t^\top, \; z_t = z_{t-1} + \phi(k_t), \quad
           o_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}
@@ -21,7 +21,11 @@ from scanl.ops import linear_attention, noncausal_linear_attention
 
 
 class LinearAttentionState(NamedTuple):
-    """recurrent: S (B, H, K', V), or with z as one more column.   steps: how many were read (B, 1), int64, or None."""
+    """State of `LinearAttention`.
+
+    recurrent: S (B, H, K', V); z is one more column if the layer normalises.
+    steps: number of steps read (B, 1), int64; None if the feature map does not need it.
+    """
 
     recurrent: Tensor
     steps: Tensor | None
@@ -29,33 +33,33 @@ class LinearAttentionState(NamedTuple):
 
 @register("linear_attention")
 class LinearAttention(Layer):
-    """Linear attention, normalised or not, causal or not, under any feature map.
+    """Linear attention with any feature map, normalised or not, causal or not.
 
-    This is the linear transformer. Models that are this layer under other options have names of their own: `performer`,
-    `rfa`, `rfa_gate`, `dpfp`, `cosformer`, `polynomial_attention`, `unnormalised_linear_attention` and
+    The defaults are the linear transformer. Models with other options have their own names: `performer`, `rfa`,
+    `rfa_gate`, `dpfp`, `cosformer`, `polynomial_attention`, `unnormalised_linear_attention` and
     `noncausal_linear_attention`.
 
     Args:
         dim: D, model width.
         expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
         num_heads: H.
-        feature_map: φ, from K to K' channels, for queries and keys alike: the name of a function in
+        feature_map: φ, from K to K' channels, for both queries and keys: the name of a function in
             `scanl.ops.feature_maps`.
         num_features: m, rows of the projection of a random map; by default K ln K.
         nu: ν, shifts of dpfp.
         horizon: M, the longest distance of cosine_reweighting, in steps.
-        normalize: divide by z_t · φ(q_t), at least eps.
+        normalize: divide by z_t · φ(q_t), clipped to at least eps.
         norm_q, norm_k: divide the features of each query, and of each key, by their sum plus 1e-4.
         gate: S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head.
-        causal: False lets every step read all steps, those to come too.
-        output_norm: "identity" or "rmsnorm", of each head.
-        eps: the least denominator.
+        causal: if False, every step reads all steps, including future ones.
+        output_norm: norm of each head's output, "identity" or "rmsnorm".
+        eps: minimum of the denominator.
         norm_eps: ε of the norm.
 
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj (H V, D); o_proj (D, H V); norm.weight (V);
-    and here gate_proj (H, D) with a bias, and those of feature_map.
-    Initialisation: PyTorch's own; norm 1.
-    State: S (B, H, K', V), zeros, with z as one more column where normalised; cosine_reweighting's count of steps.
+    in addition gate_proj (H, D) with a bias, and the parameters of feature_map.
+    Initialisation: as in PyTorch; norm 1.
+    State: S (B, H, K', V), zeros; z is one more column if `normalize`; for cosine_reweighting a count of steps.
     """
 
     id = "S-linattn-causal"
@@ -139,7 +143,10 @@ class LinearAttention(Layer):
 
 
 def _all(q: Tensor, k: Tensor, v: Tensor, S: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Every step reads its whole sequence. Packed: a causal pass plus a reversed one, less the present, in both."""
+    """Let every step read its whole sequence.
+
+    For packed sequences: a causal pass plus a reversed pass, minus the present step, which is in both.
+    """
     if cu_seqlens is None:
         return noncausal_linear_attention(q, k, v, S, scale=1.0)
     behind, S = linear_attention(q, k, v, state=S, scale=1.0, cu_seqlens=cu_seqlens)

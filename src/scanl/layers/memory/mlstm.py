@@ -26,7 +26,7 @@ from scanl.ops._frame.opaque import opaque
 
 
 class MLSTMCell(Module):
-    """The gates, which read queries, keys and values, and the norm; forward gives ĩ and ln f, (B, T, H) each."""
+    """Gates and norm. The gates read queries, keys and values; `forward` returns ĩ and ln f, (B, T, H) each."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -44,8 +44,11 @@ class MLSTMCell(Module):
 
 
 class MLSTMState(NamedTuple):
-    """memory: e^-m C, and in the last column e^-m n, (B, H, P, P+1).   m: the stabiliser (B, H).   conv: the last W-1
-    inputs of the convolution (B, W-1, width)."""
+    """State of `MLSTM`.
+
+    memory: e^-m C, with e^-m n in the last column, (B, H, P, P+1).   m: the stabiliser (B, H).
+    conv: the last W-1 inputs of the convolution (B, W-1, width).
+    """
 
     memory: Tensor
     m: Tensor
@@ -54,18 +57,18 @@ class MLSTMState(NamedTuple):
 
 @register("mlstm")
 class MLSTM(Layer):
-    """mLSTM with its block's projections: up, convolution, heads, skip and gate, down.
+    """mLSTM with the projections of its block: up, convolution, heads, skip and gate, down.
 
-    The exponential gates could overflow. So the memory is stored times e^-m, with m_t = max(ln f_t + m_{t-1}, ĩ_t), and
-    the denominator is max(|n·q|, e^-m) + 1e-6, as in the released code.
+    To keep the exponential gates from overflow, the memory is stored with the factor e^-m, where
+    m_t = max(ln f_t + m_{t-1}, ĩ_t). The denominator is max(|n·q|, e^-m) + 1e-6. Both are as in the released code.
 
     Args:
         dim: D, model width.
         num_heads: H.
         proj_factor: all heads together have proj_factor * D channels, rounded up; each has P.
-        round_proj_up_to_multiple_of: their number is rounded up to a multiple of this.
-        conv1d_kernel_size: W.
-        qkv_proj_blocksize: size of the blocks that project to q, k and v.
+        round_proj_up_to_multiple_of: the number of these channels is rounded up to a multiple of this.
+        conv1d_kernel_size: W, window of the convolution.
+        qkv_proj_blocksize: size of the diagonal blocks of the projections to q, k and v.
         bias: biases in the projections.
         num_blocks: L, for the initialisation; by default the number of layers in the stack, or 1 outside a stack.
 
@@ -73,7 +76,7 @@ class MLSTM(Layer):
     conv1d.conv.weight (width, 1, W) and its bias; mlstm_cell.igate and .fgate (H, 3 width) with biases;
     mlstm_cell.outnorm.weight, learnable_skip (width); proj_down (D, width).
     Initialisation: proj_up, q, k and v N(0, 2/(5D)); proj_down N(0, (2/L)²/D); the gates' weights 0, their
-    biases N(0, 0.1²) for i and linspace(3, 6) over the heads for f; the skip 1; the convolution PyTorch's own.
+    biases N(0, 0.1²) for i and linspace(3, 6) over the heads for f; the skip 1; the convolution as in PyTorch.
     State: see MLSTMState; zeros.
     """
 
@@ -167,7 +170,10 @@ def remember(
     cu_seqlens: Tensor | None,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """h (B, T, H, V), and the memory and m after it, as of MLSTMState; q and k (B, T, H, K), ĩ and ln f (B, T, H)."""
+    """Run the memory. Return h (B, T, H, V), and the memory and m after the last step, as in MLSTMState.
+
+    q, k: (B, T, H, K).   v: (B, T, H, V).   i, log_f: ĩ and ln f (B, T, H).
+    """
     now, before, m = stabiliser(i, log_f, m.to(i.dtype), cu_seqlens)
     k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
     v = F.pad(v, (0, 1), value=1.0)
@@ -176,10 +182,10 @@ def remember(
 
 
 def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """m_t = max(ln f_t + m_{t-1}, ĩ_t) for all t: at each step, before each step (B, T, H), and at the end (B, H).
+    """Return m_t = max(ln f_t + m_{t-1}, ĩ_t) at each step and before each step (B, T, H), and at the end (B, H).
 
-    A step is the map m -> max(m + a, b), and such maps compose to another, so they are scanned. A sum of ln f from the
-    start would lose digits on long streams.
+    A step is the map m -> max(m + a, b). The composition of two such maps is another one, so a scan computes them all.
+    A sum of ln f from the start would lose digits on long streams.
     """
     length = i.shape[1]
     if length == 0:
@@ -191,7 +197,7 @@ def stabiliser(i: Tensor, log_f: Tensor, m: Tensor, cu_seqlens: Tensor | None) -
         owner = sequence_index(cu_seqlens, length)
         start, first = steps == cu_seqlens[owner], m[owner][None]
     start = start[:, None]
-    forget = log_f.masked_fill(start, -torch.inf)  # `first` has what came before
+    forget = log_f.masked_fill(start, -torch.inf)  # `first` includes the effect of earlier steps
     enter = torch.where(start, torch.maximum(log_f + first, i), i)
     (now,) = _running(forget, enter, start[None].expand(i.shape[0], -1, -1))
     before = torch.where(start, first, F.pad(now, (0, 0, 1, 0))[:, :-1])
@@ -210,7 +216,7 @@ def _running(forget: Tensor, enter: Tensor, start: Tensor) -> list[Tensor]:
 
 
 def _compose(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The map m -> max(m + a, b) after another. A start forgets all that came before it, NaN too."""
+    """Compose two maps m -> max(m + a, b). The start of a sequence drops everything before it, even NaN."""
     (a, b, begun), (c, d, begins) = left, right
     a, b = a.masked_fill(begins, -torch.inf), b.masked_fill(begins, -torch.inf)
     return a + c, torch.maximum(b + c, d), begun | begins

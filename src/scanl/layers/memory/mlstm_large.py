@@ -21,7 +21,10 @@ from scanl.layers.state import Device, DType
 
 
 class MLSTMLargeState(NamedTuple):
-    """memory: e^-m C, and in the last column e^-m n, (B, H, K, V+1).   m: the stabiliser (B, H)."""
+    """State of `MLSTMLarge`.
+
+    memory: e^-m C, with e^-m n in the last column, (B, H, K, V+1).   m: the stabiliser (B, H).
+    """
 
     memory: Tensor
     m: Tensor
@@ -29,9 +32,9 @@ class MLSTMLargeState(NamedTuple):
 
 @register("mlstm_large")
 class MLSTMLarge(Layer):
-    """mLSTM as in xLSTM-7B: at the width of the model, capped gates that read x, a gated output, no convolution.
+    """mLSTM as in xLSTM-7B: capped gates that read x, a gated output, no up-projection and no convolution.
 
-    The gates' preactivations are capped, c tanh(x / c), and ranged as in `MLSTM`.
+    The gates' preactivations are capped: c tanh(x / c). A stabiliser keeps the gates from overflow, as in `MLSTM`.
 
     Args:
         dim: D, model width.

@@ -18,7 +18,10 @@ from scanl.ops import linear_attention
 
 
 class RetNetState(NamedTuple):
-    """recurrent: S (B, H, K, V).   steps: how many were read (B, 1), int64, where the rotation goes on."""
+    """State of `RetNet`.
+
+    recurrent: S (B, H, K, V).   steps: number of steps read (B, 1), int64; the rotation continues from it.
+    """
 
     recurrent: Tensor
     steps: Tensor
@@ -28,8 +31,8 @@ class RetNetState(NamedTuple):
 class RetNet(Layer):
     """Retention: rotated queries and keys, a constant decay for each head, and a gate after the norm.
 
-    Differs: the released code also divides the scores by sums without a gradient. The norm of each head cancels that,
-    up to its ε, so it is left out, as in the paper's recurrence.
+    Differs: the released code also divides the scores by sums that have no gradient. The norm of each head cancels
+    that, up to its ε, so it is omitted here, as in the paper's recurrence.
 
     Args:
         dim: D, model width; H queries and keys of K = D / H channels, an even number.
@@ -38,7 +41,7 @@ class RetNet(Layer):
         eps: ε of the norm.
 
     Parameters as in torchscale: q_proj, k_proj (D, D); v_proj, g_proj (H V, D); out_proj (D, H V). The norm has none.
-    Initialisation as there: Xavier uniform, gain 2^(-2.5), and 2^(-1) for out_proj, which had 1 until November 2023.
+    Initialisation as there: Xavier uniform with gain 2^(-2.5), for out_proj 2^(-1); until November 2023 it was 1.
     State: S (B, H, K, V), zeros, and the count of steps.
     """
 
@@ -94,7 +97,7 @@ class RetNet(Layer):
 
 
 def _rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Neighbouring channels as the parts of complex numbers, times e^{i turn}."""
+    """Multiply by e^{i turn}; two adjacent channels are the real and imaginary part of a number."""
     x = widen(x)
     re, im = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = turn.cos().to(x.dtype), turn.sin().to(x.dtype)

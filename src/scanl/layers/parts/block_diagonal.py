@@ -1,4 +1,4 @@
-"""Linear maps of square blocks along the diagonal: each block of channels is mixed by itself."""
+"""Linear maps with a block-diagonal matrix: each block of channels is mixed separately."""
 
 import torch
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from scanl.layers.module import Module
 
 
 def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., blocks * width) times a matrix for each block: weight (blocks, width, width), inputs before outputs.
+    """Multiply each block of x (..., blocks * width) by its own matrix.
 
-    bias: (blocks, width).
+    weight: (blocks, width, width), input axis before output axis.   bias: (blocks, width).
 
     >>> block_diagonal(torch.tensor([1.0, 2.0]), torch.tensor([[[3.0]], [[5.0]]])).tolist()  # 1 * 3 and 2 * 5
     [3.0, 10.0]
@@ -21,9 +21,10 @@ def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 class BlockDiagonal(Module):
-    """y = W x + b, W of square blocks: weight (blocks, width, width), outputs before inputs; bias (D) or None.
+    """y = W x + b, with W block-diagonal.
 
-    The weight starts as N(0, std²), the bias as 0.
+    weight: (blocks, width, width), output axis before input axis; initially N(0, std²).   bias: (D) or None; initially
+    0.
     """
 
     def __init__(self, dim: int, blocks: int, std: float, bias: bool = False) -> None:

@@ -1,4 +1,4 @@
-r"""A dense discrete state space system over a whole sequence, one for each channel.
+r"""Run a dense discrete state space model over a whole sequence, one model for each channel.
 
 .. math:: s_t = A s_{t-1} + B x_t, \quad y_t = C s_t
 """
@@ -11,13 +11,13 @@ from scanl.ops import long_convolution
 
 
 def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x (B, T, D), A (D, M, M), B and C (D, M), real and in double -> y (B, T, D) and the state (B, D, M).
+    """Return y (B, T, D) and the state (B, D, M) after the last step, in x's dtype.
 
-    state: (B, D, M), zeros when None. T at least 1; y and the state are in x's dtype.
+    x: (B, T, D), T at least 1.   A: (D, M, M), B and C: (D, M), real, float64.   state: (B, D, M); None for zeros.
 
-    The kernel C A^j B is a product of two tables of about √T columns, C A^l and A^{ib} B with j = i b + l. To make
+    The kernel C A^j B is a product of two tables with about √T columns: C A^l and A^{ib} B with j = i b + l. To make
     them, A is squared log T times. The same tables give the state's effect on each step, and the last state. The
-    cost is O(D M³ log T + D M T), and M for each step and row of the batch.
+    cost is O(D M³ log T + D M T), and O(M) more for each step and row of the batch.
     """
     batch, steps, _ = x.shape
     size = 1 << ((steps - 1).bit_length() + 1) // 2
@@ -31,7 +31,7 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
     kernel = (rows @ _table(B[..., None], outer, blocks)).mT.flatten(1)[:, :steps]
     y, _ = long_convolution(x, kernel.to(x.dtype))
 
-    # Zeros before the sequence fill the blocks; they change nothing.
+    # Zeros before the sequence complete the first block; they do not change the result.
     gap = size * blocks - steps
     written = _table(B[..., None], inner, size).flip(-1).mT.to(x.dtype)  # (D, size, M): A^{size-1-l} B
     parts = F.pad(x, (0, 0, gap, 0)).permute(2, 0, 1).unflatten(2, (blocks, size))
@@ -53,7 +53,7 @@ def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) 
 
 
 def _table(first: Tensor, squares: list[Tensor], count: int) -> Tensor:
-    """(D, M, count K): A^i times the K columns of `first`, for i < count, from the squares of A, by doubling."""
+    """Return (D, M, count K): A^i times the K columns of `first`, for i < count. `squares` are A, A², A⁴, ..."""
     table = first
     for power in squares[: count.bit_length() - 1]:
         table = torch.cat([table, power @ table], 2)

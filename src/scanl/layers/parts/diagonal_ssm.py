@@ -1,10 +1,10 @@
-r"""A diagonal state space system over a sequence, one system for each channel.
+r"""Run a diagonal state space model over a sequence, one model for each channel.
 
 .. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t
 
-There are two forms. The recurrence holds the states of all steps, T D N numbers. It is used for a few steps, for steps
-of different length, and in a program that is exported for sequences of any length. Other sequences are convolved with
-the system's kernel, which holds T D numbers; the effect of the state and the last state are sums of powers of Ā.
+There are two forms. The recurrence stores the states of all steps, T D N numbers. It is used for a few steps, for steps
+of different duration, and in a program that is exported for sequences of any length. Other sequences are convolved with
+the system's kernel, T D numbers; the effect of the initial state and the last state are then sums of powers of Ā.
 """
 
 import torch
@@ -16,7 +16,7 @@ from scanl.layers.packing import each_alone
 from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal, sum_of_powers
 from scanl.ops.ssm_kernels import powers
 
-FEW = 16  # steps up to which the recurrence is taken
+FEW = 16  # up to this many steps the recurrence is used
 
 
 def diagonal_ssm(
@@ -31,10 +31,11 @@ def diagonal_ssm(
     cu_seqlens: Tensor | None = None,
     timespans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x (B, T, D) real, A, B, C (D, N) complex, one of each conjugate pair, dt (D) -> y (B, T, D) and the state.
+    """Return y (B, T, D) and the state after the last step.
 
-    state: (B, D, N) complex, zeros when None.   discretization: "zoh" or "bilinear".
-    timespans: (B, T), of each step, multiplies dt.   All in float32 or wider.
+    x: (B, T, D) real.   A, B, C: (D, N) complex, one of each conjugate pair.   dt: (D).
+    state: (B, D, N) complex; None for zeros.   discretization: "zoh" or "bilinear".
+    timespans: (B, T), duration of each step; it multiplies dt.   All in float32 or wider.
     """
     state = None if state is None else state.to(A.dtype)
     traced = torch.compiler.is_exporting() or (cu_seqlens is not None and torch.compiler.is_compiling())
@@ -65,7 +66,7 @@ def _recurrence(
     if timespans is None:
         a, b = discretize(A, B, dt, discretization)
     else:
-        # Steps differ in length, so each step of each channel is a system of its own.
+        # Steps differ in duration, so each step of each channel is discretised separately.
         steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape, A.shape[1])
         A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
         a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
@@ -91,7 +92,7 @@ def _convolution(
 
 
 def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_j a^{T-1-j} x_j, (B, D, N), and a^T; from two tables of powers with about √T columns."""
+    """Return Σ_j a^{T-1-j} x_j (B, D, N) and a^T, from two tables of powers with about √T columns."""
     steps, wide = x.shape[1], torch.complex128
     block = 1 << ((steps - 1).bit_length() + 1) // 2
     blocks = -(-steps // block)

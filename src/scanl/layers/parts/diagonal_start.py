@@ -1,4 +1,4 @@
-"""Diagonal state space systems at the start of training, as S4D and H3 have them, and the options that choose them."""
+"""Initial diagonal state space models of S4D and H3, and a check of the options that choose them."""
 
 import math
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
 class DiagonalSystems(NamedTuple):
-    """Of each system (S): ln(-Re A), Im A (S, N/2), B and C in real pairs (S, N/2, 2), ln Δ (S)."""
+    """Parameters of S systems: ln(-Re A), Im A (S, N/2); B, C (S, N/2, 2) as pairs of real numbers; ln Δ (S)."""
 
     log_A_real: Tensor
     A_imag: Tensor
@@ -23,7 +23,7 @@ class DiagonalSystems(NamedTuple):
 
 
 def diagonal_systems(count: int, d_state: int, init: str, dt_min: float, dt_max: float) -> DiagonalSystems:
-    """`count` systems of N = d_state real states: A and B of `diagonal_start`, C complex N(0, 1) times B."""
+    """Make `count` systems with N = d_state real states: A and B from `diagonal_start`, C complex N(0, 1) times B."""
     A, B = diagonal_start(init, d_state)
     real = torch.get_default_dtype()
     C = torch.view_as_complex(torch.randn(count, d_state // 2, 2) * math.sqrt(0.5)) * B
@@ -37,7 +37,7 @@ def diagonal_systems(count: int, d_state: int, init: str, dt_min: float, dt_max:
 
 
 def check_diagonal_system(who: str, d_state: int, init: str, disc: str, dt_min: float, dt_max: float) -> None:
-    """Refuse an odd number of states, an unknown start or discretisation, and a wrong range of step sizes."""
+    """Raise ConfigError for an odd d_state, an unknown init or discretisation, or a wrong range of step sizes."""
     if d_state < 2 or d_state % 2:
         raise ConfigError(f"{who}: d_state is {d_state}, expected an even number of at least 2")
     if init not in STARTS:

@@ -1,4 +1,4 @@
-"""The feature map of a linear attention layer, by name, with its random projection or learned scale."""
+"""Feature map of a linear attention layer, chosen by name, with its random projection or learned scale."""
 
 import math
 
@@ -23,23 +23,23 @@ _RANDOM = {
     function.__name__: function
     for function in (positive_random_features, trigonometric_random_features, fourier_features)
 }
-# Their kernel is e^{q·k} or close to it. It is softmax's when q and k are scaled by K^(-1/4).
+# The kernel of these maps is e^{q·k} or close to it. Scaling q and k by K^(-1/4) makes it the kernel of softmax.
 _SOFTMAX = ("taylor", "positive_random_features", "trigonometric_random_features")
 
 
 class FeatureMap(Module):
-    """φ of `scanl.ops` for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
+    """Feature map φ for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
 
     Args:
-        name: of a function in `scanl.ops.feature_maps`.
+        name: name of a function in `scanl.ops.feature_maps`.
         num_heads, head_dim: H and K.
         num_features: m, rows of a random projection; by default K ln K.
         nu: ν of dpfp, the number of shifts.
         horizon: M of cosine_reweighting, the longest distance in steps.
 
-    Random maps have `projection` (m, K), a buffer with orthogonal rows that all heads use; assign
-    `random_projection(m, K)` to draw another. fourier_features scale x to unit length and multiply it by `sigma`
-    (H, 1, K), learned, ones at first. taylor and the maps of softmax's kernel multiply x by K^(-1/4).
+    Random maps have a buffer `projection` (m, K) with orthogonal rows, which all heads use. Assign
+    `random_projection(m, K)` to it to draw another. fourier_features scale x to unit length and multiply it by `sigma`
+    (H, 1, K), which is learned and starts at 1. taylor and the random maps for softmax multiply x by K^(-1/4).
     """
 
     projection: Tensor | None
@@ -64,7 +64,7 @@ class FeatureMap(Module):
             raise ConfigError(f"feature_map: {found}, expected positive numbers")
         self.name, self.head_dim, self.nu, self.horizon = name, head_dim, nu, horizon
         self.positional = name == "cosine_reweighting"
-        device = torch.get_default_device()  # "meta" where only shapes are wanted
+        device = torch.get_default_device()  # "meta" when only shapes are needed
         projection = random_projection(num_features, head_dim, device=device) if name in _RANDOM else None
         self.register_buffer("projection", projection)
         self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if name == "fourier_features" else None
@@ -72,7 +72,7 @@ class FeatureMap(Module):
         self.width = self(probe, probe.new_zeros(1, 1)).shape[-1]
 
     def forward(self, x: Tensor, steps: Tensor | None) -> Tensor:
-        """steps: the number of each step in its sequence, (B, T), where the map is `positional`."""
+        """Apply φ. steps: (B, T), position of each step in its sequence; needed if the map is `positional`."""
         x = widen(x)
         if self.name in _SOFTMAX:
             x = x * self.head_dim**-0.25

@@ -1,7 +1,7 @@
-"""HiPPO-LegS, with which state space models start: its state is the best polynomial approximation of the past.
+"""HiPPO-LegS, the initial system of state space models. Its state is the best polynomial approximation of the past.
 
-Source: Gu et al., "HiPPO: Recurrent Memory with Optimal Polynomial Projections", arXiv:2008.07669, theorem 2; as a
-diagonal and a matrix of rank one, Gu, Goel and Ré, arXiv:2111.00396, theorem 1.
+Source: Gu et al., "HiPPO: Recurrent Memory with Optimal Polynomial Projections", arXiv:2008.07669, theorem 2; as the
+sum of a diagonal and a rank-one matrix: Gu, Goel and Ré, arXiv:2111.00396, theorem 1.
 """
 
 import math
@@ -14,18 +14,19 @@ STARTS = ("lin", "inv", "legs", "real")
 
 
 class DiagonalLegS(NamedTuple):
-    """A = V (diag(Lambda) - P P*) V*, B = V B~, in complex128; eigenvalues in the order of their imaginary parts."""
+    """A = V (diag(Lambda) - P P*) V* and B = V B~, in complex128. Lambda is sorted by imaginary part."""
 
-    Lambda: Tensor  # (N,): -1/2 and an imaginary part each, in conjugate pairs
+    Lambda: Tensor  # (N,): conjugate pairs with real part -1/2
     P: Tensor  # (N,)
     B: Tensor  # (N,): B~
     V: Tensor  # (N, N), unitary
 
 
 def diagonal_legs(size: int) -> DiagonalLegS:
-    """HiPPO-LegS of `size` states: A_nk = -sqrt((2n+1)(2k+1)) below the diagonal, -(n+1) on it; B_n = sqrt(2n+1).
+    """Return HiPPO-LegS with `size` states.
 
-    A + P P^T, with P_n = sqrt(n + 1/2), is -1/2 and a skew-symmetric matrix, whose eigenvectors are V.
+    A_nk = -sqrt((2n+1)(2k+1)) below the diagonal and -(n+1) on it; B_n = sqrt(2n+1). With P_n = sqrt(n + 1/2),
+    A + P P^T is -1/2 times the identity plus a skew-symmetric matrix, whose eigenvectors are V.
     """
     n = torch.arange(size, dtype=torch.float64)
     B, P = (2 * n + 1).sqrt(), (n + 0.5).sqrt()
@@ -37,9 +38,10 @@ def diagonal_legs(size: int) -> DiagonalLegS:
 
 
 def diagonal_start(name: str, size: int) -> tuple[Tensor, Tensor]:
-    """Λ and B (size/2,) of a diagonal system of `size` real states, one eigenvalue of each pair, complex128.
+    """Return Λ and B (size/2,), complex128, of a diagonal system with `size` real states: one of each conjugate pair.
 
-    Source: Gu, Gupta, Goel and Ré, arXiv:2206.11893, section 4; B of "legs" as in the released code, Im B within ±2.
+    Source: Gu, Gupta, Goel and Ré, arXiv:2206.11893, section 4. For "legs" Im B is clipped to ±2, as in the released
+    code.
     """
     n = torch.arange(size // 2, dtype=torch.float64)
     decay, B = torch.full_like(n, 0.5), torch.ones_like(n).to(torch.complex128)

@@ -1,6 +1,6 @@
-"""Filters of Hyena: a small network computes each filter from the lag, times a decay over the lag.
+"""Filters of Hyena: the output of a small network of the lag, times a decay over the lag.
 
-Source: Poli et al., arXiv:2302.10866, section 3.3; names of the parameters as in the released code, safari.
+Source: Poli et al., arXiv:2302.10866, section 3.3; parameter names as in the released code, safari.
 """
 
 import math
@@ -14,7 +14,7 @@ from scanl.layers.module import Module
 
 
 class Sin(Module):
-    """sin(freq x), freq (1, width) trained."""
+    """sin(freq x); freq (1, width) is trained."""
 
     def __init__(self, width: int, w: float) -> None:
         super().__init__()
@@ -22,7 +22,10 @@ class Sin(Module):
 
 
 class PositionalEmbedding(Module):
-    """z (1, L, emb_dim): the lag from 0 to 1, cosines and sines of it, trained; t (1, L, 1): the lag."""
+    """Embedding of the lag.
+
+    z: (1, L, emb_dim), trained; initially the lag from 0 to 1, its cosines and its sines.   t: (1, L, 1), the lag.
+    """
 
     t: Tensor
 
@@ -36,7 +39,7 @@ class PositionalEmbedding(Module):
 
 
 class Modulation(Module):
-    """deltas (1, 1, width): the rates at which the filters fade, not trained."""
+    """Decay of the filters. deltas: (1, 1, width), the rates, not trained."""
 
     deltas: Tensor
 
@@ -47,7 +50,10 @@ class Modulation(Module):
 
 
 class HyenaFilter(Module):
-    """bias (width); pos_emb; implicit_filter, linear maps with sines between; modulation."""
+    """The filters: `pos_emb`, then `implicit_filter` (linear maps with sines between), then `modulation`.
+
+    bias: (width).
+    """
 
     def __init__(
         self, width: int, emb_dim: int, order: int, l_max: int, w: float, inner: int,
@@ -57,7 +63,7 @@ class HyenaFilter(Module):
         self.shift = shift
         self.bias = nn.Parameter(torch.randn(width))
         self.pos_emb = PositionalEmbedding(emb_dim, l_max)
-        # One sine serves all layers. The released code saves its frequencies once for each layer.
+        # All layers use one sine. The released code saves its frequencies once for each layer.
         self._repeats = [2 * i + 3 for i in range(inner)]
         maps: dict[str, nn.Module] = {"0": nn.Linear(emb_dim, order), "1": Sin(order, w)}
         maps |= {str(2 * i + 2): nn.Linear(order, order) for i in range(inner)}
@@ -67,7 +73,7 @@ class HyenaFilter(Module):
         self.register_load_state_dict_pre_hook(_drop_repeated_sines)
 
     def filters(self) -> Tensor:
-        """(width, L), in float32 or wider."""
+        """Return the filters (width, L), in float32 or wider."""
         sine = self.implicit_filter["1"]
         assert isinstance(sine, Sin)
         maps = [each for each in self.implicit_filter.values() if isinstance(each, nn.Linear)]

@@ -1,4 +1,4 @@
-"""The norms that recurrent layers end in, each over the channels of a head."""
+"""Output norms of recurrent layers, over the channels of a head."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from scanl.layers.module import Module
 
 
 class GatedRMSNorm(Module):
-    r"""y = x / rms(x) ⊙ weight ⊙ SiLU(gate), over the last axis; with `gate_first`, x is gated before the norm.
+    r"""y = x / rms(x) ⊙ weight ⊙ SiLU(gate), over the last axis. With `gate_first`, x is gated before the norm.
 
-    gate None: y = x / rms(x) ⊙ weight.   groups: rms is taken over each of so many equal parts of the last axis.
-    weight: (width,), ones. Computed in float32 or wider. Source: the norm of Gated Linear Attention, arXiv:2312.06635,
-    section 4.4, there LayerNorm; gate first as in Mamba-2, arXiv:2405.21060, section 7.1.
+    gate None: y = x / rms(x) ⊙ weight.   groups: number of equal parts of the last axis, each with its own rms.
+    weight: (width,), initially 1. Computed in float32 or wider. Source: the norm of Gated Linear Attention,
+    arXiv:2312.06635, section 4.4, there LayerNorm; `gate_first` as in Mamba-2, arXiv:2405.21060, section 7.1.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, gate_first: bool = False, groups: int = 1) -> None:
@@ -32,9 +32,9 @@ class GatedRMSNorm(Module):
 
 
 class HeadNorm(Module):
-    """LayerNorm of each head, x (..., H, P) to (..., H P), times weight (H P), ones at first.
+    """LayerNorm of each head of x (..., H, P), times weight (H P), which starts at 1. Returns (..., H P).
 
-    zero_centered: times 1 + weight, zeros at first. Computed in float32 or wider.
+    zero_centered: the factor is 1 + weight, and weight starts at 0. Computed in float32 or wider.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, zero_centered: bool = True) -> None:

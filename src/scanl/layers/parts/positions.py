@@ -1,4 +1,4 @@
-"""The position of each step in its sequence, for layers that carry a count of steps in their state."""
+"""Positions of steps in their sequences, for layers whose state counts steps."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from scanl.layers.packing import sequence_index
 
 
 def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The position of each step in its sequence, counted from 0, and the count of steps after the last.
+    """Return the position of each step in its sequence, from 0, and the new count of steps.
 
-    count: steps read before, (B, 1) int64, one row for each sequence.   Returns positions (B, length), or (1, length)
-    of packed sequences, and the new count (B, 1).
+    count: (B, 1) int64, steps read before, one row for each sequence.   Returns positions (B, length), or (1, length)
+    for packed sequences, and the count (B, 1) after the last step.
 
     >>> [each.tolist() for each in positions(torch.tensor([[5]]), 2)]
     [[[5, 6]], [[7]]]

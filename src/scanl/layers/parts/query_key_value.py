@@ -1,4 +1,4 @@
-"""The common part of layers with a matrix memory: projections, short convolutions and SiLU, and the state."""
+"""Base class of layers with a matrix memory: projections, short convolutions, SiLU, and the state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -16,7 +16,10 @@ Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, 
 
 
 class MemoryState(NamedTuple):
-    """recurrent: S (B, H, K, V), float32 or wider.   conv: the windows of the convolutions; () where there are none."""
+    """State of a matrix memory.
+
+    recurrent: S (B, H, K, V), float32 or wider.   conv: the last inputs of each convolution; () without convolutions.
+    """
 
     recurrent: Tensor
     conv: Windows
@@ -31,7 +34,10 @@ class QueryKeyValue(Layer):
     memory: tuple[int, int, int]  # H, K, V of the state
 
     def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
-        """widths: of queries, keys and values.   conv_size: of their windows; None has no convolutions."""
+        """Make the projections to queries, keys and values, whose channels are `widths`, and their convolutions.
+
+        conv_size: window of the convolutions; None for no convolutions.
+        """
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(self.dim, width, bias=False) for width in widths)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (
             None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
@@ -53,7 +59,10 @@ class QueryKeyValue(Layer):
         cu_seqlens: Tensor | None,
         silu: Sequence[bool] = (True, True, True),
     ) -> tuple[list[Tensor], Tensor | None, Windows]:
-        """q, k and v (B, T, width), through SiLU where `silu` says so; the memory to go on from; the windows after."""
+        """Return [q, k, v] (B, T, width), the memory of `state`, and the new windows of the convolutions.
+
+        silu: for each of q, k and v, whether to apply SiLU.
+        """
         self._check(x, state, cu_seqlens)
         recurrent, windows = (None, None) if state is None else state
         before, parts, after = iter(windows or [None] * 3), [], []
@@ -70,7 +79,7 @@ class QueryKeyValue(Layer):
 
 
 def whole_heads(who: str, option: str, expand: float, dim: int, num_heads: int) -> int:
-    """Channels of one head where `num_heads` have expand * dim together; ConfigError if that is no whole number."""
+    """Return expand * dim / num_heads, the channels of one head. Raises ConfigError unless they are whole numbers."""
     width = round(expand * dim)
     if num_heads < 1 or width < 1 or abs(width - expand * dim) > 1e-5 * width or width % num_heads:
         raise ConfigError(

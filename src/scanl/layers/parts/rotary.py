@@ -1,9 +1,9 @@
-r"""Rotary position embedding: pairs of features turned by an angle that grows with the position.
+r"""Rotary position embedding: rotate pairs of features by an angle proportional to the position.
 
 .. math:: (x_i, x_{i+r/2}) \mapsto (x_i \cos p\theta_i - x_{i+r/2} \sin p\theta_i,\; x_{i+r/2} \cos p\theta_i +
           x_i \sin p\theta_i), \quad \theta_i = b^{-2i/r}
 
-Source: Su et al., "RoFormer", arXiv:2104.09864, eq. (13); pairs as in GPT-NeoX, one half beside the other.
+Source: Su et al., "RoFormer", arXiv:2104.09864, eq. (13). As in GPT-NeoX, a pair has one feature from each half.
 """
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, positions: Tensor, width: int, base: float) -> Tensor:
-    """x (B, T, H, K), the first `width` features of each head turned; positions (B, T) or (1, T); base: b.
+    """Rotate the first `width` features of each head of x (B, T, H, K). positions: (B, T) or (1, T).   base: b.
 
-    In float32 or wider, the angles in double: in float32 the angle of position 10^6 is wrong by 0.06.
+    Computed in float32 or wider, the angles in float64: in float32 the angle at position 10^6 is wrong by 0.06.
 
     >>> x = torch.tensor([1.0, 0.0, 5.0]).view(1, 1, 1, 3)
     >>> [round(v, 4) for v in rotate(x, torch.tensor([[2]]), 2, 10000.0).flatten().tolist()]  # cos 2, sin 2

@@ -18,25 +18,25 @@ def convolve(
     """Convolve x (B, T, D) causally with the weights of a depthwise `nn.Conv1d`.
 
     state: the last W-1 inputs (B, W-1, D).
-    For layers whose official parameters are `NAME.weight` (D, 1, W) and `NAME.bias` (D).
+    Used by layers whose official parameters are `NAME.weight` (D, 1, W) and `NAME.bias` (D).
     """
     return short_convolution(x, conv.weight[:, 0], conv.bias, state, cu_seqlens=cu_seqlens, silu=silu)
 
 
 def token_shift(x: Tensor, state: Tensor | None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x_{t-1} for every t; state: the last input (B, 1, D), float32 or wider, zeros at the start."""
+    """Return x_{t-1} for every t, and the new state. state: the last input (B, 1, D), float32 or wider, initially 0."""
     return short_convolution(x, x.new_tensor([1.0, 0.0]).expand(x.shape[2], 2), None, state, cu_seqlens=cu_seqlens)
 
 
 class ShortConvolution(Layer):
-    """Depthwise convolution over the last few steps, whole sequences or pieces of any length alike.
+    """Depthwise convolution over the last few steps, for whole sequences or pieces of any length.
 
     Args:
         dim: D, channels.
         kernel_size: W, the window.
         bias: add b.
-        causal: see past inputs only. If False, the window is centred, its longer half in the past when W is even; the
-            layer then sees the future and has no state.
+        causal: see past inputs only. If False, the window is centred, and for even W its longer half is in the past;
+            the layer then sees the future and has no state.
 
     x, y: (B, T, D).   State: the last W-1 inputs (B, W-1, D), zeros at the start, always of full length.
     Parameters as of `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
@@ -66,7 +66,7 @@ class ShortConvolution(Layer):
         self._check(x, state, cu_seqlens)
         if self.causal:
             return convolve(self.conv, x, state, cu_seqlens=cu_seqlens)
-        # The weights of past and present inputs, and those of future inputs, which a reversed pass applies.
+        # Split the weights: past and present inputs, and future inputs, which a reversed pass applies.
         behind, ahead = self.conv.weight[:, 0].split([self.kernel_size // 2 + 1, (self.kernel_size - 1) // 2], 1)
         y, _ = short_convolution(x, behind, self.conv.bias, cu_seqlens=cu_seqlens)
         if ahead.shape[1]:

@@ -1,4 +1,4 @@
-"""Step sizes Δ at the start of training: drawn between two bounds, evenly over their logarithms."""
+"""Initial step sizes Δ: drawn between two bounds, uniformly in their logarithm."""
 
 import math
 
@@ -9,19 +9,19 @@ from scanl.errors import ConfigError
 
 
 def check_step_range(who: str, dt_min: float, dt_max: float) -> None:
-    """Refuse bounds of Δ that are not positive and in order."""
+    """Raise ConfigError unless 0 < dt_min <= dt_max."""
     if not 0 < dt_min <= dt_max:
         raise ConfigError(f"{who}: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
 
 
 def log_uniform(count: int, low: float, high: float) -> Tensor:
-    """(count,): ln Δ, drawn uniformly between the logarithms of low and high."""
+    """Draw ln Δ (count,) uniformly between ln low and ln high."""
     start, end = math.log(low), math.log(high)
     return torch.rand(count) * (end - start) + start
 
 
 def time_step_bias(size: int, dt_min: float = 1e-3, dt_max: float = 0.1, dt_init_floor: float = 1e-4) -> Tensor:
-    """The bias b of Δ = softplus(x + b), as Mamba and its successors start it.
+    """Draw the initial bias b of Δ = softplus(x + b), as in Mamba and its successors.
 
     softplus(b) = max(Δ, floor), with ln Δ uniform over [ln dt_min, ln dt_max]. Source: arXiv:2312.00752, sec. 3.6.
 

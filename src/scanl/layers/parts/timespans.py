@@ -1,4 +1,4 @@
-"""The check of `timespans`, the time between steps, for layers that discretise a system in continuous time."""
+"""Check of `timespans`, the durations of steps, for layers that discretise a system in continuous time."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from scanl.errors import ShapeError
 
 
 def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
-    """Refuse timespans that are not one real number for each step of x: (B, T), or (1, T) of packed sequences."""
+    """Raise ShapeError unless timespans has a real number for each step of x: (B, T), or (1, T) when packed."""
     if timespans is None:
         return
     shape = tuple(x.shape[:2])

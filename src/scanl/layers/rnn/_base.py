@@ -1,4 +1,4 @@
-"""What Elman, LSTM and GRU have in common: their parameters, and a call of PyTorch's kernels (cuDNN on a GPU)."""
+"""Base class of Elman, LSTM and GRU: their parameters, and the call of PyTorch's kernels (cuDNN on a GPU)."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
-    """The state as the kernel takes it: (1, B, D), or a list of such."""
+    """Return the state in the kernel's form: (1, B, D), or a list of such tensors."""
     states = [each[None].contiguous() for each in states]
     return states if len(states) > 1 else states[0]
 
@@ -34,13 +34,13 @@ def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
 def _whole(
     kernel: str, x: Tensor, before: list[Tensor], weights: list[Tensor], bias: bool, training: bool
 ) -> list[Tensor]:
-    """All steps of x, and the states after them (1, B, D)."""
+    """Run all steps of x. Return the outputs and the states after the last step (1, B, D)."""
     with as_widened(x):
         return list(KERNELS[kernel](x, _given(before), weights, bias, 1, 0.0, training, False, True))
 
 
 class TorchCell(Layer):
-    """A cell of PyTorch. A subclass says how many gates it has, and which kernel runs it."""
+    """Layer that runs a recurrent kernel of PyTorch. A subclass sets the number of gates and the kernel."""
 
     gates: ClassVar[int]
     sample: ClassVar = {}
@@ -58,7 +58,7 @@ class TorchCell(Layer):
             self.bias_hh_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
 
     def _kernel(self) -> str:
-        """One of `KERNELS`."""
+        """Name of the kernel, one of `KERNELS`."""
         raise NotImplementedError
 
     def _initial(self, batch_size: int, device: Device, dtype: DType) -> Tensor:
@@ -77,7 +77,8 @@ class TorchCell(Layer):
         if cu_seqlens is None:
             y, *after = _whole(self._kernel(), wide, before, weights, self.bias, self.training)
             return y.to(x.dtype), [each[0] for each in after]
-        # The kernel takes the first steps of all sequences, then the second ones: longest sequence first, none empty.
+        # The kernel takes the first step of every sequence, then the second, and so on. Sequences are sorted by length,
+        # longest first, and none is empty.
         lengths = cu_seqlens.diff()
         order = lengths.argsort(descending=True, stable=True)
         owner = sequence_index(cu_seqlens, x.shape[1])

@@ -19,11 +19,11 @@ class Elman(TorchCell):
         dim: D, inputs and state.
         nonlinearity: "tanh" or "relu".
         bias: two biases, as PyTorch has them.
-        recurrent_init: of U, "uniform"; "identity", with biases 0 (the IRNN, meant for "relu"); or "orthogonal".
+        recurrent_init: initial U: "uniform"; "identity" with biases 0 (the IRNN, meant for "relu"); or "orthogonal".
 
     Parameters as in `torch.nn.RNN`: weight_ih_l0, weight_hh_l0 (D, D), bias_ih_l0, bias_hh_l0 (D).
     Initialisation as there: U(±1/sqrt(D)).
-    State: (B, D). The output is the state: no further readout.
+    State: (B, D). The output is the state itself.
     """
 
     id = "S-elman"

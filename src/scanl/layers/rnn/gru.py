@@ -12,7 +12,7 @@ from scanl.layers.state import Device, DType
 
 @register("gru")
 class GRU(TorchCell):
-    """Gated recurrent unit, its reset gate after the recurrent product.
+    """Gated recurrent unit with the reset gate after the recurrent product.
 
     Args:
         dim: D, inputs and state.

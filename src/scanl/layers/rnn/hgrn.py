@@ -20,9 +20,10 @@ from scanl.ops import linear_scan
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a layer above the lowest reads its bound: from Γ of the lowest HGRN, at the number of HGRNs below it.
+    """Reference to the lowest HGRN of a stack, from whose Γ the others read their bound, and the index into Γ.
 
-    Not a module, so that torch counts Γ as a parameter of the lowest layer alone.
+    The index is the number of HGRNs below. This is not a module, so torch counts Γ only as a parameter of the lowest
+    layer.
     """
 
     lowest: "HGRN"
@@ -33,18 +34,18 @@ class Bound:
 class HGRN(Layer):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 
-    The bound rises with depth. In a stack of L such layers, layer l has γ^l = Σ_{j≤l} p_j - p_1 with p the
-    softmax of Γ (L, D) over depth, so γ^1 = 0, and a fresh stack has (l-1)/L. The lowest layer owns Γ as
-    `gamma`. Alone, a layer has γ = 0.
-    The gate multiplies after the norm and is SiLU, as in the released code; the paper norms the gated state.
+    The bound rises with depth. In a stack of L such layers, layer l has γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of
+    Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The lowest layer owns Γ as `gamma`. Outside a stack
+    γ = 0.
+    The SiLU gate multiplies after the norm, as in the released code; the paper norms the gated state.
 
     Args:
         dim: D, model width and complex channels.
         bias: biases in the projections.
 
-    Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts side by
-    side; lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).
-    Initialisation: theta_k = 10000^(-2k/D), Γ = 0, the projections PyTorch's own.
+    Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts adjacent;
+    lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).
+    Initialisation: theta_k = 10000^(-2k/D), Γ = 0, the projections as in PyTorch.
     State: (B, D) complex.
     """
 
@@ -60,7 +61,7 @@ class HGRN(Layer):
     sample: ClassVar = {}
     residual_out = "out_proj"
 
-    gamma: nn.Parameter | None  # of the lowest layer of a stack only
+    gamma: nn.Parameter | None  # only in the lowest layer of a stack
 
     def __init__(self, dim: int, bias: bool = True) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class HGRN(Layer):
             self.gamma = nn.Parameter(self.theta.new_zeros(len(peers), self.dim))
 
     def lower_bound(self) -> Tensor | float:
-        """γ (D) of this layer; 0 when it is the lowest, or alone."""
+        """Return γ (D) of this layer; 0 if it is the lowest or not in a stack."""
         if self._bound is None:
             return 0.0
         gamma = self._bound.lowest.gamma

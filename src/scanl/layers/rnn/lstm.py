@@ -15,7 +15,7 @@ from scanl.layers.state import Device, DType
 
 
 class LSTMState(NamedTuple):
-    """h and c, (B, D) each."""
+    """State of `LSTM`: h and c, (B, D) each."""
 
     h: Tensor
     c: Tensor
@@ -28,13 +28,14 @@ class LSTM(TorchCell):
     Args:
         dim: D, inputs and state.
         bias: two biases, as PyTorch has them.
-        forget_bias: what the two biases of the forget gate add up to at the start; None leaves PyTorch's own.
-        t_max: instead, the chrono start for memories of up to T_max steps: b_f = ln U(1, T_max - 1), b_i = -b_f.
+        forget_bias: initial sum of the two biases of the forget gate; None for PyTorch's initial values.
+        t_max: use chrono initialisation for memories of up to T_max steps instead: b_f = ln U(1, T_max - 1),
+            b_i = -b_f.
 
     Parameters as in `torch.nn.LSTM`, gates in the order i, f, g, o: weight_ih_l0, weight_hh_l0 (4D, D), bias_ih_l0,
     bias_hh_l0 (4D).
     Initialisation as there: U(±1/sqrt(D)).
-    State: LSTMState, 2D numbers a row.
+    State: LSTMState, 2D numbers per sequence.
     """
 
     id = "S-lstm"

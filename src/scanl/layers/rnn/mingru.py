@@ -17,9 +17,9 @@ from scanl.ops import linear_scan
 
 @register("mingru")
 class MinGRU(Layer):
-    """minGRU: a gated recurrence without dependence on its own state, so a scan evaluates it.
+    """minGRU: a gated recurrence whose gates do not depend on the state, so a scan computes it.
 
-    The authors' program scans logarithms, for which g is positive; the plain scan gives the same numbers.
+    The authors' program scans logarithms, for which g has to be positive. The plain scan here gives the same numbers.
 
     Args:
         dim: D, model width.
@@ -27,7 +27,7 @@ class MinGRU(Layer):
         bias: biases in the projections.
 
     Parameters as in the authors' program: to_hidden_and_gate (2E, D), hidden first; to_out (D, E).
-    Initialised by PyTorch's own rule, as there. State: (B, E), zeros at the start.
+    Initialisation: as in PyTorch, also in the authors' program. State: (B, E), initially 0.
     """
 
     id = "S-mingru"

@@ -26,14 +26,17 @@ from scanl.ops.slstm import forget_number
 
 
 class SLSTMState(NamedTuple):
-    """recurrent: h, c, n and m (B, 4, H, K).   conv: the last W-1 inputs (B, W-1, D); () without a convolution."""
+    """State of `SLSTM`.
+
+    recurrent: h, c, n and m (B, 4, H, K).   conv: the last W-1 inputs (B, W-1, D); () without a convolution.
+    """
 
     recurrent: Tensor
     conv: Tensor | tuple[()]
 
 
 class SLSTMCell(Module):
-    """The recurrent weights of the gates and their biases, in the order i, f, z, o."""
+    """Recurrent weights and biases of the gates, in the order i, f, z, o."""
 
     def __init__(self, num_heads: int, width: int) -> None:
         super().__init__()
@@ -41,7 +44,7 @@ class SLSTMCell(Module):
         self._bias_ = nn.Parameter(torch.zeros(4 * num_heads * width))
 
     def kernel_and_bias(self) -> tuple[Tensor, Tensor]:
-        """(4, H, K, K), rows of outputs, and (4, H, K)."""
+        """Return the kernel (4, H, K, K), output axis before input axis, and the bias (4, H, K)."""
         heads, _, width = self._recurrent_kernel_.shape
         kernel = self._recurrent_kernel_.view(heads, 4, width, width).transpose(0, 1)
         return kernel, self._bias_.view(4, heads, width)
@@ -53,17 +56,17 @@ class SLSTM(Layer):
 
     Args:
         dim: D, model width.
-        num_heads: H; each mixes its own K = D/H channels, in the gates and over time.
+        num_heads: H; each head mixes only its own K = D/H channels, in the gates and over time.
         conv1d_kernel_size: W, window of the convolution; 0 for none.
         forget: "sigmoid", or "exp", which the paper allows too.
 
-    Parameters as in PyPI's xlstm, whose cell is the "vanilla" one: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate
-    (H, K, K), where as there fgate feeds i and igate feeds f; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z
-    and o; slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
-    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0; in layer l of a stack of L, whatever the others
-    are, the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head, the others 0; the
-    convolution PyTorch's own.
-    State: SLSTMState, 4D + (W-1) D numbers a row.
+    Parameters as in PyPI's xlstm with its "vanilla" cell: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate (H, K, K),
+    where fgate feeds i and igate feeds f, as there; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z and o;
+    slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
+    Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0. In layer l of a stack of L layers of any kind,
+    the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head; the other biases are 0. The
+    convolution as in PyTorch.
+    State: SLSTMState, 4D + (W-1) D numbers per sequence.
     """
 
     id = "S-slstm"

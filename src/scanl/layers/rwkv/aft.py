@@ -1,4 +1,4 @@
-r"""Attention free transformer: averages of values whose weights know keys and positions, and no queries.
+r"""Attention free transformer: averages of values. Their weights depend on keys and positions, not on queries.
 
 .. math::
    y_t = W_o \Big(\sigma(q_t) \odot
@@ -22,10 +22,10 @@ VARIANTS = ("simple", "full", "local", "conv")
 
 
 class AFTState(NamedTuple):
-    """The state of the variants with positions: the last S steps, and a sum over all steps before these.
+    """State of the variants with positions: the last S steps, and a sum over all earlier steps.
 
-    average: p and z of the older steps, divided by e^m, and m (B, 3, E); () in "full", whose window has all steps.
-    keys, values: of the last S steps, oldest first (B, S, E).   steps: how many were read (B, 1) int64.
+    average: p and z of the earlier steps, divided by e^m, and m (B, 3, E); () in "full", whose window has all steps.
+    keys, values: those of the last S steps, oldest first (B, S, E).   steps: number of steps read (B, 1) int64.
     """
 
     average: Tensor | tuple[()]
@@ -36,25 +36,25 @@ class AFTState(NamedTuple):
 
 @register("aft")
 class AFT(Layer):
-    """AFT, causal: y = W_o (σ(q) ⊙ average of v), every channel with its own weights e^{k_i + w_{t,i}}.
+    """Causal AFT: y = W_o (σ(q) ⊙ average of v); each channel has its own weights e^{k_i + w_{t,i}}.
 
     Args:
         dim: D, model width.
         variant: "simple": w = 0. "full": w is learned for each pair of positions. "local": w is learned for pairs with
             t - i < s, and is 0 for others. "conv": w is learned for each distance t - i < s, and is 0 beyond.
         hidden_dim: E, channels of the average; by default D.
-        max_length: positions that "full" and "local" have w for: a longer sequence raises ShapeError (NaN on a GPU
-            and under torch.compile, where nothing can be raised).
+        max_length: number of positions for which "full" and "local" have w. A longer sequence raises ShapeError; on a
+            GPU and under torch.compile the result is NaN instead.
         window: s, steps that "local" and "conv" weigh by position; at least 2 in "conv".
-        num_heads: H of "conv": E/H channels share a key and w.
+        num_heads: H of "conv": the E/H channels of a head have a common key and w.
 
     Parameters as in PyPI's aft-pytorch: to_q, to_k, to_v (E, D) and project (D, E), with biases; wbias (max_length,
-    max_length), of which "local" reads the band. In "conv", which that program lacks: to_k (H, D); wbias (H, s), newest
-    first, gamma and beta (H); w = gamma (wbias - mean) / std + beta, as in the paper.
-    Initialisation: PyTorch's own; wbias Xavier uniform, in "conv" N(0, 1); gamma and beta 0.
+    max_length), of which "local" reads a band. That program has no "conv"; its parameters here are to_k (H, D), wbias
+    (H, s), newest first, gamma and beta (H), with w = gamma (wbias - mean) / std + beta, as in the paper.
+    Initialisation: as in PyTorch; wbias Xavier uniform, in "conv" N(0, 1); gamma and beta 0.
     State: in "simple" (B, 3, E), see `weighted_average`; otherwise AFTState, S = max_length in "full" and s elsewhere.
-    Keys of any size are safe: sums are stored divided by their largest weight. The bias of to_k multiplies all weights
-    alike, so it has no effect. A window costs S·E numbers a step.
+    Large keys do not overflow: sums are stored divided by their largest weight. The bias of to_k multiplies all weights
+    by the same factor, so it has no effect. A window costs S·E numbers per step.
     """
 
     id = "S-aft-simple"
@@ -135,7 +135,7 @@ class AFT(Layer):
             lengths, owner = torch.full_like(starts, length), every // max(length, 1)
         else:
             starts, lengths, owner = cu_seqlens[:-1], cu_seqlens.diff(), sequence_index(cu_seqlens, length)
-        step = every - starts[owner]  # of its sequence, counted in this call
+        step = every - starts[owner]  # index in its sequence, within this call
         if state is None:
             before = self.init_state(starts.shape[0], device=k.device, dtype=k.dtype)
         else:
@@ -143,7 +143,8 @@ class AFT(Layer):
         assert isinstance(before, AFTState)
         steps = before.steps + lengths[:, None]
         self._check_length(steps)
-        # Steps here, then those carried: what lies `back` steps before `step` of sequence `owner` is row `reach(...)`.
+        # The pool has the steps of this call, then those carried in the state. The step `back` steps before `step` of
+        # sequence `owner` is row `reach(...)`.
         pool_k, pool_v = (
             torch.cat([here.flatten(0, 1), carried.flatten(0, 1)])
             for here, carried in ((k, before.keys), (v, before.values))
@@ -185,7 +186,7 @@ class AFT(Layer):
             )
 
     def _bias(self, position: Tensor, back: Tensor) -> Tensor:
-        """w of every step and of those `back` steps before it, (steps, back, E) or what broadcasts to it."""
+        """Return w between each step and the steps `back` before it: (steps, back, E), or broadcastable to it."""
         if self.variant == "conv":
             centred = self.wbias - self.wbias.mean(1, keepdim=True)
             w = self.gamma[:, None] * centred / self.wbias.std(1, keepdim=True) + self.beta[:, None]
@@ -204,7 +205,10 @@ def _older(
     lengths: Tensor,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """p, z and m of every step (steps, E), where k and v have just left the window, and the last of each sequence."""
+    """Return p, z and m (steps, E) at every step, and their last values in each sequence.
+
+    k and v are those that leave the window at the step.
+    """
     first, width = (step == 0)[:, None], k.shape[1]
     start = torch.where(first, torch.maximum(k, state[owner, 2]), k)
     if cu_seqlens is None:
@@ -228,13 +232,13 @@ def _older(
 
 
 def _largest(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The running maximum that starts anew where the first of a pair is 1."""
+    """Combine two steps of a running maximum. It restarts where the first element of a pair is 1."""
     return torch.maximum(left[0], right[0]), torch.where(right[0] > 0, right[1], torch.maximum(left[1], right[1]))
 
 
 @preset("aft_simple", variant="simple")
 class AFTSimple(AFT):
-    """AFT-simple: an average of the values whose weights know the keys alone."""
+    """AFT-simple: an average of the values with weights that depend only on the keys."""
 
     id = "S-aft-simple"
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i} v_i / sum_{i<=t} e^{k_i})"

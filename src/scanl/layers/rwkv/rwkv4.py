@@ -23,14 +23,17 @@ from scanl.ops import weighted_average
 
 
 class RWKV4State(NamedTuple):
-    """recurrent: p, z and m of `weighted_average` (B, 3, E).   shift: the last input (B, 1, D)."""
+    """State of `RWKV4`.
+
+    recurrent: p, z and m of `weighted_average` (B, 3, E).   shift: the last input (B, 1, D).
+    """
 
     recurrent: Tensor
     shift: Tensor
 
 
 def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
-    """mu ⊙ x_t + (1 - mu) ⊙ x_{t-1}."""
+    """Return mu ⊙ x_t + (1 - mu) ⊙ x_{t-1}."""
     return before + mu * (x - before)
 
 
@@ -47,9 +50,9 @@ class RWKV4(Layer):
     Initialisation as in RWKV-LM, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_decay =
     -5 + 8 (j/(E-1))^(0.7+1.3a), time_first = ln 0.3 + 0.5 ((j+1) mod 3 - 1), time_mix_key = (j/D)^c, time_mix_value =
     (j/D)^c + 0.3a, time_mix_receptance = (j/D)^(c/2); key, receptance and output 0; value orthogonal, times
-    sqrt(E/D) where E > D. Alone l = 0 and L = 1, so a = 0, c = 1.
-    State: RWKV4State, 3E + D numbers a row.
-    The paper's decay is w itself; as in the released code w = exp(time_decay), so that it is positive.
+    sqrt(E/D) if E > D. Outside a stack l = 0 and L = 1, so a = 0 and c = 1.
+    State: RWKV4State, 3E + D numbers per sequence.
+    In the paper the parameter is w itself. Here w = exp(time_decay), as in the released code, so that it is positive.
     """
 
     id = "S-rwkv4"

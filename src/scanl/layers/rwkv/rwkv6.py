@@ -20,7 +20,7 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import linear_attention
 
-MIXED = "wkvrg"  # what the low-rank adapter mixes, in the order of its slices
+MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its slices
 
 
 @register("rwkv6")
@@ -33,7 +33,7 @@ class RWKV6(MatrixTimeMix):
         mix_lora: rank of the adapter of each token shift; by default 32, and 64 at D = 4096.
         decay_lora: rank of the adapter of the decay; by default 64, and 128 at D = 4096.
 
-    Each operand sees x_t + (x_{t-1} - x_t) ⊙ (time_maa_□ + tanh(x' time_maa_w1) time_maa_w2) with
+    The input of each projection is x_t + (x_{t-1} - x_t) ⊙ (time_maa_□ + tanh(x' time_maa_w1) time_maa_w2) with
     x' = x_t + (x_{t-1} - x_t) ⊙ time_maa_x; d = time_decay + tanh(x_w time_decay_w1) time_decay_w2.
     Parameters as in RWKV-LM's RWKV_Tmix_x060: time_maa_x, _w, _k, _v, _r, _g (1, 1, D); time_maa_w1 (D, 5 mix_lora);
     time_maa_w2 (5, mix_lora, D); time_decay (1, 1, D); time_decay_w1 (D, decay_lora); time_decay_w2 (decay_lora, D);
@@ -42,7 +42,7 @@ class RWKV6(MatrixTimeMix):
     1 - (j/D)^c, _v = 1 - (j/D)^c - 0.3a, _r, _g = 1 - (j/D)^(c/2); time_decay = -6 + 5 (j/(D-1))^(0.7+1.3a); u =
     a (1 - j/(D-1)) + 0.1 ((j+1) mod 3 - 1); time_maa_w1 and time_decay_w1 0, the second factors U(±0.01); receptance
     and value orthogonal, key and gate 0.1 of that, output 0; ln_x.weight ((l+1)/L)^0.7, its epsilon 64e-5.
-    State: RWKVState, D N + D numbers a row.
+    State: RWKVState, D N + D numbers per sequence.
     """
 
     id = "S-rwkv6"

@@ -21,16 +21,16 @@ from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
 
-SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the first token shifts
+SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the initial token shifts
 
 
 @register("rwkv7")
 class RWKV7(MatrixTimeMix):
-    """Time mix of RWKV-7: a matrix memory that erases and writes at different keys, with its own learning rates.
+    """Time mix of RWKV-7: a matrix memory that erases and writes at different keys, with a learning rate per channel.
 
-    In a stack, every RWKV-7 layer but the lowest mixes its values with those of the lowest, v_first:
-    v + (v_first - v) ⊙ σ(v0 + x_v v1 v2). The lowest layer writes v_first into the dict `memo`, from which the others
-    read it in the same pass. It has no v0, v1 and v2: `enter_stack` makes them in the others.
+    In a stack, every RWKV-7 layer except the lowest mixes its values with v_first, the values of the lowest:
+    v + (v_first - v) ⊙ σ(v0 + x_v v1 v2). The lowest layer writes v_first into the dict `memo`; the others read it in
+    the same pass. The lowest layer has no v0, v1 and v2; `enter_stack` makes them in the others.
 
     Args:
         dim: D, model width.
@@ -49,8 +49,8 @@ class RWKV7(MatrixTimeMix):
     w0 = -6 + 6 (j/(D-1))^(1+b^0.3) + 0.5 + 2.5 zig; a0 = -0.19 + 0.3 zig + 0.4 lin; v0 = 0.73 - 0.4 lin; k_k = 0.71 -
     0.1 lin; k_a = 1.02; r_k = -0.04; first factors 0, second ones orthogonal times 0.1 (and sqrt(rank/D) where that
     exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5.
-    This is how RWKV-LM's class starts; its trainer then draws the four matrices and ln_x again.
-    State: RWKVState, D N + D numbers a row.
+    This is the initialisation in RWKV-LM's class; its trainer then initialises the four matrices and ln_x again.
+    State: RWKVState, D N + D numbers per sequence.
     """
 
     id = "S-rwkv7"
@@ -64,7 +64,7 @@ class RWKV7(MatrixTimeMix):
     residual_out = "output"
     takes: ClassVar = frozenset({"memo"})
 
-    # Above the lowest layer only.
+    # Only in layers above the lowest.
     v0: nn.Parameter | None
     v1: nn.Parameter | None
     v2: nn.Parameter | None
@@ -162,6 +162,6 @@ def _rank(factor: float, dim: int) -> int:
 
 
 def _factors(dim: int, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
-    """The two factors (D, rank) and (rank, D) of an adapter, whose product starts at 0."""
+    """Make the factors (D, rank) and (rank, D) of an adapter. Their product is initially 0."""
     second = nn.init.orthogonal_(torch.empty(rank, dim), gain=0.1 * max(1.0, rank / dim) ** 0.5)
     return nn.Parameter(torch.zeros(dim, rank)), nn.Parameter(second)

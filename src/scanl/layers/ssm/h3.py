@@ -1,4 +1,4 @@
-r"""H3: a shift and a diagonal state space model between two products, in the manner of linear attention.
+r"""H3: linear attention with a shift and a diagonal state space model between its two products.
 
 .. math:: y_t = W_o \big(q_t \cdot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \otimes v)_t\big)
 """
@@ -20,14 +20,18 @@ from scanl.ops import short_convolution
 
 
 class H3State(NamedTuple):
-    """shift: the last N-1 keys (B, N-1, D).   diagonal: (B, K, K, H, N/2) complex, of key and value channels."""
+    """State of `H3`.
+
+    shift: the last N-1 keys (B, N-1, D).
+    diagonal: (B, K, K, H, N/2) complex, one system state for each pair of a key channel and a value channel.
+    """
 
     shift: Tensor
     diagonal: Tensor
 
 
 class ShiftKernel(Module):
-    """B (D, N), what enters the shift register, and C (1, D, N), what is read from it."""
+    """The shift register of each channel: B (D, N) writes the input into it, C (1, D, N) reads it."""
 
     def __init__(self, dim: int, d_state: int) -> None:
         super().__init__()
@@ -35,13 +39,16 @@ class ShiftKernel(Module):
         self.C = nn.Parameter(torch.empty(1, dim, d_state).uniform_(-(d_state**-0.5), d_state**-0.5))
 
     def window(self) -> Tensor:
-        """(D, N): Σ_n B_n C_{n+j} for the lags j, the longest first."""
+        """Return the kernel (D, N): Σ_n B_n C_{n+j} for each lag j, the longest lag first."""
         read = F.pad(self.C[0], (0, self.B.shape[1] - 1)).unfold(1, self.B.shape[1], 1)
         return torch.einsum("djn,dn->dj", read, self.B).flip(1)
 
 
 class H3Kernel(Module):
-    """log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) in real pairs."""
+    """Parameters of the diagonal systems.
+
+    log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) as pairs of real numbers.
+    """
 
     def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
@@ -53,7 +60,7 @@ class H3Kernel(Module):
         self.A_imag = nn.Parameter(start.A_imag)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A, B, C (H, N/2), complex, and Δ (H), in float32 or wider."""
+        """Return A, B, C (H, N/2), complex, and Δ (H), in float32 or wider."""
         A = torch.complex(-widen(self.inv_A_real).exp(), widen(self.A_imag))
         B, C = (torch.view_as_complex(widen(part)) for part in (self.B, self.C[0]))
         return A, B, C, widen(self.log_dt).exp()
@@ -63,7 +70,7 @@ K = TypeVar("K", bound=nn.Module)
 
 
 class Wrapped(nn.Module, Generic[K]):
-    """A level of the parameters' names, as the released code has it."""
+    """Adds the level `kernel` to parameter names, as in the released code."""
 
     kernel: K
 
@@ -74,14 +81,14 @@ class Wrapped(nn.Module, Generic[K]):
 
 @register("h3")
 class H3(Layer):
-    """H3: keys through a shift register, their products with the values through S4D, read by the queries.
+    """H3: keys pass a shift register, their products with the values pass S4D, and the queries read the result.
 
-    As in the released code, channels enter ordered by head, and leave ordered by value channel.
+    As in the released code, input channels are ordered by head, and output channels by value channel.
 
     Args:
         dim: D, model width.
-        d_state: N, real numbers of state of both systems, even.
-        head_dim: K, channels of a head; H = D / K heads, each a system of its own, over K² products.
+        d_state: N, real numbers of state in each of the two systems, even.
+        head_dim: K, channels of a head; each of the H = D / K heads has its own system for its K² products.
         init: imaginary parts of the diagonal A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         disc: discretisation of the diagonal system, "bilinear" or "zoh".
@@ -91,10 +98,10 @@ class H3(Layer):
     (D, N), C (1, D, N); ssm_k_D (D); kernel.kernel: C (1, H, N/2, 2), B (H, N/2, 2), inv_A_real, A_imag (H, N/2),
     log_dt (H); D (H). B, A and Δ have no weight decay.
     Initialisation: shift B = (1, 0, ...), C uniform in ±1/sqrt(N); A as `s4d`, B 1 (of HiPPO for legs), C complex
-    N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; both D N(0, 1); the linear maps PyTorch's own.
-    For legs the released program's "diag-legs" has the same frequencies with B = 1; here B is HiPPO's, as in S4D-LegS.
+    N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; ssm_k_D and D N(0, 1); the linear maps as in PyTorch.
+    For "legs", B is HiPPO's, as in S4D-LegS. The released "diag-legs" has the same frequencies with B = 1.
     State: H3State.
-    Calls of more than 16 steps convolve products of keys and values by FFT, whose rounding errors are relative to the
+    Calls of more than 16 steps convolve products of keys and values by FFT. Its rounding errors are relative to the
     largest product of the call (see `long_convolution`).
     """
 
@@ -169,7 +176,7 @@ class H3(Layer):
         system = self.kernel.kernel.system()
 
         def run(kv: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-            # One system serves all products of a head: they are rows of a batch.
+            # All products of a head use the same system, so they become rows of a batch.
             rows = kv.movedim(1, 3).flatten(0, 2)
             y, last = diagonal_ssm(
                 rows, *system, None if before is None else before.flatten(0, 2), discretization=self.disc

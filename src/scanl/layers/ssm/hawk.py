@@ -18,7 +18,10 @@ from scanl.layers.state import Device, DType
 
 
 class HawkState(NamedTuple):
-    """rg_lru: RGLRUState.   conv: the last W-1 inputs of the convolution (B, W-1, width)."""
+    """State of `Hawk`.
+
+    rg_lru: RGLRUState.   conv: the last W-1 inputs of the convolution (B, W-1, width).
+    """
 
     rg_lru: RGLRUState
     conv: Tensor
@@ -26,12 +29,12 @@ class HawkState(NamedTuple):
 
 @register("hawk")
 class Hawk(Layer):
-    """The recurrent block of Hawk and Griffin: a GELU branch times a convolved RG-LRU branch.
+    """Recurrent block of Hawk and Griffin: a GELU branch times a branch of convolution and RG-LRU.
 
     Args:
         dim: D, model width.
-        num_heads: blocks of the gates.
-        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks; in the released models D.
+        num_heads: number of diagonal blocks in the gates' weights.
+        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks. The released models have D.
         conv_size: window of the convolution.
 
     Parameters as in the released recurrentgemma: linear_y, linear_x (width, D), linear_out (D, width),
@@ -90,5 +93,5 @@ class Hawk(Layer):
 
 
 def _block_width(wanted: float) -> int:
-    """Multiples of 8 from 8 up: small products of odd widths take up to twice as long."""
+    """Round to a multiple of 8, at least 8: matrix products of odd small widths take up to twice as long."""
     return 8 * round(wanted / 8) if wanted >= 8 else max(1, round(wanted))

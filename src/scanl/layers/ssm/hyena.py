@@ -1,4 +1,4 @@
-r"""Hyena: long convolutions, whose filters a small network computes from the lag, between products.
+r"""Hyena: products and long convolutions in turn. A small network computes the filters from the lag.
 
 .. math:: z^{n+1} = x^n \odot (h^n * z^n + b^n z^n), \quad y = W_o\, z^{N}, \quad
           h^n_j = \mathrm{FFN}(\mathrm{PE}(j)) \odot e^{-\alpha j / (L-1)}
@@ -21,7 +21,11 @@ from scanl.ops._frame.opaque import opaque
 
 
 class HyenaState(NamedTuple):
-    """short: the last inputs of the short filter (B, W-1, (N+1) D).   long: of each long one (B, N-1, L-1, D)."""
+    """State of `Hyena`.
+
+    short: the last inputs of the short filter (B, W-1, (N+1) D).
+    long: the last inputs of each long filter (B, N-1, L-1, D).
+    """
 
     short: Tensor
     long: Tensor
@@ -31,32 +35,32 @@ class HyenaState(NamedTuple):
 class Hyena(Layer):
     """Hyena operator: a short convolution, then products and long convolutions in turn.
 
-    The paper counts N long convolutions; as in the released code there are N - 1, with a product before and after each.
-    A filter has l_max lags: inputs longer ago have no effect. Sequences may be longer than l_max, where the released
-    code cuts them. The state holds the last l_max - 1 inputs, so a step costs O(l_max D).
+    The paper counts N long convolutions. As in the released code there are N - 1, with a product before and after each.
+    A filter has l_max lags, so older inputs have no effect. Sequences may be longer than l_max; the released code
+    truncates them. The state holds the last l_max - 1 inputs, so a step costs O(l_max D).
 
     Args:
         dim: D, model width.
         l_max: L, lags of the filters.
-        order: N, products; N - 1 long convolutions.
+        order: N, number of products; there are N - 1 long convolutions.
         filter_order: width of the network that computes the filters.
-        emb_dim: numbers that stand for a lag, odd: the lag, cosines, sines.
-        num_inner_mlps: linear maps inside that network.
+        emb_dim: size of the embedding of a lag, odd: the lag, cosines, sines.
+        num_inner_mlps: linear maps of that network between the first and the last.
         short_filter_order: window of the short convolution.
         w: initial frequency of the sines.
-        fast_decay_pct, slow_decay_pct, target: a filter has faded to `target` after this part of L; channels lie
-            between.
-        shift: what the fading ends at.
+        fast_decay_pct, slow_decay_pct, target: a filter decays to `target` within a fraction of L; the fraction is
+            slow_decay_pct in the first channel and fast_decay_pct in the last.
+        shift: value that the decay approaches.
         lr: learning rate of the network.
-        lr_pos_emb: learning rate of the numbers that stand for the lags.
+        lr_pos_emb: learning rate of the embedding of the lags.
 
     Parameters as in safari: in_proj ((N+1) D, D), out_proj (D, D), short_filter ((N+1) D, 1, W), with biases;
     filter_fn: bias ((N-1) D), implicit_filter.0, .2, ... (linear) and .1.freq (1, width), pos_emb.z (1, L, emb_dim),
-    and as buffers pos_emb.t, modulation.deltas. Network and lags have no weight decay.
+    and as buffers pos_emb.t, modulation.deltas. The network and the embedding have no weight decay.
     Initialisation: filter_fn.bias N(0, 1); freq = w; z = (t, cos, -sin) of bands from 1e-4 up to (emb_dim-1)/2 - 1;
-    deltas from ln(target)/slow_decay_pct to ln(target)/fast_decay_pct; all else PyTorch's own.
-    The filters of one channel stand side by side, as in safari's package; its standalone_hyena.py has all channels of
-    one filter side by side, which is the same up to order 2.
+    deltas from ln(target)/slow_decay_pct to ln(target)/fast_decay_pct; all else as in PyTorch.
+    The filters of one channel are adjacent, as in safari's package. In its standalone_hyena.py the channels of one
+    filter are adjacent; up to order 2 both orders are the same.
     State: HyenaState.
     """
 
@@ -134,7 +138,7 @@ class Hyena(Layer):
             long = self.init_state(cu_seqlens.shape[0] - 1).long
         mixed, short = convolve(self.short_filter, self.in_proj(x), short, cu_seqlens=cu_seqlens)
         first, *others, v = widen(mixed).split(self.dim, -1)
-        # Filters and biases of one channel stand side by side.
+        # The filters and biases of one channel are adjacent.
         filters = self.filter_fn.filters().unflatten(0, (self.dim, self.order - 1)).unbind(1)
         biases = widen(self.filter_fn.bias).view(self.dim, self.order - 1).unbind(1)
         histories = []
@@ -158,9 +162,10 @@ def _with_history_shapes(v: Tensor, history: Tensor | None, kernel: Tensor) -> t
 
 @opaque("hyena(Tensor v, Tensor? history, Tensor kernel) -> (Tensor, Tensor)", _with_history_shapes)
 def _with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """v (B, T, D) convolved with kernel (D, L), after the L-1 inputs of the history; and the history after v.
+    """Convolve v (B, T, D) with kernel (D, L), after the L-1 inputs of the history. Return y and the history after v.
 
-    `long_convolution` has a state that makes steps cheaper. It is not used: the same past can have several such states.
+    The state of `long_convolution` would make steps cheaper. It is not used, because the same past can have several
+    such states.
     """
     steps, kept = v.shape[1], kernel.shape[1] - 1
     y, _ = long_convolution(v, kernel)

@@ -24,11 +24,11 @@ class LRU(Layer):
     Args:
         dim: D, model width.
         state_dim: E, complex state channels; by default D.
-        r_min, r_max: ring of the initial |Λ|, uniform over its area.
+        r_min, r_max: initial Λ are uniform over the ring r_min <= |Λ| <= r_max, by area.
         max_phase: initial phases are uniform in [0, max_phase] radians.
 
-    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: one step of span n
-    is n steps with the same input, Λ^n and γ (Λ^n - 1)/(Λ - 1), and n need not be whole.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. A step of duration n
+    equals n steps with the same input: Λ^n and γ (Λ^n - 1)/(Λ - 1). n need not be a whole number.
 
     Parameters as in the reference program: nu_log, theta_log, gamma_log (E); B_re, B_im (E, D);
     C_re, C_im (D, E); D (D).
@@ -62,7 +62,7 @@ class LRU(Layer):
             raise ConfigError(f"lru: r_min is {r_min} and r_max is {r_max}, expected 0 <= r_min < r_max <= 1")
         self.dim = dim
         self.state_dim = size = state_dim or dim
-        # 1 - U keeps u out of 0, where the logarithms end.
+        # 1 - U is never 0, so the logarithms are finite.
         u1, u2 = 1 - torch.rand(size), 1 - torch.rand(size)
         square = u1 * (r_max**2 - r_min**2) + r_min**2
         square = square.clamp(max=1 - torch.finfo(square.dtype).eps)  # |Λ| = 1 would make gamma 0
@@ -90,7 +90,7 @@ class LRU(Layer):
         check_timespans("lru", timespans, x)
         rate, phase = widen(self.nu_log).exp(), widen(self.theta_log).exp()
         eigenvalues = torch.polar((-rate).exp(), phase)
-        # Real and imaginary parts side by side: one real product writes complex numbers, and one reads them.
+        # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
         into = torch.stack([self.B_re, self.B_im], 1) * self.gamma_log.exp()[:, None, None]
         out_of = torch.stack([self.C_re, -self.C_im], 2).flatten(1)
         u = torch.view_as_complex(widen(x @ into.flatten(0, 1).t()).unflatten(-1, (-1, 2)))

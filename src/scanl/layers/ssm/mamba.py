@@ -22,7 +22,10 @@ from scanl.ops import selective_scan
 
 
 class MambaState(NamedTuple):
-    """conv: the last d_conv - 1 inputs of the convolution (B, d_conv - 1, E).   ssm: h (B, E, N). Float32 or wider."""
+    """State of `Mamba`, in float32 or wider.
+
+    conv: the last d_conv - 1 inputs of the convolution (B, d_conv - 1, E).   ssm: h (B, E, N).
+    """
 
     conv: Tensor
     ssm: Tensor
@@ -32,7 +35,7 @@ class MambaState(NamedTuple):
 class Mamba(Layer):
     """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
 
-    B is discretised as Δ B, as in the released code; the paper's eq. (4) has the zero-order hold, the same to O(Δ²).
+    B is discretised as Δ B, as in the released code. The zero-order hold of the paper's eq. (4) differs by O(Δ²).
 
     Args:
         dim: D, model width.
@@ -41,19 +44,19 @@ class Mamba(Layer):
         expand: E = expand * dim channels.
         dt_rank: R, rank of the map to Δ; "auto" is dim/16, rounded up.
         dt_min, dt_max: range of the initial Δ, in steps.
-        dt_init: W_Δ "random" or "constant".
+        dt_init: initial W_Δ, "random" or "constant".
         dt_scale: scale of the initial W_Δ.
-        dt_init_floor: least initial Δ.
+        dt_init_floor: minimum of the initial Δ.
         conv_bias: bias in the convolution.
         bias: biases in in_proj and out_proj.
-        norm_eps: epsilon of an RMS norm, without weights, of δ, B and C, as in Falcon-Mamba; None is no norm.
+        norm_eps: epsilon of RMS norms without weights over δ, B and C, as in Falcon-Mamba; None for no norm.
 
-    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in mamba_ssm: in_proj (2E, D) for [u; z]; conv1d (E, 1, d_conv); x_proj (R + 2N, E); dt_proj (E, R)
     with bias; A_log (E, N); D (E); out_proj (D, E). A_log, D and dt_proj.bias have no weight decay.
     Initialisation: A = -(1, ..., N) for each channel, D = 1; W_Δ uniform in ±dt_scale/sqrt(R), or that constant;
-    softplus(b) log-uniform in [dt_min, dt_max], at least dt_init_floor; all else PyTorch's own.
+    softplus(b) log-uniform in [dt_min, dt_max], at least dt_init_floor; all else as in PyTorch.
     State: MambaState.
     """
 
@@ -140,7 +143,7 @@ class Mamba(Layer):
         low, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
         if self.norm_eps is not None:
             low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
-        # The bias is added in float32: it sets the time scale, which half precision would round by 0.4 %.
+        # The bias is added in float32. It sets the time scale, and half precision would round it by up to 0.4 %.
         delta, bias = F.linear(low, self.dt_proj.weight), widen(self.dt_proj.bias)
         if timespans is not None:
             delta, bias = F.softplus(delta + bias) * widen(timespans)[..., None], None

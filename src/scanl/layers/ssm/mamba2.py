@@ -1,4 +1,4 @@
-r"""Mamba-2: a state space with one decay a head, computed as linear attention.
+r"""Mamba-2: a state space model with one decay per head, computed as linear attention.
 
 .. math:: S_t = e^{-e^{A_{\log}} \Delta_t} S_{t-1} + B_t (\Delta_t x_t)^\top, \quad y_t = S_t^\top C_t + D x_t, \quad
           \Delta_t = \mathrm{softplus}(\mathrm{dt}_t + b)
@@ -20,7 +20,10 @@ from scanl.ops import linear_attention
 
 
 class Mamba2State(NamedTuple):
-    """ssm: S (B, H, N, headdim).   conv: the last W-1 inputs of the convolution (B, W-1, d_inner + 2 G N)."""
+    """State of `Mamba2`.
+
+    ssm: S (B, H, N, headdim).   conv: the last W-1 inputs of the convolution (B, W-1, d_inner + 2 G N).
+    """
 
     ssm: Tensor
     conv: Tensor
@@ -28,7 +31,7 @@ class Mamba2State(NamedTuple):
 
 @register("mamba2")
 class Mamba2(Layer):
-    """Mamba-2, the SSD layer: convolved x, B and C, a scalar decay a head, and a norm after the gate.
+    """Mamba-2, the SSD layer: convolved x, B and C, one scalar decay per head, and a norm after the gate.
 
     Args:
         dim: D, model width.
@@ -36,8 +39,8 @@ class Mamba2(Layer):
         d_conv: W, window of the convolution.
         expand: d_inner = expand * D channels, in H = d_inner / headdim heads.
         headdim: P, channels of a head.
-        ngroups: G, groups of heads that share B and C; the norm's root mean square is taken over each.
-        A_init_range: initial decay rates e^{A_log}, per unit of Δ, are uniform in it.
+        ngroups: G, groups of heads; the heads of a group use the same B and C, and the norm is over each group.
+        A_init_range: range of the initial decay rates e^{A_log}, uniform, per unit of Δ.
         dt_min, dt_max, dt_init_floor: initial Δ, log-uniform in [dt_min, dt_max] and at least the floor.
         bias: biases in in_proj and out_proj.
         conv_bias: bias in the convolution.
@@ -46,8 +49,8 @@ class Mamba2(Layer):
     Parameters as in mamba_ssm: in_proj (2 d_inner + 2 G N + H, D) for z, x, B, C and dt; conv1d.weight
     (d_inner + 2 G N, 1, W) and its bias; dt_bias, A_log, D (H), without weight decay; norm.weight (d_inner);
     out_proj (D, d_inner).
-    Initialisation: A_log = ln U(A_init_range), dt_bias = softplus⁻¹(Δ), D 1, norm 1, the rest PyTorch's own.
-    State: S (B, H, N, P), zeros, and the convolution's window.
+    Initialisation: A_log = ln U(A_init_range), dt_bias = softplus⁻¹(Δ), D 1, norm 1, the rest as in PyTorch.
+    State: S (B, H, N, P), zeros, and the last inputs of the convolution.
     """
 
     id = "S-mamba2"

@@ -20,18 +20,18 @@ from scanl.ops import linear_scan
 
 @register("mega_ema")
 class MegaEMA(Layer):
-    """The moving average of MEGA: each channel expands into N leaky sums, which are added with learned weights.
+    """Moving average of MEGA: N leaky sums per channel, added with learned weights.
 
     This is the moving average alone, without MEGA's gated attention. As in the released code, the paper's sum is
-    divided by sqrt(N), ω x is added, and a SiLU follows. Differs: the released code can cut its kernels after
+    divided by sqrt(N), ω x is added, and a SiLU follows. Differs: the released code can truncate its kernels after
     `truncation` steps.
 
     Args:
         dim: D, channels.
-        ndim: N, averages for each channel.
+        ndim: N, leaky sums of each channel.
 
     Parameters as in the released code: alpha, delta, beta (D, N, 1); gamma (D, N); omega (D). There `delta` is the
-    logit of the step p and `alpha` that of the damping, the reverse of the paper's letters.
+    logit of the step p and `alpha` that of the damping; the paper uses the letters the other way round.
     Initialisation: alpha, delta N(0, 0.2²); beta 1, -1, 1, ... plus N(0, 0.02²); gamma, omega N(0, 1).
     State: (B, D, N).
     """

@@ -21,7 +21,7 @@ from scanl.ops import linear_scan
 
 
 class BlockDiagonalLinear(Module):
-    """y = x W + b with W of `num_blocks` square blocks: w (blocks, width, width), b (blocks, width), as released."""
+    """y = x W + b, with W block-diagonal. w (blocks, width, width) and b (blocks, width) are named as released."""
 
     def __init__(self, width: int, num_blocks: int) -> None:
         super().__init__()
@@ -35,14 +35,17 @@ class BlockDiagonalLinear(Module):
 
 
 class RGLRUState(NamedTuple):
-    """recurrent: (B, D), float32 or wider.   fresh: (B, 1), 1 before the first step and 0 after it."""
+    """State of `RGLRU`.
+
+    recurrent: (B, D), float32 or wider.   fresh: (B, 1), 1 before the first step and 0 after it.
+    """
 
     recurrent: Tensor
     fresh: Tensor
 
 
 class BoundedSqrt(torch.autograd.Function):
-    """sqrt whose derivative is at most 1000: at a = 1 the true one is infinite."""
+    """Square root with its derivative clipped at 1000. The true derivative is infinite at 0, where a = 1."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -59,17 +62,16 @@ class BoundedSqrt(torch.autograd.Function):
 class RGLRU(Layer):
     """RG-LRU: a diagonal recurrence with input and recurrence gates, both block-diagonal.
 
-    The first step of a sequence enters with factor 1 in place of sqrt(1 - a²), as in the released code; the
-    state therefore knows whether its sequence has started. The derivative of the square root is clipped at
-    1000.
+    The first input of a sequence has the factor 1 in place of sqrt(1 - a²), as in the released code. The state
+    therefore records whether its sequence has started. The derivative of the square root is clipped at 1000.
 
     Args:
         dim: D, channels.
-        num_heads: blocks of the two gates; must divide dim.
+        num_heads: number of diagonal blocks in each gate's weight; must divide dim.
 
     Parameters: a_param Λ (D); input_gate and a_gate: w (heads, D/heads, D/heads), b (heads, D/heads).
     Initialisation as in the released code: with rho² uniform in [0.9², 0.999²], softplus(Λ) = -ln rho; gates
-    N(0, heads/D), biases 0. In the paper a^c, the least decay, is uniform in [0.9, 0.999]; here it is rho^8.
+    N(0, heads/D), biases 0. In the paper a^c, the smallest decay factor, is uniform in [0.9, 0.999]; here it is rho^8.
     """
 
     id = "S-rglru"

@@ -1,4 +1,4 @@
-r"""S4: a state space model for each channel, diagonal and of rank one, as HiPPO-LegS is.
+r"""S4: a state space model for each channel. Its matrix is a diagonal minus one of rank one, as in HiPPO-LegS.
 
 .. math:: \dot s = (\Lambda - P P^*) s + B u, \quad y = 2\,\mathrm{Re}\, C s + D u
 """
@@ -20,11 +20,14 @@ from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr
 from scanl.ops._frame.opaque import opaque
 
-FEW = 16  # steps up to which the recurrence is taken
+FEW = 16  # up to this many steps the recurrence is used
 
 
 class LowRankKernel(Module):
-    """The systems of S4: inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) in real pairs."""
+    """Parameters of S4's systems.
+
+    inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) as pairs of real numbers.
+    """
 
     def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float) -> None:
         super().__init__()
@@ -48,14 +51,14 @@ class LowRankKernel(Module):
         self.C = nn.Parameter(torch.randn(1, dim, half, 2) * 0.5**0.5)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Λ, P, B, C (D, N/2), complex, and Δ (D), in double: what is of size D N costs little."""
+        """Return Λ, P, B, C (D, N/2), complex, and Δ (D), in double: tensors of size D N are cheap."""
         Lambda = torch.complex(-self.A_real.double().exp(), -self.A_imag.double())
         P, B, C = (torch.view_as_complex(part[0].double()) for part in (self.P, self.B, self.C))
         return Lambda, P, B, C, self.inv_dt[:, 0].double().exp()
 
 
 class Convolution(Module):
-    """kernel, and the skip connection D (1, D)."""
+    """Holds `kernel` and the skip connection D (1, D)."""
 
     def __init__(self, kernel: LowRankKernel, dim: int) -> None:
         super().__init__()
@@ -67,20 +70,20 @@ class Convolution(Module):
 class S4(Layer):
     """S4: a time-invariant recurrence with a full matrix, by the bilinear rule, then GELU and a gated linear map.
 
-    A whole sequence is a convolution, a few steps are the recurrence, O(N) each; both are the same function. C is the
-    system's own, where the released code trains C (I - Ā^L) for a length L that it keeps.
+    A long sequence is computed as a convolution, a few steps as the recurrence, in O(N) per step. Both give the same
+    function. C is a parameter itself; the released code trains C (I - Ā^L) for a stored length L.
 
     Args:
         dim: D, model width.
-        d_state: N, real numbers of state a channel, even.
+        d_state: N, real numbers of state per channel, even.
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         lr: learning rate of Λ, P, B and Δ; None for the optimiser's own.
 
     Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
-    A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) in real pairs; output_linear.0 (2D, D),
-    linear, for the gated linear unit. Λ, P, B and Δ have no weight decay.
-    Initialisation: Λ, P, B of HiPPO-LegS in the basis of its normal part, one of each pair, Im B within ±2; Δ
-    log-uniform in [dt_min, dt_max]; C complex N(0, 1), D N(0, 1); the linear map PyTorch's own.
+    A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) as pairs of real numbers; output_linear.0
+    (2D, D), a linear map for the gated linear unit. Λ, P, B and Δ have no weight decay.
+    Initialisation: Λ, P, B of HiPPO-LegS in the basis of its normal part, one of each conjugate pair, Im B clipped to
+    ±2; Δ log-uniform in [dt_min, dt_max]; C complex N(0, 1), D N(0, 1); the linear map as in PyTorch.
     State: (B, D, N/2) complex.
     """
 
@@ -166,7 +169,10 @@ def _scan(
 def _recurrence(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each step solves (1 - ΔA/2) s = (1 + ΔA/2) s' + ΔB u, where A = Λ - P P* on the state and its conjugate."""
+    """Run the recurrence: each step solves (1 - ΔA/2) s = (1 + ΔA/2) s' + ΔB u for s.
+
+    A = Λ - P P* acts on the state and its complex conjugate.
+    """
     half = dt[:, None] / 2
     below = 1 - half * Lambda
     low = half * P / below
@@ -187,7 +193,7 @@ def _recurrence(
 def _convolution(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same as a dense system of real numbers, real parts before imaginary ones: a quarter of the work."""
+    """Compute the same by convolution. A dense real system (real, then imaginary parts) takes a quarter of the work."""
     dense, into = discretize_dplr(Lambda, P, B, dt)
     own, other = dense[:, : Lambda.shape[1]].chunk(2, -1)  # s = own s' + other conj(s')
     plus, minus = own + other, own - other

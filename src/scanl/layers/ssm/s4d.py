@@ -18,7 +18,10 @@ from scanl.layers.state import Device, DType
 
 
 class S4DKernel(Module):
-    """The systems of S4D: log_dt (D), C (D, N/2, 2) in real pairs, log_A_real and A_imag (D, N/2)."""
+    """Parameters of S4D's systems.
+
+    log_dt (D); C (D, N/2, 2) as pairs of real numbers; log_A_real and A_imag (D, N/2).
+    """
 
     def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
@@ -29,33 +32,33 @@ class S4DKernel(Module):
         self.A_imag = nn.Parameter(start.A_imag)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """A and C, complex (D, N/2), and Δ (D), in float32 or wider."""
+        """Return A and C, complex (D, N/2), and Δ (D), in float32 or wider."""
         A = torch.complex(-widen(self.log_A_real).exp(), widen(self.A_imag))
         return A, torch.view_as_complex(widen(self.C)), widen(self.log_dt).exp()
 
 
 @register("s4d")
 class S4D(Layer):
-    """S4D: a time-invariant recurrence on N/2 complex numbers for each channel, then GELU and a gated linear map.
+    """S4D: a time-invariant recurrence on N/2 complex numbers per channel, then GELU and a gated linear map.
 
-    A whole sequence is a convolution with the kernel of the system, a few steps are the recurrence; both are the same
-    function. B is 1, as in the released s4d.py: C carries it, from the start for "legs".
+    A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the
+    same function. B is 1, as in the released s4d.py; C includes it, so for "legs" C starts with HiPPO's B as a factor.
 
     Args:
         dim: D, model width.
-        d_state: N, real numbers of state a channel, even.
+        d_state: N, real numbers of state per channel, even.
         init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         disc: discretisation, "zoh" or "bilinear".
         lr: learning rate of A and Δ; None for the optimiser's own.
 
-    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the released s4d.py: D (D); kernel: C (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2);
     output_linear.0, a convolution of width 1, (2D, D, 1), for the gated linear unit. A and Δ have no weight decay.
     Initialisation: Δ log-uniform in [dt_min, dt_max]; -Re A = 1/2 and, for n = 0, 1, ..., Im A = π n (lin),
-    (N/π)(N/(2n+1) - 1) (inv), or of the eigenvalues of HiPPO-LegS less its part of rank one (legs); C complex N(0, 1),
-    times HiPPO's B, Im B within ±2, for legs; D N(0, 1); the linear map PyTorch's own.
+    (N/π)(N/(2n+1) - 1) (inv), or that of the eigenvalues of HiPPO-LegS without its rank-one part (legs); C complex
+    N(0, 1), for legs times HiPPO's B with Im B clipped to ±2; D N(0, 1); the linear map as in PyTorch.
     State: (B, D, N/2) complex.
     """
 

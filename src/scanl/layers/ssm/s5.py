@@ -1,4 +1,4 @@
-r"""S5: one diagonal state space system with many inputs and outputs.
+r"""S5: one diagonal state space model with many inputs and outputs.
 
 .. math:: s_t = \bar\Lambda \odot s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}(C s_t) + D \odot x_t
 """
@@ -30,25 +30,27 @@ class S5(Layer):
     Args:
         dim: D, model width.
         state_dim: size of the state in real numbers; by default D.
-        blocks: J, blocks of HiPPO-LegS on the diagonal at the start.
-        conj_sym: keep one of each pair of eigenvalues, P = state_dim/2; otherwise P = state_dim and y = Re(C s).
+        blocks: J, number of HiPPO-LegS blocks on the diagonal of the initial matrix.
+        conj_sym: keep one of each conjugate pair of eigenvalues, P = state_dim/2; otherwise P = state_dim and
+            y = Re(C s).
         C_init: "trunc_standard_normal", "lecun_normal" or "complex_normal".
         discretization: "zoh" or "bilinear".
         dt_min, dt_max: range of the initial step Δ, in units of Λ's time.
-        clip_eigs: hold Re Λ at most -1e-4.
-        activation: of what is read, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",
+        clip_eigs: clip Re Λ to at most -1e-4.
+        activation: applied to the output y, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",
             y σ(W g(y)); "full_glu", V g(y) σ(W g(y)); or "none".
         lr: learning rate of Λ, B and Δ; None for the optimiser's own.
 
-    `forward` also takes `timespans` (B, T), the time that each step spans in units of the usual one: it multiplies Δ.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
-    Parameters as in the authors' program: Lambda_re, Lambda_im (P), B (P, D, 2) and C (D, P, 2) in real pairs, D (D),
-    log_step (P, 1); out1, out2 (D, D), linear, of the activation (V and W). Λ, B and Δ have no weight decay. In the
-    s5-pytorch package Λ and C are complex, which `Module.to(dtype)` would make real.
-    Initialisation: Λ and V, eigenvalues and eigenvectors of the normal part of HiPPO-LegS, J blocks, and of each block
-    the half with negative imaginary parts where conj_sym; B = V* B', C = C' V; B' normal cut at two deviations, of
-    variance 1/state_dim; C' likewise in each part, or of 1/(D state_dim) for lecun_normal; or C complex N(0, 1) itself;
-    D N(0, 1); Δ log-uniform in [dt_min, dt_max]; the linear maps PyTorch's own.
+    Parameters as in the authors' program: Lambda_re, Lambda_im (P); B (P, D, 2) and C (D, P, 2) as pairs of real
+    numbers; D (D); log_step (P, 1); out1, out2 (D, D), the linear maps V and W of the activation. Λ, B and Δ have no
+    weight decay. In the s5-pytorch package Λ and C are complex; `Module.to(dtype)` would make them real.
+    Initialisation: Λ and V are the eigenvalues and eigenvectors of the normal part of HiPPO-LegS, in J blocks; with
+    conj_sym only those with negative imaginary parts. B = V* B' and C = C' V. B' is normal, cut at two standard
+    deviations, of variance 1/state_dim; the parts of C' likewise, for lecun_normal of variance 1/(D state_dim). For
+    complex_normal C itself is complex N(0, 1). D N(0, 1); Δ log-uniform in [dt_min, dt_max]; the linear maps as in
+    PyTorch.
     State: (B, P) complex.
     """
 
@@ -139,7 +141,7 @@ class S5(Layer):
             steps = timespans.to(steps.dtype).reshape(-1, 1) * steps
         a, b = discretize(Lambda, torch.ones_like(Lambda), steps, self.discretization)
         a, b = (each[0] if timespans is None else each.unflatten(0, x.shape[:2]) for each in (a, b))
-        # Real and imaginary parts side by side: one real product writes complex numbers, and one reads them.
+        # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
         u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
         s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
@@ -149,7 +151,7 @@ class S5(Layer):
     def _activate(self, y: Tensor) -> Tensor:
         if self.activation == "none":
             return y
-        g = F.gelu(y, approximate="tanh")  # the GELU of jax
+        g = F.gelu(y, approximate="tanh")  # jax.nn.gelu, which the authors' program uses
         if self.out2 is None:
             return g
         gate = self.out2(g).sigmoid()
@@ -163,6 +165,6 @@ def _parameter(value: Tensor) -> nn.Parameter:
 
 
 def _cut_normal(*shape: int, variance: float) -> Tensor:
-    """Normal numbers cut at two deviations, with that variance after the cut."""
+    """Draw normal numbers cut at two standard deviations; `variance` is the variance after the cut."""
     std = math.sqrt(variance) / 0.87962566103423978
     return nn.init.trunc_normal_(torch.empty(shape, dtype=torch.float64), std=std, a=-2 * std, b=2 * std)

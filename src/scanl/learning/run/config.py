@@ -134,7 +134,7 @@ class TrainConfig:
         return {name: getattr(getattr(self, option.part), option.field) for name, option in OPTIONS.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for a number out of range, for both steps and minutes, or for an unused option."""
+        """Raise ConfigError for a number out of range, for both steps and minutes, or for an option out of use."""
         options = self.options()
         for name, value in options.items():
             if isinstance(value, float) and not math.isfinite(value):
