@@ -1,4 +1,4 @@
-"""The laws of ops, each stated once over any op and backend; test_ops.py runs them over everything registered."""
+"""Laws of ops: each function tests one property of any op and backend. test_ops.py runs them on all registered ops."""
 
 import contextlib
 import itertools
@@ -14,10 +14,10 @@ from scanl.ops.registry import HALF, Op, Operand, Sample
 
 
 def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:
-    """The error is at most twice the reference's own and one rounding more, of the largest value.
+    """Assert that the error is at most 2 (rounding + 1) eps times the largest value.
 
-    rounding: the reference's own error in units of the dtype's eps, see `own_rounding`.   dtype: what the numbers on
-    the way are rounded to, where that is coarser than the result's own.
+    rounding: the reference's own error in units of the dtype's eps, see `own_rounding`.   dtype: the dtype of
+    intermediate values, if it is coarser than that of the result.
     """
     assert actual.shape == exact.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
     if actual.numel() == 0:
@@ -31,7 +31,7 @@ def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torc
 
 
 def leaves(operands: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Every tensor of the operands, those of a structured state by their path in it."""
+    """Return all tensors of the operands by name; for a structured state, by their path in it."""
     found = {}
     for name, value in operands.items():
         for path, leaf in pytree.tree_flatten_with_path(value)[0]:
@@ -40,35 +40,36 @@ def leaves(operands: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def rebuilt(operands: Mapping[str, Any], values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The operands with other tensors for their leaves."""
+    """Return the operands with their tensors replaced by `values`."""
     names = iter(leaves(operands))
     return {name: pytree.tree_map(lambda _: values[next(names)], value) for name, value in operands.items()}
 
 
 def mapped(change: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """The operands, every tensor of numbers changed; positions stay as they are."""
+    """Apply `change` to all real and complex tensors of the operands. Integer tensors, such as positions, stay."""
     return pytree.tree_map(lambda v: change(v) if v.is_floating_point() or v.is_complex() else v, dict(operands))
 
 
 def rows(value: Any, which: Any) -> Any:
-    """Some rows of a tensor or of a state."""
+    """Select rows of a tensor or of a state."""
     return pytree.tree_map(lambda leaf: leaf[which], value)
 
 
 def differentiable(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """The same numbers as leaves of a graph."""
+    """Return the same numbers as tensors that require a gradient."""
     return mapped(lambda v: v.detach().clone().requires_grad_(), operands)
 
 
 def wanted(operands: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors that have a gradient."""
+    """Return the tensors that require a gradient."""
     return {name: leaf for name, leaf in leaves(operands).items() if leaf.requires_grad}
 
 
 def seen(op: Op, last: Any, operands: Mapping[str, Any], more: Mapping[str, Any], backend: str) -> Tensor:
-    """What a last state is: itself, or of a structured one what it brings to the same steps once more.
+    """Return a last state in a form that can be compared.
 
-    Two structured states may say the same in different ways.
+    A plain tensor is returned itself. For a structured state, return the outputs of the same steps run from it, because
+    two different structured states can be equivalent.
     """
     if op.form is None:
         return last
@@ -77,7 +78,7 @@ def seen(op: Op, last: Any, operands: Mapping[str, Any], more: Mapping[str, Any]
 
 
 def called(op: Op, operands: Mapping[str, Any], more: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """The outputs and what the last state is; of a state that no trace can start from, the outputs alone."""
+    """Return the outputs and the last state (see `seen`); only the outputs if tracing cannot start from a state."""
     y, last = op(**operands, **more)
     if "tracing from a state" in op.excused:
         return (y,)
@@ -86,7 +87,7 @@ def called(op: Op, operands: Mapping[str, Any], more: Mapping[str, Any]) -> tupl
 
 
 def unstructured(op: Op, sample: Sample) -> Sample:
-    """The sample, from an empty past where the state is of several tensors."""
+    """Return the sample; without its initial state if the op's state is structured."""
     kept = {name: value for name, value in sample.operands.items() if name != op.state or op.form is None}
     return Sample(kept, sample.options)
 
@@ -96,7 +97,7 @@ ALL = os.environ.get("SCANL_TEST_ALL") == "1"
 
 
 def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
-    """So many of them, from the first to the last at even distances; all of them with `--all`."""
+    """Select `count` samples at even distances from the first to the last; all of them with `--all`."""
     if ALL or len(samples) <= count:
         return samples
     return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -106,11 +107,11 @@ _roundings: dict[Any, float] = {}
 
 
 def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> float:
-    """The worst error of the reference against float64, over its outputs and gradients, in units of eps.
+    """Return the reference's largest error against float64, over outputs and gradients, in units of eps.
 
-    What float64 rounds is not seen in float64; in these units it is what float32 rounds. One evaluation may round
-    luckily, and a CPU has luck where another has none: so it is the worst of a few, whose operands differ by a
-    thousandth part.
+    For float64 the error of float32 is used, which is about the same in these units. A single evaluation can round to
+    an unusually small error, differently on each CPU. So this is the maximum over a few evaluations, whose operands
+    differ by about 0.1 %.
     """
     same_kind = {torch.float64: torch.float32, torch.complex128: torch.complex64}
     operands = pytree.tree_map(lambda v: v.detach().to("cpu", same_kind.get(v.dtype, v.dtype)), dict(operands))
@@ -139,13 +140,13 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
 
 
 def moved(value: Tensor, by: float, generator: torch.Generator) -> Tensor:
-    """Every number changed by at most that part of it."""
+    """Change every number at random by a relative amount of at most `by`."""
     part = torch.rand(value.shape, generator=generator, dtype=value.real.dtype if value.is_complex() else value.dtype)
     return (value * (1 + by * (2 * part - 1))).to(value.dtype)
 
 
 def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
-    """Why a backend, as it declares, does not take the shapes and options of a sample."""
+    """Return the reasons that a backend declares for not accepting the shapes and options of a sample."""
     operands = {name: sample.operands.get(name) for name in op.names}
     sizes = op.sizes(operands, sample.options.get("cu_seqlens"))
     options = {name: sample.options.get(name, option.default) for name, option in op.options.items()}
@@ -153,12 +154,12 @@ def refusal(op: Op, sample: Sample, backend: str) -> Sequence[str]:
 
 
 def coarsest(op: Op, backend: str, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype to which a backend rounds what it multiplies, if not to that of its results."""
+    """Return the dtype to which a backend rounds the factors of its products; None if it is that of the results."""
     return dtype if dtype in HALF and op.backends[backend].half_products else None
 
 
 def worst(own: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
-    """The largest error among results, each relative to its largest value, in units of its dtype's eps."""
+    """Return the largest error of all results, relative to each result's largest value, in units of its dtype's eps."""
     errors = [0.0]
     for name, value in exact.items():
         if value.numel():
@@ -170,10 +171,10 @@ def worst(own: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
 
 
 def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, float]:
-    """The error that rounding alone may cause in each result, when every number that enters is rounded once.
+    """Return the error that rounding each input number once may cause in each result.
 
-    How far roundings carry is seen from the reference: by what its results change when its operands change by a
-    millionth part. Where terms cancel, that is more than their sum would let one think.
+    The sensitivity is measured on the reference: the change of its results when its operands change by a millionth.
+    Where terms cancel, it is larger than the size of the result suggests.
     """
     change, generator = 2.0**-20, torch.Generator().manual_seed(0)
     exact, largest = evaluate(op, operands, options, "reference"), {}
@@ -191,7 +192,7 @@ def attainable(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any
 
 @contextlib.contextmanager
 def compiling_nothing() -> Iterator[None]:
-    """In which Triton compiles no kernel."""
+    """Assert that Triton compiles no kernel inside this context."""
     import triton
 
     compiled = []
@@ -204,12 +205,12 @@ def compiling_nothing() -> Iterator[None]:
 
 
 def place(backend: str) -> str:
-    """The device on which a backend is tried."""
+    """Return the device on which a backend is tested."""
     return "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
 
 
 def at(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
-    """The operands in a dtype; complex ones have phases that differ by element, log decays keep their size."""
+    """Return the operands in a dtype. For a complex dtype elements get different phases; log decays keep their size."""
     operands = {}
     for name, value in sample.operands.items():
 
@@ -232,13 +233,13 @@ def wide(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _cotangent(value: Tensor) -> Tensor:
-    """Fixed weights of every element; of complex ones both parts count, and each with a phase of its own."""
+    """Return a fixed cotangent for every element. For complex values each has its own phase, so both parts count."""
     at = torch.linspace(-1, 1, value.numel(), dtype=torch.float64).view(value.shape)
     return (torch.complex(at.cos(), at.sin()) if value.is_complex() else at.cos()).to(value.dtype)
 
 
 def evaluate(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any], backend: str) -> dict[str, Tensor]:
-    """Output, last state, and the gradient of every operand under fixed weights."""
+    """Return the output, the last state, and the gradient of every operand for fixed cotangents."""
     given = differentiable(operands)
     y, last = op(**given, **options, backend=backend)
     last = seen(op, last, given, options, backend)
@@ -255,7 +256,7 @@ def truth(
     dtype: torch.dtype,
     wider: Mapping[str, torch.dtype] | None = None,
 ) -> None:
-    """The backend equals the reference, in values and in every gradient. wider: operands of another dtype."""
+    """A backend equals the reference in values and gradients. wider: dtypes of operands that differ from `dtype`."""
     more = {**options(sample, backend), **more}
     operands = at(op, sample, dtype, backend)
     operands |= {name: operands[name].to(kind) for name, kind in (wider or {}).items() if name in operands}
@@ -269,7 +270,7 @@ def truth(
 
 
 def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
-    """The operands of the steps from start to end, without the state."""
+    """Return the operands of the steps from start to end, without the state."""
     first = operands[op.names[0]]
     cut = {}
     for operand in op.operands:
@@ -281,7 +282,7 @@ def timed(op: Op, operands: Mapping[str, Tensor], start: int, end: int) -> dict[
 
 
 def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequence[int], dtype: torch.dtype) -> None:
-    """A sequence fed in pieces, the state carried over, equals the whole (splitting, duality, chunked prefill)."""
+    """A sequence read in pieces with the state carried over equals the whole (splitting, duality, chunked prefill)."""
     operands = at(op, sample, dtype, backend)
     steps = operands[op.names[0]].shape[1]
     assert sum(lengths) == steps
@@ -323,7 +324,7 @@ def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
 
 
 def packing(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
-    """Packed sequences equal each alone, an empty one keeps its state."""
+    """Each packed sequence equals the same sequence alone. An empty sequence keeps its state."""
     operands = at(op, sample, torch.float64, backend)
     bounds = sample.options["cu_seqlens"].tolist()
     rounding = own_rounding(op, operands, {**options(sample, backend), "reverse": reverse})
@@ -342,7 +343,7 @@ def declared(op: Op, name: str) -> Operand:
 
 
 def batched(op: Op, operands: Mapping[str, Tensor], name: str) -> bool:
-    """Whether a row of the batch has an entry of its own."""
+    """Whether the operand has a separate entry for each row of the batch."""
     operand, value, first = declared(op, name), operands[name], operands[op.names[0]]
     if operand.tree:
         return True
@@ -353,7 +354,7 @@ def batched(op: Op, operands: Mapping[str, Tensor], name: str) -> bool:
 
 
 def per_step(op: Op, operands: Mapping[str, Tensor], name: str) -> Tensor:
-    """An operand that may be constant over time, written out for every step."""
+    """Return the operand, expanded over the steps if it is constant over time."""
     value, operand, first = operands[name], declared(op, name), operands[op.names[0]]
     if operand.broadcast:
         return value.expand(first.shape)
@@ -363,7 +364,7 @@ def per_step(op: Op, operands: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
-    """A batch padded with neutral steps, left or right, equals each sequence alone, in outputs and in the state."""
+    """In a batch padded with neutral steps, left or right, each row equals its sequence alone, with its last state."""
     operands = at(op, sample, torch.float64, backend)
     steps = operands[op.names[0]].shape[1]
     batch = operands[op.names[0]].shape[0]
@@ -387,7 +388,7 @@ def padding(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
 
 
 def beams(op: Op, sample: Sample, backend: str) -> None:
-    """A state can be reordered, repeated and selected over the batch half way."""
+    """The rows of a state can be reordered, repeated and selected in the middle of a sequence."""
     operands = at(op, sample, torch.float64, backend)
     steps, batch = operands[op.names[0]].shape[1], operands[op.names[0]].shape[0]
     half = steps // 2
@@ -406,17 +407,17 @@ def beams(op: Op, sample: Sample, backend: str) -> None:
 
 
 NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
-Place = tuple[str, int | None, float]  # an operand or a cotangent, a step of it, and what is put there
+Place = tuple[str, int | None, float]  # an operand or a cotangent, a step of it, and the number to put there
 
 
 def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]:
-    """The sample's operands in float32, of so many steps and rows, which repeat those it has."""
+    """Return the sample's operands in float32, repeated to `steps` steps and `count` rows."""
     sample = unstructured(op, sample)
     first, operands = sample.operands[op.names[0]], {}
     at = torch.arange(steps) % first.shape[1]
     for name, value in sample.operands.items():
         axis = None if name == op.state else declared(op, name).time_axis(value, first.ndim)
-        if declared(op, name).broadcast and axis is not None:  # else it would have no row of its own
+        if declared(op, name).broadcast and axis is not None:  # otherwise it would have no separate rows
             value = value.reshape((1,) * (first.ndim - value.ndim) + value.shape)
             value, axis = value.expand(len(first), *value.shape[1:]), 1
         own = batched(op, {**sample.operands, name: value}, name)
@@ -427,10 +428,10 @@ def rows_of(op: Op, sample: Sample, steps: int, count: int) -> dict[str, Tensor]
 
 
 def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list[Place | None]:
-    """What each row has that is not finite: one number of each operand and cotangent in turn, at each of the steps.
+    """Return for each row the number that is not finite: in each operand and cotangent in turn, at each of `steps`.
 
-    NaN alone where there is one step. The first row, one in the middle and the last have nothing; there are as many of
-    these as make the rows a power of two, of which an interpreter takes more at once.
+    With a single step only NaN is used. None marks a row that is finite everywhere: the first, a middle one and the
+    last. More of these make the number of rows a power of two, because an interpreter then handles more rows at once.
     """
     found: list[Place | None] = []
     for name in [*(name for name in operands if batched(op, operands, name)), "dy", "dlast"]:
@@ -443,14 +444,14 @@ def places(op: Op, operands: Mapping[str, Tensor], steps: Sequence[int]) -> list
 
 
 def spoil(value: Tensor, number: float) -> None:
-    """The one in the middle of its axes."""
+    """Set the middle element of a tensor to `number`."""
     value.view(-1)[value.numel() // 2] = number
 
 
 def by_rows(
     op: Op, operands: Mapping[str, Tensor], dy: Tensor, dlast: Tensor, more: Mapping[str, Any], *, packed: bool
 ) -> dict[str, Tensor]:
-    """Output, last state and gradients, all (rows, ...), of rows of a batch or of sequences packed end to end."""
+    """Return the output, the last state and the gradients, all (rows, ...), for a batch or for packed sequences."""
     count, steps = operands[op.names[0]].shape[:2]
     leaves = {name: value.clone().requires_grad_() for name, value in operands.items()}
     if packed:
@@ -470,17 +471,20 @@ def by_rows(
 
 
 def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: Sequence[int], *, packed: bool) -> None:
-    """What is not finite stays where it belongs: no earlier step, no other row, no other sequence, and it is not lost.
+    """A number that is not finite affects no earlier step, no other row and no other sequence, and it is not lost.
 
-    A row of the batch (a sequence of those packed) has one number that is NaN, inf or -inf in one operand, or has it in
-    the cotangent of its output or state; others have nothing of the kind. Then, exactly and not to a rounding: outputs
-    before that step are those of finite operands, and all of a row that has nothing of the kind, its gradients too.
-    Where an output or a state of the reference is not finite, neither is the backend's; where all of a row is finite in
-    the reference (a log decay may be -inf), it is in the backend. Where a row's gradient of an operand is not finite
-    in the reference, neither is it in the backend.
+    Some rows of the batch (or packed sequences) have one number that is NaN, inf or -inf, in an operand or in the
+    cotangent of the output or state. The other rows are finite. Then:
 
-    In the row itself, at that step and after it, a backend may have more that is not finite than the reference, and
-    gradients of the row's other steps are promised nothing: the products of a chunk are masked.
+    - Outputs before that step equal those of finite operands, exactly.
+    - A finite row equals its result in a finite batch, exactly, including its gradients.
+    - Where an output or state of the reference is not finite, that of the backend is not finite either.
+    - If all outputs and states of a row are finite in the reference (a log decay may be -inf), so they are in the
+      backend.
+    - If a row's gradient of an operand is not finite in the reference, neither is it in the backend.
+
+    In the row itself, from that step on, a backend may have more numbers that are not finite than the reference.
+    Nothing is required of the gradients of the row's other steps, because the products of a chunk are masked.
     """
     count = len(places(op, rows_of(op, sample, steps, 2), at))
     operands = rows_of(op, sample, steps, count)
@@ -519,7 +523,10 @@ def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: S
 
 
 def is_not_lost(op: Op, sample: Sample, backend: str, steps: int) -> None:
-    """An operand that all rows share: where the reference's output or state is not finite, neither is the backend's."""
+    """A number that is not finite, in an operand that all rows use, is not lost.
+
+    Where the reference's output or state is not finite, that of the backend is not finite either.
+    """
     operands = rows_of(op, sample, steps, 2)
     for name in [name for name in operands if not batched(op, operands, name)]:
         for number in NOT_FINITE:

@@ -1,4 +1,4 @@
-"""The laws of DESIGN over every registered layer, its wrappers, and layers as a user writes them."""
+"""Laws of layers, run on every registered layer, on wrappers, and on layers as a user writes them."""
 
 import copy
 import inspect
@@ -26,7 +26,7 @@ DIM = 12
 
 
 class WeightedDecay(LinearRNN):
-    """A user's recurrence: a matrix on the input and a decay per channel, step by step."""
+    """A user's recurrence: a matrix on the input and a decay per channel, computed step by step."""
 
     def __init__(self, dim, expand=2):
         super().__init__(dim, expand)
@@ -44,7 +44,7 @@ class WeightedDecay(LinearRNN):
 
 
 class MatrixDecay(LinearRNN):
-    """A user's recurrence with a matrix for a state."""
+    """A user's recurrence whose state is a matrix."""
 
     def __init__(self, dim, expand=2, num_heads=4):
         super().__init__(dim, expand)
@@ -67,7 +67,7 @@ class MatrixDecay(LinearRNN):
 
 CASES = {name: (lambda name=name: layers.build(name, DIM, **layers.get(name).sample)) for name in layers.names()}
 SHORT = [name for name in CASES if layers.get(name).preset_of is not None and not layers.get(name).own_path]
-REGISTERED = [name for name in CASES if name not in SHORT]  # test_presets.py has the laws of the others
+REGISTERED = [name for name in CASES if name not in SHORT]  # test_presets.py runs the laws of the others
 CASES |= {
     "short_convolution": lambda: ShortConvolution(DIM),
     "short_convolution_1": lambda: ShortConvolution(DIM, kernel_size=1, bias=False),
@@ -87,7 +87,7 @@ STREAMING = [name for name in LAYERS if not CASES[name]().bidirectional]
 def make(name, dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     layer = CASES[name]().to(dtype)
-    with torch.no_grad():  # every parameter away from its special values: zero biases, unit norms
+    with torch.no_grad():  # move parameters away from special values: zero biases, unit norms
         for parameter in layer.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return layer
@@ -98,19 +98,19 @@ def inputs(*shape, dtype=torch.float64, seed=1):
 
 
 def assert_same(actual, expected, **tolerance):
-    """Two states of one form, or two tensors."""
+    """Assert that two tensors, or two states of the same form, are close."""
     assert [place for place, _ in states.leaves(actual)] == [place for place, _ in states.leaves(expected)]
     for (_, a), (_, b) in zip(states.leaves(actual), states.leaves(expected), strict=True):
         torch.testing.assert_close(a, b, **tolerance)
 
 
 def knows_its_state_when_it_runs(layer):
-    """A user's recurrence in LinearRNN, which starts from None."""
+    """Whether the layer is a user's LinearRNN, whose state starts from None."""
     return isinstance(layer, LinearRNN) and layer.init_state(1).recurrent is None
 
 
 def some_state(layer, rows):
-    """A state in the middle of a sequence."""
+    """Return a state from the middle of a sequence."""
     return states.detach(layer(inputs(rows, 5, dtype=next(layer.parameters()).dtype, seed=9))[1])
 
 
@@ -205,7 +205,7 @@ def test_padded_rows_equal_each_alone(name, side):
 
 
 def test_rows_that_have_read_differently_go_on_together(streaming):
-    """Rows of which one has read nothing yet, and others more or less, each as alone."""
+    """Rows that have read nothing, little or much continue in one batch; each equals the same row alone."""
     layer, x = make(streaming), inputs(3, 6)
     before = [states.detach(layer(inputs(1, steps, seed=steps))[1]) for steps in (0, 1, 5)]
     for cut in (1, 4):
@@ -263,7 +263,7 @@ def test_strided_and_expanded_input(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_precision(streaming, dtype):
-    """Token by token is at most twice as far from float64 as the whole at once, and nothing is NaN."""
+    """The error against float64 token by token is at most twice that of the whole sequence, and nothing is NaN."""
     layer = make(streaming, dtype)
     x = inputs(3, 33, dtype=dtype)
     whole, last = layer(x)
@@ -279,12 +279,12 @@ def test_precision(streaming, dtype):
     assert own.isfinite()
     assert (tokens.double() - exact).abs().max() <= bound
     for place, leaf in states.leaves(last):
-        if streaming in REGISTERED:  # numbers of the recurrence, and counts
+        if streaming in REGISTERED:  # dtypes of the recurrent state, and of counts
             assert leaf.dtype in (torch.float32, torch.complex64, torch.int64), place
 
 
 def make_like(layer, name):
-    """The same layer in float64, its parameters rounded as the layer's are."""
+    """Return the same layer in float64, with the rounded parameter values of the given layer."""
     copy = CASES[name]().double()
     copy.load_state_dict(layer.state_dict())
     return copy
@@ -353,7 +353,7 @@ def test_gradients_cross_a_carried_state(streaming):
     assert not cut[:, :3].any()
 
 
-@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch does so
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch itself does
 def test_compiles_to_one_graph(name):
     layer, x = make(name), inputs(2, 6)
     if layer.name != name and layer.name in layers.names() and layers.get(layer.name) is type(layer):
@@ -400,7 +400,7 @@ def _send_numbers(pipe):
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this platform does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_gives_the_same_numbers():
-    expected = {name: _numbers(name) for name in REGISTERED}  # before the fork: the parent's threads exist
+    expected = {name: _numbers(name) for name in REGISTERED}  # before the fork, so that the parent's threads exist
     ours, theirs = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=_send_numbers, args=(theirs,))
     worker.start()
@@ -539,7 +539,7 @@ def test_a_registered_channel_mixer_is_one_of_a_stack():
 
 
 def trained(model):
-    """Of every parameter by name: the learning rate and the weight decay of its group."""
+    """Return for each parameter name the learning rate and the weight decay of its group."""
     groups = {
         id(p): (group.get("lr"), group.get("weight_decay")) for group in param_groups(model) for p in group["params"]
     }
@@ -548,7 +548,7 @@ def trained(model):
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_how_parameters_are_trained_survives_copies(name):
-    """A copy, a pickle, a model that was loaded, and one that a subclass builds: the same groups."""
+    """A copy, a pickle, a loaded model and one built by a subclass have the same parameter groups."""
     options = layers.get(name).sample
     layer, stack = CASES[name](), Stack(DIM, 2, name, layer_options=dict(options))
     for model, build in ((layer, CASES[name]), (stack, lambda: Stack(DIM, 2, name, layer_options=dict(options)))):
