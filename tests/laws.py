@@ -301,7 +301,7 @@ def pieces(op: Op, sample: Sample, reverse: bool, backend: str, lengths: Sequenc
 
 
 def causal(op: Op, sample: Sample, reverse: bool, backend: str) -> None:
-    """Changing a step changes no output before it."""
+    """A change of the input at a step changes no earlier output."""
     operands, first = at(op, sample, torch.float64, backend), op.names[0]
     axes = {
         name: declared(op, name).time_axis(operands[name], operands[first].ndim) for name in timed(op, operands, 0, 0)

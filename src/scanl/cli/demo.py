@@ -24,7 +24,7 @@ from scanl.models import LanguageModel
 
 MARKS = (1_000, 10_000, 100_000)
 PROMPT = b"def "
-WINDOW, ROUNDS = 100, 30  # bytes in a measured window, windows at each mark
+WINDOW, ROUNDS = 100, 30  # bytes in a measured window; windows measured at each mark
 
 
 @dataclass

@@ -12,9 +12,9 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return the parameters of a model in groups for any torch optimiser.
 
     The first group has the weights of linear maps, with the optimiser's own weight decay. All other parameters have
-    `weight_decay` 0: biases, norms, embeddings, decays, and those that a layer's `hints` name. Parameters whose hint
-    names a learning rate have it as `lr`, in one group for each rate. A parameter that several modules use appears
-    once. If a layer contains others, its own hints take precedence.
+    `weight_decay` 0: biases, norms, embeddings, decays, and those whose hint in a layer's `hints` says so. Parameters
+    whose hint names a learning rate have it as `lr`, in one group for each rate. A parameter that several modules use
+    appears once. If a layer contains others, its own hints take precedence.
 
     >>> model = nn.Linear(2, 2)
     >>> [(len(group["params"]), group.get("weight_decay")) for group in param_groups(model)]

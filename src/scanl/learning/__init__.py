@@ -1,4 +1,4 @@
-"""How parameters learn: algorithms, a whole training run, and how good a model is.
+"""Learning: algorithms, training runs, and evaluation.
 
 `run.module`, `run.train` and `run.callbacks` import lightning; nothing imports them before a run starts.
 """

@@ -72,7 +72,7 @@ class Stack(Module):
 
     @property
     def bidirectional(self) -> bool:
-        """Whether any layer sees the future."""
+        """Whether any layer reads future steps."""
         return any(block.mixer.bidirectional for block in self._each())
 
     def _each(self) -> list[Block]:

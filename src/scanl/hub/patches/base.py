@@ -21,7 +21,7 @@ class Patch(ABC):
     name: ClassVar[str] = ""  # set by `register`
     modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models
     before: ClassVar[str] = ""  # what transformers runs without compiled kernels
-    runs: ClassVar[str] = ""  # the ops that run instead
+    runs: ClassVar[str] = ""  # the ops that run with the patch
     corrects: ClassVar[tuple[str, ...]] = ()  # cases in which the original is wrong
     kernels: ClassVar[tuple[str, ...]] = ()  # functions of the module's file that may be compiled kernels
     needs_call: ClassVar[tuple[str, ...]] = ()  # what it can learn only from a `Call`: "padding", "packing"

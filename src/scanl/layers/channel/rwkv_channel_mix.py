@@ -85,7 +85,7 @@ class RWKV6ChannelMix(ChannelMix):
 
     Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (dim_ffn, D); receptance (D, D);
     value (D, dim_ffn).
-    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6); earlier releases had 1 - (j/D)^c.
+    Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6; in earlier releases 1 - (j/D)^c);
     receptance and value 0; key orthogonal.
     State: the last input (B, 1, D).
     """

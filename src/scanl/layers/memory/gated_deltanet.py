@@ -1,4 +1,4 @@
-r"""Gated DeltaNet: the delta rule over a memory that decays.
+r"""Gated DeltaNet: a matrix memory that decays and is written by the delta rule.
 
 .. math:: S_t = (I - \beta_t k_t k_t^\top)\, \alpha_t S_{t-1} + \beta_t k_t v_t^\top, \quad
           o_t = S_t^\top q_t / \sqrt{K}, \quad \alpha_t = e^{-e^{A_{\log}} \mathrm{softplus}(W_a x_t + b)}

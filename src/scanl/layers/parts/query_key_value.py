@@ -26,7 +26,7 @@ class MemoryState(NamedTuple):
 
 
 class QueryKeyValue(Layer):
-    """Projections to queries, keys and values, each followed by a short convolution if the layer has them.
+    """Base class: projections to queries, keys and values, each followed by a short convolution if wanted.
 
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
     """

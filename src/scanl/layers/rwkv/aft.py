@@ -105,7 +105,7 @@ class AFT(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor | AFTState:
         zeros = self._zeros(batch_size, 3, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
-        average = torch.cat([zeros[:, :2], zeros[:, 2:] - math.inf], 1)  # nothing written, and no exponent yet
+        average = torch.cat([zeros[:, :2], zeros[:, 2:] - math.inf], 1)  # zero sums; the largest exponent is -inf
         if self.variant == "simple":
             return average
         window = zeros.new_zeros(batch_size, self.window, self.hidden_dim)
@@ -160,7 +160,7 @@ class AFT(Layer):
         logits = (pool_k[near] + self._bias(position, back)).masked_fill((position < back)[..., None], -math.inf)
         most = (
             logits.detach().amax(1) if back.shape[0] else k.detach().flatten(0, 1)
-        )  # the quotient does not depend on it
+        )  # any value: the quotient does not depend on it
         average = before.average
         if isinstance(average, Tensor):
             left = reach(step, owner, step.new_full((1,), size))[:, 0]

@@ -97,7 +97,7 @@ class RWKV4(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RWKV4State:
         kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
         p_z = self._zeros(batch_size, 2, self.attention_hidden_size, **kind)
-        m = self._zeros(batch_size, 1, self.attention_hidden_size, **kind) - math.inf  # no exponent yet
+        m = self._zeros(batch_size, 1, self.attention_hidden_size, **kind) - math.inf  # the largest exponent is -inf
         return RWKV4State(torch.cat([p_z, m], 1), self._zeros(batch_size, 1, self.dim, **kind))
 
     def forward(

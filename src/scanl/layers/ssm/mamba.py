@@ -1,4 +1,4 @@
-r"""Mamba: a selective state space model behind a short convolution.
+r"""Mamba: a short convolution, then a selective state space model.
 
 .. math:: h_t = e^{\Delta_t A} \odot h_{t-1} + (\Delta_t u_t)\, B_t^\top, \; y_t = h_t C_t + D \odot u_t, \quad
           u = \mathrm{SiLU}(\mathrm{conv}(W_u x)), \; (\delta, B, C) = W_x u, \;

@@ -174,7 +174,7 @@ class Recorder(pl.Callback):
         assert isinstance(pl_module, Learning)
         step, config, source = trainer.global_step, pl_module.config, pl_module.source
         last = step >= pl_module.plan.steps
-        if config.run.eval_every is None:  # ten times in the run
+        if config.run.eval_every is None:  # by default ten times in a run
             before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
             evaluate = last or now > before
         else:

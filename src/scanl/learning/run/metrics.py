@@ -74,7 +74,7 @@ class Written:
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line every ten seconds."""
+    """Progress of a run: a bar on a terminal, elsewhere a line every ten seconds."""
 
     def __init__(self, done: int) -> None:
         self._printed = -math.inf
