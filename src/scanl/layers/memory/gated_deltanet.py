@@ -23,6 +23,8 @@ from scanl.ops.delta_rule import unit
 class GatedDeltaNet(QueryKeyValue):
     """Gated DeltaNet: the delta rule with a decay; each head and step has its own decay and write strength.
 
+    Queries and keys are convolved and have unit length.
+
     Args:
         dim: D, model width.
         expand_v: V = expand_v * head_dim channels of a value.
