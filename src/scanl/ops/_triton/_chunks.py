@@ -1,19 +1,19 @@
-"""Chunks of time for matrix memories on a GPU: where they lie, sums of log decays in one, and pairs of its steps.
+"""Chunks of time for matrix memories on a GPU: their rows, sums of log decays in a chunk, and pairs of its steps.
 
-A pair is a step t and one s before it, decayed by what lies between: A_ts = sum over k of x_t[k] y_s[k] e^{D_ts[k]},
-D_ts = sum of g_i over s < i <= t (i < t if EXCLUSIVE). No exponent may be positive, as 1/e^{sum} overflows, so a
-product of two factors needs a step m between: e^{D_tm} e^{D_ms}. The chunk is halved until nothing is left: at a
-level, segments of 2^{i+1} steps have their middle for m, the x of their upper half meet the y of their lower half, and
-each pair of steps meets at one level. A level is a product of matrices, and so are its sums of decays, of g with zeros
-and ones: g is exact in the dtype that it came in, and no sum is a difference. log2(C) exponentials a number and log2(C)
-products, of which a matrix unit wastes what is masked, take the place of C/2 exponentials. One decay for all channels
-stands outside of the product, as a number for each pair.
+The pairs of a chunk are the matrix A_ts = sum over k of x_t[k] y_s[k] e^{D_ts[k]} of steps s < t, where D_ts is the sum
+of g_i over s < i <= t (i < t if EXCLUSIVE). No exponent may be positive, as 1/e^{sum} overflows. To write A as a matrix
+product, the decay is split at a step m between s and t: e^{D_tm} e^{D_ms}. This is done at log2(C) levels. At level i
+the chunk is cut into segments of 2^{i+1} steps, and m is the middle of a segment. The x of a segment's upper half are
+multiplied with the y of its lower half. Each pair of steps occurs at exactly one level. A level is one matrix product.
+Its sums of decays are also a matrix product, of g with zeros and ones: g keeps its dtype, so it is exact, and no sum is
+a difference. This takes log2(C) exponentials per number instead of C/2, and log2(C) products, whose masked parts are
+wasted work. If all channels have the same decay, it is a factor of each pair, outside the product.
 
-Legend: C steps of a chunk, its i_row are t and its i_col are s; DECAY 0 none, 1 of each step, 2 of each step and
-channel. A unit is a chunk of one head and a block of its channels. On a device a program does one unit, and blocks have
-two axes. The interpreter's time is that of its calls, so there a program does many units. Their indices have the shape
-(UNITS, 1, 1), which gives every block one more axis, the first. So axes count from the end, here and in what imports
-this.
+Legend: C steps of a chunk; i_row is t and i_col is s. DECAY: 0 none, 1 one per step, 2 one per step and channel. A unit
+is a chunk of one head and a block of its channels. On a GPU a program does one unit, and blocks have two axes. In the
+interpreter, time is proportional to the number of calls, so a program does many units there: their indices have shape
+(UNITS, 1, 1), and every block has an extra first axis. So axes are counted from the end, here and in the modules that
+import this one.
 """
 
 from typing import NamedTuple
@@ -25,17 +25,17 @@ from torch import Tensor
 
 from scanl.ops._triton._tuned import SHRUNK
 
-CHUNK = 16 if SHRUNK else 64  # short ones let small tests cross their borders
+CHUNK = 16 if SHRUNK else 64  # short chunks, so that small tests have several
 C, LEVELS = tl.constexpr(CHUNK), tl.constexpr(CHUNK.bit_length() - 1)
 MOST = 64 if CHUNK == 16 else 1  # units of a program
-LOWEST: tl.constexpr = tl.constexpr(-128.0)  # its exponential is zero in float32, as that of -inf, but it times 0 is 0
-LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # and in float64
-SCALED: tl.constexpr = tl.constexpr(256.0)  # LOWEST times it fits float16, where few decays then have subnormal parts
+LOWEST: tl.constexpr = tl.constexpr(-128.0)  # replaces -inf: its exponential is 0 in float32 too, but times 0 it is 0
+LOWEST_IN_DOUBLE: tl.constexpr = tl.constexpr(-1e4)  # the same for float64
+SCALED: tl.constexpr = tl.constexpr(256.0)  # scales decays for float16: few become subnormal, and LOWEST fits
 
 
 @triton.jit
 def units(UNITS: tl.constexpr):
-    """The numbers of this program's units."""
+    """Return the indices of this program's units."""
     if UNITS == 1:
         return tl.program_id(0)
     else:
@@ -43,13 +43,13 @@ def units(UNITS: tl.constexpr):
 
 
 def units_of(count: int) -> int:
-    """How many units a program does: a power of two that divides their number."""
+    """Return how many units a program does: a power of two that divides `count`."""
     return min(MOST, count & -count)
 
 
 @triton.jit
 def chunk(i_chunk, p_chunks, length, each, REVERSE: tl.constexpr, TABLE: tl.constexpr):
-    """The row of a chunk's first step, and how many steps it has; `each` chunks a sequence of `length` steps."""
+    """Return the row of a chunk's first step, and its number of steps. each: chunks of a sequence of `length` steps."""
     if TABLE:
         return tl.load(p_chunks + 2 * i_chunk), tl.load(p_chunks + 2 * i_chunk + 1).to(tl.int32)
     else:
@@ -60,7 +60,7 @@ def chunk(i_chunk, p_chunks, length, each, REVERSE: tl.constexpr, TABLE: tl.cons
 
 @triton.jit
 def sequence(i_n, p_sequences, length, each, REVERSE: tl.constexpr, TABLE: tl.constexpr):
-    """The row of a sequence's first step, how many steps it has, and which of all chunks is its first."""
+    """Return the row of a sequence's first step, its number of steps, and the index of its first chunk."""
     if TABLE:
         p = p_sequences + 3 * i_n
         return tl.load(p), tl.load(p + 1).to(tl.int32), tl.load(p + 2)
@@ -87,7 +87,7 @@ def _place(
 @triton.jit
 def load(p, first, rows, i_head, i_column, HEADS: tl.constexpr, WIDTH: tl.constexpr, REVERSE: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
-    """(C, BLOCK) of a tensor (rows, HEADS, WIDTH), in the order of the scan; zero where there is none."""
+    """Load (C, BLOCK) of a tensor (rows, HEADS, WIDTH), in the order of the scan; zero outside the tensor."""
     at, there = _place(rows, i_column, HEADS, WIDTH, REVERSE, C, BLOCK)
     return tl.load(p + (first * HEADS + i_head) * WIDTH + at, mask=there, other=0.0)
 
@@ -95,14 +95,14 @@ def load(p, first, rows, i_head, i_column, HEADS: tl.constexpr, WIDTH: tl.conste
 @triton.jit
 def store(p, value, first, rows, i_head, i_column, HEADS: tl.constexpr, WIDTH: tl.constexpr, REVERSE: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """Undo `load`."""
+    """Store what `load` loads."""
     at, there = _place(rows, i_column, HEADS, WIDTH, REVERSE, C, BLOCK)
     tl.store(p + (first * HEADS + i_head) * WIDTH + at, value, mask=there)
 
 
 @triton.jit
 def load_state(p, some, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """(BK, BV) of `some` matrix (K, V), 1 or 0 of them: an empty chunk has none."""
+    """Load (BK, BV) of a matrix (K, V). some: 1, or 0 for an empty chunk, which loads zeros."""
     at, there = _place(some * K - i_k, i_v, 1, V, False, BK, BV)
     return tl.load(p + i_k * V + at, mask=there, other=0.0)
 
@@ -115,14 +115,14 @@ def store_state(p, value, i_k, i_v, K: tl.constexpr, V: tl.constexpr, BK: tl.con
 
 @triton.jit
 def dot(x, y, dtype: tl.constexpr):
-    """Factors are rounded to `dtype`, sums are float32, or float64 of float64."""
+    """Multiply matrices. Factors are rounded to `dtype`; sums are float32, or float64 if `dtype` is."""
     x, y = _paired(x.to(dtype), y.to(dtype))
     return tl.dot(x, y, input_precision="ieee")
 
 
 @triton.jit
 def _paired(x, y):
-    """A factor for all units, for each."""
+    """Broadcast a factor that all units have in common to every unit."""
     if len(x.shape) < len(y.shape):
         return tl.broadcast_to(x[None, :, :], (y.shape[0], x.shape[0], x.shape[1])), y
     elif len(y.shape) < len(x.shape):
@@ -134,7 +134,7 @@ def _paired(x, y):
 @triton.jit
 def load_decays(p_g, first, rows, i_head, i_column, H: tl.constexpr, K: tl.constexpr, REVERSE: tl.constexpr,
                 DECAY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Log decays as the others here take them: (C, BLOCK) of channels, (1, C) of steps, or nothing."""
+    """Load log decays: (C, BLOCK) per step and channel, (1, C) per step, or a zero if there are none."""
     if DECAY == 2:
         b_g = load(p_g, first, rows, i_head, i_column, H, K, REVERSE, BLOCK)
     elif DECAY == 1:
@@ -151,13 +151,13 @@ def load_decays(p_g, first, rows, i_head, i_column, H: tl.constexpr, K: tl.const
 
 @triton.jit
 def finite(b):
-    """Zero in place of what is not: where a step is masked by a zero, that times NaN would be NaN."""
+    """Replace numbers that are not finite by zero: masked numbers are multiplied by zero, and 0 times NaN is NaN."""
     return tl.where(tl.abs(b) < float("inf"), b, 0.0).to(b.dtype)
 
 
 @triton.jit
 def fault(b):
-    """Of each step (C, 1) zero, or NaN if one of its numbers is not finite."""
+    """Return (C, 1): for each step 0, or NaN if one of its numbers is not finite."""
     return tl.sum((b * 0.0).to(tl.float32), -1, keep_dims=True)
 
 
@@ -171,19 +171,19 @@ def fault_of_decays(b_g, DECAY: tl.constexpr):
 
 @triton.jit
 def first_fault(b_fault):
-    """The first step of each column that has one, C where none has: a row, which takes few registers."""
+    """Return each column's first step with a fault, C if there is none: a row, which takes few registers."""
     return tl.min(tl.where(b_fault == 0, C, tl.arange(0, C)[:, None]), -2, keep_dims=True)
 
 
 @triton.jit
 def spoilt(b, i_fault):
-    """NaN in each column from its first fault on: what the products have left out is put back."""
+    """Set each column to NaN from its first fault on, since `finite` removed the NaN from the products."""
     return tl.where(tl.arange(0, C)[:, None] >= i_fault, float("nan"), b)
 
 
 @triton.jit
 def _added(chosen, b_g):
-    """Zeros and ones times log decays, to the last digit of these: tensor cores take float32 as thrice float16."""
+    """Multiply zeros and ones by log decays, exactly: for tensor cores, a float32 is split into three float16."""
     if b_g.dtype == tl.float32:
         chosen, b_rest = _paired(chosen.to(tl.float16), b_g * SCALED)
         b_high = b_rest.to(tl.float16)
@@ -197,7 +197,7 @@ def _added(chosen, b_g):
 
 @triton.jit
 def _sums(chosen, b_g, DECAY: tl.constexpr):
-    """For each step (C, 1 or BLOCK) the sum of the log decays of the steps that are chosen (C, C) for it."""
+    """Return (C, 1 or BLOCK): for each step, the sum of log decays over the steps in its row of `chosen` (C, C)."""
     if DECAY == 2:
         return _added(chosen, b_g)
     elif DECAY == 1:
@@ -209,39 +209,43 @@ def _sums(chosen, b_g, DECAY: tl.constexpr):
 
 @triton.jit
 def leading(b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """The decay from the chunk's beginning to each step, that of the step left out if EXCLUSIVE."""
+    """Return the decay from the chunk's beginning to each step, excluding the step itself if EXCLUSIVE."""
     i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     return tl.exp(_sums(i_col < i_row if EXCLUSIVE else i_col <= i_row, b_g, DECAY))
 
 
 @triton.jit
 def trailing(b_g, DECAY: tl.constexpr):
-    """The decay after each step, to the chunk's end."""
+    """Return the decay after each step, to the chunk's end."""
     i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     return tl.exp(_sums(i_col > i_row, b_g, DECAY))
 
 
 @triton.jit
 def whole(b_g, DECAY: tl.constexpr):
-    """The decay of the whole chunk, (1, 1 or BLOCK)."""
+    """Return the decay of the whole chunk, (1, 1 or BLOCK)."""
     wide: tl.constexpr = tl.float64 if b_g.dtype == tl.float64 else tl.float32
     return tl.exp(tl.sum(b_g.to(wide), -2 if DECAY == 2 else -1, keep_dims=True))
 
 
 @triton.jit
 def _level(i, b_g, EXCLUSIVE: tl.constexpr):
-    """Of segments of 2^{i+1} steps: what lies between each step and the middle, its decay; upper halves; who share."""
+    """Describe level i, with segments of 2^{i+1} steps.
+
+    Return a mask (C, C) of the steps between each step and the middle of its segment, the decay over these, a mask of
+    the steps in upper halves, and a mask (C, C) of the pairs of steps in one segment.
+    """
     i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     middle = ((i_row >> i) | 1) << i
     upper, after = i_row >= middle, i_row + 1
     begin, end = tl.where(upper, middle, after), tl.where(upper, i_row if EXCLUSIVE else after, middle)
-    between = (i_col >= begin) & (i_col < end)  # no mask that is the same at each level, to be kept in registers
+    between = (i_col >= begin) & (i_col < end)  # written so that no mask is common to all levels and kept in registers
     return between, tl.exp(_sums(between, b_g, 2)), upper, (i_row >> (i + 1)) == (i_col >> (i + 1))
 
 
 @triton.jit
 def pairs(b_A, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """b_A and the pairs of a block of channels: see `decayed` for what is left to do once all are added."""
+    """Add the pairs of a block of channels to b_A. After adding all blocks, call `decayed`."""
     if DECAY == 2:
         for i in tl.range(0, LEVELS, num_stages=1, disable_licm=True):
             _, b_e, upper, near = _level(i, b_g, EXCLUSIVE)
@@ -254,7 +258,7 @@ def pairs(b_A, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 @triton.jit
 def decayed(b_A, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """Pairs, or their gradient, with what one decay for all channels makes of them; strictly lower, as others are."""
+    """Apply the decay, if it is one for all channels, to pairs or their gradient; make them strictly lower."""
     if DECAY == 2:
         return b_A
     else:
@@ -267,11 +271,11 @@ def decayed(b_A, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 @triton.jit
 def pairs_backward(b_dA, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, b_dx=None, b_dy=None, b_dg=None):
-    """The gradients of x and y of a block of channels, from that of the pairs after `decayed`, and that of the decays.
+    """Return the gradients of x, y and the decays of a block of channels, from that of the pairs after `decayed`.
 
-    Each is added to what is given. A decay's gradient, as `decay_gradient` gives it, is the sum over the pairs that it
-    decays. The sums of x dx less those of y dy from a step on are the same, but pairs of later steps would have to
-    cancel in them.
+    Each is added to the one passed in, if any. The gradient of a decay is the sum over the pairs that it decays; the
+    axes are as in `decay_gradient`. Sums of x dx - y dy from a step on equal it, but in them the pairs of later steps
+    would have to cancel.
     """
     if b_dx is None:
         b_dx, b_dy = tl.zeros(b_x.shape, b_dA.dtype), tl.zeros(b_x.shape, b_dA.dtype)
@@ -303,9 +307,10 @@ def pairs_backward(b_dA, b_x, b_y, b_g, DECAY: tl.constexpr, EXCLUSIVE: tl.const
 
 @triton.jit
 def decay_gradient(b_x, b_y, dtype: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """The gradient of each log decay, (C, BLOCK) of channels, (1, C) of steps: of what crosses the chunk's borders.
+    """Return the gradient of the log decays, (C, BLOCK) or (1, C), from terms that cross the chunk's borders.
 
-    b_x: x dx, of what is read of the chunk's beginning; b_y: y dy, of what is written for its end, or None.
+    b_x: x dx of what is read from the state before the chunk.   b_y: y dy of what is written to the state after the
+    chunk, or None.
     """
     i_row, i_col = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     if DECAY == 2:
@@ -320,16 +325,16 @@ def decay_gradient(b_x, b_y, dtype: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE
 
 
 class Chunks(NamedTuple):
-    """Where the chunks of all sequences lie."""
+    """The rows of the chunks of all sequences."""
 
-    count: int  # at most: with packed sequences those too many stay empty
+    count: int  # an upper bound for packed sequences; the surplus chunks are empty
     sequences: int
-    numbers: tuple[Tensor | None, Tensor | None, int, int]  # chunks, sequences, length, each: as `chunk` takes them
+    numbers: tuple[Tensor | None, Tensor | None, int, int]  # chunks, sequences, length, each: arguments of `chunk`
     flags: dict[str, bool | int]
 
 
 def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) -> Chunks:
-    """Without waiting for the device."""
+    """Compute the chunks without synchronising the GPU."""
     flags: dict[str, bool | int] = {"REVERSE": reverse, "TABLE": cu_seqlens is not None}
     each = -(-length // CHUNK)
     if cu_seqlens is None:
@@ -341,7 +346,7 @@ def chunks(batch: int, length: int, reverse: bool, cu_seqlens: Tensor | None) ->
     parts = (steps + CHUNK - 1) // CHUNK
     ends = parts.cumsum(0)
     count = length // CHUNK + n
-    if MOST > 1:  # more than there may be, that a program of the interpreter may have them all
+    if MOST > 1:  # round up, so that one program of the interpreter can do many chunks
         count = triton.next_power_of_2(count)
     i = torch.arange(count, device=offsets.device)
     owner = torch.searchsorted(ends, i, right=True).clamp(max=n - 1)

@@ -1,24 +1,26 @@
-r"""What a term of low rank comes to inside a chunk: a triangular system solved, forwards and backwards.
+r"""The low-rank term inside a chunk: solve a triangular system, forwards and backwards.
 
-A step reads what others wrote before it, r_t = c_t + S_{t-1}ᵀ b_t, S_t = Diag(e^{g_t}) S_{t-1} + k_t v_tᵀ + a_t r_tᵀ.
-In a chunk that begins at S_0, with L = A_ba and M = A_bk the pairs of its steps (`_chunks`), both strictly lower,
+A step reads what earlier steps wrote: r_t = c_t + S_{t-1}ᵀ b_t, S_t = Diag(e^{g_t}) S_{t-1} + k_t v_tᵀ + a_t r_tᵀ.
+In a chunk that begins at S_0, let L = A_ba and M = A_bk be the pairs of its steps (`_chunks`), both strictly lower.
+Then r, which `_matrix_memory` takes as w and z, solves
 
-.. math:: (I - L)\, r = (c + M v) + (b \odot e^{lead})\, S_0, \quad r = z + w S_0
+.. math:: (I - L)\, r = (c + M v) + (b \odot e^{lead})\, S_0, \quad r = z + w S_0.
 
-is what `_matrix_memory` takes. For dplr c is zero, and b reads before its step's decay; the delta rule has b = -β k,
-which reads after it, c = β v, a = k and no k vᵀ of its own. T, the inverse of I - L, is found in float32 by
-substitution in blocks of 16 steps, which are then joined two and two; w = T (b e^lead), z = T (c + M v) are products of
-the operands' dtype. Backwards, what stands on the right has the gradients Tᵀ dw, Tᵀ dz, L has Tᵀ (dw wᵀ + dz zᵀ).
+For dplr c is zero, and b reads before the decay of its step. For the delta rule b = -β k, which reads after the decay,
+c = β v, a = k, and there is no term k vᵀ. T, the inverse of I - L, is computed in float32: by substitution in diagonal
+blocks of 16 steps, which are then merged in pairs. w = T (b e^lead) and z = T (c + M v) are products in the operands'
+dtype. Backwards, the gradients of b e^lead and c + M v are Tᵀ dw and Tᵀ dz; that of L is Tᵀ (dw wᵀ + dz zᵀ).
 
-A program has one chunk of one head. In bfloat16 with K = V = 128 and C = 64 a step of a head of dplr reads a, b, k, v
-and writes w, z, 1.5 KB, for 2 C (3 K + 2 V) operations and 3,000 in float32 for T; of the delta rule k, v, w, z, 1 KB,
-for 2 C (2 K + V). For the backward pass this is done again, T and M kept in the operands' dtype. A first kernel turns
-dw, dz, T, M into the gradients of what stands on the right and of L, M, each in the other's place; a second goes
-through the pairs. Each moves 2.5 KB for dplr; for the delta rule they move 2 and 1.2. Together they do
-2 C (6 K + 4 V + 2 C) operations, 2 C (4 K + 2 V + C). Decays add themselves and their gradients, read and written; when
-each channel has its own, the products of pairs are taken at log2(C) levels each (`_chunks`).
+A program does one chunk of one head. In bfloat16 with K = V = 128 and C = 64, for each step of a head dplr reads a, b,
+k, v and writes w, z (1.5 KB), with 2 C (3 K + 2 V) operations, and 3,000 in float32 for T. The delta rule moves k, v,
+w, z (1 KB), with 2 C (2 K + V) operations. The backward pass repeats this and stores T and M in the operands' dtype.
+Its first kernel overwrites dw with the gradient of b e^lead, and T and M with the gradients of L and M. Its second
+kernel computes the gradients through the pairs. For dplr each moves 2.5 KB; for the delta rule they move 2 and 1.2 KB.
+Together they do 2 C (6 K + 4 V + 2 C) operations for dplr, 2 C (4 K + 2 V + C) for the delta rule. With decays, g is
+also read and its gradient written. If each channel has its own decay, each product of pairs is done at log2(C) levels
+(`_chunks`).
 
-Legend: as in `_chunks`; b_ is a block in registers, p_ a pointer; B heads of b, A of a, G of k, H of all else.
+Legend: as in `_chunks`. b_ is a block in registers, p_ a pointer. B heads of b, A of a, G of k, H of all others.
 """
 
 from typing import Any
@@ -55,8 +57,8 @@ from scanl.ops._triton._chunks import (
 from scanl.ops._triton._tuned import Tile, cut, of_memory
 
 NARROWEST: tl.constexpr = tl.constexpr(_tuned.NARROWEST)
-# Wider than half precision, decays of channels: key channels, value channels, warps and stages of the three kernels.
-# Registers decide which is first, see `_matrix_memory`.
+# Tiles of the three kernels, by (wider than half precision, one decay per channel). A tile is key channels, value
+# channels, warps, stages. The first one should need the fewest spilled registers, see `_matrix_memory`.
 FORWARD = {
     (False, False): (Tile(64, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 128, 8, 2), Tile(32, 64, 4, 3)),
     (False, True): (Tile(32, 64, 8, 3), Tile(32, 64, 4, 3), Tile(64, 64, 8, 2)),
@@ -77,7 +79,7 @@ PAIRS = {
 
 @triton.jit
 def _cut(b_l, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Cut the blocks on the diagonals out of squares (C, C): (COUNT, SIZE, SIZE)."""
+    """Extract the diagonal blocks of matrices (C, C): (COUNT, SIZE, SIZE)."""
     N: tl.constexpr = C // SIZE
     i, j = tl.arange(0, N)[None, :, None, None, None], tl.arange(0, N)[None, None, None, :, None]
     b_l = tl.reshape(b_l, (COUNT // N, N, SIZE, N, SIZE))
@@ -107,7 +109,7 @@ def _doubled(b_t, b_l, COUNT: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def inverse(b_l, UNITS: tl.constexpr):
-    """(I - L)^-1 of strictly lower L (C, C)."""
+    """Return (I - L)^-1 for strictly lower L (C, C)."""
     COUNT: tl.constexpr = UNITS * (C // NARROWEST)
     i_row, i_col = tl.arange(0, NARROWEST)[None, :, None], tl.arange(0, NARROWEST)[None, None, :]
     b_block = _cut(b_l, COUNT, NARROWEST)
@@ -125,7 +127,7 @@ def inverse(b_l, UNITS: tl.constexpr):
 @triton.jit
 def _reads(p_b, p_beta, first, rows, i_head, i_k, H: tl.constexpr, B: tl.constexpr, K: tl.constexpr,
            REVERSE: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """b, or -beta k."""
+    """Load b, or compute it as -beta k."""
     b_b = load(p_b, first, rows, i_head // (H // B), i_k, B, K, REVERSE, BK)
     if p_beta is None:
         return b_b
@@ -139,9 +141,9 @@ def _forward(
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """Write w and z. Write T, and M if k is given, where there is memory for them: the backward pass wants them.
+    """Write w and z. For the backward pass, also write T, and M if k is given.
 
-    A step that is not finite is left out of the products, and put back in all four from there on.
+    A step that is not finite is left out of the products; all four results are then NaN from that step on.
     """
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
@@ -197,7 +199,7 @@ def _backward_solve(
     DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """The gradients of v and beta, of b e^lead in dw's place, of L and M in T's and M's."""
+    """Write the gradients of v and beta. Overwrite dw, T and M with the gradients of b e^lead, L and M."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
     first, rows = chunk(i_chunk, p_chunks, length, each, REVERSE, TABLE)
@@ -245,7 +247,7 @@ def _backward_pairs(
     DECAY: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """The gradient of b; to those of beta, a, k and g, as far as they are known, what comes from L, M and b e^lead."""
+    """Write the gradient of b; add the parts from L, M and b e^lead to the gradients of beta, a, k and g."""
     i_unit = units(UNITS)
     i_head, i_chunk = i_unit % H, (i_unit // H).to(tl.int64)
     first, rows = chunk(i_chunk, p_chunks, length, each, REVERSE, TABLE)
@@ -292,7 +294,7 @@ def _backward_pairs(
 
 
 class Pair:
-    """w and z of the pair with a, and the way back; `beta` makes it the delta rule's, where b is a and k is None."""
+    """w and z of the low-rank term, and their backward pass. With `beta`, the delta rule's: b is a and k is None."""
 
     def __init__(self, b, beta, a, k, v, g, reverse: bool, cu_seqlens: Tensor | None, *, keep: bool):
         batch, length, heads, V = v.shape
@@ -324,14 +326,14 @@ class Pair:
             )
 
     def backward(self, grads: dict[str, Tensor]) -> None:
-        """What passes through w and z added to the gradients of `_matrix_memory`; those of b or beta made."""
+        """Add the gradients through w and z to those of `_matrix_memory`, and create that of b or beta."""
         if self.beta is None:
             grads["b"] = torch.empty_like(self.w)
         else:
             wide = torch.promote_types(self.v.dtype, torch.float32)
             grads["beta"], grads["v"] = torch.empty_like(self.beta, dtype=wide), torch.empty_like(self.v)
         dw, dz, dv, db, dbeta, da, dk, dg = (grads.get(name) for name in ("w", "z", "v", "b", "beta", "a", "k", "g"))
-        # Given k, dv is added to; the first kernel leaves in the place of dw, T and M what the second reads.
+        # The first kernel overwrites dw, T and M for the second kernel. If k is given, it adds to dv.
         changed = ("p_dw", "p_t", "p_m", "p_dv")
         self.launch(_backward_solve, SOLVE[self.kind[0]], dw, dz, dv, dbeta, restored=changed)
         changed = ("p_da", "p_dk", "p_dg", "p_dbeta")

@@ -1,29 +1,30 @@
-r"""Matrix memories in chunks on a GPU: what `linear_attention`, `delta_rule` and `dplr_scan` share.
+r"""Matrix memories in chunks on a GPU: the kernels of `linear_attention`, `delta_rule` and `dplr_scan`.
 
 .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top + a_t r_t^\top, \quad o_t = S_t^\top (c\, q_t)
 
-with r_t = z_t + S_0ᵀ w_t in a chunk that begins at the state S_0: w and z are what is left of a term of low rank once
-it is solved inside the chunk. Linear attention has no pair (a, r); the delta rule has nothing else; dplr has both.
+with r_t = z_t + S_0ᵀ w_t in a chunk that begins at the state S_0. `_low_rank` computes w and z by solving the low-rank
+term inside the chunk. Linear attention has only k vᵀ, the delta rule has only a rᵀ, dplr has both.
 
     forward(q, k, v, g, state, reverse, cu_seqlens, scale, *, u=None, a=None, w=None, z=None) -> o, last
     backward(do, dlast, q, k, v, g, state, reverse, cu_seqlens, scale, *, u=None, a=None, w=None, z=None) -> dict
 
-q, k: (B, T, G, K), v: (B, T, H, V); k and v are None where there is only the pair. u: bonus (H, K), not with a pair.
+q, k: (B, T, G, K), v: (B, T, H, V); k and v are None if there is only a rᵀ. u: bonus (H, K), not together with a.
 a: (B, T, G or H, K), w: (B, T, H, K), z: (B, T, H, V), all in q's dtype. g: None, (H,), (B, T, H) or (B, T, H, K).
-The dict has the gradients "q" "k" "v" "u" "a" "w" "z" of those given, and "state" and "g". Those of q, k and a are for
-each of H heads, that of g is for each step, (B, T, H) or (B, T, H, K); all that others share is wide. To these more may
-be added before `of_operand` gives them the shape and dtype of their operand.
+The dict has the gradients "q" "k" "v" "u" "a" "w" "z" of those given, and "state" and "g". Those of q, k and a have H
+heads; that of g has every step, (B, T, H) or (B, T, H, K). A gradient that must still be summed is float32 or wider.
+The caller may add to them; then `of_operand` gives each the shape and dtype of its operand.
 
-Three kernels. `_states` goes along time, over a block of S, and leaves the state before each chunk; backwards it goes
-the other way, with the gradient of S. `_apply` makes the outputs of a chunk from its state, and the gradients of its
-values. `_keys` makes the gradients of its keys and decays, for a block of channels. Pairs of steps are made where they
-are needed and never written; the backward pass makes the states again. Nothing is added up in memory, so results are
-the same each time. States at the borders of chunks are kept in the dtype of the operands, as they only enter products.
+There are three kernels. `_states` goes along time, for a block of S, and writes the state before each chunk; backwards
+it does the same in reverse time with the gradient of S. `_apply` computes the outputs of a chunk from its state, and
+the gradients of its values. `_keys` computes the gradients of its keys and decays, for a block of channels. Pairs of
+steps are computed where they are needed and never stored; the backward pass recomputes the states. There are no atomic
+additions, so results are deterministic. The states between chunks are stored in the operands' dtype, because they are
+only used as factors of products.
 
-In bfloat16 with K = V = 128 and C = 64, a step of a head moves 3 KB forwards and 7.3 KB backwards when g is given for
-each channel, 2.5 and 6 KB otherwise (512 bytes whenever S or its gradient is written or read, 256 for each vector), for
-98 thousand operations forwards and 310 thousand backwards, 330 and 990 thousand with decays of channels: 197 of those
-forwards are pairs at six levels, and 390 backwards.
+Costs per step and head, in bfloat16 with K = V = 128 and C = 64: the kernels move 3 KB forwards and 7.3 KB backwards
+with one decay per channel, 2.5 and 6 KB otherwise (512 bytes for each read or write of S or its gradient, 256 for each
+vector). They do 98 thousand operations forwards and 310 thousand backwards; with one decay per channel 330 and 990
+thousand, of which pairs at six levels take 197 thousand forwards and 390 thousand backwards.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,9 +67,9 @@ from scanl.ops._triton._tuned import NARROWEST, Tile, block, cut, of_memory
 
 PROGRAMS = 128  # as many as a GPU has multiprocessors
 STATES, WIDE_STATES = 4096, 2048  # elements of S in registers
-# Wider than half precision, decays of channels: key channels, value channels, warps and stages. Registers decide which
-# is first. Where decays are of channels a product's result is a factor of the next, which leaves all its rows to four
-# warps, and eight would repeat them.
+# Tiles by (wider than half precision, one decay per channel). A tile is key channels, value channels, warps, stages.
+# The first one should spill the fewest registers. With one decay per channel, the result of a product is a factor of
+# the next. Four warps then divide all its rows, and eight would compute them twice.
 APPLY = {
     (False, False): (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3), Tile(64, 128, 8, 3), Tile(64, 128, 4, 2)),
     (False, True): (Tile(32, 128, 4, 3), Tile(32, 64, 4, 3), Tile(32, 128, 4, 2), Tile(32, 128, 8, 3)),
@@ -90,17 +91,17 @@ def _states(
     EXCLUSIVE: tl.constexpr, ADJOINT: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """The state before each chunk, S <- e^{g_sum} S + (k e^trail)ᵀ v + (a e^trail)ᵀ r with r = z + w S, and the last.
+    """Write the state before each chunk, S <- e^{g_sum} S + (k e^trail)ᵀ v + (a e^trail)ᵀ r, r = z + w S, and the last.
 
-    The adjoint goes from the last chunk to the first, with the gradient of the state after each: in the place of k
-    and v are c q e^lead and do, r is dr = dz + (a e^trail) dS, and what it adds is wᵀ dr.
+    The adjoint goes from the last chunk to the first and writes the gradient of the state after each. It uses c q
+    e^lead and do for k and v; r is dr = dz + (a e^trail) dS, and the term added is wᵀ dr.
     """
     blocks_k: tl.constexpr = (K + BK - 1) // BK
     blocks_v: tl.constexpr = (V + BV - 1) // BV
     i_unit = units(UNITS)
     i_v, i_k = i_unit % blocks_v * BV, i_unit // blocks_v % blocks_k * BK
     i_head = i_unit // (blocks_v * blocks_k) % H
-    i_n = (tl.program_id(0) * UNITS if TABLE else i_unit) // (blocks_v * blocks_k * H)  # steps are one number
+    i_n = (tl.program_id(0) * UNITS if TABLE else i_unit) // (blocks_v * blocks_k * H)  # scalar, so `steps` is too
     begin, steps, i_first = sequence(i_n, p_sequences, length, each, REVERSE, TABLE)
     dtype: tl.constexpr = p_S.dtype.element_ty
     sign: tl.constexpr = -1 if REVERSE else 1
@@ -135,13 +136,13 @@ def _apply(
     KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, ADJOINT: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """The outputs o = c ((q e^lead) S + A v + A' r), A the pairs of q with k, A' those with a.
+    """Write the outputs o = c ((q e^lead) S + A v + A' r), with A the pairs of q and k, A' those of q and a.
 
-    A is masked by zeros: a step that is not finite is left out, and put back in the outputs from there on. For later
-    chunks S has it.
+    A is masked by zeros. A step that is not finite is left out, and the chunk's outputs are NaN from there on. Later
+    chunks get the NaN from S.
 
-    The adjoint is the gradient of v, dv = c Aᵀ do + (k e^trail) dS; of z alone what stands before dS, which is not
-    known yet.
+    The adjoint writes the gradient of v, dv = c Aᵀ do + (k e^trail) dS. For z it writes the first term only, since dS
+    is not known yet.
     """
     blocks: tl.constexpr = (V + BV - 1) // BV
     i_unit = units(UNITS)
@@ -199,7 +200,7 @@ def _apply(
 
 @triton.jit
 def _weighed(b, p_u, i_head, i_k, K: tl.constexpr, BK: tl.constexpr, wide: tl.constexpr):
-    """A step's pair with itself is not decayed; a bonus weighs it."""
+    """Multiply q or k by the bonus if there is one, for the pair of a step with itself, which is not decayed."""
     if p_u is None:
         return b.to(wide)
     else:
@@ -214,7 +215,7 @@ def _keys(
     V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
-    """The gradients of q, k, a, w, u and g, for a block of channels of the keys."""
+    """Write the gradients of q, k, a, w, u and g, for a block of key channels."""
     blocks: tl.constexpr = (K + BK - 1) // BK
     i_unit = units(UNITS)
     i_block, i_head, i_chunk = i_unit % blocks, i_unit // blocks % H, (i_unit // (blocks * H)).to(tl.int64)
@@ -296,7 +297,7 @@ def _keys(
 
 
 class _Plan:
-    """What to launch for operands of these sizes."""
+    """Launch parameters for operands of given sizes."""
 
     def __init__(self, q, k, v, g, state, reverse, cu_seqlens, scale, u, a, w, z):
         batch, length, shared, self.K = q.shape
@@ -325,7 +326,7 @@ class _Plan:
         self, kernel: Any, parts: int, units: Callable[[Mapping[str, int]], int], *arguments: Any, apart: bool = False,
         **flags: Any
     ) -> None:  # fmt: skip
-        """So many units for each part, as the tile has it; those of a program are of one part if `apart`."""
+        """Launch `units(tile)` units for each part. If `apart`, a program's units all belong to one part."""
         each = units(kernel.configs[0].kwargs)
         n = units_of(each if apart else parts * each)
 
@@ -336,19 +337,19 @@ class _Plan:
             kernel[grid](*arguments, UNITS=n, enable_fp_fusion=True, **self.flags, **flags)
 
     def states(self, start: Tensor, y: Tensor | None, z: Tensor | None, *, adjoint: bool) -> tuple[Tensor, ...]:
-        """Those at the border of each chunk, the pair's values, and what the last leaves."""
+        """Return the state before each chunk (after it, for the adjoint), r, and the last state."""
         p_chunks, p_sequences, length, each = self.chunks.numbers
         x = self.q if adjoint else self.k
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
-        keys = block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r needs all of S
+        keys = block(self.K, 64) if z is None else max(NARROWEST, triton.next_power_of_2(self.K))  # r: whole columns
         values = block(self.V, max(NARROWEST, (WIDE_STATES if self.wide else STATES) // keys))
         heads = self.H * triton.cdiv(self.K, keys)
         while values > NARROWEST and self.chunks.sequences * heads * triton.cdiv(self.V, values) < PROGRAMS:
             values //= 2
         half = max(NARROWEST, values // 2)
         tiles = [Tile(keys, values, 4, 2), Tile(keys, values, 4, 1), Tile(keys, values, 8, 1), Tile(keys, half, 4, 2)]
-        if z is not None and self.wide:  # products of multiply-adds keep more in registers
+        if z is not None and self.wide:  # products without tensor cores need more registers
             tiles = [Tile(keys, values, 8, 1), Tile(keys, values, 16, 1), Tile(keys, values, 4, 2)]
         self.launch(
             of_memory(_states, tuple(dict.fromkeys(tiles))), self.chunks.sequences,
@@ -374,7 +375,7 @@ class _Plan:
         full = (*do.shape[:3], self.K)
 
         def gradient(of: Tensor) -> Tensor:
-            """Heads that share a key make one of their own each."""
+            """Allocate a gradient with H heads; widen it if it must still be summed over heads."""
             return self.q.new_empty(full, dtype=of.dtype if of.shape == full else wide)
 
         grads = {"q": gradient(self.q), "k": gradient(k)}
@@ -382,7 +383,7 @@ class _Plan:
             grads["a"] = torch.empty_like(a)
         if dr is not None:
             grads["w"] = self.q.new_empty(full)
-        # Wider blocks write fewer parts of dg, so that measuring must leave none.
+        # dg has a part for each block. Wider blocks write fewer parts, so restore dg after each measurement.
         kernel = of_memory(_keys, cut(KEYS[self.wide, self.decay == 2], self.K, self.V), ("p_dg",))
         dg = du = None
         if self.decay == 2:
@@ -432,7 +433,7 @@ def backward(do, dlast, q, k, v, g, state, reverse, cu_seqlens, scale, *, u=None
 
 
 def of_operand(grad: Tensor, value: Tensor) -> Tensor:
-    """The gradient of an operand from that for each step and head, which may share it."""
+    """Sum the gradient for each step and head to the shape of its operand; cast it to the operand's dtype."""
     if grad.ndim > value.ndim:
         grad = grad.sum((0, 1))
     elif grad.shape != value.shape:

@@ -1,14 +1,14 @@
-"""Matrix memories over few steps on a GPU, forwards: a program takes its steps one by one, its state in registers.
+"""Forward kernel of matrix memories for few steps on a GPU: a loop over time with the state in registers.
 
-For decoding, and for sequences of at most STEPS steps, where chunks would be mostly empty. One launch, whatever the
-op: `linear_attention` (with its bonus u), `delta_rule` (with beta) and `dplr_scan` (with a and b) are the same loop. A
-program has one sequence, one head and BLOCK of the value channels: columns of S do not see each other. It reads and
-writes S once, 8 K V bytes a head in float32, beside which the steps are little: 2 (2 K + 2 V) bytes each in bfloat16;
-their operands come ahead of their turn through shared memory, where a warp finds them along the axis it needs.
-All arithmetic is the state's, float32 or float64. The backward pass is that of the chunks.
+It is for decoding, and for sequences of at most STEPS steps, for which chunks would be mostly empty. One loop serves
+`linear_attention` (with its bonus u), `delta_rule` (with beta) and `dplr_scan` (with a and b), in one launch. A program
+does one sequence, one head and BLOCK value channels, since the columns of S are independent. It reads and writes S
+once, 8 K V bytes per head in float32. A step's operands are small beside that: 2 (2 K + 2 V) bytes in bfloat16. They
+are prefetched through shared memory, from which a warp can read them along either axis. Arithmetic is in the state's
+dtype, float32 or float64. The backward pass uses the kernels for chunks.
 
-Legend: S is (K, V), B or N sequences, H heads, G heads of q and k that H/G heads share. p_ is a pointer, i_ an index,
-b_ a block; b_S is (heads, K, columns), and all else is of three axes too, of size 1 where nothing depends on one.
+Legend: S is (K, V); B or N sequences; H heads; G heads of q and k, each used by H/G heads. p_ is a pointer, i_ an
+index, b_ a block. b_S is (heads, K, columns). Other blocks have three axes too, with size 1 where they are constant.
 """
 
 import torch
@@ -18,11 +18,11 @@ import triton.language as tl
 from scanl.ops._matrix_memory import scale_of
 from scanl.ops._triton._tuned import SHRUNK
 
-STEPS = 16  # the most for which this is meant
+STEPS = 16  # use this kernel up to so many steps
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
-STAGES = 3  # steps whose operands are on their way
-SHARE = 1024  # elements of S that a warp keeps, 32 registers a thread
-MOST = 8 if SHRUNK else 1  # heads of a program: the interpreter likes few programs
+STAGES = 3  # steps whose operands are being loaded
+SHARE = 1024  # elements of S per warp, 32 registers per thread
+MOST = 8 if SHRUNK else 1  # heads of a program: the interpreter is faster with few programs
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -31,7 +31,7 @@ def _forward(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """DECAY: how many axes g has, 0 when there is none. Operands that are None leave out what they are for."""
+    """Run all steps. DECAY: the number of axes of g, 0 without g. The terms of operands that are None are left out."""
     dtype: tl.constexpr = p_last.dtype.element_ty
     blocks: tl.constexpr = (V + COLUMNS - 1) // COLUMNS
     groups: tl.constexpr = (H + HEADS - 1) // HEADS
@@ -83,7 +83,7 @@ def _forward(
 
 
 def forward(q, k, v, g, state, reverse, cu_seqlens, scale, *, u=None, beta=None, a=None, b=None):
-    """o and the last states. With `beta` it is the delta rule, with `a` and `b` a low-rank part is added."""
+    """Return o and the last state. With `beta` it is the delta rule; with `a` and `b` it has a low-rank term."""
     o, last = torch.empty(v.shape, dtype=v.dtype, device=v.device), state.new_empty(state.shape)
     if state.numel() == 0 or o.numel() == 0:
         return o.zero_(), state.clone()

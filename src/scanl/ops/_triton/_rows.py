@@ -1,4 +1,4 @@
-"""Rows (batch, step) of channels as the kernels of vectors walk along them: where they lie, and the pieces of time."""
+"""Rows (batch, step) of channels for the kernels with a vector state: their addresses, and pieces of time."""
 
 import math
 
@@ -10,7 +10,7 @@ from scanl.ops._triton.linear_scan import Ranges, range_of, ranges_of
 
 PROGRAMS = 512  # to fill a GPU
 
-place = range_of  # of a range: first row, steps, (for linear_scan,) the carries before it and after it
+place = range_of  # returns first row and steps of a range, (for linear_scan,) and the carries before and after it
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def sigmoid(x):
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:
-    """x of (B, T, ...), and how far from one row (b, t) to the next: a copy only where these are not evenly apart."""
+    """Return x of (B, T, ...) and the stride between its rows (b, t). Copy x only if that stride is not constant."""
     batch, steps, *features = x.shape
     strides = x.stride()
     apart = strides[1] if steps > 1 else strides[0]
@@ -30,7 +30,7 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def ranges(x: Tensor, cu_seqlens: Tensor | None, columns: int, shortest: int) -> Ranges:
-    """Whole sequences; pieces of time, of a multiple of `shortest`, where programs would be fewer than a quarter."""
+    """Return whole sequences, or pieces of a multiple of `shortest` steps if programs are fewer than PROGRAMS / 4."""
     batch, length = x.shape[:2]
     size = max(triton.cdiv(batch * length * columns, PROGRAMS * shortest), 1) * shortest
     return ranges_of(x, True, length, cu_seqlens, 0 if 4 * size > length else size)

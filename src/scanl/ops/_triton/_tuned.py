@@ -1,9 +1,10 @@
-"""The fastest of a few configurations of a kernel: measured at the first call of a kind, kept on disk.
+"""Choose the fastest of a few configurations of a kernel: measure them at the first call of a kind, store the choice.
 
-A kind is what compile-time flags and dtypes make of a kernel; lengths are not asked. Configurations differ in tiles,
-warps and stages, so in the order of sums: two machines, or two measurements, may round differently. The first is what
-registers and spills make us expect, and all that there is for the interpreter and for blocks too narrow to matter.
-A first call cannot be captured in a CUDA graph; `scanl warmup` makes it before.
+A kind is a combination of compile-time flags and dtypes; lengths do not matter. The choice is stored on disk.
+Configurations differ in tiles, warps and stages, and so in the order of sums: two machines, or two measurements, may
+round differently. The first configuration is the one expected to be fastest from register use and spills. It is the
+only one for the interpreter and for blocks too narrow to matter. A first call cannot be captured in a CUDA graph;
+`scanl warmup` makes the first calls.
 """
 
 import functools
@@ -15,15 +16,15 @@ import triton
 from triton import Config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-SHRUNK = INTERPRETED  # small tiles, chunks and programs, so that small tests cross their borders
-NARROWEST = 16  # what a product of matrices takes
+SHRUNK = INTERPRETED  # small tiles, chunks and programs, so that small tests have several of each
+NARROWEST = 16  # least size of an axis in a matrix product
 WIDEST = 256
-MOST = NARROWEST if SHRUNK else WIDEST  # channels of a block
-SMALL = 16  # channels under which nothing is measured
+MOST = NARROWEST if SHRUNK else WIDEST  # most channels of a block
+SMALL = 16  # with fewer channels, nothing is measured
 
 
 class Tile(NamedTuple):
-    """Of matrix memories: channels of keys and of values, warps, stages."""
+    """A configuration for matrix memories: key channels, value channels, warps, stages."""
 
     keys: int
     values: int
@@ -37,10 +38,10 @@ def _worth_measuring(configs: list[Config], _: Any, **flags: Any) -> list[Config
 
 
 def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """For a kernel, over `triton.jit`.
+    """Return a decorator for a `triton.jit` kernel that chooses the fastest configuration.
 
-    key: the flags that make a kind, of which a kernel may lack some; restored: what it changes in place, as measuring
-    calls it many times.
+    key: the flags that define a kind; a kernel may lack some of them.   restored: arguments that the kernel changes in
+    place; they are restored between measurements.
     """
     options = {"prune_configs_by": {"early_config_prune": _worth_measuring}, "cache_results": True}
 
@@ -52,7 +53,7 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
 
 
 def block(width: int, most: int) -> int:
-    """Channels of a block, of a power of two, at most `most`."""
+    """Return the channels of a block: a power of two, at most `most`."""
     return max(NARROWEST, min(most, MOST, triton.next_power_of_2(width)))
 
 
@@ -64,6 +65,6 @@ def cut(tiles: tuple[Tile, ...], K: int, V: int) -> tuple[Tile, ...]:
 
 @functools.cache
 def of_memory(kernel: Any, tiles: tuple[Tile, ...], restored: tuple[str, ...] = ()) -> Any:
-    """A kernel of matrix memories."""
+    """Return a matrix-memory kernel that chooses the fastest of these tiles."""
     configs = [Config({"BK": keys, "BV": values}, warps, stages) for keys, values, warps, stages in tiles]
     return tuned(configs, ("K", "V", "DECAY", "ADJOINT"), restored)(kernel)

@@ -1,4 +1,4 @@
-"""The delta rule in the chunks of matrix memories, its keys made of unit length before; in few steps, in one pass."""
+"""GPU kernels of the delta rule: chunks, or one loop for few steps. A separate kernel normalises the keys first."""
 
 import torch
 import triton
@@ -9,12 +9,12 @@ from scanl.ops._triton import _low_rank, _recurrent
 from scanl.ops._triton import _matrix_memory as memory
 from scanl.ops._triton._tuned import SHRUNK
 
-TILE = 4096 if SHRUNK else 2048  # numbers of a program
+TILE = 4096 if SHRUNK else 2048  # numbers that a program processes
 
 
 @triton.jit(do_not_specialize=["count"])
 def _unit(p_k, p_dy, p_out, count, eps, K: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr):
-    """k / sqrt(|k|^2 + eps); where the gradient of that is given, that of k."""
+    """Write k / sqrt(|k|^2 + eps); if p_dy, the gradient of that, is given, write the gradient of k instead."""
     dtype: tl.constexpr = p_out.dtype.element_ty
     i_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     i_col = tl.arange(0, BK)[None, :]

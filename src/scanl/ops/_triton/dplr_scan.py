@@ -1,4 +1,4 @@
-"""The scan with diagonal-plus-low-rank transitions in the chunks of matrix memories; in few steps, in one pass."""
+"""GPU kernels of the scan with diagonal-plus-low-rank transitions: chunks, or one loop for few steps."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Linear attention through the chunks of matrix memories; in few steps, in one pass."""
+"""GPU kernels of linear attention: chunks, or one loop for few steps."""
 
 import torch
 

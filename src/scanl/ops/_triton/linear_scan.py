@@ -1,14 +1,14 @@
-"""The linear scan on a GPU: a program goes along time over a block of channels, one tile (steps, channels) at a time.
+"""The linear scan on a GPU: a program goes along time for a block of channels, one tile (steps, channels) at a time.
 
-Inside a tile the steps are joined by an associative scan, so that all of its loads are in flight at once, and those of
-the next tiles too. The forward pass reads x, a and writes y, three streams; the backward pass is the scan run the other
-way, reads dy, a, y and writes dx, da, five. When channels are few and steps many, sequences are cut into pieces: a
-first pass gives the (product, end) of each, a scan over these what enters each, and then all run side by side; x and a
-(dy and a) are read twice for it.
+Inside a tile an associative scan joins the steps, so all loads of the tile, and of the next tiles, are in flight at
+once. The forward pass reads x, a and writes y. The backward pass is the scan in reverse time; it reads dy, a, y and
+writes dx, da. If there are few channels and many steps, sequences are cut into pieces. A first pass computes the
+(product, end) of each piece, a scan over these gives the state before each piece, and then all pieces run in parallel.
+Then x and a (dy and a) are read twice.
 
-Legend: features are `outer` groups of `inner` channels, within which `a` is given per channel or shared, so that a
-broadcast `a` is read where it lies. p_ is a pointer, i_ an index, b_ a block. Complex numbers are pairs of reals;
-a real one is written twice, as (re, re), and the second is never used.
+Legend: features are `outer` groups of `inner` channels. In a group, `a` is one per channel or one for all channels, so
+a broadcast `a` is never copied. p_ is a pointer, i_ an index, b_ a block. Complex numbers are pairs of reals. For a
+real dtype the pair is (re, re), and the second number is never used.
 """
 
 import functools
@@ -23,12 +23,12 @@ from triton import Config
 
 from scanl.ops._triton._tuned import SHRUNK, tuned
 
-# bytes of one operand in a tile: two operands of three tiles in flight stay well within shared memory. Triton's
-# interpreter joins element by element, and most of a tile would be masked in what it is given.
+# Bytes of one operand in a tile. Two operands of three tiles in flight fit well in shared memory. Triton's interpreter
+# joins element by element, and in the small inputs it gets, most of a larger tile would be masked.
 TILE = 128 if SHRUNK else 8192
-WIDEST, NARROW = 128, 16  # channels of a block: coalesced at least by sectors of 32 bytes
-PROGRAMS = 512  # to fill a GPU; half of it is enough not to narrow the blocks, a quarter not to cut in time
-SHORTEST = 8  # tiles of a piece
+WIDEST, NARROW = 128, 16  # most and least channels of a block; accesses are coalesced at least to sectors of 32 bytes
+PROGRAMS = 512  # enough to fill a GPU; with fewer than half, narrow the blocks; with fewer than a quarter, cut time
+SHORTEST = 8  # least tiles of a piece
 _tuned = tuned(
     [Config({"STAGES": stages}, warps) for stages, warps in ((3, 4), (4, 4), (3, 8), (2, 2))],
     ("COMPLEX", "A_TIME", "A_INNER", "SUMMARY", "STEPS", "CHANNELS"),
@@ -37,7 +37,7 @@ _tuned = tuned(
 
 @triton.jit
 def _join(a, x, b, y):
-    """Products of decays are kept in double: squaring doubles their relative error each time, T-fold in the end."""
+    """Join two steps. Products of decays are double: each squaring doubles their relative error, up to T-fold."""
     return a * b, b.to(x.dtype) * x + y
 
 
@@ -49,7 +49,7 @@ def _join_complex(ar, ai, xr, xi, br, bi, yr, yi):
 
 @triton.jit
 def _scan(ar, ai, xr, xi, hr, hi, COMPLEX: tl.constexpr):
-    """Down a tile, h having gone before: the products of a, and the states."""
+    """Scan a tile that starts from state h; return the products of a, and the states."""
     if COMPLEX:
         ar, ai, xr, xi = tl.associative_scan((ar, ai, xr, xi), 0, _join_complex)
         br, bi = ar.to(xr.dtype), ai.to(xr.dtype)
@@ -91,7 +91,7 @@ def _store(p, offsets, re, im, mask, COMPLEX: tl.constexpr):
 
 @triton.jit
 def _last(re, im, i_row, STEPS: tl.constexpr, COMPLEX: tl.constexpr):
-    """The last row of a tile."""
+    """Return the last row of a tile."""
     last = tl.sum(tl.where(i_row == STEPS - 1, re, 0.0), 0, keep_dims=True)
     if COMPLEX:
         return last, tl.sum(tl.where(i_row == STEPS - 1, im, 0.0), 0, keep_dims=True)
@@ -101,7 +101,7 @@ def _last(re, im, i_row, STEPS: tl.constexpr, COMPLEX: tl.constexpr):
 
 @triton.jit
 def _over_channels(re, im, OWN: tl.constexpr, COMPLEX: tl.constexpr):
-    """The gradient of an a that channels share is their sum."""
+    """Sum the gradient of a over channels, unless each channel has its own a."""
     if OWN:
         return re, im
     elif COMPLEX:
@@ -113,7 +113,7 @@ def _over_channels(re, im, OWN: tl.constexpr, COMPLEX: tl.constexpr):
 
 @triton.jit
 def range_of(n, p_table, length, a_batch, TABLE: tl.constexpr):
-    """Range n: first row, steps, the row where its a begins, and in the carries the row before it and the one after."""
+    """Return, for range n: first row, steps, first row of its a, and the rows of the carries before and after it."""
     if TABLE:
         p = p_table + 5 * n
         begin, steps = tl.load(p), tl.load(p + 1)
@@ -125,7 +125,7 @@ def range_of(n, p_table, length, a_batch, TABLE: tl.constexpr):
 @triton.jit
 def _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER: tl.constexpr, COMPLEX: tl.constexpr,
              CHANNELS: tl.constexpr):  # fmt: skip
-    """A program's channels: which are there, where they lie in x and in a row of a; where the a of its group begins."""
+    """Return a program's channels: a mask, their indices in x and in a row of a, and the index of their group's a."""
     pair: tl.constexpr = 2 if COMPLEX else 1
     i_inner = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     i_a = i_inner if A_INNER else tl.zeros((1, 1), tl.int32)
@@ -140,9 +140,9 @@ def _forward(
     COMPLEX: tl.constexpr, SUMMARY: tl.constexpr, ADJOINT: tl.constexpr, STEPS: tl.constexpr,
     CHANNELS: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """y and the last state of each range; as a summary the last state from one of zero, and in y's place the product.
+    """Write y and the last state of each range. As a SUMMARY, start from zero, and write the product of a instead of y.
 
-    The adjoint, of which only the summary is wanted, is the scan of conj(a) dy with conj(a).
+    The adjoint, used for the summary only, is the scan of conj(a) dy with conj(a).
     """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
@@ -178,7 +178,7 @@ def _forward(
             b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, live & (i_a < inner), tl.float64, COMPLEX)
         else:
             b_a_re, b_a_im = b_constant_re, b_constant_im
-        b_a_re = tl.where(mask, b_a_re, 1.0)  # what is not there leaves the state as it is
+        b_a_re = tl.where(mask, b_a_re, 1.0)  # masked steps leave the state unchanged
         b_a_im = tl.where(mask, b_a_im, 0.0)
         if ADJOINT:
             b_a_im = -b_a_im
@@ -204,7 +204,10 @@ def _backward(
     A_INNER: tl.constexpr, COMPLEX: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
     STAGES: tl.constexpr
 ):  # fmt: skip
-    """A state's gradient is d_t = dy_t + conj(a_u) d_u, u the step after t; dx_t = d_t, da_t = d_t conj(h before)."""
+    """Compute the gradient of the state, d_t = dy_t + conj(a_u) d_u, u the step after t, and from it those of x and a.
+
+    dx_t = d_t, da_t = d_t conj(h before t).
+    """
     i_unit = tl.program_id(0)
     i_block, i_outer, i_range = i_unit % blocks, i_unit // blocks % outer, (i_unit // blocks // outer).to(tl.int64)
     begin, steps, a_begin, before, after = range_of(i_range, p_table, length, a_batch, TABLE)
@@ -214,7 +217,7 @@ def _backward(
     sign: tl.constexpr = 1 if REVERSE else -1
     first = begin if REVERSE else begin + steps - 1
     a_first = a_begin + steps - 1 if A_TIME and not REVERSE else a_begin
-    start = after if REVERSE else before  # the carry before the scan's own first step, which comes last here
+    start = after if REVERSE else before  # the carry before the scan's first step, which is processed last here
 
     i_row = tl.arange(0, STEPS)[:, None]
     there, i_channel, i_a, p_a = _columns(p_a, i_block, i_outer, inner, a_outer, A_INNER, COMPLEX, CHANNELS)
@@ -225,7 +228,7 @@ def _backward(
     da_there = there if A_INNER else i_a == 0
     da_width = width if A_INNER else outer * blocks
 
-    within, some = start + zero >= sequences, steps + zero > 0  # blocks: triton 3.9.0's interpreter masks by no scalars
+    within, some = start + zero >= sequences, steps + zero > 0  # triton 3.9.0's interpreter needs blocks as masks
     b_state_re, b_state_im = _load(p_state + start * width * pair, i_channel, there & ~within, dtype, COMPLEX)
     b_c_re, b_c_im = _load(p_carry + (before if REVERSE else after) * width * pair, i_channel, there, dtype, COMPLEX)
     b_sum_re = tl.zeros((1, CHANNELS), dtype)
@@ -241,7 +244,7 @@ def _backward(
         b_h_re, b_h_im = _load(p_y + p_at + sign * width * pair, i_x, to_come, dtype, COMPLEX)
         b_h_re = tl.where(to_come, b_h_re, b_state_re)
         b_h_im = tl.where(to_come, b_h_im, b_state_im)
-        decayed = live & (step > 0)  # what enters a range has been
+        decayed = live & (step > 0)  # the carry that enters a range has been decayed already
         if A_TIME:
             p_decay = p_a + (a_first + sign * (i - 1)) * a_row * pair
             b_a_re, b_a_im = _load(p_decay, sign * i_row * a_row + i_a, decayed & (i_a < inner), tl.float64, COMPLEX)
@@ -277,15 +280,15 @@ def _backward(
 
 
 class _Layout(NamedTuple):
-    """How the features of x and a lie in memory."""
+    """The memory layout of the features of x and a."""
 
-    a_features: tuple[int, ...]  # a's, expanded over as few as the kernels need
-    split: int  # features from this one on are the inner ones
+    a_features: tuple[int, ...]  # the features of a, expanded over as few axes as the kernels need
+    split: int  # features from this axis on are the inner ones
     outer: int
     inner: int
     shared: bool  # one a for all inner channels
-    a_row: int  # its values in a step
-    a_outer: int  # and from group to group
+    a_row: int  # stride of a from step to step
+    a_outer: int  # stride of a from group to group
 
 
 @functools.lru_cache(512)
@@ -302,21 +305,21 @@ def _layout(features: tuple[int, ...], a_features: tuple[int, ...]) -> _Layout:
 
 
 class Ranges(NamedTuple):
-    """The rows of (B T) that each program goes along: whole sequences, or pieces of them."""
+    """The ranges of (B T) rows that programs process: whole sequences, or pieces of them."""
 
     count: int
     sequences: int
     table: Tensor | None = None  # as `range_of` reads it; None for whole sequences of one length
-    cut: Tensor | None = None  # the offsets of each sequence's pieces among all
+    cut: Tensor | None = None  # offsets of each sequence's pieces in the list of pieces
 
 
 def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, size: int) -> Ranges:
-    """Pieces of `size` steps, or whole sequences if that is 0, without waiting for the device."""
+    """Return pieces of `size` steps, or whole sequences if `size` is 0, without synchronising the GPU."""
     batch, length = x.shape[:2]
     if cu_seqlens is not None:
         offsets = cu_seqlens.long()
         n = len(cu_seqlens) - 1
-        count = length // size + n if size else n  # at most: those too many stay empty
+        count = length // size + n if size else n  # an upper bound; the surplus pieces are empty
     elif size:
         offsets = torch.arange(batch + 1, device=x.device) * length
         n, count = batch, batch * -(-length // size)
@@ -339,7 +342,7 @@ def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, 
 
 
 class _Plan:
-    """What to launch for operands of these sizes."""
+    """Launch parameters for operands of given sizes."""
 
     def __init__(self, x: Tensor, a: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, whole: bool = False):
         batch, length, *features = x.shape
@@ -354,7 +357,7 @@ class _Plan:
             channels //= 2
         self.blocks = triton.cdiv(inner, channels)
         steps = max(TILE // (channels * state.itemsize), 4)
-        while steps * outer * inner >= 2**30:  # offsets inside a tile are 32 bits wide
+        while steps * outer * inner >= 2**30:  # offsets inside a tile have 32 bits
             steps //= 2
         size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
         size = 0 if whole or 4 * size > length else size
@@ -380,7 +383,7 @@ class _Plan:
         self.launch(_forward, x, self.a, carry, y, last, self.ranges.table, *self.numbers, **flags)
 
     def enter(self, x: Tensor, carry: Tensor, *, reverse: bool, adjoint: bool = False) -> tuple[Tensor, Tensor]:
-        """The carries of the sequences and after them what leaves each piece; then what leaves each sequence."""
+        """Return the carries of the sequences followed by those after each piece; and those after each sequence."""
         ends = carry.new_empty(self.ranges.count, *carry.shape[1:])
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)

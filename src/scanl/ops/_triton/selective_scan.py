@@ -1,17 +1,19 @@
-"""The selective scan on a GPU: a program goes along time over a block of channels, their N states in registers.
+"""The selective scan on a GPU: a program goes along time for a block of channels, with their N states in registers.
 
-Tiles are (steps, states, channels), and steps are taken row by row: where the compiler spreads threads over channels
-and states alone, as it does forwards at N = 16, rows are registers, all that is masked is folded away, and a step is
-one multiply-add. Asked for is the state before each step, as the gradients of decays need it.
+Tiles are (steps, states, channels). Steps are processed row by row. If the compiler distributes threads over channels
+and states only, as it does forwards at N = 16, rows are registers, all masked work is removed, and a step is one
+multiply-add. The loop returns the state before each step, because the gradients of decays need it.
 
-Forwards a token of a channel reads u, Δ (and z), writes y, and takes N exponentials and 5 N multiply-adds. Backwards
-the states at the borders of chunks of CHUNK steps are found again (Δ, u read; 8 N / CHUNK bytes written and read); from
-each, the states at the borders of its tiles, which stay in the second-level cache; from those, all others: u, Δ, dy (z)
-are read and du, dΔ (dz) written, 3 N exponentials in all. dB and dC are summed over the channels of a program inside
-it, over programs by torch: 8 N / CHANNELS bytes a channel and token for each of the two.
+Costs per token and channel: the forward pass reads u, Δ (and z), writes y, and does N exponentials and 5 N
+multiply-adds. The backward pass recomputes states in three stages: those between chunks of CHUNK steps (reading Δ and
+u, writing and reading 8 N / CHUNK bytes); from these, those between the tiles of a chunk, which stay in the
+second-level cache; from these, all others (reading u, Δ, dy (z), writing du, dΔ (dz)). This takes 3 N exponentials in
+all. dB and dC are summed over a program's channels in the kernel, and over programs by torch: 8 N / CHANNELS bytes for
+each of the two.
 
-When programs are few, time is cut: a first pass gives what leaves each piece from a state of zero, and exp(A Σ Δ), its
-product; the linear scan over pieces gives what enters each. Channels of a block belong to one group of B and of C.
+If there are few programs, time is cut into pieces. A first pass computes the state after each piece from a zero state,
+and the product of its decays, exp(A Σ Δ). A linear scan over the pieces then gives the state before each. The channels
+of a block belong to one group of B and one group of C.
 
 Legend: p_ is a pointer, i_ an index, b_ a block. E channels, N states; a row is a step of a sequence.
 """
@@ -28,24 +30,24 @@ from scanl.ops._triton import linear_scan
 from scanl.ops._triton._rows import place, ranges, rows, sigmoid
 from scanl.ops._triton._tuned import SHRUNK, tuned
 
-ELEMENTS = 8192  # of a tile: 32 registers of each of 256 threads
-CHANNELS = 8 if SHRUNK else 64  # at most: their sums for dB and dC are written once a block
-STEPS = 8  # at most
+ELEMENTS = 8192  # elements of a tile: 32 registers of each of 256 threads
+CHANNELS = 8 if SHRUNK else 64  # most channels of a block; each block writes its sums for dB and dC
+STEPS = 8  # most steps of a tile
 CHUNK = 16 if SHRUNK else 32
-SHORTEST = 64  # steps of a piece
+SHORTEST = 64  # least steps of a piece
 WARPS = 8
 _tuned = tuned(
     [Config({"STAGES": stages}, num_warps=None) for stages in (2, 1, 3)],
     ("B_TIMED", "C_TIMED", "POSITIVE", "GIVES", "ADJOINT", "STEPS", "STATES", "CHANNELS"),
 )
-_sum = tl.standard._sum_combine  # calls of functions, tl.sum among them, cost the interpreter far more than sums
+_sum = tl.standard._sum_combine  # in the interpreter, calling functions such as tl.sum costs far more than the sum
 
 
 @triton.jit
 def _before(a, x, b_h, i_row, STEPS: tl.constexpr, TURNED: tl.constexpr):
-    """Of h = a h + x down a tile (up, when turned): h before each step, b_h before the first; and the last h.
+    """Run h = a h + x down a tile (up, if TURNED) from b_h; return h before each step, and the last h.
 
-    Row by row, which are rows of registers: what is masked is not even compiled.
+    It goes row by row. Rows are registers, so the compiler removes masked work.
     """
     b = tl.zeros_like(a)
     for i in tl.static_range(STEPS):
@@ -57,7 +59,7 @@ def _before(a, x, b_h, i_row, STEPS: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def _softplus(x):
-    """As torch's, which over 20 is x; to log(1 + e) is added what rounding took from e."""
+    """Return softplus(x) as torch computes it: x itself above 20. log(1 + e) is corrected for the rounding of 1 + e."""
     small = tl.exp2(tl.abs(x) * -1.4426950408889634)
     more = 1.0 + small
     return tl.where(x > 20.0, x, tl.maximum(x, 0.0) + (tl.log(more) - ((more - 1.0) - small) / more))
@@ -65,7 +67,7 @@ def _softplus(x):
 
 @triton.jit
 def _step_size(p, offsets, mask, b_bias, POSITIVE: tl.constexpr, dtype: tl.constexpr):
-    """Δ, of which 0 leaves the state as it is; and what softplus took it from."""
+    """Return Δ, 0 where masked, which leaves the state unchanged; and the argument of its softplus."""
     b_raw = tl.load(p + offsets, mask=mask, other=0.0).to(dtype) + b_bias
     b_delta = _softplus(b_raw) if POSITIVE else b_raw
     return tl.where(mask, b_delta, 0.0), b_raw
@@ -73,7 +75,7 @@ def _step_size(p, offsets, mask, b_bias, POSITIVE: tl.constexpr, dtype: tl.const
 
 @triton.jit
 def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, CHANNELS: tl.constexpr):
-    """Of a program its range, group of channels, block in it, and channels."""
+    """Return a program's range, group of channels, block in the group, and channels."""
     i_block, i_group = i_unit % blocks, i_unit // blocks % groups
     i_range = (i_unit // blocks // groups).to(tl.int64)
     begin, steps, _, before, after = place(i_range, p_table, length, length, TABLE)
@@ -84,7 +86,7 @@ def _block(i_unit, p_table, length, span, blocks, groups, TABLE: tl.constexpr, C
 @triton.jit
 def _constant(p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype: tl.constexpr, B_TIMED: tl.constexpr,
               C_TIMED: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Where states lie, and what is the same at all steps: A for exponents of 2, B, C, D and the bias of Δ."""
+    """Return the indices of states, and what is constant over time: A for exponents of 2, B, C, D, the bias of Δ."""
     i_state = tl.arange(0, STATES)[None, :, None]
     named = i_state < states
     i_fixed, all_there = i_channel * states + i_state, there & named
@@ -104,7 +106,7 @@ def _constant(p_A, p_B, p_C, p_D, p_bias, i_channel, there, states, dtype: tl.co
 
 @triton.jit
 def _of_step(p, offsets, mask, b_own, TIMED: tl.constexpr):
-    """B or C of each step, or what is the same at all."""
+    """Return B or C of each step, or the one for all steps."""
     if TIMED:
         return tl.load(p + offsets, mask=mask, other=0.0).to(b_own.dtype)
     else:
@@ -119,9 +121,10 @@ def _forward(
     B_TIMED: tl.constexpr, C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, GIVES: tl.constexpr, ADJOINT: tl.constexpr,
     STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """The last state of each range, and in y what it GIVES: "y", the "borders" of chunks, or the "product" of decays.
+    """Write the last state of each range, and to y what GIVES says.
 
-    A summary, which gives the product, begins at zero. The adjoint scans a C dy: dy is in u's place and C in B's.
+    GIVES: "y", the states at the "borders" of chunks, or the "product" of decays. With "product" the scan starts from
+    zero. The adjoint scans a C dy: dy is passed as u and C as B.
     """
     i_range, i_group, _i_block, begin, steps, before, after, i_channel, there = _block(
         tl.program_id(0), p_table, length, span, blocks, groups, TABLE, CHANNELS
@@ -188,10 +191,10 @@ def _backward(
     C_TIMED: tl.constexpr, POSITIVE: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """With s_t = C_t dy_t + a_u s_u, u the step after t, the gradient of h_t, and p_t = a_t h_{t-1} s_t:
+    """Compute the gradients. s_t = C_t dy_t + a_u s_u, u the step after t, is that of h_t. With p_t = a_t h_{t-1} s_t,
 
     dA = Σ Δ_t p_t,  dΔ_t = Σ_n A p_t + u_t Σ_n B_t s_t,  du_t = Δ_t Σ_n B_t s_t + D dy_t,  dB_t = Σ Δ_t u_t s_t and
-    dC_t = Σ dy_t h_t, sums over channels. From step to step goes a_t s_t.
+    dC_t = Σ dy_t h_t, the last two summed over channels. The loop carries a_t s_t from step to step.
     """
     i_unit = tl.program_id(0)
     i_range, i_group, i_block, begin, steps, before, after, i_channel, there = _block(
@@ -210,7 +213,7 @@ def _backward(
     b_dB, b_dC = b_dA, b_dA
     p_scratch += i_unit.to(tl.int64) * (CHUNK // STEPS * STATES * CHANNELS)
     i_scratch = i_state * CHANNELS + tl.arange(0, CHANNELS)[None, None, :]
-    # where the sums over this block's channels go: a slot for each of the programs that share a row of B, or of C
+    # slots for the sums over this block's channels: one for each of the programs that use the same row of B, or of C
     B_slot = i_block if B_groups == groups else i_group * blocks + i_block
     C_slot = i_block if C_groups == groups else i_group * blocks + i_block
 
@@ -308,7 +311,7 @@ def _backward(
 
 
 class _Plan:
-    """What to launch for operands of these sizes."""
+    """Launch parameters for operands of given sizes."""
 
     def __init__(self, u: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor | None):
         self.width, self.states = A.shape
@@ -326,7 +329,7 @@ class _Plan:
             "STATES": states,
             "CHANNELS": channels,
             "CHUNK": CHUNK,
-            "num_warps": max(min(states * channels // 128, WARPS), 1),  # so that all steps of a state are one thread's
+            "num_warps": max(min(states * channels // 128, WARPS), 1),  # one thread has all steps of a state
             "enable_fp_fusion": True,
         }
 
@@ -339,14 +342,14 @@ class _Plan:
             kernel[self.units,](*arguments, *self.sizes, **flags, **self.flags)
 
     def forward(self, u, delta, A, B, C, D, z, bias, carry, y, last, **flags) -> None:
-        """u and what is like it are pairs of a tensor and its stride from row to row."""
+        """Launch `_forward`. u, delta, B, C and z are pairs of a tensor and its row stride."""
         pointers = (u[0], delta[0], A, B[0], C[0], D, z[0], bias, carry, y, last, self.ranges.table, u[0].shape[1])
         strides = (u[1], delta[1], B[1], C[1], z[1], _groups(B[0]), _groups(C[0]))
         timed = {"B_TIMED": B[0].ndim > 2, "C_TIMED": C[0].ndim > 2}
         self.launch(_forward, *pointers, *strides, STEPS=self.steps, maxnreg=128, **timed, **flags)
 
     def enter(self, u, delta, A, B, z, bias, carry, **flags) -> tuple[Tensor, Tensor]:
-        """The carries of the sequences and after them what leaves each piece; then what leaves each sequence."""
+        """Return the carries of the sequences followed by those after each piece; and those after each sequence."""
         ends = carry.new_empty(1, self.ranges.count, *A.shape)
         products = torch.empty_like(ends)
         self.forward(u, delta, A, B, B, None, z, bias, carry, products, ends, GIVES="product", **flags)
@@ -359,7 +362,7 @@ def _groups(B: Tensor) -> int:
 
 
 def _operands(u, delta, A, B, C, D, z, delta_bias, state, cu_seqlens):
-    """The plan, and the operands as kernels take them: those of each step with the stride of their rows."""
+    """Return the plan, and the operands as `_Plan.forward` takes them."""
     plan = _Plan(u, A, B, C, cu_seqlens)
     B, C = (rows(value) if value.ndim > 2 else (value.contiguous(), 0) for value in (B, C))
     A, D, delta_bias = (value if value is None else value.contiguous() for value in (A, D, delta_bias))
@@ -420,7 +423,7 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
 
 
 def _sums(B: Tensor, plan: _Plan, carry: Tensor) -> Tensor:
-    """Room for the gradient of B by each of the programs that share it."""
+    """Allocate the gradient of B, one for each of the programs that use the same B."""
     slots = plan.ranges.count if B.ndim == 2 else plan.blocks * plan.groups // _groups(B)
     return torch.empty(slots, *B.shape, dtype=B.dtype if slots == 1 else carry.dtype, device=B.device)
 

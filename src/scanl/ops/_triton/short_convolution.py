@@ -1,15 +1,16 @@
-"""Short convolutions on a GPU: a thread takes ROWS steps that follow each other, of a few neighbouring channels.
+"""Short convolutions on a GPU: a thread does ROWS consecutive steps of a few neighbouring channels.
 
-It reads the rows that their windows need once, all before it writes any, and holds them in registers: a token is read
-1 + (W-1) / ROWS times, the second time from the first-level cache, and written once. Forwards x is read and y written,
-W multiply-adds; backwards x and dy are read and dx is written, 3 W multiply-adds and one SiLU, of which a part of
-(W-1) / ROWS is done twice. dw and dbias are summed over a tile inside a program, over tiles by torch: 4 (W+1) bytes a
-channel for every TILES * ROWS steps.
+It reads the rows that these steps need once, all before it writes any, and holds them in registers. A token is read
+1 + (W-1) / ROWS times, the second time from the first-level cache, and written once. Costs per token and channel: the
+forward pass reads x, writes y and does W multiply-adds. The backward pass reads x and dy, writes dx and does 3 W
+multiply-adds and one SiLU; a fraction (W-1) / ROWS of that work is done twice. dw and dbias are summed over a tile in
+the kernel, and over tiles by torch: 4 (W+1) bytes per channel for every TILES * ROWS steps.
 
-Steps count from the first of a sequence; the W-1 before it are the rows of its state. Kernels go over these too: so the
-gradient of the state is that of more input, and the last state is the last inputs, however few a sequence has.
+Steps count from a sequence's first input; the W-1 steps before it are the rows of its state. The kernels process these
+too. So the gradient of the state is computed like that of the input, and the last state is the last W-1 inputs, even if
+a sequence is shorter than that.
 
-Legend: p_ is a pointer, i_ an index, b_ a block. W taps; the state has the last W-1 inputs, KEPT.
+Legend: p_ is a pointer, i_ an index, b_ a block. W taps; the state has the last W-1 = KEPT inputs.
 """
 
 from typing import Any
@@ -22,15 +23,15 @@ from torch import Tensor
 from scanl.ops._triton._rows import rows, sigmoid
 from scanl.ops._triton._tuned import SHRUNK
 
-# steps of a thread; of a program its stretches of ROWS steps, and its channels
+# ROWS: steps of a thread. TILES: pieces of ROWS steps of a program. CHANNELS: channels of a program.
 ROWS, TILES, CHANNELS = (2, 8, 4) if SHRUNK else (8, 8, 128)
-WARPS = 8  # four channels of a thread
+WARPS = 8  # four channels per thread
 
 
 @triton.jit
 def _place(p_table, length, tiles, width, KEPT: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr,
            TILES: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Of a program its sequence, where that begins, its steps, and the program's own: first step, channels."""
+    """Return a program's sequence, its first row and number of steps, and the program's first step and channels."""
     blocks = tl.cdiv(width, CHANNELS)
     i_tile, i_block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     i_channel = i_block * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -46,7 +47,7 @@ def _place(p_table, length, tiles, width, KEPT: tl.constexpr, TABLE: tl.constexp
 
 @triton.jit
 def _weights(p_w, p_bias, i_channel, there, WINDOW: tl.constexpr, dtype: tl.constexpr):
-    """Those of each tap, the oldest first, and the bias."""
+    """Return the weights of each tap, the oldest first, and the bias."""
     ws = ()
     for j in tl.static_range(WINDOW):
         ws += (tl.load(p_w + i_channel * WINDOW + j, mask=there, other=0.0).to(dtype),)
@@ -59,7 +60,7 @@ def _weights(p_w, p_bias, i_channel, there, WINDOW: tl.constexpr, dtype: tl.cons
 @triton.jit
 def _inputs(p_x, p_state, i_step, steps, x_row, width, i_channel, there, SIGN: tl.constexpr, KEPT: tl.constexpr,
             COUNT: tl.constexpr):  # fmt: skip
-    """COUNT steps from the KEPT-th before i_step on, those before the sequence from its state."""
+    """Load COUNT steps, from i_step - KEPT on; steps before the sequence come from its state."""
     xs = ()
     for r in tl.static_range(COUNT):
         i = i_step + (r - KEPT)
@@ -106,7 +107,7 @@ def _backward(
     width, WINDOW: tl.constexpr, SILU: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, ROWS: tl.constexpr,
     TILES: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """dx_t = Σ_j w_{W-1-j} ds_{t+j}, ds = dy SiLU'(s), s the value before SiLU, made anew."""
+    """Compute dx_t = Σ_j w_{W-1-j} ds_{t+j}, ds = dy SiLU'(s), with s, the value before SiLU, recomputed."""
     KEPT: tl.constexpr = WINDOW - 1
     SIGN: tl.constexpr = -1 if REVERSE else 1
     COUNT: tl.constexpr = (2 * KEPT if SILU else KEPT) + ROWS
@@ -156,7 +157,7 @@ def _backward(
 
 
 class _Plan:
-    """What to launch for operands of these sizes."""
+    """Launch parameters for operands of given sizes."""
 
     def __init__(self, x: Tensor, w: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, reverse: bool, silu: bool):
         batch, length, width = x.shape
@@ -165,7 +166,7 @@ class _Plan:
         self.table, self.count = None, batch * tiles
         if cu_seqlens is not None:
             sequences = len(cu_seqlens) - 1
-            self.count = (length + kept * sequences) // size + sequences  # at most: those too many are past the end
+            self.count = (length + kept * sequences) // size + sequences  # upper bound; surplus ones are past the end
             offsets = cu_seqlens.long()
             steps = offsets.diff()
             own = (steps + (kept + size - 1)) // size

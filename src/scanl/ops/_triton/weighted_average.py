@@ -1,17 +1,17 @@
-"""The weighted average on a GPU: a thread goes along time for a channel of a sequence, p, z and m in float64.
+"""The weighted average on a GPU: a thread goes along time for one channel of a sequence, with p, z and m in float64.
 
-Weights are made in the operands' dtype, one exponential a step and one more for a bonus, and as what the past loses,
-1 - a: so a sum of a million terms, or a decay of 1e-6 a step, is as exact as its terms. That is why steps are not
-joined by an associative scan: it would take two exponentials at every join, and hold four numbers of each step. The
-rows of a tile are read together before any is used; a step is then a chain of a dozen operations.
+Weights are computed in the operands' dtype, with one exponential per step and one more with a bonus. The past's weight
+a is stored as 1 - a. So a sum of a million terms, or a decay of 1e-6 per step, is as exact as its terms. This is a
+reason not to use an associative scan, which would also need two exponentials per join and four numbers per step. All
+rows of a tile are loaded before the first is used; a step is then a chain of a dozen operations.
 
-Forwards k, v (and a decay of each step) are read and o is written. Backwards the same are read to find the states at
-the borders of tiles, 48 / ROWS bytes a channel and token written and read; then from the last tile to the first its
-states are made anew, do, k, v read, dk, dv written. The gradients P, Z of p and z at fixed m, and M of m itself, go
-back as in the kernel of the same name for the CPU, whose equations these are.
+The forward pass reads k, v (and the decay, if it varies with time) and writes o. The backward pass reads them to
+compute the states between tiles, writing and reading 48 / ROWS bytes per channel and token. Then, from the last tile to
+the first, it recomputes the tile's states, reads do, k, v and writes dk, dv. P and Z, the gradients of p and z at fixed
+m, and M, that of m, are propagated by the equations in `_cpu/weighted_average.py`.
 
-Legend: p_ is a pointer, i_ an index, b_ a block. A lane is a channel of a sequence; what is not there, of weight 0 and
-decay 1, leaves it as it is.
+Legend: p_ is a pointer, i_ an index, b_ a block. A lane is a channel of a sequence. Masked steps have weight 0 and
+decay 1, which leave the state unchanged.
 """
 
 from typing import Any
@@ -24,15 +24,15 @@ from torch import Tensor
 from scanl.ops._triton._rows import rows
 from scanl.ops._triton._tuned import SHRUNK
 
-LANES, ROWS = (16, 4) if SHRUNK else (32, 8)  # of a program, and steps of a tile backwards; twice that forwards
-LEAST = tl.constexpr(-1e308)  # in place of -inf, so that no difference is NaN
+LANES, ROWS = (16, 4) if SHRUNK else (32, 8)  # lanes of a program; steps of a backward tile (forward tiles: twice that)
+LEAST = tl.constexpr(-1e308)  # replaces -inf, so that no difference is NaN
 
 
 @triton.jit
 def _begin(p_w, p_u, p_state, p_cu, length, sequences, width, TIMED: tl.constexpr, REVERSE: tl.constexpr,
            LANES: tl.constexpr):  # fmt: skip
-    """Of each lane its sequence and channel, whether it is there, the first row in the order of the scan, its steps;
-    where its state lies, p, z and m; the decay and the bonus of all steps.
+    """Return, for each lane: sequence, channel, a mask, the first row in the order of the scan, the number of steps;
+    the index of its state, p, z and m; the constant decay and the bonus.
     """
     i_lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     n, i_channel = i_lane // width, i_lane % width
@@ -58,7 +58,7 @@ def _begin(p_w, p_u, p_state, p_cu, length, sequences, width, TIMED: tl.constexp
 @triton.jit
 def _read(p_k, p_v, p_w, first, begin, steps, k_row, v_row, w_row, i_channel, b_w, SIGN: tl.constexpr,
           TIMED: tl.constexpr, ROWS: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """The rows of a tile, all of them under way before the first is used: k, v, decay."""
+    """Load the rows of a tile, k, v and decay, all before the first is used."""
     ks, vs, ws = (), (), ()
     for r in tl.static_range(ROWS):
         live = begin + r < steps
@@ -74,7 +74,7 @@ def _read(p_k, p_v, p_w, first, begin, steps, k_row, v_row, w_row, i_channel, b_
 
 @triton.jit
 def _weigh(k, w, m, live, dtype: tl.constexpr):
-    """What the past loses of its weight, the weight of the present, and the largest exponent. NaN and +inf make NaN."""
+    """Return 1 minus the weight of the past, the weight of the current step, and the new m. NaN or +inf gives NaN."""
     old = m + w
     old = tl.where(old < LEAST, LEAST, old)
     gap = k - old
@@ -94,7 +94,7 @@ def _weigh(k, w, m, live, dtype: tl.constexpr):
 
 @triton.jit
 def _weigh_bonus(k, u, m, dtype: tl.constexpr):
-    """The weights of past and present in an output that reads before it writes."""
+    """Return the weights of the past and the current step in the output with a bonus, which reads before it writes."""
     now = k + u
     gap = now - m
     good = (now < float("inf")) & (m < float("inf"))
@@ -137,7 +137,7 @@ def _forward(
 
 @triton.jit
 def _keep(p, width, b_p, b_z, b_m, there):
-    """A state in the operands' dtype, p and z divided by what its m has become."""
+    """Write a state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     m = b_m.to(p.dtype.element_ty)
     rest = tl.where(b_m > LEAST, tl.exp((b_m - m).to(p.dtype.element_ty)), 1.0)
     tl.store(p, b_p * rest, mask=there)
@@ -156,7 +156,7 @@ def _backward(
     )
     dtype: tl.constexpr = p_state.dtype.element_ty
     SIGN: tl.constexpr = -1 if REVERSE else 1
-    # states at the borders of a sequence's tiles, beginning where those of the sequences before it end
+    # the states between a sequence's tiles are stored after those of the sequences before it
     low = first - (steps - 1) if REVERSE else first
     p_border += (low // ROWS + n) * (3 * width) + i_channel
     longest = tl.max(steps)
@@ -255,7 +255,7 @@ def _launch(kernel: Any, sequences: int, width: int, *arguments: Any, **flags: A
 
 
 def _operands(k: Tensor, v: Tensor, decay: Tensor | None, bonus: Tensor | None, state: Tensor):
-    """As the kernels take them: pointers, and the strides of the rows of k, v and a decay of each step."""
+    """Return the operands as the kernels take them: tensors, and the row strides of k, v and a time-varying decay."""
     timed = decay is not None and decay.ndim == 3
     (k, k_row), (v, v_row) = rows(k), rows(v)
     w_row = 0
