@@ -35,18 +35,18 @@ __all__ = [
 
 
 def identity(x: Tensor) -> Tensor:
-    """κ(q, k) = q·k. K' = K. Schlag et al., arXiv:2102.11174, unnormalised linear attention."""
+    """Return x, so that κ(q, k) = q·k. K' = K. Schlag et al., arXiv:2102.11174, unnormalised linear attention."""
     _compute("identity", x)
     return x
 
 
 def relu(x: Tensor) -> Tensor:
-    """κ(q, k) = relu(q)·relu(k). K' = K. Kasai et al., T2R, arXiv:2103.13076, without their learned matrix."""
+    """Return relu(x): κ(q, k) = relu(q)·relu(k). K' = K. Kasai et al., T2R, arXiv:2103.13076, without its matrix."""
     return _compute("relu", x).relu().to(x.dtype)
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """κ(q, k) = Σ_i relu(q_i)² relu(k_i)². K' = K. The activation of So et al., "Primer", arXiv:2109.08668.
+    """Return relu(x)²: κ(q, k) = Σ_i relu(q_i)² relu(k_i)². K' = K. So et al., "Primer", arXiv:2109.08668, activation.
 
     >>> squared_relu(torch.tensor([-1.0, 3.0])).tolist()
     [0.0, 9.0]

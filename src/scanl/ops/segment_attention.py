@@ -64,7 +64,7 @@ def _form(
 
 
 def _check(operands: Mapping[str, Any], options: Mapping[str, Any], cu_seqlens: Tensor | None) -> None:
-    """Refuse options that do not fit each other."""
+    """Check the options against each other and against the operands."""
     window = options["window"]
     if not isinstance(window, int) or window < 1:
         raise ConfigError(f"segment_attention: window is {window!r}, expected an integer of at least 1")

@@ -26,7 +26,7 @@ class Work(NamedTuple):
     head_parts: int  # parts of the heads of v that use one head of q and k
     column_parts: int  # parts of the columns of a head
     units: int
-    slots: dict[str, int]  # that say so to the kernels
+    slots: dict[str, int]  # the kernels' slots for this division
 
 
 def divide(v: torch.Tensor, shared: int, state: torch.Tensor, reverse: bool, cu_seqlens: torch.Tensor | None) -> Work:

@@ -352,8 +352,8 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
     da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
     told = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
-    # Pieces are repaired in sequence, so cores divide the channels. A shared a has one partial da per block, so its
-    # blocks stay the same.
+    # Pieces are repaired in sequence, so cores divide the channels. With one a for all channels, the blocks stay the
+    # same, since each block has a partial sum of da.
     repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer, CORES)
     return _Layout(
         (*a_shape[:2], *a_features),

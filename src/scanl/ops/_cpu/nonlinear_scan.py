@@ -1,4 +1,4 @@
-"""The dense recurrence of Newton's method, d_t = b_t + J_t d_{t-1}, and its adjoint d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
+"""CPU kernel of Newton's method: the dense recurrence d_t = b_t + J_t d_{t-1}, or d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
 
 import torch
 from numba import njit

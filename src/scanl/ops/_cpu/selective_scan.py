@@ -245,7 +245,7 @@ class _Sizes(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The channels of a unit of work."""
+    """The block of channels of a unit of work."""
 
     column: int  # index among all blocks
     group: int  # group of B and C
@@ -540,14 +540,14 @@ class _Work(NamedTuple):
     B_parts: int  # partial sums of the gradient of B; next, those of C
     C_parts: int
     units: int
-    slots: dict[str, int]  # that say so to the kernels
+    slots: dict[str, int]  # the kernels' slots for this division
 
 
 @functools.lru_cache(512)
 def _divide(
     batch: int, steps: int, width: int, states: int, B_groups: int, C_groups: int, bounds: tuple[int, ...] | None
 ) -> _Work:
-    """B_groups, C_groups: 0 where they are constant over time."""
+    """Divide the work into units. B_groups, C_groups: 0 if B or C is constant over time."""
     if bounds is None:
         ranges = np.array([(b, 0, steps) for b in range(batch)], np.int64).reshape(-1, 3)
     else:

@@ -110,7 +110,7 @@ def compiled(
 
     forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
 
-    # Where the outputs and the last state are empty, no kernel runs: kernels need not handle sizes of zero.
+    # If the outputs and the last state are empty, no kernel runs, so kernels need not handle empty tensors.
 
     def results(*args):
         if args[count - 1].numel() == 0:

@@ -13,19 +13,19 @@ from torch.autograd import forward_ad
 from scanl.errors import BackendError, unknown
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, WIDER, short
 
-ORDER = ("triton", "cpu", "parallel", "reference")  # what "auto" tries, first to last
+ORDER = ("triton", "cpu", "parallel", "reference")  # the order in which "auto" tries backends
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to evaluate an op, and what it cannot do."""
+    """One implementation of an op, and its limits."""
 
     name: str
     run: Callable[..., tuple[Tensor, Any]]
-    devices: tuple[str, ...] | None = None  # None: any
+    devices: tuple[str, ...] | None = None  # None: any device
     dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower operands are widened first
     whole: bool = False  # handles reverse and cu_seqlens itself; else it gets forward time and one sequence per row
-    package: str | None = None  # a package that it needs and that is not installed
+    package: str | None = None  # an optional package that it needs
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # (sizes, options, names of `given` operands) -> reasons
     forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
     excused: Mapping[str, str] = field(default_factory=dict)  # tests that it need not pass, each with the reason

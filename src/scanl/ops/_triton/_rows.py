@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scanl.ops._triton.linear_scan import Ranges, range_of, ranges_of
 
-PROGRAMS = 512  # to fill a GPU
+PROGRAMS = 512  # enough to fill a GPU
 
 place = range_of  # returns first row and steps of a range, (for linear_scan,) and the carries before and after it
 

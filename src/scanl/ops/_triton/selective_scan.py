@@ -322,7 +322,7 @@ class _Plan:
         self.blocks = triton.cdiv(self.span, channels)
         self.ranges = ranges(u, cu_seqlens, self.groups * self.blocks, max(SHORTEST, CHUNK))
         self.steps = min(STEPS, max(ELEMENTS // (states * channels), 1))
-        self.steps_back = max(self.steps // 2, 1)  # three tiles are alive at a time
+        self.steps_back = max(self.steps // 2, 1)  # three tiles are in registers at a time
         self.sizes = (self.width, self.span, self.blocks, self.groups, self.states)
         self.flags = {
             "TABLE": self.ranges.table is not None,
