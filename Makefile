@@ -11,11 +11,11 @@ demo: $(VENV)/scanl
 	$(BIN)/scanl demo
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # Every case, and every law over every sample: up to an hour.
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --all
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --all
 
 # What each law costs of each layer.
 costs: $(VENV)/dev

@@ -48,16 +48,11 @@ def pytest_configure(config):
         config.pluginmanager.register(costs.Costs())
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    for item in items:  # with --dist loadgroup one process has all tests of an op: it compiles its kernels once
-        op = item.callspec.params.get("op") if hasattr(item, "callspec") else None
-        if op is not None:
-            item.add_marker(pytest.mark.xdist_group(getattr(op, "name", str(op))))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -13,7 +13,7 @@ class Costs:
 
     def pytest_runtest_logreport(self, report):
         law, _, case = report.nodeid.split("::")[-1].partition("[")
-        name = self.layer(case.rpartition("]")[0])
+        name = self.layer(case.removesuffix("]"))
         if name is not None:
             self.seconds[law, name] += report.duration
 
