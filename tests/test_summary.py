@@ -7,7 +7,7 @@ import torch
 
 import laws
 from scanl import ops
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ShapeError
 from scanl.ops import registry
 
 WITH = [op for op in registry.declared() if op.effect is not None]
@@ -97,3 +97,37 @@ def test_wrong_use_is_refused():
         ConfigError, match="sru: v_f is given, expected none because with it the state enters a nonline"
     ):
         ops.sru.summary(x, a, a, v_f=torch.zeros(2))
+
+
+@each
+def test_a_state_is_read_as_the_op_reads_it(op):
+    """Of another dtype, and under autocast: joined in the dtype of the summary, to its rounding."""
+    for sample in of(op)[:2]:
+        operands = laws.at(op, sample, torch.float32, "reference")
+        rounding = laws.own_rounding(op, operands, sample.options)
+        _, exact = op(**laws.wide(operands), **sample.options, backend="reference")
+        state = operands.pop("state")
+        summary = op.summary(**operands, **sample.options)
+        found = summary.after(state.double())
+        assert found.dtype == summary.last.dtype
+        laws.close(found, exact, rounding, f"{op.name} after a wider state")
+        nothing = op.summary(**laws.timed(op, operands, 0, 0), **sample.options)
+        with torch.autocast("cpu", torch.bfloat16):
+            laws.close(summary.after(state), exact, rounding, f"{op.name} under autocast")
+            laws.close(nothing.then(summary).after(state), exact, rounding, f"{op.name} joined under autocast")
+
+
+@each
+def test_a_state_of_another_shape_is_refused(op):
+    operands = laws.at(op, of(op)[0], torch.float32, "reference")
+    state = operands.pop("state")
+    summary = op.summary(**operands, **of(op)[0].options)
+    for wrong in (state[:1], state[..., :1]):
+        with pytest.raises(ShapeError, match=r"summary: state has shape \(.*\), expected \(.*\) because of the piece"):
+            summary.after(wrong)
+    with pytest.raises(ShapeError, match="summary: state is on meta, expected cpu because of the piece"):
+        summary.after(state.to("meta"))
+    with pytest.raises(
+        ShapeError, match=r"summary: state is torch\.complex64, expected real numbers because of the piece"
+    ):
+        summary.after(state.to(torch.complex64))

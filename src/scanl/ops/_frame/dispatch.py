@@ -25,7 +25,7 @@ class Backend:
     devices: tuple[str, ...] | None = None  # None: any device
     dtypes: tuple[torch.dtype, ...] = FLOATING + COMPLEX  # narrower operands are widened first
     whole: bool = False  # handles reverse and cu_seqlens itself; else it gets forward time and one sequence per row
-    package: str | None = None  # an optional package that it needs
+    package: str | None = None  # a package that it needs and that is not installed; None: nothing is missing
     needs: Callable[..., Sequence[str]] = lambda **sizes: ()  # (sizes, options, names of `given` operands) -> reasons
     forward_mode: bool = True  # has derivatives in forward mode (torch.func.jvp, jacfwd, hessian)
     excused: Mapping[str, str] = field(default_factory=dict)  # tests that it need not pass, each with the reason

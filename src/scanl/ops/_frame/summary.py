@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.errors import ShapeError
+
 Run = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -93,10 +95,16 @@ class Matrix(Linear):
         return given.new_full((*given.shape[:-1], unit.shape[-1]), value)
 
     def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
-        return carry @ state + last
+        return _product(carry, state) + last
 
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
-        return second @ first
+        return _product(second, first)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in its own dtype: autocast would round states to half precision, as it does no op's."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 class Window(Effect):
@@ -133,8 +141,20 @@ class Summary:
     effect: Effect
 
     def after(self, state: Tensor | None) -> Tensor:
-        """Return the state after the piece, starting from `state`; None is the state before any input."""
-        return self.last if state is None else self.effect.after(self.carry, self.last, state)
+        """Return the state after the piece, starting from `state`; None is the state before any input.
+
+        The state is cast to the dtype of `last`, as an op casts it. Raises ShapeError for one that the op would refuse.
+        """
+        if state is None:
+            return self.last
+        if state.shape != self.last.shape:
+            expected = tuple(self.last.shape)
+            raise ShapeError(f"summary: state has shape {tuple(state.shape)}, expected {expected} because of the piece")
+        if state.device != self.last.device:
+            raise ShapeError(f"summary: state is on {state.device}, expected {self.last.device} because of the piece")
+        if state.is_complex() and not self.last.is_complex():
+            raise ShapeError(f"summary: state is {state.dtype}, expected real numbers because of the piece")
+        return self.effect.after(self.carry, self.last, state.to(self.last.dtype))
 
     def then(self, following: "Summary") -> "Summary":
         """Return the summary of this piece followed by the next one."""
