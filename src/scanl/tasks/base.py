@@ -162,13 +162,14 @@ class FreshExamples(Source):
         task = self.task
         self.metric, self.chance, self.best, self.question = task.metric, task.chance, task.best, task.question
         self.higher_is_better = task.best > task.chance
+        self._length = task.generate(1, self.seed).inputs.shape[1]  # once: every row of metrics.csv asks for it
 
     def check(self) -> None:
         """Do nothing: there is no file to read, and the task has checked its options."""
 
     @property
     def length(self) -> int:
-        return self.task.generate(1, self.seed).inputs.shape[1]
+        return self._length
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
         whole = self.task.generate(size * world, (self.seed, TRAINING, step))
