@@ -182,3 +182,10 @@ def test_presets_and_whole_models_train_by_name_from_the_command_line(tmp_path, 
     assert main([*command, *sizes, "--accelerator", "cpu", "--out", str(run)]) == 0
     assert "griffin" in capfd.readouterr().err
     assert main(["generate", str(run), "--prompt", "a", "--bytes", "2"]) == 0
+
+
+def test_names_leave_presets_out_when_asked():
+    """The lists of the tests above are made of this: were it wrong, they would be empty and nothing would fail."""
+    assert {"performer", "aft_full"} <= set(layers.names()) - set(layers.names(presets=False))
+    assert {"linear_attention", "aft"} <= set(layers.names(presets=False))
+    assert PRESETS == [name for name in layers.names() if layers.get(name).preset_of is not None]
