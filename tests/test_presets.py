@@ -188,4 +188,4 @@ def test_names_leave_presets_out_when_asked():
     """The lists of the tests above are made of this: were it wrong, they would be empty and nothing would fail."""
     assert {"performer", "aft_full"} <= set(layers.names()) - set(layers.names(presets=False))
     assert {"linear_attention", "aft"} <= set(layers.names(presets=False))
-    assert PRESETS == [name for name in layers.names() if layers.get(name).preset_of is not None]
+    assert [name for name in layers.names() if layers.get(name).preset_of is not None] == PRESETS
