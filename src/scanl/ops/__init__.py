@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from scanl.ops import feature_maps
 from scanl.ops._frame.dispatch import backend
 from scanl.ops.associative_scan import associative_scan
+from scanl.ops.cell import Cell, cell
 from scanl.ops.delta_rule import delta_rule
 from scanl.ops.dplr_scan import dplr_scan
 from scanl.ops.fixed_point import Convergence, ConvergenceError, FixedPoint, fixed_point
@@ -23,6 +24,7 @@ from scanl.ops.ssm_kernels import discretize, discretize_dplr, ssm_kernel_diagon
 from scanl.ops.weighted_average import noncausal_weighted_average, weighted_average
 
 __all__ = [
+    "Cell",
     "Convergence",
     "ConvergenceError",
     "FixedPoint",
@@ -30,6 +32,7 @@ __all__ = [
     "SegmentMemory",
     "associative_scan",
     "backend",
+    "cell",
     "delta_rule",
     "discretize",
     "discretize_dplr",

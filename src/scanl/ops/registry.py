@@ -10,6 +10,7 @@ from scanl.ops._frame.higher import HIGHER
 from scanl.ops._frame.higher import HigherOrder as HigherOrder
 from scanl.ops._frame.op import REGISTRY
 from scanl.ops._frame.op import Op as Op
+from scanl.ops.cell import Cell as Cell
 
 
 def names() -> list[str]:
@@ -34,8 +35,13 @@ def every() -> list[Op | HigherOrder]:
 
 
 def declared() -> list[Op]:
-    """Return the ops with declared operands, which the tests cover: all except those that take functions."""
-    return [REGISTRY[name] for name in sorted(REGISTRY)]
+    """Return the ops with declared operands, which the tests cover: all except cells and those that take functions."""
+    return [REGISTRY[name] for name in sorted(REGISTRY) if not isinstance(REGISTRY[name], Cell)]
+
+
+def cells() -> list[Cell]:
+    """Return the cells. Those of layers are registered when `scanl.layers` is imported."""
+    return [op for _, op in sorted(REGISTRY.items()) if isinstance(op, Cell)]
 
 
 def instances() -> list[Op]:
