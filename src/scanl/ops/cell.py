@@ -19,12 +19,13 @@ is a parameter: the step gets it whole. Keyword-only arguments of the step are o
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call
 from scanl.ops._frame.op import REGISTRY, Op
 
@@ -39,11 +40,19 @@ class Cell(Op[..., Any]):
     independently.
     """
 
-    def __init__(self, step: Step, declaration: str, **declared: Any):
-        self.step = step
-        super().__init__(
-            self._loop(), declaration, **{"id": None, "neutral": {}, "dtypes": HALF + FLOATING, **declared}
-        )
+    def __init__(self, step: Step, declaration: str, *, static: Sequence[str] = (), **declared: Any):
+        self.step, self.static = step, frozenset(static)
+        defaults = {"id": None, "neutral": {}, "dtypes": HALF + FLOATING}
+        super().__init__(self._loop(), declaration, **{**defaults, **declared})
+        every = {axis for operand in self.operands for axis in operand.choices[0]}
+        self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
+        self._compiled: dict[tuple, list[Any]] = {}
+        saves = (*self.names, "y", "kept")
+        kernels = Kernels(self._forward, self._backward, self._numbers)
+        compiled(
+            self, "cpu", saves=saves, kernels=kernels, devices=("cpu",), dtypes=FLOATING, package="numba",
+            needs=self._refusals,
+        )  # fmt: skip
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
         """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
@@ -71,6 +80,64 @@ class Cell(Op[..., Any]):
         call = [inspect.Parameter("call", inspect.Parameter.VAR_KEYWORD, annotation=Call)]
         loop.__signature__ = found.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
         return loop
+
+    def _kernels(self, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str]) -> Any:
+        """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
+        from scanl.ops._cells.kernels import compiled
+
+        sizes = {name: sizes[name] for name in self.axes}
+        known = self._compiled.setdefault((given, *options.values()), [])
+        found = next((each for each in known if each.axes.fits(sizes)), None)
+        if found is None:
+            shapes, timed = {}, frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
+            for operand in self.operands:
+                present = operand.name in given or operand.name == self.state
+                shapes[operand.name] = tuple(a for a in operand.choices[0] if a != "T") if present else None
+            found = compiled(self.name, self.step, shapes, timed, sizes, self.static, options)
+            known.append(found)
+        return found
+
+    def _of_call(self, operands: Mapping[str, Tensor | None], options: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the kernels and the sizes of a call."""
+        sizes: dict[str, int] = {}
+        for operand in self.operands:
+            value = operands[operand.name]
+            if value is not None:
+                sizes.update(zip(operand.choices[0], value.shape, strict=True))
+        given = frozenset(name for name, value in operands.items() if value is not None)
+        found = self._kernels(sizes, dict(zip(self.options, options, strict=True)), given)
+        return found, found.sizes(sizes)
+
+    def _forward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        count = len(self.names)
+        operands, (reverse, cu_seqlens, *options, keep) = dict(zip(self.names, args[:count], strict=True)), args[count:]
+        found, sizes = self._of_call(operands, options)
+        shape = self.output_shape(self.sizes(operands, cu_seqlens))
+        values = {name: value for name, value in operands.items() if value is not None}
+        return found.forward(values, sizes, shape, reverse, cu_seqlens, keep, self.name)
+
+    def _backward(self, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
+        count = len(self.names)
+        operands = dict(zip(self.names, args[:count], strict=True))
+        y, kept, reverse, cu_seqlens, *options = args[count:]
+        found, sizes = self._of_call(operands, options)
+        values = {name: value for name, value in operands.items() if value is not None}
+        return found.backward(dy, dlast, values, y, kept, sizes, reverse, cu_seqlens, self.name)
+
+    def _numbers(self, operands: Mapping[str, Tensor | None], options: Sequence[Any]) -> int:
+        found, sizes = self._of_call(operands, options)
+        return found.kept_numbers(sizes)
+
+    def _refusals(self, **given: Any) -> Sequence[str]:
+        """Return why the step cannot be compiled."""
+        from scanl.ops._cells.trace import Unsupported
+
+        options = {name: given[name] for name in self.options}
+        try:
+            self._kernels(given, options, given["given"] | {self.state})
+        except Unsupported as error:
+            return [f"its step uses {error}"]
+        return []
 
 
 def cell(declaration: str, **declared: Any) -> Callable[[Step], Cell]:

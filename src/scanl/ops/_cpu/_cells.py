@@ -86,3 +86,10 @@ def copy(source, target):
     """Copy an array. The loop compiles to one memory move; numba's slice assignment is far slower for short slices."""
     for i in range(target.size):
         target[i] = source[i]
+
+
+@njit(forceinline=True)
+def clear(target):
+    """Fill an array with zeros, as `copy` copies."""
+    for i in range(target.size):
+        target[i] = 0

@@ -8,8 +8,9 @@ of the module scanl.ops._BACKEND.NAME, which the first call imports:
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,30 +24,56 @@ _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
 
 
+class Kernels(NamedTuple):
+    """Kernels that are not functions of a module.
+
+    forward(*operands, reverse, cu_seqlens, *options, keep) -> y, last, kept.   backward: as above; it may be given an
+    empty `kept`.   numbers(operands, options): how many numbers of every step `kept` (B, T, N) has.
+    """
+
+    forward: Callable
+    backward: Callable
+    numbers: Callable[[Mapping[str, Tensor | None], Sequence[Any]], int]
+
+
 def compiled(
-    op: Op, backend: str, *, saves: Sequence[str] | None = None, second: Callable | None = None, **declared: Any
+    op: Op,
+    backend: str,
+    *,
+    saves: Sequence[str] | None = None,
+    second: Callable | None = None,
+    kernels: Kernels | None = None,
+    **declared: Any,
 ) -> None:
     """Add the kernels of `backend` to `op`; `declared` as in `Op.backend`.
 
     saves: the operands (and "y", the output) that the backward pass gets; by default all operands. An operand that is
     not saved must have the shape of y.   second(forward, saved, cotangents, reverse, cu_seqlens): the derivative of the
     backward pass by dy, dlast and the saved tensors. By default the plain PyTorch form is differentiated, which needs
-    all operands.
+    all operands.   kernels: kernels that keep a third tensor for their backward pass, which `saves` calls "kept".
     """
     name = f"{op.name}_{backend}"
     saves = tuple(saves or op.names)
     optional = {operand.name for operand in op.operands if operand.optional}
     plain = "parallel" if "parallel" in op.backends else "reference"
-    options = "".join(f", {_KINDS[option.annotation]} {key}" for key, option in op.options.items())
+    options = "".join(f", {_KINDS[_type(option)]} {key}" for key, option in op.options.items())
     common = f"bool reverse, Tensor? cu_seqlens{options}"
     count, kept = len(op.names), len(saves)
+    more = [*op.options, "keep"] if kernels is not None else [*op.options]
+    keep, third = ("", "") if kernels is None else (", bool keep", ", Tensor")
 
     def shapes(operands: Sequence[Tensor | None], cu_seqlens: Tensor | None) -> tuple[int, ...]:
         return op.output_shape(op.sizes(dict(zip(op.names, operands, strict=True)), cu_seqlens))
 
     def fake_forward(*args):
         first, state = args[0], args[count - 1]
-        return first.new_empty(shapes(args[:count], args[count + 1])), state.new_empty(state.shape)
+        results = first.new_empty(shapes(args[:count], args[count + 1])), state.new_empty(state.shape)
+        if kernels is None:
+            return results
+        numbers = 0
+        if args[-1]:
+            numbers = kernels.numbers(dict(zip(op.names, args[:count], strict=True)), args[count + 2 : -1])
+        return *results, first.new_empty((*first.shape[:2], numbers))
 
     def fake_backward(dy, dlast, *args):
         given = dict(zip(saves, args[:kept], strict=True))
@@ -54,15 +81,15 @@ def compiled(
         return [value.new_empty(value.shape) for value in operands if value is not None]
 
     def forward_context(ctx, inputs, output):
-        values = dict(zip(op.names, inputs[:count], strict=True)) | {"y": output[0]}
+        values = dict(zip(op.names, inputs[:count], strict=True)) | dict(zip(("y", "", "kept"), output, strict=False))
         ctx.save_for_backward(*[values[key] for key in saves], inputs[count + 1])
-        ctx.reverse, ctx.options = inputs[count], inputs[count + 2 :]
+        ctx.reverse, ctx.options = inputs[count], inputs[count + 2 : count + 2 + len(op.options)]
         ctx.present = [value is not None for value in inputs[:count]]
 
-    def forward_backward(ctx, dy, dlast):
+    def forward_backward(ctx, dy, dlast, dkept=None):
         *saved, cu_seqlens = ctx.saved_tensors
         grads = iter(backward(dy, dlast, *saved, ctx.reverse, cu_seqlens, *ctx.options))
-        return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(op.options)
+        return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(more)
 
     def backward_context(ctx, inputs, output):
         tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
@@ -82,7 +109,7 @@ def compiled(
 
     def through_plain(inputs, cotangents, reverse, cu_seqlens, values):
         names = ("dy", "dlast", *saves)
-        given = {key: v for key, v in zip(names, inputs, strict=True) if v is not None and key != "y"}
+        given = {key: v for key, v in zip(names, inputs, strict=True) if v is not None and key not in ("y", "kept")}
 
         def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
             wide = {key: cast(v, torch.promote_types(v.dtype, torch.float32)) for key, v in given.items()}
@@ -103,12 +130,15 @@ def compiled(
 
         grads, pull, *_ = torch.func.vjp(gradients, given)
         (found,) = pull(tuple(by.to(grad.dtype) for grad, by in zip(grads, cotangents, strict=True)))
-        return [found.get(key) for key in names]  # no gradient for y: it depends on the operands
+        return [found.get(key) for key in names]  # no gradient for y and kept: they depend on the operands
 
     def kinds(names: Sequence[str]) -> str:
         return ", ".join(f"Tensor{'?' if key in optional else ''} {key}" for key in names)
 
-    forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
+    if kernels is None:
+        forward_kernel, backward_kernel = (_kernel(backend, op.name, function) for function in ("forward", "backward"))
+    else:
+        forward_kernel, backward_kernel = kernels.forward, kernels.backward
 
     # If the outputs and the last state are empty, no kernel runs, so kernels need not handle empty tensors.
 
@@ -125,8 +155,8 @@ def compiled(
         return backward_kernel(dy, dlast, *args)
 
     forward = _opaque(
-        name, f"({kinds(op.names)}, {common}) -> (Tensor, Tensor)", fake_forward, forward_context, forward_backward,
-        results,
+        name, f"({kinds(op.names)}, {common}{keep}) -> (Tensor, Tensor{third})", fake_forward, forward_context,
+        forward_backward, results,
     )  # fmt: skip
     backward = _opaque(
         f"{name}_backward", f"({kinds(('dy', 'dlast', *saves))}, {common}) -> Tensor[]", fake_backward,
@@ -134,9 +164,18 @@ def compiled(
     )  # fmt: skip
 
     def run(*operands, reverse=False, cu_seqlens=None, **given):
-        return forward(*operands, reverse, cu_seqlens, *[given[key] for key in op.options])
+        values = [given[key] for key in op.options]
+        if kernels is None:
+            return forward(*operands, reverse, cu_seqlens, *values)
+        wanted = torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in operands)
+        return forward(*operands, reverse, cu_seqlens, *values, wanted or transforming())[:2]
 
     op.backend(backend, whole=True, forward_mode=False, **declared)(run)
+
+
+def _type(option: inspect.Parameter) -> Any:
+    """Return the type of an option: its annotation, or the type of its default."""
+    return type(option.default) if option.annotation is option.empty else option.annotation
 
 
 def _kernel(backend: str, module: str, function: str) -> Callable:

@@ -1,0 +1,354 @@
+"""Compile a cell and run its kernels.
+
+The source of the kernels depends on the step, its options and which operands are given, never on sizes or lengths. It
+is kept in a folder beside numba's cache, so that numba keeps the machine code there too.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import linecache
+import math
+import os
+import pathlib
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from scanl.ops._cells.plan import Plan, Root
+from scanl.ops._cells.sizes import Axes, choices
+from scanl.ops._cells.source import Layout, Writer, source
+from scanl.ops._cells.trace import Node, Ref, Unsupported, trace
+from scanl.ops._cpu._cells import groups, sequences
+from scanl.ops._cpu._memory import empty
+
+
+class Sizes:
+    """The real sizes of the axes in one call: they turn the numbers of a trace into real numbers."""
+
+    def __init__(self, axes: Axes, sizes: Mapping[str, int]):
+        self.names, self._axes = dict(sizes), axes
+        self._found: dict[int, int] = {}
+
+    def __getitem__(self, number: int) -> int:
+        if number not in self._found:
+            self._found[number] = eval(self._axes.expression(number), {}, self.names)
+        return self._found[number]
+
+    def all(self, numbers: Sequence[int]) -> list[int]:
+        return [self[number] for number in numbers]
+
+
+class Compiled:
+    """The kernels of a cell for certain options and given operands."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[..., Any],
+        shapes: Mapping[str, tuple[str, ...] | None],
+        timed: frozenset[str],
+        axes: Axes,
+        options: Mapping[str, Any],
+    ):
+        self.axes = axes
+        self.traced = traced = trace(step, shapes, axes, options)
+        self.given = [operand for operand, of in shapes.items() if of is not None]
+        self.timed = [operand for operand in self.given if operand in timed]
+        self.state = traced.last.node.size if traced.last == traced.last.node.whole else _numbers(traced.last)
+        self.y = _numbers(traced.y)
+        self.y_is_state = traced.y[1:] == traced.last[1:] and traced.y.node is traced.last.node
+        self._plan_backward()
+        forward_roots = [Root("y", traced.y), Root("last", traced.last)]
+        self._forward_plan = Plan(traced, forward_roots, backward=False)
+        self._kept = self._backward_plan.kept
+        missing = [node for node in self._kept if node not in self._forward_plan.lefts]
+        assert not missing, "the backward pass reads products of the forward pass only"
+        layout = Layout({n: self._size(n) for n in self.timed}, {"y": self.y}, {}, self.state)
+        forward = Writer("forward", self._forward_plan, layout, self._kept, not self.y_is_state)
+        timed_too = {**layout.timed, "dy": self.y}
+        back = Layout(timed_too, self._rows, self._sums, self.state)
+        backward = Writer("backward", self._backward_plan, back, self._kept, not self.y_is_state)
+        self.name, self.text = name, source(name, forward, backward)
+        self._sizes: dict[tuple[int, ...], Sizes] = {}
+
+    @functools.cached_property
+    def module(self) -> types.ModuleType:
+        return load(self.name, self.text)
+
+    def _size(self, operand: str) -> int:
+        return self.traced.operands[operand].node.size
+
+    def _plan_backward(self) -> None:
+        """Plan the backward pass: what has a row for every step, what is summed, and what torch does afterwards."""
+        traced, roots = self.traced, []
+        self._rows: dict[str, int] = {}  # results with a row for every step, and the numbers of a row
+        self._sums: dict[str, int] = {}
+        self._outer: dict[Node, tuple[str, str]] = {}  # the arrays whose product over rows and time a node is
+        places: dict[tuple, str] = {}
+        for operand in self.timed:
+            places[_key(traced.operands[operand])] = operand
+            ref = traced.gradients[operand]
+            if ref is not None:
+                self._rows[f"d{operand}"] = _numbers(ref)
+                roots.append(Root(f"d{operand}", ref))
+                places.setdefault(_key(ref), f"d{operand}")
+        if traced.gradients["state"] is not None:
+            roots.append(Root("dstate", traced.gradients["state"]))
+        todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
+        seen: set[Node] = set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.kind == "total":
+                name = f"t{node.index}"
+                self._sums[name] = _numbers(node.args[0])
+                roots.append(Root(name, node.args[0], adds=True))
+            elif node.kind == "outer":
+                pair = []
+                for side, ref in enumerate(node.args):
+                    ordered = _rows_first(ref, side, grouped=len(node.whole.shape) == 3)
+                    name = places.get(_key(ordered))
+                    if name is None:
+                        name = places[_key(ordered)] = f"r{len(places)}"
+                        self._rows[name] = _numbers(ordered)
+                        roots.append(Root(name, ordered))
+                    pair.append(name)
+                self._outer[node] = pair[0], pair[1]
+            elif node.kind == "torch":
+                todo.extend(arg.node for arg in node.args if isinstance(arg, Ref))
+        self._backward_plan = Plan(traced, roots, backward=True)
+
+    # --- calls
+
+    def sizes(self, sizes: Mapping[str, int]) -> Sizes:
+        key = tuple(sizes[name] for name in self.axes.traced)
+        if key not in self._sizes:
+            self._sizes[key] = Sizes(self.axes, {name: sizes[name] for name in self.axes.traced})
+        return self._sizes[key]
+
+    def kept_numbers(self, sizes: Sizes) -> int:
+        """Return how many numbers the forward pass keeps of every step: the state, unless the output is the state, and
+        the products with matrices that the backward pass reads. Elementwise values are computed again.
+        """
+        return sum(sizes[node.size] for node in self._kept) + (0 if self.y_is_state else sizes[self.state])
+
+    def forward(
+        self, values: Mapping[str, Tensor], sizes: Sizes, y_shape: Sequence[int], reverse: bool,
+        cu_seqlens: Tensor | None, keep: bool, name: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        first = values[self.timed[0]]
+        ranges = sequences(first, cu_seqlens, name)
+        y = empty(tuple(y_shape), first.dtype)
+        last = values["state"].clone(memory_format=torch.contiguous_format)
+        numbers = self.kept_numbers(sizes) if keep else 0
+        kept = empty((*first.shape[:2], numbers), first.dtype)
+        torchs = _Torch(self, values, sizes)
+        count, size = groups(len(ranges))
+        slots = self.module.FORWARD.pack(
+            **self._head(ranges, first, size, reverse, sizes), state=last, kept=kept if numbers else None, history=0,
+            pitch=0, **torchs.operands(self._forward_plan), out_y=y,
+            **{f"in_{n}": _rows(values[n]) for n in self.timed},
+        )  # fmt: skip
+        self.module.forward.run(first.dtype, slots, count, _work(first, y, last, sizes[self.state]))
+        return y, last, kept
+
+    def backward(
+        self, dy: Tensor, dlast: Tensor, values: Mapping[str, Tensor], y: Tensor, kept: Tensor, sizes: Sizes,
+        reverse: bool, cu_seqlens: Tensor | None, name: str,
+    ) -> list[Tensor]:  # fmt: skip
+        first = values[self.timed[0]]
+        if kept.shape[-1] != self.kept_numbers(sizes):
+            y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
+        ranges = sequences(first, cu_seqlens, name)
+        steps = first.shape[:2]
+        results = {n: empty((*steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
+        carry = dlast.clone(memory_format=torch.contiguous_format)
+        count, size = groups(len(ranges))
+        added = sum(sizes[each] for each in self._sums.values())
+        sums = torch.zeros((max(count, 1), added), dtype=first.dtype)
+        torchs = _Torch(self, values, sizes)
+        history = y.contiguous() if self.y_is_state else kept
+        slots = self.module.BACKWARD.pack(
+            **self._head(ranges, first, size, reverse, sizes), state=values["state"].contiguous(), kept=kept,
+            history=history, pitch=history[0, 0].numel() if history.numel() else 0,
+            **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in results.items()},
+            carry=carry, sums=sums, **{f"in_{n}": _rows(values[n]) for n in self.timed}, in_dy=_rows(dy),
+        )  # fmt: skip
+        self.module.backward.run(first.dtype, slots, count, _work(first, dy, carry, sizes[self.state]))
+        torchs.results(results, sums.sum(0))
+        found = []
+        for operand in self.given:
+            ref, like = self.traced.gradients[operand], values[operand]
+            if ref is None:
+                found.append(torch.zeros_like(like, memory_format=torch.contiguous_format))
+            elif operand == "state":
+                found.append(carry)
+            elif operand in self.timed:
+                found.append(results[f"d{operand}"].view(like.shape))
+            else:
+                found.append(torchs.view(ref).contiguous().view(like.shape))
+        return found
+
+    def _head(self, ranges: Any, first: Tensor, size: int, reverse: bool, sizes: Sizes) -> dict[str, Any]:
+        call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
+        return {**call, **sizes.names}
+
+
+class _Torch:
+    """Values without a batch axis, computed by torch: the trace's functions, called on the real tensors."""
+
+    def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
+        self.compiled, self.values, self.sizes = compiled, values, sizes
+        self._memory: dict[Node, Tensor] = {}
+
+    def operands(self, plan: Plan) -> dict[str, Tensor]:
+        found = {f"v{node.index}": self.memory(node) for node in plan.values}
+        for node in plan.lefts:
+            found[f"w{node.index}"] = self.view(node.args[1]).contiguous()
+        return found
+
+    def results(self, rows: Mapping[str, Tensor], sums: Tensor) -> None:
+        """Take in what the backward pass has found."""
+        at = 0
+        for name, numbers in self.compiled._sums.items():
+            size = self.sizes[numbers]
+            node = self.compiled.traced.nodes[int(name[1:])]
+            self._memory[node] = sums[at : at + size]
+            at += size
+        every = {**self.values, **rows}
+        for node, (left, right) in self.compiled._outer.items():
+            shape = self.sizes.all(node.whole.shape)
+            a, b = (every[name].reshape(-1) for name in (left, right))
+            if len(shape) == 2:
+                self._memory[node] = a.view(-1, shape[0]).T @ b.view(-1, shape[1])
+            else:
+                steps = every[left].shape[0] * every[left].shape[1]
+                a, b = (
+                    each.view(steps, shape[0], -1, n).transpose(0, 1).reshape(shape[0], -1, n)
+                    for each, n in ((a, shape[1]), (b, shape[2]))
+                )
+                self._memory[node] = a.mT @ b
+
+    def memory(self, node: Node) -> Tensor:
+        """Return the memory of a node as the trace has laid it out."""
+        if node not in self._memory:
+            if node.kind == "operand":
+                self._memory[node] = self.values[node.what].contiguous()
+            elif node.what is torch.full:
+                value, *shape = node.args
+                like = self.values["state"]
+                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=like.dtype, device=like.device)
+            else:
+                function, form = node.what
+                args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
+                self._memory[node] = function(*args, **kwargs)
+        return self._memory[node]
+
+    def view(self, ref: Ref) -> Tensor:
+        shape, strides, memory = self.sizes.all(ref.shape), self.sizes.all(ref.strides), self.memory(ref.node)
+        return memory.as_strided(shape, strides, memory.storage_offset() + self.sizes[ref.offset])
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return value.node.what if value.node.kind == "literal" else self.view(value)
+        if isinstance(value, torch.device):
+            return self.values["state"].device
+        if value is torch.float64:
+            return self.values["state"].dtype
+        plain = type(value) is not int or value >= 2**62
+        return value if plain else self.sizes[value]
+
+
+def compiled(name: str, step: Callable[..., Any], shapes: Any, timed: frozenset[str], sizes: Mapping[str, int],
+             fixed: frozenset[str], options: Mapping[str, Any]) -> Compiled:  # fmt: skip
+    """Return the most general kernels of a cell. Raises Unsupported if its step uses what kernels cannot run."""
+    failure: Exception = Unsupported("no axes")
+    for pair in choices(sizes, fixed):
+        try:
+            one, other = (Compiled(name, step, shapes, timed, axes, options) for axes in pair)
+        except (RuntimeError, ValueError) as error:
+            failure = error
+            continue
+        if one.text == other.text:
+            return one
+        failure = Unsupported("numbers that depend on the sizes in a way that is not known")
+    raise failure
+
+
+def _numbers(ref: Ref) -> int:
+    return math.prod(ref.shape)
+
+
+def _key(ref: Ref) -> tuple:
+    return ref.node, ref.offset, tuple((n, by) for n, by in zip(ref.shape, ref.strides, strict=True) if n != 1)
+
+
+def _rows_first(ref: Ref, side: int, *, grouped: bool) -> Ref:
+    """Return the factor of an outer product with its axes in the order: groups, rows, columns."""
+    if side == 0:  # (groups, columns, rows), the rows perhaps being the batch alone
+        first = 1 if grouped else 0
+        order = [*range(first), *range(first + 1, len(ref.shape)), first]
+        return Ref(ref.node, ref.offset, *(tuple(each[i] for i in order) for each in (ref.shape, ref.strides)))
+    return ref
+
+
+def _rows(value: Tensor) -> Tensor:
+    """Return (B, T, E) with a contiguous last axis."""
+    flat = (
+        value if value.ndim == 3 and value.stride(-1) == 1 else value.flatten(2) if value.ndim > 2 else value[..., None]
+    )
+    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
+
+
+def _work(first: Tensor, y: Tensor, last: Tensor, state: int) -> int:
+    return first.numel() + y.numel() * max(state // 8, 1)
+
+
+def folder() -> pathlib.Path | None:
+    """Return the folder for generated sources, made if it is missing; None if none can be written to."""
+    beside = pathlib.Path(__file__).parent / "__pycache__"
+    wanted = [pathlib.Path(numba.config.CACHE_DIR)] if numba.config.CACHE_DIR else [beside]  # pyright: ignore
+    wanted.append(pathlib.Path.home() / ".cache" / "scanl")
+    for place in wanted:
+        try:
+            (place / "cells").mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(place / "cells", os.W_OK):
+            return place / "cells"
+    return None
+
+
+def load(name: str, text: str) -> types.ModuleType:
+    """Return the module with this source, kept in a file if there is a folder for it."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    title, place = f"{name}_{digest}", folder()
+    if place is not None:
+        path = place / f"{title}.py"
+        try:
+            if not path.exists() or path.read_text() != text:
+                with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
+                    file.write(text)
+                os.replace(file.name, path)
+            spec = importlib.util.spec_from_file_location(f"scanl_cells.{title}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+        except OSError:
+            pass  # a full disk: run from memory
+    path = f"<cell {title}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    module = types.ModuleType(f"scanl_cells.{title}")
+    exec(compile(text, path, "exec"), module.__dict__)
+    return module

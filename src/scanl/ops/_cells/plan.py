@@ -1,0 +1,250 @@
+"""Order the nodes of a trace into the work of one time step.
+
+A step is a sequence of segments. In a segment every sequence runs some loops, then products with matrices run for all
+sequences of a group together. A loop computes elementwise values of one shape. It stores those values that other loops
+or products need.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scanl.ops._cells.trace import Node, Ref, Traced, contiguous
+
+
+class Store(NamedTuple):
+    """A write to a buffer, whose strides are along the axes of the loop. adds: add to what is there."""
+
+    buffer: str
+    offset: int
+    strides: tuple[int, ...]
+    value: "Ref | float"
+    adds: bool = False
+
+
+@dataclass
+class Loop:
+    shape: tuple[int, ...]
+    nodes: list[Node] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+
+    def holds(self, ref: Ref) -> bool:
+        """Whether this loop computes the value of the view at its own index, so that it lies in a register."""
+        return any(ref.node is node for node in self.nodes) and squeezed(ref)[1:] == squeezed(ref.node.whole)[1:]
+
+
+@dataclass
+class Reduce:
+    node: Node
+
+
+@dataclass
+class Segment:
+    items: list[Loop | Reduce] = field(default_factory=list)
+    products: list[Node] = field(default_factory=list)
+
+
+class Root(NamedTuple):
+    """A result: the buffer that gets it, contiguous, or with `adds` its sum over time."""
+
+    buffer: str
+    ref: Ref
+    adds: bool = False
+
+
+def squeezed(ref: Ref, like: Sequence[int] | None = None) -> Ref:
+    """Return the view without the axes that have size 1 in `like` (its own shape if None)."""
+    kept = [i for i, size in enumerate(ref.shape if like is None else like) if size != 1]
+    return Ref(ref.node, ref.offset, tuple(ref.shape[i] for i in kept), tuple(ref.strides[i] for i in kept))
+
+
+class Plan:
+    """The work of one time step.
+
+    kept: products of the forward step that the backward pass reads.   values: nodes without a batch axis that loops
+    read.   scratch: nodes in scratch memory.   lefts: the left factor of every product, in scratch or the state.
+    """
+
+    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool):
+        self.traced, self.roots, self.backward = traced, roots, backward
+        self.kept: list[Node] = []
+        self.values: list[Node] = []
+        self.scratch: list[Node] = []
+        self.lefts: dict[Node, Ref] = {}
+        self.segments: list[Segment] = []
+        self._level: dict[Node, int] = {}
+        self._position: dict[Node, int] = {}
+        self._buffer: dict[Node, str] = {}
+        needed = self._needed()
+        for node in needed:
+            self._level[node] = max([0, *(self._after(arg) for arg in arguments(node))])
+        direct = self._direct(needed)
+        for node in needed:
+            self._place(node, direct.get(node))
+        for root in roots:
+            if root.ref.node not in direct:
+                shape = squeezed(root.ref).shape
+                strides = squeezed(Ref(root.ref.node, 0, root.ref.shape, contiguous(root.ref.shape))).strides
+                self._store(self._after(root.ref), shape, Store(root.buffer, 0, strides, root.ref, root.adds), 0)
+        self._materialise()
+
+    def buffer(self, node: Node) -> str:
+        """Return the name of the buffer that holds a node."""
+        return self._buffer.get(node) or f"s{node.index}"
+
+    def _needed(self) -> list[Node]:
+        """Return the nodes to compute, in order."""
+        found: set[Node] = set()
+        todo = [root.ref.node for root in self.roots]
+        while todo:
+            node = todo.pop()
+            if node in found or node.kind == "literal":
+                continue
+            found.add(node)
+            if not node.batched:
+                self.values.append(node)
+                self._buffer[node] = f"v{node.index}"
+            elif node.kind == "operand":
+                self._buffer[node] = node.what
+            elif self.backward and node.kind == "product" and node.index < self.traced.forward:
+                self.kept.append(node)
+                self._buffer[node] = f"k{node.index}"
+            else:
+                todo.extend(ref.node for ref in arguments(node))
+        self.kept.sort(key=lambda node: node.index)
+        self.values.sort(key=lambda node: node.index)
+        return sorted((node for node in found if node not in self._buffer), key=lambda node: node.index)
+
+    def _after(self, ref: Ref) -> int:
+        """Return the first segment in which a value may be used."""
+        return self._level.get(ref.node, 0) + (ref.node.kind == "product" and ref.node in self._level)
+
+    def _direct(self, needed: Sequence[Node]) -> dict[Node, str]:
+        """Return the joins that are a result and nothing else: their parts are written to the result at once."""
+        uses: dict[Node, int] = {}
+        for node in needed:
+            for ref in arguments(node):
+                uses[ref.node] = uses.get(ref.node, 0) + 1
+        for root in self.roots:
+            uses[root.ref.node] = uses.get(root.ref.node, 0) + 1
+        return {
+            root.ref.node: root.buffer
+            for root in self.roots
+            if root.ref.node.kind == "join"
+            and uses[root.ref.node] == 1
+            and not root.adds
+            and root.ref == root.ref.node.whole
+            and squeezed(root.ref).strides == squeezed(root.ref._replace(strides=contiguous(root.ref.shape))).strides
+        }
+
+    def _segment(self, level: int) -> Segment:
+        while len(self.segments) <= level:
+            self.segments.append(Segment())
+        return self.segments[level]
+
+    def _earliest(self, value: "Ref | float", level: int, shape: tuple[int, ...]) -> int:
+        """Return the first item of a segment that may read a value."""
+        if not isinstance(value, Ref) or self._level.get(value.node) != level:
+            return 0
+        node = value.node
+        same = node.kind == "elementwise" and squeezed(value)[1:] == squeezed(node.whole)[1:] and value.shape == shape
+        return self._position[node] + (0 if same else 1)
+
+    def _loop(self, level: int, shape: tuple[int, ...], earliest: int) -> tuple[Loop, int]:
+        items = self._segment(level).items
+        for at in range(earliest, len(items)):
+            item = items[at]
+            if isinstance(item, Loop) and item.shape == shape:
+                return item, at
+        items.append(Loop(shape))
+        made = items[-1]
+        assert isinstance(made, Loop)
+        return made, len(items) - 1
+
+    def _store(self, level: int, shape: tuple[int, ...], store: Store, earliest: int) -> int:
+        value = store.value
+        if isinstance(value, Ref):
+            value = squeezed(value)
+            earliest = max(earliest, self._earliest(value, level, shape))
+        loop, at = self._loop(level, shape, earliest)
+        loop.stores.append(store._replace(value=value))
+        return at
+
+    def _place(self, node: Node, result: str | None) -> None:
+        level = self._level[node]
+        segment = self._segment(level)
+        if node.kind == "elementwise":
+            whole = node.whole.shape
+            shape = squeezed(node.whole).shape
+            node_args = [squeezed(arg, whole) if isinstance(arg, Ref) else arg for arg in node.args]
+            loop, at = self._loop(level, shape, max([0, *(self._earliest(arg, level, shape) for arg in node_args)]))
+            loop.nodes.append(node)
+            self._position[node] = at
+        elif node.kind == "join":
+            name = result or self.buffer(node)
+            self._buffer[node] = name
+            fence = last = 0
+            for i, (at, value) in enumerate(node.args):
+                place = squeezed(at)
+                source = squeezed(value, at.shape) if isinstance(value, Ref) else value
+                used = self._store(level, place.shape, Store(name, at.offset, place.strides, source), fence)
+                fence = used + 1 if i == 0 and at == node.whole and len(node.args) > 1 else fence
+                last = max(last, used)
+            self._position[node] = last
+            if result is None:
+                self.scratch.append(node)
+        elif node.kind == "reduce":
+            segment.items.append(Reduce(node))
+            self._position[node] = len(segment.items) - 1
+            self.scratch.append(node)
+        else:
+            self.lefts[node] = self._left(node, level)
+            segment.products.append(node)
+            self.scratch.append(node)
+
+    def _left(self, node: Node, level: int) -> Ref:
+        """Return the left factor in memory that a product can read: scratch or the state, contiguous at the end."""
+        left: Ref = node.args[0]
+        if (left.node in self._level or left.node.what in ("state", "dlast")) and left.strides[-1] == 1:
+            return left
+        index = len(self.traced.nodes)
+        copy = Node("elementwise", 0, 1, "{0}", (left,), False, index, left)
+        size = 1
+        for each in left.shape:
+            size *= each
+        copy.size, copy.whole = size, Ref(copy, 0, left.shape, contiguous(left.shape))
+        self.traced.nodes.append(copy)
+        self._level[copy] = level
+        self._place(copy, None)
+        return copy.whole
+
+    def _materialise(self) -> None:
+        """Store in scratch what is read from memory."""
+        read: set[Node] = {ref.node for ref in self.lefts.values()}
+        for segment in self.segments:
+            for item in segment.items:
+                if isinstance(item, Reduce):
+                    read.add(item.node.args[0].node)
+                    continue
+                for node in item.nodes:
+                    views = (squeezed(arg, node.whole.shape) for arg in node.args if isinstance(arg, Ref))
+                    read.update(ref.node for ref in views if not item.holds(ref))
+                values = (store.value for store in item.stores if isinstance(store.value, Ref))
+                read.update(ref.node for ref in values if not item.holds(ref))
+        for segment in self.segments:
+            for item in segment.items:
+                if isinstance(item, Reduce):
+                    continue
+                for node in item.nodes:
+                    if node in read:
+                        whole = squeezed(node.whole)
+                        item.stores.append(Store(self.buffer(node), 0, whole.strides, whole))
+                        self.scratch.append(node)
+
+
+def arguments(node: Node) -> Iterator[Ref]:
+    """Return the views that a node with a batch axis reads, but for the matrix of a product."""
+    for arg in node.args[:1] if node.kind == "product" else node.args:
+        value = arg[1] if node.kind == "join" else arg
+        if isinstance(value, Ref) and value.node.kind != "literal":
+            yield value

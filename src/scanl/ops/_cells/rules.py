@@ -1,0 +1,195 @@
+"""What kernels of cells can compute: expressions of elementwise operations, reductions, and joins of parts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# {0}, {1}, ...: the arguments. Numbers are written c(...): they take the element type of the kernel.
+_EXPRESSIONS: dict[str, str] = {
+    "neg": "-{0}",
+    "mul": "{0} * {1}",
+    "reciprocal": "c(1) / {0}",
+    "exp": "exp({0})",
+    "log": "log({0})",
+    "log1p": "log1p({0})",
+    "expm1": "expm1({0})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "c(1) / sqrt({0})",
+    "sin": "sin({0})",
+    "cos": "cos({0})",
+    "erf": "erf({0})",
+    "abs": "abs({0})",
+    "sign": "((c(1) if {0} > c(0) else (c(-1) if {0} < c(0) else c(0))) if {0} == {0} else {0})",
+    "sgn": "((c(1) if {0} > c(0) else (c(-1) if {0} < c(0) else c(0))) if {0} == {0} else {0})",
+    "sigmoid": "sigmoid({0})",
+    "tanh": "tanh({0})",
+    "relu": "(c(0) if {0} <= c(0) else {0})",
+    "silu": "{0} * sigmoid({0})",
+    "log_sigmoid_forward": "log_sigmoid({0})",
+    "where": "({1} if {0} else {2})",
+    "masked_fill": "({2} if {1} else {0})",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "logical_and": "{0} & {1}",
+    "bitwise_and": "{0} & {1}",
+    "logical_or": "{0} | {1}",
+    "bitwise_or": "{0} | {1}",
+    "logical_not": "not {0}",
+    "bitwise_not": "not {0}",
+    "maximum": "({0} if ({0} > {1}) | ({0} != {0}) else {1})",
+    "minimum": "({0} if ({0} < {1}) | ({0} != {0}) else {1})",
+    "clamp_min": "({1} if {0} < {1} else {0})",
+    "clamp_max": "({1} if {0} > {1} else {0})",
+    "clone": "{0}",
+    "alias": "{0}",
+    "detach": "{0}",
+    "positive": "{0}",
+    "_to_copy": "{0}",
+    "sigmoid_backward": "{0} * ({1} * (c(1) - {1}))",
+    "tanh_backward": "{0} * (c(1) - {1} * {1})",
+    "threshold_backward": "(c(0) if {1} <= {2} else {0})",
+    "silu_backward": "{0} * (sigmoid({1}) * (c(1) + {1} * (c(1) - sigmoid({1}))))",
+    "log_sigmoid_backward": "{0} * sigmoid(-{1})",
+}
+
+ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
+FUNCTIONS = ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "erf", "sigmoid", "tanh", "log_sigmoid")
+REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
+
+
+def expression(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the expression of an operation and its arguments, tensors or numbers; None if there is none."""
+    alpha = kwargs.get("alpha", 1)
+    if name in ("add", "sub", "rsub"):
+        a, b = (args[1], args[0]) if name == "rsub" else args[:2]
+        sign = "+" if name == "add" else "-"
+        scaled = {"add": "{0} {s} {2} * {1}", "sub": "{0} {s} {2} * {1}", "rsub": "{0} {s} {2} * {1}"}[name]
+        return ("{0} {s} {1}" if alpha == 1 else scaled).replace("{s}", sign), (a, b, alpha)[: 2 if alpha == 1 else 3]
+    if name == "div":
+        return ("{0} / {1}", tuple(args)) if kwargs.get("rounding_mode") is None else None
+    if name == "pow":
+        if not isinstance(args[1], int | float):
+            return None
+        simple = {2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "sqrt({0})", 1: "{0}", -1: "c(1) / {0}"}
+        return (simple[args[1]], (args[0],)) if args[1] in simple else ("{0} ** {1}", tuple(args))
+    if name == "clamp":
+        least, most = ([*args[1:], None, None])[:2]
+        least, most = kwargs.get("min", least), kwargs.get("max", most)
+        source = "{0}" if least is None else "({1} if {0} < {1} else {0})"
+        if most is None:
+            return source, (args[0], least)
+        capped = f"({{2}} if {source} > {{2}} else {source})"
+        return capped, (args[0], 0.0 if least is None else least, most)
+    if name in ("softplus", "softplus_backward"):
+        first = 1 if name == "softplus" else 2
+        beta, threshold = ([*args[first:], *[1, 20][len(args) - first :]])[:2]
+        if beta != 1:
+            return None
+        if name == "softplus":
+            return "({0} if {0} > {1} else -log_sigmoid(-{0}))", (args[0], threshold)
+        return "({0} if {1} > {2} else {0} * sigmoid({1}))", (args[0], args[1], threshold)
+    if name in ("log_sigmoid_backward", "log_sigmoid_forward"):
+        return _EXPRESSIONS[name], tuple(args[: 2 if name.endswith("backward") else 1])
+    if name in ("clone", "_to_copy"):
+        return _EXPRESSIONS[name], (args[0],)
+    return _EXPRESSIONS[name], tuple(args)
+
+
+def constant(name: str, args: Sequence[Any]) -> float | None:
+    """Return the number that an operation fills a new tensor with; None for another operation."""
+    if name in ("zeros", "zeros_like", "new_zeros"):
+        return 0.0
+    if name in ("ones", "ones_like", "new_ones"):
+        return 1.0
+    if name in ("full", "full_like"):
+        return float(args[1])
+    if name in ("new_full",):
+        return float(args[2])
+    return float(args[0]) if name == "scalar_tensor" else None
+
+
+Part = tuple[Tensor, Tensor | float]
+
+
+def _cat(out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> list[Part]:
+    ends = [0]
+    for tensor in tensors:
+        ends.append(ends[-1] + tensor.shape[dim])
+    return [(out.narrow(dim, at, each.shape[dim]), each) for at, each in zip(ends, tensors, strict=False)]
+
+
+def _stack(out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> list[Part]:
+    return [(out.select(dim, i), tensor) for i, tensor in enumerate(tensors)]
+
+
+def _select_backward(out: Tensor, grad: Tensor, sizes: Any, dim: int, index: int) -> list[Part]:
+    return [(out, 0.0), (out.select(dim, index), grad)]
+
+
+def _slice_backward(out: Tensor, grad: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> list[Part]:
+    end = min(end, out.shape[dim])
+    return [(out, 0.0), (torch.ops.aten.slice.Tensor(out, dim, start, end, step), grad)]
+
+
+def _roll(out: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> list[Part] | None:
+    shifts, dims = ([each] if isinstance(each, int) else list(each) for each in (shifts, dims))
+    if len(shifts) != 1 or len(dims) != 1:
+        return None
+    size, dim = x.shape[dims[0]], dims[0]
+    by = shifts[0] % size
+    if by == 0:
+        return [(out, x)]
+    return [
+        (out.narrow(dim, by, size - by), x.narrow(dim, 0, size - by)),
+        (out.narrow(dim, 0, by), x.narrow(dim, size - by, by)),
+    ]
+
+
+def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[Part]:
+    inside = out
+    for i in range(len(pad) // 2):
+        dim = x.ndim - 1 - i
+        inside = inside.narrow(dim, pad[2 * i], x.shape[dim])
+    return [(out, float(value)), (inside, x)]
+
+
+JOINS: dict[str, Callable[..., list[Part] | None]] = {
+    "cat": _cat,
+    "stack": _stack,
+    "select_backward": _select_backward,
+    "slice_backward": _slice_backward,
+    "roll": _roll,
+    "constant_pad_nd": _pad,
+}
+
+REWRITES: dict[str, Callable[..., Tensor]] = {
+    "addmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.mm(a, b), alpha), _times(bias, beta)),
+    "baddbmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.bmm(a, b), alpha), _times(bias, beta)),
+    "addcmul": lambda x, a, b, value=1: torch.add(x, _times(a * b, value)),
+    "addcdiv": lambda x, a, b, value=1: torch.add(x, _times(a / b, value)),
+    "lerp": lambda a, b, weight: a + weight * (b - a),
+    "hardtanh": lambda x, least=-1, most=1: torch.clamp(x, least, most),
+    "var": lambda x, dims, correction=1: _variance(x, dims, correction),
+    "mv": lambda a, b: torch.mm(a, b[:, None])[:, 0],
+}
+
+
+def _variance(x: Tensor, dims: Any, correction: float) -> Tensor:
+    deviation = x - x.mean(dims, keepdim=True)
+    if correction:
+        raise NotImplementedError("var with a correction")
+    return (deviation * deviation).mean(dims)
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+# The argument that is a condition; elsewhere a truth value counts as 0 or 1.
+CHOICES = {_EXPRESSIONS["where"]: 0, _EXPRESSIONS["masked_fill"]: 1}

@@ -1,0 +1,93 @@
+"""Sizes of traced tensors as expressions of the axes.
+
+A cell is traced on tensors without memory. Every axis gets a size that is its real size times a prime of its own. So
+every size, stride and offset that occurs in the trace can be read back as an expression of the axes: 4·D, H·K, D/2.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from math import prod
+
+BATCH = 1009  # the size of the batch in a trace
+_PRIMES = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103)
+_LARGEST = 1000  # the largest number that is read as a constant
+
+
+class Axes:
+    """The axes of a traced cell.
+
+    sizes: the real size of every axis.   fixed: axes that keep their real size; the kernels are for these sizes only.
+    tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], fixed: frozenset[str], tied: Mapping[str, tuple[str, Fraction]], turn: int
+    ):
+        self.sizes, self.fixed, self.tied = dict(sizes), fixed, dict(tied)
+        free = [name for name in sizes if name not in fixed and name not in tied]
+        primes = (_PRIMES[turn:] + _PRIMES[:turn])[: len(free)]
+        self._primes = dict(zip(free, primes, strict=True))
+        self._real = {name: max(sizes[name], 1) for name in free}
+        self.traced = {name: self._primes.get(name, 1) * max(size, 1) for name, size in sizes.items()}
+        for name, (other, factor) in tied.items():
+            self.traced[name] = int(self.traced[other] * factor)
+        self.expression = functools.cache(self._expression)
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether kernels for these axes can run with other sizes."""
+        same = all(sizes[name] == self.sizes[name] for name in self.fixed)
+        return same and all(sizes[name] == sizes[other] * factor for name, (other, factor) in self.tied.items())
+
+    def _expression(self, number: int) -> str:
+        """Return the number of a trace as Python source in the names of the axes."""
+        found = self._term(number)
+        if found is not None:
+            return found
+        for constant in range(-64, 65):
+            found = self._term(number - constant)
+            if found is not None:
+                return f"{found} {'+' if constant > 0 else '-'} {abs(constant)}"
+        for degree in (1, 2, 3):
+            for axes in combinations_with_replacement(self._primes, degree):
+                each = prod(self.traced[axis] for axis in axes)
+                for count in range(1, 17):
+                    for sign in (1, -1):
+                        rest = self._term(number - sign * count * each)
+                        if rest is not None:
+                            many = " * ".join([*([str(count)] if count > 1 else []), *axes])
+                            return f"{rest} {'+' if sign > 0 else '-'} {many}"
+        raise ValueError(f"{number} is no expression of the axes {', '.join(self._primes)}")
+
+    def _term(self, number: int) -> str | None:
+        """Return a number that is a constant or a product of axes with a rational factor; None for another number."""
+        rest, axes = abs(number), []
+        if rest == 0:
+            return "0"
+        for name, prime in self._primes.items():
+            while rest % prime == 0:
+                rest //= prime
+                axes.append(name)
+        factor = Fraction(rest, prod(self._real[name] for name in axes))
+        if self._primes and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
+            return None
+        parts = [*([str(factor.numerator)] if factor.numerator > 1 or not axes else []), *axes]
+        source = " * ".join(parts) + (f" // {factor.denominator}" if factor.denominator > 1 else "")
+        return source if number > 0 else f"-({source})"
+
+
+def choices(sizes: Mapping[str, int], fixed: frozenset[str]) -> Iterator[tuple[Axes, Axes]]:
+    """Return pairs of axes to trace with, the most general first; both of a pair must give the same kernels.
+
+    If the step needs one axis to be a multiple of another, the first pair fails. A step that computes a number from a
+    size gives different kernels, unless all sizes are fixed.
+    """
+    tied: dict[str, tuple[str, Fraction]] = {}
+    free = sorted((name for name in sizes if name not in fixed and sizes[name]), key=lambda name: sizes[name])
+    for i, name in enumerate(free):
+        other = next((each for each in free[:i] if each not in tied and sizes[name] % sizes[each] == 0), None)
+        if other is not None and sizes[other] > 1:
+            tied[name] = other, Fraction(sizes[name], sizes[other])
+    for some, ties in ((fixed, {}), (fixed, tied), (frozenset(sizes), {})):
+        yield Axes(sizes, some, ties, 0), Axes(sizes, some, ties, 8)

@@ -1,0 +1,435 @@
+"""Write a plan as the source of numba kernels.
+
+A file has two kernels, `forward` and `backward`, in the form that `scanl.ops._cpu._team` runs. Each loop of the plan is
+a function of its own, whose pointers the compiler may take as not overlapping, so that it vectorises the loop. The
+scratch memory of a sequence holds the state before and after the step, by turns, then the values that the plan stores.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scanl.ops._cells.plan import Loop, Plan, Reduce, squeezed
+from scanl.ops._cells.rules import CHOICES, FUNCTIONS
+from scanl.ops._cells.trace import Node, Ref, contiguous
+
+HEADER = '''"""Kernels of the cell {name}, generated from its step."""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from scanl.ops._cpu._cells import clear, copy, longest, row_at
+from scanl.ops._cpu._gates import {functions}
+from scanl.ops._cpu._math import exp
+from scanl.ops._cpu._pointers import pointer, separate
+from scanl.ops._cpu._product import add_part_products
+from scanl.ops._cpu._slots import Slots, loaded, view
+from scanl.ops._cpu._team import Kernel, array, scratch, take
+
+erf, expm1, log, log1p, cos, sin, sqrt = (
+    math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt
+)
+_FLAGS = {{"error_model": "numpy", "fastmath": {{"contract", "nsz"}}}}
+'''
+FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
+
+
+@dataclass
+class Layout:
+    """Where the kernels find their operands, by name.
+
+    timed: inputs and results with a row for every step, and the numbers of a row.   sums: sums over time, and their
+    sizes.   kept: what the forward pass keeps of every step.   state: the numbers of the state.   history: the name of
+    the array that holds the state after every step; "" if none is kept.
+    """
+
+    timed: Mapping[str, int]
+    results: Mapping[str, int]
+    sums: Mapping[str, int]
+    state: int
+
+
+class Writer:
+    """Writes one kernel: `which` is "forward" or "backward"."""
+
+    def __init__(self, which: str, plan: Plan, layout: Layout, kept: Sequence[Node], keeps_state: bool):
+        self.which, self.plan, self.layout = which, plan, layout
+        self.kept, self.keeps_state = kept, keeps_state
+        self.axes = list(plan.traced.axes.traced)
+        self.size = plan.traced.axes.expression
+        self.functions: list[str] = []
+        self.matrices = {node: f"w{node.index}" for node in plan.lefts}
+
+    def product(self, sizes: Sequence[int]) -> str:
+        found = 1
+        for each in sizes:
+            found *= each
+        return self.size(found)
+
+    # --- loops
+
+    def row_function(self, name: str, body: Callable[["_Body"], list[str]]) -> str:
+        """Add a function for one row; return the call."""
+        made = _Body(self)
+        lines = body(made)
+        constants = [f"    {made.constants[value]} = dtype.type({value})" for value in made.constants]
+        parameters = ", ".join([*self.axes, *made.pointers.values(), "dtype"])
+        self.functions.append(
+            "\n".join(["", "@njit(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
+        )
+        places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
+        return f"{name}({', '.join([*self.axes, *places, 'dtype'])})"
+
+    def address(self, buffer: str, offset: int) -> str:
+        base = f"at_{buffer}"
+        return base if offset == 0 else f"{base} + item * ({self.size(offset)})"
+
+    def loop(self, name: str, loop: Loop) -> str:
+        return self.row_function(name, lambda body: body.loop(loop))
+
+    def reduce(self, name: str, item: Reduce) -> str:
+        return self.row_function(name, lambda body: body.reduce(item.node))
+
+    # --- the kernel
+
+    def slots(self) -> str:
+        timed = [f"in_{name}" for name in self.layout.timed]
+        numbers = ["ranges", "sequences", "steps", "size", "reverse", *self.axes, "state", "kept", "history", "pitch"]
+        numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
+        numbers += [f"out_{name}" for name in self.layout.results]
+        if self.which == "backward":
+            numbers += ["carry", "sums"]
+        return f'{self.which.upper()} = Slots("{" ".join(numbers)}", rows="{" ".join(timed)}")'
+
+    def kernel(self) -> str:
+        back = self.which == "backward"
+        plan, size = self.plan, self.size
+        state = size(self.layout.state)
+        head = [
+            f"def _build_{self.which}(dtype):",
+            "    item = dtype.itemsize",
+            "",
+            f"    def {self.which}(arguments):",
+            f"        slots = view(arguments, {self.which.upper()})",
+            "        counter, units = slots.counter, slots.units",
+            "        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)",
+            "        count, steps, size, reverse = slots.sequences, slots.steps, slots.size, slots.reverse",
+            *[f"        {axis} = slots.{axis}" for axis in self.axes],
+            "        state, kept, history, pitch = slots.state, slots.kept, slots.history, slots.pitch",
+            *[f"        at_v{node.index} = slots.v{node.index}" for node in plan.values],
+            *[f"        in_{name} = loaded(slots.in_{name})" for name in self.layout.timed],
+            *[f"        out_{name} = slots.out_{name}" for name in self.layout.results],
+            f"        whole = {state}",
+            "        width = 2 * whole",
+        ]
+        for node in plan.scratch:
+            head += [f"        o{node.index} = width", f"        width += {size(node.size)}"]
+        for node, name in self.matrices.items():
+            head.append(f"        {name} = array(slots.{name}, {self.product(node.args[1].shape)}, dtype)")
+        if self.kept:
+            head.append("        stored = whole" if self.keeps_state else "        stored = 0")
+            for node in self.kept:
+                head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
+        else:
+            head.append("        stored = whole" if self.keeps_state else "        stored = 0")
+        head.append("        memory = scratch(size * width, dtype)")
+        if self.layout.sums:
+            head.append("        added = 0")
+            for name, each in self.layout.sums.items():
+                head += [f"        a_{name} = added", f"        added += {size(each)}"]
+            head.append("        recent = scratch(added, dtype)")
+            head += [f"        at_{name} = recent.ctypes.data + item * a_{name}" for name in self.layout.sums]
+        carried = "slots.carry" if back else "state"
+        body = [
+            "        base = memory.ctypes.data",
+            "        while True:",
+            "            unit = take(counter)",
+            "            if unit >= units:",
+            "                return",
+            "            first = unit * size",
+            "            members = min(size, count - first)",
+            "            for r in range(members):",
+            f"                copy(array({carried} + item * (first + r) * whole, whole, dtype), "
+            "memory[r * width : r * width + whole])",
+            "            old, new = 0, whole",
+            "            for i in range(longest(ranges, first, members)):",
+        ]
+        turned = "1 - reverse" if back else "reverse"
+        for number, segment in enumerate(plan.segments):
+            calls = [
+                self.loop(f"_{self.which}_{number}_{i}", item)
+                if isinstance(item, Loop)
+                else self.reduce(f"_{self.which}_{number}_{i}", item)
+                for i, item in enumerate(segment.items)
+            ]
+            last = number == len(plan.segments) - 1
+            zeroed = segment.products
+            ending = self._ending() if last else []
+            if calls or zeroed or ending:
+                body += [
+                    "                for r in range(members):",
+                    f"                    row = row_at(ranges, first + r, i, steps, {turned})",
+                    "                    if row < 0:",
+                    "                        continue",
+                    "                    here = base + item * r * width",
+                    *["                    " + line for line in self._places(calls, ending)],
+                    *["                    " + call for call in calls],
+                ]
+                for node in zeroed:
+                    place = f"r * width + o{node.index}"
+                    body.append(f"                    clear(memory[{place} : {place} + {size(node.size)}])")
+                body += ["                    " + line for line in ending]
+            for node in segment.products:
+                body += ["                " + line for line in self._multiply(node)]
+        body += ["                old, new = new, old"]
+        if self.layout.sums:
+            body += [
+                f"                if i % {FLUSH} == {FLUSH - 1}:",
+                "                    total = array(slots.sums + item * unit * added, added, dtype)",
+                "                    for k in range(added):",
+                "                        total[k] += recent[k]",
+                "                        recent[k] = 0",
+            ]
+        body += [
+            "            for r in range(members):",
+            "                odd = (ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1]) % 2",
+            "                at = r * width + odd * whole",
+            f"                target = array({carried} + item * (first + r) * whole, whole, dtype)",
+            "                copy(memory[at : at + whole], target)",
+        ]
+        if self.layout.sums:
+            body += [
+                "            total = array(slots.sums + item * unit * added, added, dtype)",
+                "            for k in range(added):",
+                "                total[k] += recent[k]",
+                "                recent[k] = 0",
+            ]
+        return "\n".join([*head, *body, "", f"    return {self.which}", ""])
+
+    def _places(self, calls: Sequence[str], ending: Sequence[str]) -> list[str]:
+        """Return lines that compute the addresses which the calls use."""
+        text = " ".join([*calls, *ending])
+        lines = []
+
+        def used(name: str) -> bool:
+            return re.search(rf"\bat_{name}\b", text) is not None
+
+        timed = [name for name in self.layout.timed if used(name)]
+        if timed:
+            lines += ["b = row // steps", "t = row - b * steps"]
+        lines += [f"at_{n} = in_{n}.at + item * (b * in_{n}.batch + t * in_{n}.time)" for n in timed]
+        for name, numbers in self.layout.results.items():
+            if used(name):
+                lines.append(f"at_{name} = out_{name} + item * row * ({self.size(numbers)})")
+        if self.which == "backward":
+            if used("state"):
+                lines += [
+                    "at_state = history + item * (row - 1 + 2 * reverse) * pitch",
+                    "if i == ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1] - 1:",
+                    "    at_state = state + item * (first + r) * whole",
+                ]
+            if used("dlast"):
+                lines.append("at_dlast = here + item * old")
+            if used("dstate"):
+                lines.append("at_dstate = here + item * new")
+        else:
+            if used("state"):
+                lines.append("at_state = here + item * old")
+            if used("last"):
+                lines.append("at_last = here + item * new")
+        for node in self.plan.scratch:
+            if used(f"s{node.index}"):
+                lines.append(f"at_s{node.index} = here + item * o{node.index}")
+        for node in self.kept:
+            if used(f"k{node.index}"):
+                lines.append(f"at_k{node.index} = kept + item * (row * stored + e{node.index})")
+        return lines
+
+    def _ending(self) -> list[str]:
+        """Return lines that keep the state and the products of a step."""
+        if self.which == "backward" or not (self.kept or self.keeps_state):
+            return []
+        lines = ["if kept != 0:"]
+        if self.keeps_state:
+            lines.append("    copy(memory[r * width + new : r * width + new + whole], "
+                         "array(kept + item * row * stored, whole, dtype))")  # fmt: skip
+        for node in self.kept:
+            at, numbers = f"r * width + o{node.index}", self.size(node.size)
+            lines += [
+                f"    copy(memory[{at} : {at} + {numbers}], "
+                f"array(kept + item * (row * stored + e{node.index}), {numbers}, dtype))"
+            ]
+        return lines
+
+    def _multiply(self, node: Node) -> list[str]:
+        left, right, result = self.plan.lefts[node], node.args[1], node.what
+        source = {"state": "old", "dlast": "old"}.get(left.node.what, f"o{left.node.index}")
+        if result.strides[-1] != 1:
+            raise AssertionError("a product's result is contiguous")
+        terms, columns = (self.size(each) for each in right.shape[-2:])
+        grouped = len(right.shape) == 3
+        at_out, at_left, at_right = [f"o{node.index}"], [source], []
+        if left.offset:
+            at_left.append(f"{self.size(left.offset)}")
+        lines, indent = [], ""
+        axes = list(range(len(left.shape) - 1))
+        for axis in axes:
+            index = f"g{axis}"
+            lines.append(f"{indent}for {index} in range({self.size(left.shape[axis])}):")
+            indent += "    "
+            at_left.append(f"{index} * ({self.size(left.strides[axis])})")
+            at_out.append(f"{index} * ({self.size(result.strides[axis])})")
+            if grouped and axis == 0:
+                at_right.append(f"{index} * ({self.size(right.shape[1] * right.shape[2])})")
+        place = self.matrices[node]
+        lines.append(
+            f"{indent}add_part_products(memory, {' + '.join(at_out)}, width, {columns}, memory, "
+            f"{' + '.join(at_left)}, width, {terms}, {place}, {' + '.join(at_right) or '0'}, {columns}, members)"
+        )
+        return lines
+
+
+class _Body:
+    """The body of a function of one row: its pointers and constants are collected while it is written."""
+
+    def __init__(self, writer: Writer):
+        self.writer = writer
+        self.pointers: dict[tuple[str, int], str] = {}
+        self.constants: dict[str, str] = {}
+        self.loads: dict[tuple, str] = {}
+
+    def pointer(self, buffer: str, offset: int) -> str:
+        return self.pointers.setdefault((buffer, offset), f"p{len(self.pointers)}")
+
+    def typed(self, text: str) -> str:
+        """Replace c(number) by a constant of the element type."""
+
+        def name(found: re.Match[str]) -> str:
+            return self.constants.setdefault(found.group(1), f"c{len(self.constants)}")
+
+        return re.sub(r"\bc\(([^()]*)\)", name, text)
+
+    def index(self, strides: Sequence[int]) -> str:
+        terms = []
+        for axis, stride in enumerate(strides):
+            if stride == 1:
+                terms.append(f"j{axis}")
+            elif stride:
+                terms.append(f"j{axis} * ({self.writer.size(stride)})")
+        return " + ".join(terms) or "0"
+
+    def loop(self, loop: Loop) -> list[str]:
+        """Write a loop. Axes that every array walks through without a jump become one."""
+        views: list[tuple[int, ...]] = [store.strides for store in loop.stores]
+        for node in loop.nodes:
+            args = (squeezed(arg, node.whole.shape) for arg in node.args if isinstance(arg, Ref))
+            views += [arg.strides for arg in args if arg.node.kind != "literal" and not loop.holds(arg)]
+        values = [store.value for store in loop.stores if isinstance(store.value, Ref)]
+        views += [value.strides for value in values if value.node.kind != "literal" and not loop.holds(value)]
+        shape = list(loop.shape)
+        keep = list(range(len(shape)))
+        for axis in range(len(shape) - 2, -1, -1):
+            after = keep[keep.index(axis) + 1]
+            if all(view[axis] == view[after] * shape[after] for view in views):
+                shape[after] *= shape[axis]
+                keep.remove(axis)
+        merged = {"keep": keep}
+        lines, indent = [], "    "
+        for number, axis in enumerate(keep):
+            lines.append(f"{indent}for j{number} in range({self.writer.size(shape[axis])}):")
+            indent += "    "
+        names: dict[Node, str] = {}
+        body: list[str] = []
+
+        def read(value: "Ref | float") -> str:
+            if not isinstance(value, Ref):
+                return _number(value)
+            if value.node.kind == "literal":
+                return _number(value.node.what)
+            if loop.holds(value):
+                return names[value.node]
+            strides = tuple(value.strides[axis] for axis in merged["keep"])
+            key = (self.writer.plan.buffer(value.node), value.offset, strides)
+            if key not in self.loads:
+                self.loads[key] = f"x{len(self.loads)}"
+                loaded = f"{self.pointer(*key[:2])}[{self.index(strides)}]"
+                loaded = f"{loaded} != c(0)" if value.node.truth else loaded
+                body.append(f"{indent}{self.loads[key]} = {loaded}")
+            return self.loads[key]
+
+        for node in loop.nodes:
+            args = [squeezed(arg, node.whole.shape) if isinstance(arg, Ref) else arg for arg in node.args]
+            texts = [read(arg) for arg in args]
+            for i, arg in enumerate(args):
+                if isinstance(arg, Ref) and arg.node.truth and not node.truth and i != CHOICES.get(node.what):
+                    texts[i] = f"(c(1) if {texts[i]} else c(0))"
+            names[node] = f"t{node.index}"
+            body.append(f"{indent}{names[node]} = {node.what.format(*texts)}")
+        for store in loop.stores:
+            value = read(store.value)
+            if isinstance(store.value, Ref) and store.value.node.truth:
+                value = f"(c(1) if {value} else c(0))"
+            strides = tuple(store.strides[axis] for axis in keep)
+            sign = "+=" if store.adds else "="
+            body.append(f"{indent}{self.pointer(store.buffer, store.offset)}[{self.index(strides)}] {sign} {value}")
+        return [self.typed(line) for line in [*lines, *body]]
+
+    def reduce(self, node: Node) -> list[str]:
+        """Write a reduction: the axes that it runs over come last in its argument."""
+        (source,), name = node.args, node.what[0]
+        inner = node.what[1]
+        outer = len(source.shape) - inner
+        place = self.pointer(self.writer.plan.buffer(source.node), source.offset)
+        target = self.pointer(self.writer.plan.buffer(node), 0)
+        lines, indent = [], "    "
+        value = f"{place}[{self.index(source.strides)}]"
+        if source.node.truth:
+            value = f"(c(1) if {value} != c(0) else c(0))"
+        running = name == "cumsum"
+        whole = node.what[2] if running else contiguous(source.shape[:outer])
+        for axis in range(outer):
+            lines.append(f"{indent}for j{axis} in range({self.writer.size(source.shape[axis])}):")
+            indent += "    "
+        start = {"amax": "c(-np.inf)", "amin": "c(np.inf)"}.get(name, "c(0)")
+        lines.append(f"{indent}total = {start}")
+        deep = indent
+        for axis in range(outer, len(source.shape)):
+            lines.append(f"{deep}for j{axis} in range({self.writer.size(source.shape[axis])}):")
+            deep += "    "
+        lines.append(f"{deep}x0 = {value}")
+        step = {
+            "amax": "total = x0 if (x0 > total) | (x0 != x0) else total",
+            "amin": "total = x0 if (x0 < total) | (x0 != x0) else total",
+        }.get(name, "total += x0")
+        lines.append(deep + step)
+        if running:
+            lines.append(f"{deep}{target}[{self.index(whole)}] = total")
+        else:
+            mean = ""
+            if name == "mean":
+                numbers = self.writer.product(source.shape[outer:])
+                mean = f" / dtype.type({numbers})"
+            lines.append(f"{indent}{target}[{self.index(whole)}] = total{mean}")
+        return [self.typed(line) for line in lines]
+
+
+def _number(value: float) -> str:
+    text = repr(float(value))
+    return (
+        f"c({text})"
+        if text not in ("inf", "-inf", "nan")
+        else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
+    )
+
+
+def source(name: str, forward: Writer, backward: Writer) -> str:
+    """Return the source of both kernels."""
+    functions = ", ".join(sorted({"log_sigmoid", "sigmoid", "tanh"} & set(FUNCTIONS)))
+    parts = [HEADER.format(name=name, functions=functions)]
+    for writer in (forward, backward):
+        kernel = writer.kernel()
+        parts += [writer.slots(), *writer.functions, "", kernel]
+    parts.append("forward, backward = Kernel(_build_forward), Kernel(_build_backward)\n")
+    return "\n".join(parts)

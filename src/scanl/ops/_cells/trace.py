@@ -1,0 +1,334 @@
+"""Trace a cell's step and its vector-Jacobian product into nodes.
+
+torch runs the step, and the gradient of its results, once on tensors without memory. Every operation that torch
+dispatches becomes a node. Views make no node: they are offsets and strides into the memory of a node. A node with a
+batch axis is described for one row of the batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scanl.ops._cells import rules
+from scanl.ops._cells.sizes import BATCH, Axes
+
+
+class Unsupported(Exception):
+    """A step uses what no kernel can run; the message names it."""
+
+
+@dataclass(eq=False)
+class Node:
+    """The memory of one value.
+
+    kind: "operand"; with a batch axis "elementwise", "product", "reduce", "join"; without one "total" (a sum over rows
+    and time), "outer" (a product of two values, summed over rows and time), "torch" (any function), "literal".
+    size: the numbers of one row.   step: the distance of two rows in the traced memory; 0 without a batch axis.
+    what: the expression, the reduction, or the function.   args: views, numbers.   whole: the view of all of it.
+    """
+
+    kind: str
+    size: int
+    step: int
+    what: Any
+    args: tuple[Any, ...]
+    truth: bool
+    index: int
+    whole: "Ref"
+
+    @property
+    def batched(self) -> bool:
+        return self.step > 0
+
+
+class Ref(NamedTuple):
+    """A view of a node's memory; of one row, if the node has a batch axis."""
+
+    node: Node
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def batch_axis(shape: Sequence[int], what: object) -> int | None:
+    """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
+    found = [i for i, size in enumerate(shape) if size and size % BATCH == 0]
+    if len(found) > 1:
+        raise Unsupported(f"{what} has the batch on two axes")
+    return found[0] if found else None
+
+
+class Trace(TorchDispatchMode):
+    """Records what torch dispatches. nodes: in the order of the computation."""
+
+    def __init__(self):
+        super().__init__()
+        self.nodes: list[Node] = []
+        self._of: dict[int, Node] = {}  # by the traced memory
+        self._alive: list[Any] = []  # so that no memory is used twice
+
+    def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> Node:
+        """Make the node of a tensor that has memory of its own."""
+        axis = batch_axis(tensor.shape, what)
+        step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // BATCH)
+        size = tensor.numel() // (1 if axis is None else BATCH)
+        truth = tensor.dtype == torch.bool
+        node = Node(kind, size, step, what, args, truth, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
+        self._of[tensor.untyped_storage()._cdata] = node
+        self._alive.append(tensor)
+        node.whole = self.ref(tensor)
+        self.nodes.append(node)
+        return node
+
+    def node(self, tensor: Tensor) -> Node | None:
+        return self._of.get(tensor.untyped_storage()._cdata)
+
+    def ref(self, tensor: Tensor, like: Tensor | None = None) -> Ref:
+        """Return the view that a tensor is, broadcast to the shape of `like`."""
+        node = self.node(tensor)
+        if node is None:
+            if tensor.is_meta or tensor.ndim:
+                raise Unsupported("a tensor that is neither an operand nor made in the step")
+            node = self.new("literal", tensor, tensor.item())
+        if like is not None and tensor.shape != like.shape:
+            tensor = tensor.expand(like.shape)
+        shape, strides, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+        axis = batch_axis(shape, node.what)
+        if axis is not None:
+            rows = shape[axis] // BATCH
+            if node.batched and rows * strides[axis] != node.step:
+                raise Unsupported("a view that mixes the rows of the batch")
+            shape[axis : axis + 1], strides[axis : axis + 1] = ([], []) if rows == 1 else ([rows], [strides[axis]])
+        elif node.batched:
+            raise Unsupported("one row of the batch, taken alone")
+        if node.batched:  # the traced distances jump over the rows of the batch
+            whole = BATCH * node.step
+            if offset % whole >= node.step:
+                raise Unsupported("some rows of the batch, taken alone")
+            offset, *strides = [each // whole * node.step + each % whole for each in (offset, *strides)]
+        return Ref(node, offset, tuple(shape), tuple(strides))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func._opname
+        if name in rules.REWRITES:
+            with self:
+                return rules.REWRITES[name](*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            name = name.removesuffix("_")
+            target = self.node(args[0])
+            if target is None or target.kind == "operand" or self.ref(args[0]) != target.whole:
+                raise Unsupported(f"{func}, which writes into an operand or a part of a tensor")
+        made = [each for each in pytree.tree_leaves(out) if isinstance(each, Tensor)]
+        if not func._schema.is_mutable and all(self.node(each) is not None for each in made):
+            self._alive.extend(made)
+            return out  # views
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if (len(made) == 1 or name == "log_sigmoid_forward") and self._record(
+            func, name, args, kwargs, made[0], tensors
+        ):
+            return out
+        from torch._decomp import decomposition_table
+
+        found = decomposition_table.get(func)
+        if found is None:
+            raise Unsupported(f"operation {func}")
+        with self:
+            return found(*args, **kwargs)
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Tensor, tensors: Sequence[Tensor]) -> bool:
+        """Make the node of an operation. Return False if the operation has to be decomposed."""
+        value = rules.constant(name, args)
+        if value is not None:
+            if not out.ndim:
+                self.new("literal", out, value)
+            elif batch_axis(out.shape, name) is None:
+                self.new("torch", out, torch.full, (value, *out.shape))
+            else:
+                self.new("elementwise", out, "{0}", (value,))
+            return True
+        if not any(self.ref(each).node.batched for each in tensors):
+            flat, form = pytree.tree_flatten((args, kwargs))
+            views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
+            self.new("torch", out, (func, form), views)
+            return True
+        if name == "add" and self._joined(out, tensors):
+            return True
+        if name in rules.ELEMENTWISE:
+            found = rules.expression(name, args, kwargs)
+            if found is None:
+                return False
+            operands = tuple(self.ref(each, like=out) if isinstance(each, Tensor) else each for each in found[1])
+            self.new("elementwise", out, found[0], operands)
+            return True
+        if name in ("mm", "bmm"):
+            return self._product(out, *args)
+        if name in rules.REDUCTIONS:
+            return self._reduction(name, out, *args, **kwargs)
+        if name in ("flip", "rev"):
+            source = self.ref(args[0], like=out)
+            made = self.new("join", out)
+            made.args = ((made.whole, self._reversed(source, args[0], args[1])),)
+            return True
+        if name in rules.JOINS:
+            parts = rules.JOINS[name](out, *args, **kwargs)
+            if parts is not None:
+                self.new("join", out)
+                filled = [(self.ref(at), self.ref(v, like=at) if isinstance(v, Tensor) else v) for at, v in parts]
+                self.nodes[-1].args = tuple(filled)
+            return parts is not None
+        return False
+
+    def _reversed(self, source: Ref, x: Tensor, dims: Sequence[int]) -> Ref:
+        """Return the view that walks these axes of x backwards."""
+        batch, offset, strides = batch_axis(x.shape, "flip"), source.offset, list(source.strides)
+        for dim in dims:
+            axis = dim % x.ndim
+            if axis == batch or (batch is not None and x.shape[batch] != BATCH):
+                raise Unsupported("flip over the batch")
+            at = axis - (batch is not None and axis > batch)
+            offset, strides[at] = offset + (source.shape[at] - 1) * strides[at], -strides[at]
+        return Ref(source.node, offset, source.shape, tuple(strides))
+
+    def _joined(self, out: Tensor, tensors: Sequence[Tensor]) -> bool:
+        """Add two joins that fill different parts of zeros: the gradient of a tensor whose parts were used."""
+        found = [self.node(each) for each in tensors]
+        nodes = [node for node in found if node is not None and node.kind == "join" and node.args[0][1] == 0.0]
+        if len(nodes) != 2 or len(tensors) != 2:
+            return False
+        if any(self.ref(each, like=out) != node.args[0][0] for each, node in zip(tensors, nodes, strict=True)):
+            return False
+        parts = sorted((part for node in nodes for part in node.args[1:]), key=lambda part: part[0].offset)
+        ends = [
+            at.offset + 1 + sum((n - 1) * by for n, by in zip(at.shape, at.strides, strict=True)) for at, _ in parts
+        ]
+        if any(end > after.offset for end, (after, _) in zip(ends, parts[1:], strict=False)):
+            return False
+        made = self.new("join", out)
+        filled = tuple((Ref(made, *at[1:]), value) for at, value in parts)
+        full = sum(prod(at.shape) for at, _ in parts) == made.size
+        made.args = filled if full else ((made.whole, 0.0), *filled)
+        return True
+
+    def _product(self, out: Tensor, a: Tensor, b: Tensor) -> bool:
+        left, right = self.ref(a), self.ref(b)
+        if left.node.batched and right.node.batched:
+            if batch_axis(out.shape, "a product") is not None:
+                raise Unsupported("a product of two values of the batch")
+            self.new("outer", out, None, (left, right))
+            return True
+        turned = right.node.batched
+        if turned:  # (a b)ᵀ = bᵀ aᵀ
+            left, right = self.ref(b.mT), self.ref(a.mT)
+        node = self.new("product", out, None, (left, right))
+        node.what = self.ref(out.mT if turned else out)
+        if node.what.strides[-1] != 1:  # a kernel writes it contiguous; a copy brings it into the traced layout
+            shape = node.what.shape
+            node.what = node.whole = Ref(node, 0, shape, contiguous(shape))
+            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2] if turned else range(len(shape))
+            view = Ref(node, 0, *(tuple(each[i] for i in order) for each in node.whole[2:]))
+            self.new("elementwise", out, "{0}", (view,))
+        return True
+
+    def _reduction(
+        self, name: str, out: Tensor, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    ) -> bool:
+        if dtype is not None:
+            return False
+        dims = range(x.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+        axes, batch = sorted(each % x.ndim for each in dims), batch_axis(x.shape, name)
+        assert batch is not None
+        if batch in axes:
+            if name != "sum":
+                raise Unsupported(f"{name} over the batch")
+            if x.shape[batch] != BATCH:  # rows merged with another axis: split it, the batch first
+                x = x.unflatten(batch, (BATCH, x.shape[batch] // BATCH))
+                axes = [*[axis if axis <= batch else axis + 1 for axis in axes], batch + 1]
+            rest = [axis for axis in axes if axis != batch]
+            if rest:
+                with self:
+                    x = torch.sum(x, rest, keepdim=True)
+            self.new("total", out, None, (self.ref(x),))
+            return True
+        view = self.ref(x)
+        gone = 0 if x.shape[batch] != BATCH else 1
+        inner = [axis - (gone if axis > batch else 0) for axis in axes]
+        order = [axis for axis in range(len(view.shape)) if axis not in inner] + inner
+        shape, strides = (tuple(each[axis] for axis in order) for each in (view.shape, view.strides))
+        node = self.new("reduce", out, (name, len(inner)), (Ref(view.node, view.offset, shape, strides),))
+        if name == "cumsum":
+            whole = node.whole
+            node.what = (name, 1, tuple(whole.strides[axis] for axis in order))
+        return True
+
+
+@dataclass
+class Traced:
+    """A step and its vector-Jacobian product.
+
+    operands: the view of every operand that is given, by name; for the gradient also "dy" and "dlast", the gradients of
+    the output and of the next state.   y, last: the output and the next state.   gradients: by operand; None where the
+    operand has no influence.   forward: how many nodes the step has.
+    """
+
+    nodes: list[Node]
+    axes: Axes
+    operands: dict[str, Ref]
+    y: Ref
+    last: Ref
+    gradients: dict[str, Ref | None]
+    forward: int
+
+
+def trace(
+    step: Callable[..., Any], shapes: Mapping[str, tuple[str, ...] | None], axes: Axes, options: Mapping[str, Any]
+) -> Traced:
+    """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last."""
+    sizes = {"B": BATCH, **axes.traced}
+
+    def tensor(names: Sequence[str]) -> Tensor:
+        return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=torch.float64, device="meta")
+
+    mode = Trace()
+    values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        mode.new("operand", value, name)
+    with mode, torch.enable_grad():
+        y, last = step(*values.values(), **options)
+    forward = len(mode.nodes)
+    seeds = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (y, last)]
+    for name, seed in zip(("dy", "dlast"), seeds, strict=True):
+        mode.new("operand", seed, name)
+    depend = [(each, seed) for each, seed in zip((y, last), seeds, strict=True) if each.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(given)
+    if depend:
+        with mode:
+            found = torch.autograd.grad(
+                [each for each, _ in depend], list(given.values()), [seed for _, seed in depend],
+                allow_unused=True, create_graph=True,
+            )  # fmt: skip
+    return Traced(
+        mode.nodes,
+        axes,
+        {name: mode.ref(value) for name, value in (*given.items(), ("dy", seeds[0]), ("dlast", seeds[1]))},
+        mode.ref(y),
+        mode.ref(last),
+        {name: None if g is None else mode.ref(g) for name, g in zip(given, found, strict=True)},
+        forward,
+    )

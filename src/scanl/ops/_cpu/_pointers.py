@@ -1,0 +1,28 @@
+"""Pointers as arguments of functions inside a kernel, which the compiler may take as not overlapping."""
+
+from llvmlite import ir
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
+from numba.extending import intrinsic
+
+
+@intrinsic
+def pointer(typingctx, address, dtype):
+    """Return the address as a pointer to elements of the dtype."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(dtype.dtype)(types.int64, dtype), codegen
+
+
+@intrinsic
+def separate(typingctx):
+    """Promise that no two pointer arguments of the function that calls this reach the same memory."""
+
+    def codegen(context, builder, signature, args):
+        for argument in builder.function.args[2:]:  # the first two are the result and the error
+            if isinstance(argument.type, ir.PointerType):
+                argument.add_attribute("noalias")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
