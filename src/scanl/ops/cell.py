@@ -130,6 +130,8 @@ class Cell(Op[..., Any]):
 
     def _refusals(self, **given: Any) -> Sequence[str]:
         """Return why the step cannot be compiled."""
+        if torch.compiler.is_compiling():  # the kernels, when they run, refuse
+            return []
         from scanl.ops._cells.trace import Unsupported
 
         options = {name: given[name] for name in self.options}

@@ -4,6 +4,7 @@ The source of the kernels depends on the step, its options and which operands ar
 is kept in a folder beside numba's cache, so that numba keeps the machine code there too.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -11,15 +12,18 @@ import linecache
 import math
 import os
 import pathlib
+import sys
 import tempfile
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numba
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from scanl.ops._cells.plan import Plan, Root
 from scanl.ops._cells.sizes import Axes, choices
@@ -43,6 +47,13 @@ class Sizes:
 
     def all(self, numbers: Sequence[int]) -> list[int]:
         return [self[number] for number in numbers]
+
+
+class _Place(NamedTuple):
+    """Where a value of every step is: an array, or a part of its rows."""
+
+    array: str
+    part: Ref | None
 
 
 class Compiled:
@@ -90,15 +101,19 @@ class Compiled:
         traced, roots = self.traced, []
         self._rows: dict[str, int] = {}  # results with a row for every step, and the numbers of a row
         self._sums: dict[str, int] = {}
-        self._outer: dict[Node, tuple[str, str]] = {}  # the arrays whose product over rows and time a node is
-        places: dict[tuple, str] = {}
+        self._outer: dict[Node, list[_Place]] = {}  # the arrays whose product over rows and time a node is
+        places: dict[tuple, _Place] = {}
         for operand in self.timed:
-            places[_key(traced.operands[operand])] = operand
+            places[_key(traced.operands[operand])] = _Place(operand, None)
             ref = traced.gradients[operand]
             if ref is not None:
                 self._rows[f"d{operand}"] = _numbers(ref)
                 roots.append(Root(f"d{operand}", ref))
-                places.setdefault(_key(ref), f"d{operand}")
+                places.setdefault(_key(ref), _Place(f"d{operand}", None))
+                if ref.node.kind == "join" and ref == ref.node.whole:
+                    for at, value in ref.node.args:
+                        if isinstance(value, Ref):
+                            places.setdefault(_key(value), _Place(f"d{operand}", at))
         if traced.gradients["state"] is not None:
             roots.append(Root("dstate", traced.gradients["state"]))
         todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
@@ -116,13 +131,13 @@ class Compiled:
                 pair = []
                 for side, ref in enumerate(node.args):
                     ordered = _rows_first(ref, side, grouped=len(node.whole.shape) == 3)
-                    name = places.get(_key(ordered))
-                    if name is None:
-                        name = places[_key(ordered)] = f"r{len(places)}"
-                        self._rows[name] = _numbers(ordered)
-                        roots.append(Root(name, ordered))
-                    pair.append(name)
-                self._outer[node] = pair[0], pair[1]
+                    place = places.get(_key(ordered))
+                    if place is None:
+                        place = places[_key(ordered)] = _Place(f"r{len(places)}", None)
+                        self._rows[place.array] = _numbers(ordered)
+                        roots.append(Root(place.array, ordered))
+                    pair.append(place)
+                self._outer[node] = pair
             elif node.kind == "torch":
                 todo.extend(arg.node for arg in node.args if isinstance(arg, Ref))
         self._backward_plan = Plan(traced, roots, backward=True)
@@ -225,18 +240,26 @@ class _Torch:
             self._memory[node] = sums[at : at + size]
             at += size
         every = {**self.values, **rows}
-        for node, (left, right) in self.compiled._outer.items():
-            shape = self.sizes.all(node.whole.shape)
-            a, b = (every[name].reshape(-1) for name in (left, right))
-            if len(shape) == 2:
-                self._memory[node] = a.view(-1, shape[0]).T @ b.view(-1, shape[1])
-            else:
-                steps = every[left].shape[0] * every[left].shape[1]
+        for node, places in self.compiled._outer.items():
+            *groups, m, n = self.sizes.all(node.whole.shape)
+            a, b = (self._rows(every[place.array], place.part) for place in places)
+            if groups:
                 a, b = (
-                    each.view(steps, shape[0], -1, n).transpose(0, 1).reshape(shape[0], -1, n)
-                    for each, n in ((a, shape[1]), (b, shape[2]))
+                    each.reshape(len(each), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
+                    for each, width in ((a, m), (b, n))
                 )
                 self._memory[node] = a.mT @ b
+            else:
+                self._memory[node] = a.reshape(-1, m).T @ b.reshape(-1, n)
+
+    def _rows(self, array: Tensor, part: Ref | None) -> Tensor:
+        """Return an array with a row for every step and sequence, or a part of every row."""
+        rows = array.reshape(array.shape[0] * array.shape[1], -1)
+        if part is None:
+            return rows
+        shape, strides = self.sizes.all(part.shape), self.sizes.all(part.strides)
+        offset = rows.storage_offset() + self.sizes[part.offset]
+        return rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), offset)
 
     def memory(self, node: Node) -> Tensor:
         """Return the memory of a node as the trace has laid it out."""
@@ -274,7 +297,8 @@ def compiled(name: str, step: Callable[..., Any], shapes: Any, timed: frozenset[
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed):
         try:
-            one, other = (Compiled(name, step, shapes, timed, axes, options) for axes in pair)
+            with _alone():
+                one, other = (Compiled(name, step, shapes, timed, axes, options) for axes in pair)
         except (RuntimeError, ValueError) as error:
             failure = error
             continue
@@ -282,6 +306,13 @@ def compiled(name: str, step: Callable[..., Any], shapes: Any, timed: frozenset[
             return one
         failure = Unsupported("numbers that depend on the sizes in a way that is not known")
     raise failure
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
+    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
+        yield
 
 
 def _numbers(ref: Ref) -> int:
@@ -343,6 +374,7 @@ def load(name: str, text: str) -> types.ModuleType:
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # numba's cache looks the module up by its name
             spec.loader.exec_module(module)
             return module
         except OSError:

@@ -59,6 +59,9 @@ _EXPRESSIONS: dict[str, str] = {
 }
 
 ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
+_TRUTHS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"} | {
+    f"bitwise_{name}" for name in ("and", "or", "not")
+}
 FUNCTIONS = ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "erf", "sigmoid", "tanh", "log_sigmoid")
 REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
 
@@ -99,6 +102,48 @@ def expression(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     if name in ("clone", "_to_copy"):
         return _EXPRESSIONS[name], (args[0],)
     return _EXPRESSIONS[name], tuple(args)
+
+
+def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return an empty result of an operation; None if torch has to make it.
+
+    torch could make all of them. But for some operations it would first import its compiler, which takes seconds.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    shape: Sequence[int] | None = None
+    dtype = torch.float64
+    if name in ELEMENTWISE - {"alias", "detach", "clone"} and tensors:
+        shape = _broadcast([each.shape for each in (tensors[:2] if name == "log_sigmoid_backward" else tensors)])
+        values = tensors[1:] if name == "where" else tensors[:1] if name == "masked_fill" else tensors
+        logical = name in ("where", "masked_fill") and all(each.dtype == torch.bool for each in values)
+        dtype = torch.bool if logical or name in _TRUTHS else kwargs.get("dtype") or dtype
+    elif name in ("mm", "bmm"):
+        shape = *args[0].shape[:-1], args[1].shape[-1]
+    elif name in ("select_backward", "slice_backward"):
+        shape = args[1]
+    elif name in ("roll", "flip"):
+        shape = args[0].shape
+    elif name in ("cat", "stack"):
+        parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        shape = list(parts[0].shape)
+        if name == "cat":
+            shape[dim] = sum(part.shape[dim] for part in parts)
+        else:
+            shape.insert(dim % (len(shape) + 1), len(parts))
+    if shape is None:
+        return None
+    made = torch.empty(shape, dtype=dtype, device="meta")
+    return (made, made.new_empty(0)) if name == "log_sigmoid_forward" else made
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for axis, size in enumerate(reversed(shape), 1):
+            if found[-axis] not in (1, size) and size != 1:
+                raise RuntimeError(f"shapes {tuple(map(tuple, shapes))} do not broadcast")
+            found[-axis] = max(found[-axis], size)
+    return found
 
 
 def constant(name: str, args: Sequence[Any]) -> float | None:
@@ -168,7 +213,7 @@ JOINS: dict[str, Callable[..., list[Part] | None]] = {
     "constant_pad_nd": _pad,
 }
 
-REWRITES: dict[str, Callable[..., Tensor]] = {
+REWRITES: dict[str, Callable[..., Any]] = {
     "addmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.mm(a, b), alpha), _times(bias, beta)),
     "baddbmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.bmm(a, b), alpha), _times(bias, beta)),
     "addcmul": lambda x, a, b, value=1: torch.add(x, _times(a * b, value)),
@@ -176,6 +221,7 @@ REWRITES: dict[str, Callable[..., Tensor]] = {
     "lerp": lambda a, b, weight: a + weight * (b - a),
     "hardtanh": lambda x, least=-1, most=1: torch.clamp(x, least, most),
     "var": lambda x, dims, correction=1: _variance(x, dims, correction),
+    "unbind": lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
     "mv": lambda a, b: torch.mm(a, b[:, None])[:, 0],
 }
 

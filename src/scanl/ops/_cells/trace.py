@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -76,6 +77,10 @@ def batch_axis(shape: Sequence[int], what: object) -> int | None:
 class Trace(TorchDispatchMode):
     """Records what torch dispatches. nodes: in the order of the computation."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation imports torch.compile, which takes seconds
+
     def __init__(self):
         super().__init__()
         self.nodes: list[Node] = []
@@ -128,7 +133,8 @@ class Trace(TorchDispatchMode):
         if name in rules.REWRITES:
             with self:
                 return rules.REWRITES[name](*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = rules.result(name, args, kwargs)
+        out = func(*args, **kwargs) if out is None else out
         if func._schema.is_mutable:
             name = name.removesuffix("_")
             target = self.node(args[0])
@@ -319,9 +325,10 @@ def trace(
     found: Sequence[Tensor | None] = [None] * len(given)
     if depend:
         with mode:
-            found = torch.autograd.grad(
-                [each for each, _ in depend], list(given.values()), [seed for _, seed in depend],
-                allow_unused=True, create_graph=True,
+            outputs, wanted = zip(*depend, strict=True)
+            # torch.autograd.grad is this call, after checks whose imports take a second
+            found = _engine_run_backward(
+                outputs, wanted, True, True, tuple(given.values()), True, accumulate_grad=False
             )  # fmt: skip
     return Traced(
         mode.nodes,
