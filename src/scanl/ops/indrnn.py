@@ -7,41 +7,36 @@ arXiv:1803.04831, eq. (2). The caller computes the projection x_t = W i_t + b.
 """
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
-from scanl.ops._frame.op import op
+from scanl.ops._frame.declaration import Sample
+from scanl.ops.cell import cell
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
 
 
-def activation_number(activation: str) -> int:
-    """Return the number that stands for an activation in kernels. Raises ConfigError for an unknown one."""
-    if activation not in ACTIVATIONS:
-        raise ConfigError(f"indrnn: {unknown('activation', activation, ACTIVATIONS)}")
-    return list(ACTIVATIONS).index(activation)
+def _check(operands: Any, options: Any, cu_seqlens: Any) -> None:
+    if options["activation"] not in ACTIVATIONS:
+        raise ConfigError(f"indrnn: {unknown('activation', options['activation'], ACTIVATIONS)}")
 
 
-@op(
+@cell(
     "x: B T D, w: D, state: B D -> B T D",
     id="P-eltrnn",
     equation="s_t = φ(w ⊙ s_{t-1} + x_t)",
     source="Li et al. 2018, arXiv:1803.04831, eq. (2)",
-    neutral={},
-    dtypes=HALF + FLOATING,
+    check=_check,
 )
 def indrnn(
     x: Tensor,
     w: Tensor,
-    state: Tensor | None = None,
+    state: Tensor,
     *,
     activation: str = "relu",
-    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Scan s_t = φ(w s_{t-1} + x_t) over time, elementwise.
 
@@ -57,16 +52,8 @@ def indrnn(
     >>> s.tolist(), last.tolist()  # 2·(-1)-1 < 0; 2·0+3 = 3; 2·3-1 = 5
     ([[[3.0, 0.0], [2.5, 3.0], [0.0, 5.0]]], [[0.0, 5.0]])
     """
-    assert state is not None  # zeros where the caller gave None
-    activation_number(activation)
-    s, ys = state, []
-    for t in range(x.shape[1]):
-        s = ACTIVATIONS[activation](w * s + x[:, t])
-        ys.append(s)
-    return torch.stack(ys, 1) if ys else x.clone(), s
-
-
-compiled(indrnn, "cpu", saves=("x", "w", "state", "y"), devices=("cpu",), package="numba")
+    s = ACTIVATIONS[activation](w * state + x)
+    return s, s
 
 
 @indrnn.samples

@@ -10,29 +10,24 @@ comes first, then the gate, as in the weights of speechbrain's `LiGRU`.
 """
 
 from collections.abc import Iterator
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
-from scanl.ops._frame.op import op
+from scanl.ops._frame.declaration import Sample
+from scanl.ops.cell import cell
 
 
-@op(
+@cell(
     "x: B T 2 D, u: 2 D D, state: B D -> B T D",
     id="P-denserec",
     equation="h_t = z_t ⊙ h_{t-1} + (1 − z_t) ⊙ ReLU(â_t + U_a h_{t-1}), z_t = σ(ẑ_t + U_z h_{t-1})",
     source="Ravanelli et al. 2018, arXiv:1803.10225, eq. (5)",
-    neutral={},
-    dtypes=HALF + FLOATING,
 )
 def ligru(
     x: Tensor,
     u: Tensor,
-    state: Tensor | None = None,
-    **call: Unpack[Call],
+    state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Scan the light gated recurrent unit over time.
 
@@ -48,16 +43,9 @@ def ligru(
     >>> ligru(x, u)[0].flatten().tolist()  # 0/2 + 4/2 = 2; 2/2 + (1 - .5·2)/2 = 1
     [2.0, 1.0]
     """
-    assert state is not None  # zeros where the caller gave None
-    h, hs = state, []
-    for t in range(x.shape[1]):
-        a, z = x[:, t, 0] + h @ u[0].T, torch.sigmoid(x[:, t, 1] + h @ u[1].T)
-        h = z * h + (1 - z) * torch.relu(a)
-        hs.append(h)
-    return torch.stack(hs, 1) if hs else x[:, :, 0].clone(), h
-
-
-compiled(ligru, "cpu", saves=("x", "u", "state", "y"), devices=("cpu",), package="numba")
+    a, z = x[:, 0] + state @ u[0].T, torch.sigmoid(x[:, 1] + state @ u[1].T)
+    h = z * state + (1 - z) * torch.relu(a)
+    return h, h
 
 
 @ligru.samples

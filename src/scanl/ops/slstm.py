@@ -15,41 +15,36 @@ with n = 0 sets m = i^; in the authors' program the whole batch does or none.
 """
 
 from collections.abc import Iterator
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
-from scanl.ops._frame.op import op
+from scanl.ops._frame.declaration import Sample
+from scanl.ops.cell import cell
 
 FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
 
 
-def forget_number(forget: str) -> int:
-    """Return the number that stands for a forget gate in kernels. Raises ConfigError for an unknown one."""
+def check_forget(forget: str) -> None:
+    """Raise ConfigError for an unknown forget gate."""
     if forget not in FORGET:
         raise ConfigError(f"slstm: {unknown('forget', forget, FORGET)}")
-    return list(FORGET).index(forget)
 
 
-@op(
+@cell(
     "x: B T 4 H K, r: 4 H K K, state: B 4 H K -> B T H K",
     id="P-denserec",
     equation="c_t = f_t ⊙ c_{t-1} + i_t ⊙ z_t, n_t = f_t ⊙ n_{t-1} + i_t, h_t = o_t ⊙ c_t / n_t",
     source="Beck et al. 2024, arXiv:2405.04517, eqs. (8) to (17)",
-    neutral={},
-    dtypes=HALF + FLOATING,
+    check=lambda operands, options, cu_seqlens: check_forget(options["forget"]),
 )
 def slstm(
     x: Tensor,
     r: Tensor,
-    state: Tensor | None = None,
+    state: Tensor,
     *,
     forget: str = "sigmoid",
-    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Scan the sLSTM over time.
 
@@ -67,21 +62,14 @@ def slstm(
     >>> [round(value, 3) for value in h.flatten().tolist()], state.flatten().tolist()
     ([0.964, 0.0], [0.0, 0.0, 2.0, 0.0])
     """
-    assert state is not None  # zeros where the caller gave None
-    forget_number(forget)
-    (h, c, n, m), hs = state.unbind(1), []
-    for t in range(x.shape[1]):
-        i, f, z, o = (x[:, t] + torch.einsum("ghok,bhk->bgho", r, h)).unbind(1)
-        kept = m + FORGET[forget](f)
-        m = torch.where(n == 0, i, torch.maximum(i, kept))
-        i, f = torch.exp(i - m), torch.exp((kept - m).clamp(max=0))
-        c, n = f * c + i * torch.tanh(z), f * n + i
-        h = torch.sigmoid(o) * c / n
-        hs.append(h)
-    return torch.stack(hs, 1) if hs else x[:, :, 0].clone(), torch.stack([h, c, n, m], 1)
-
-
-compiled(slstm, "cpu", devices=("cpu",), package="numba")
+    h, c, n, m = state.unbind(1)
+    i, f, z, o = (x + torch.einsum("ghok,bhk->bgho", r, h)).unbind(1)
+    kept = m + FORGET[forget](f)
+    m = torch.where(n == 0, i, torch.maximum(i, kept))
+    i, f = torch.exp(i - m), torch.exp((kept - m).clamp(max=0))
+    c, n = f * c + i * torch.tanh(z), f * n + i
+    h = torch.sigmoid(o) * c / n
+    return h, torch.stack([h, c, n, m], 1)
 
 
 @slstm.samples

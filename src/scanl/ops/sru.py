@@ -11,25 +11,22 @@ u = α i (or a projection). Without v_f the recurrence of c is linear, and `line
 
 import math
 from collections.abc import Iterator
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from scanl.ops._frame.compiled import compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
-from scanl.ops._frame.op import op
+from scanl.ops._frame.declaration import Sample
 from scanl.ops._frame.summary import Diagonal
+from scanl.ops.cell import cell
 
 
-@op(
+@cell(
     "x: B T D, f: B T D, r: B T D, u?: B T D, v_f?: D, v_r?: D, state: B D -> B T D",
     id="P-eltrnn",
     equation="c_t = f_t ⊙ c_{t-1} + (1 − f_t) ⊙ x_t, h_t = r_t ⊙ c_t + (1 − r_t) ⊙ u_t",
     source="Lei et al. 2018, arXiv:1709.02755, eqs. (1) to (4)",
     neutral={"f": math.inf},
     effect=Diagonal({"x": 0.0}, unless=("v_f",)),
-    dtypes=HALF + FLOATING,
 )
 def sru(
     x: Tensor,
@@ -39,7 +36,6 @@ def sru(
     v_f: Tensor | None = None,
     v_r: Tensor | None = None,
     state: Tensor | None = None,
-    **call: Unpack[Call],
 ) -> tuple[Tensor, Tensor]:
     """Scan the simple recurrent unit over time, elementwise.
 
@@ -57,20 +53,11 @@ def sru(
     ([4.0, 3.5], [[1.0]])
     """
     assert state is not None  # zeros where the caller gave None
-    c, hs = state, []
-    for t in range(x.shape[1]):
-        forget, reset = f[:, t], r[:, t]
-        if v_f is not None:
-            forget = forget + v_f * c
-        if v_r is not None:
-            reset = reset + v_r * c
-        forget, reset = torch.sigmoid(forget), torch.sigmoid(reset)
-        c = forget * c + (1 - forget) * x[:, t]
-        hs.append(reset * c if u is None else reset * c + (1 - reset) * u[:, t])
-    return torch.stack(hs, 1) if hs else x.clone(), c
-
-
-compiled(sru, "cpu", devices=("cpu",), package="numba")
+    forget = f if v_f is None else f + v_f * state
+    reset = torch.sigmoid(r if v_r is None else r + v_r * state)
+    forget = torch.sigmoid(forget)
+    c = forget * state + (1 - forget) * x
+    return (reset * c if u is None else reset * c + (1 - reset) * u), c
 
 
 @sru.samples

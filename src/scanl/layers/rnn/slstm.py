@@ -22,7 +22,7 @@ from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import slstm
-from scanl.ops.slstm import forget_number
+from scanl.ops.slstm import check_forget
 
 
 class SLSTMState(NamedTuple):
@@ -81,7 +81,7 @@ class SLSTM(Layer):
             raise ConfigError(f"slstm: num_heads is {num_heads}, expected a divisor of dim={dim}")
         if conv1d_kernel_size < 0:
             raise ConfigError(f"slstm: conv1d_kernel_size is {conv1d_kernel_size}, expected at least 0")
-        forget_number(forget)
+        check_forget(forget)
         self.dim, self.num_heads, self.forget = dim, num_heads, forget
         self.conv1d = ShortConvolution(dim, conv1d_kernel_size) if conv1d_kernel_size else None
         small = math.sqrt(2 / (5 * dim))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -29,7 +30,7 @@ from scanl.ops._cells.plan import Plan, Root
 from scanl.ops._cells.sizes import Axes, choices
 from scanl.ops._cells.source import Layout, Writer, source
 from scanl.ops._cells.trace import Node, Ref, Unsupported, trace
-from scanl.ops._cpu._cells import groups, sequences
+from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
 
 
@@ -167,13 +168,13 @@ class Compiled:
         numbers = self.kept_numbers(sizes) if keep else 0
         kept = empty((*first.shape[:2], numbers), first.dtype)
         torchs = _Torch(self, values, sizes)
-        count, size = groups(len(ranges))
+        units, head = self._head(self._forward_plan, ranges, first, reverse, sizes)
         slots = self.module.FORWARD.pack(
-            **self._head(ranges, first, size, reverse, sizes), state=last, kept=kept if numbers else None, history=0,
+            **head, state=last, kept=kept if numbers else None, history=0,
             pitch=0, **torchs.operands(self._forward_plan), out_y=y,
             **{f"in_{n}": _rows(values[n]) for n in self.timed},
         )  # fmt: skip
-        self.module.forward.run(first.dtype, slots, count, _work(first, y, last, sizes[self.state]))
+        self.module.forward.run(first.dtype, slots, units, _work(first, y, last, sizes[self.state]))
         return y, last, kept
 
     def backward(
@@ -187,18 +188,18 @@ class Compiled:
         steps = first.shape[:2]
         results = {n: empty((*steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
         carry = dlast.clone(memory_format=torch.contiguous_format)
-        count, size = groups(len(ranges))
+        units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
         added = sum(sizes[each] for each in self._sums.values())
-        sums = torch.zeros((max(count, 1), added), dtype=first.dtype)
+        sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
         torchs = _Torch(self, values, sizes)
         history = y.contiguous() if self.y_is_state else kept
         slots = self.module.BACKWARD.pack(
-            **self._head(ranges, first, size, reverse, sizes), state=values["state"].contiguous(), kept=kept,
+            **head, state=values["state"].contiguous(), kept=kept,
             history=history, pitch=history[0, 0].numel() if history.numel() else 0,
             **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in results.items()},
             carry=carry, sums=sums, **{f"in_{n}": _rows(values[n]) for n in self.timed}, in_dy=_rows(dy),
         )  # fmt: skip
-        self.module.backward.run(first.dtype, slots, count, _work(first, dy, carry, sizes[self.state]))
+        self.module.backward.run(first.dtype, slots, units, _work(first, dy, carry, sizes[self.state]))
         torchs.results(results, sums.sum(0))
         found = []
         for operand in self.given:
@@ -213,9 +214,17 @@ class Compiled:
                 found.append(torchs.view(ref).contiguous().view(like.shape))
         return found
 
-    def _head(self, ranges: Any, first: Tensor, size: int, reverse: bool, sizes: Sizes) -> dict[str, Any]:
+    def _head(
+        self, plan: Plan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the number of units of work, and the slots that say how the work is divided.
+
+        A unit is a group of sequences. If no channel needs another one, it may be some channels of such a group.
+        """
+        count, size = groups(len(ranges))
+        parts, lane = blocks(count, sizes[plan.lanes]) if plan.lanes else (1, 0)
         call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
-        return {**call, **sizes.names}
+        return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
 
 
 class _Torch:

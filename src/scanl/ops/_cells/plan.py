@@ -87,6 +87,29 @@ class Plan:
                 strides = squeezed(Ref(root.ref.node, 0, root.ref.shape, contiguous(root.ref.shape))).strides
                 self._store(self._after(root.ref), shape, Store(root.buffer, 0, strides, root.ref, root.adds), 0)
         self._materialise()
+        self.lanes = self._lanes()
+
+    def _lanes(self) -> int:
+        """Return the size of the last axis if every channel along it is computed from that channel alone; else 0."""
+        sizes: set[int] = {self.traced.last.shape[-1]} if self.traced.last.shape else {0}
+        if self.lefts:
+            return 0
+        views: list[Ref] = []
+        for segment in self.segments:
+            for item in segment.items:
+                if isinstance(item, Reduce) or not item.shape:
+                    return 0
+                sizes.add(item.shape[-1])
+                views += [squeezed(arg, node.whole.shape) for node in item.nodes for arg in node.args if _is_view(arg)]
+                views += [store.value for store in item.stores if isinstance(store.value, Ref)]
+                views += [Ref(self.traced.last.node, s.offset, item.shape, s.strides) for s in item.stores]
+        lanes = sizes.pop()
+        own = all(
+            ref.strides[-1] == 1 and all(by % lanes == 0 for by in (ref.offset, *ref.strides[:-1]))
+            for ref in views
+            if ref.node.batched
+        )
+        return 0 if sizes or not own else lanes
 
     def buffer(self, node: Node) -> str:
         """Return the name of the buffer that holds a node."""
@@ -240,6 +263,10 @@ class Plan:
                         whole = squeezed(node.whole)
                         item.stores.append(Store(self.buffer(node), 0, whole.strides, whole))
                         self.scratch.append(node)
+
+
+def _is_view(arg: object) -> bool:
+    return isinstance(arg, Ref)
 
 
 def arguments(node: Node) -> Iterator[Ref]:

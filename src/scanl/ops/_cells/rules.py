@@ -46,6 +46,7 @@ _EXPRESSIONS: dict[str, str] = {
     "minimum": "({0} if ({0} < {1}) | ({0} != {0}) else {1})",
     "clamp_min": "({1} if {0} < {1} else {0})",
     "clamp_max": "({1} if {0} > {1} else {0})",
+    "copy": "{1}",
     "clone": "{0}",
     "alias": "{0}",
     "detach": "{0}",
@@ -148,7 +149,7 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 def constant(name: str, args: Sequence[Any]) -> float | None:
     """Return the number that an operation fills a new tensor with; None for another operation."""
-    if name in ("zeros", "zeros_like", "new_zeros"):
+    if name in ("zeros", "zeros_like", "new_zeros") or "empty" in name:
         return 0.0
     if name in ("ones", "ones_like", "new_ones"):
         return 1.0

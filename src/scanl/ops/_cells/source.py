@@ -75,12 +75,13 @@ class Writer:
         made = _Body(self)
         lines = body(made)
         constants = [f"    {made.constants[value]} = dtype.type({value})" for value in made.constants]
-        parameters = ", ".join([*self.axes, *made.pointers.values(), "dtype"])
+        lanes = ["low", "high"] if self.plan.lanes else []
+        parameters = ", ".join([*self.axes, *lanes, *made.pointers.values(), "dtype"])
         self.functions.append(
             "\n".join(["", "@njit(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
         )
         places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
-        return f"{name}({', '.join([*self.axes, *places, 'dtype'])})"
+        return f"{name}({', '.join([*self.axes, *lanes, *places, 'dtype'])})"
 
     def address(self, buffer: str, offset: int) -> str:
         base = f"at_{buffer}"
@@ -96,7 +97,7 @@ class Writer:
 
     def slots(self) -> str:
         timed = [f"in_{name}" for name in self.layout.timed]
-        numbers = ["ranges", "sequences", "steps", "size", "reverse", *self.axes, "state", "kept", "history", "pitch"]
+        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
         numbers += [f"out_{name}" for name in self.layout.results]
         if self.which == "backward":
@@ -148,8 +149,9 @@ class Writer:
             "            unit = take(counter)",
             "            if unit >= units:",
             "                return",
-            "            first = unit * size",
+            "            first = unit // slots.blocks * size",
             "            members = min(size, count - first)",
+            *self._block(),
             "            for r in range(members):",
             f"                copy(array({carried} + item * (first + r) * whole, whole, dtype), "
             "memory[r * width : r * width + whole])",
@@ -197,7 +199,7 @@ class Writer:
             "                odd = (ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1]) % 2",
             "                at = r * width + odd * whole",
             f"                target = array({carried} + item * (first + r) * whole, whole, dtype)",
-            "                copy(memory[at : at + whole], target)",
+            *["                " + line for line in self._copied("at", "target")],
         ]
         if self.layout.sums:
             body += [
@@ -253,8 +255,11 @@ class Writer:
             return []
         lines = ["if kept != 0:"]
         if self.keeps_state:
-            lines.append("    copy(memory[r * width + new : r * width + new + whole], "
-                         "array(kept + item * row * stored, whole, dtype))")  # fmt: skip
+            lines += [
+                "    target = array(kept + item * row * stored, whole, dtype)",
+                "    at = r * width + new",
+                *["    " + line for line in self._copied("at", "target")],
+            ]
         for node in self.kept:
             at, numbers = f"r * width + o{node.index}", self.size(node.size)
             lines += [
@@ -262,6 +267,24 @@ class Writer:
                 f"array(kept + item * (row * stored + e{node.index}), {numbers}, dtype))"
             ]
         return lines
+
+    def _block(self) -> list[str]:
+        """Return lines that say which channels a unit computes, if channels are divided."""
+        if not self.plan.lanes:
+            return []
+        return [
+            "            low = unit % slots.blocks * slots.lane",
+            f"            high = min(low + slots.lane, {self.size(self.plan.lanes)})",
+        ]
+
+    def _copied(self, source: str, target: str) -> list[str]:
+        """Return lines that copy a unit's part of a state from scratch memory to an array."""
+        if not self.plan.lanes:
+            return [f"copy(memory[{source} : {source} + whole], {target})"]
+        return [
+            f"for a in range(0, whole, {self.size(self.plan.lanes)}):",
+            f"    copy(memory[{source} + a + low : {source} + a + high], {target}[a + low : a + high])",
+        ]
 
     def _multiply(self, node: Node) -> list[str]:
         left, right, result = self.plan.lefts[node], node.args[1], node.what
@@ -332,13 +355,17 @@ class _Body:
         keep = list(range(len(shape)))
         for axis in range(len(shape) - 2, -1, -1):
             after = keep[keep.index(axis) + 1]
+            if self.writer.plan.lanes and after == len(shape) - 1:
+                continue
             if all(view[axis] == view[after] * shape[after] for view in views):
                 shape[after] *= shape[axis]
                 keep.remove(axis)
         merged = {"keep": keep}
         lines, indent = [], "    "
         for number, axis in enumerate(keep):
-            lines.append(f"{indent}for j{number} in range({self.writer.size(shape[axis])}):")
+            divided = self.writer.plan.lanes and axis == len(shape) - 1
+            bounds = "low, high" if divided else self.writer.size(shape[axis])
+            lines.append(f"{indent}for j{number} in range({bounds}):")
             indent += "    "
         names: dict[Node, str] = {}
         body: list[str] = []

@@ -169,6 +169,8 @@ class Trace(TorchDispatchMode):
                 self.new("elementwise", out, "{0}", (value,))
             return True
         if not any(self.ref(each).node.batched for each in tensors):
+            if batch_axis(out.shape, name) is not None:
+                raise Unsupported(f"operation {func}, which makes a value of the batch from none")
             flat, form = pytree.tree_flatten((args, kwargs))
             views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
             self.new("torch", out, (func, form), views)

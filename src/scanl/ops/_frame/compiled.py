@@ -20,6 +20,7 @@ from scanl.ops._frame.dispatch import transforming
 from scanl.ops._frame.op import Op, cast
 
 _LIBRARY = torch.library.Library("scanl", "DEF")
+_NAMES: set[str] = set()  # the operators that are defined; torch cannot define one again
 _PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, str}
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", float | None: "float?", int | None: "int?"}
 
@@ -53,6 +54,9 @@ def compiled(
     all operands.   kernels: kernels that keep a third tensor for their backward pass, which `saves` calls "kept".
     """
     name = f"{op.name}_{backend}"
+    if name in _NAMES:  # a cell that a user declares again, as in a notebook
+        name = f"{name}_{len(_NAMES)}"
+    _NAMES.add(name)
     saves = tuple(saves or op.names)
     optional = {operand.name for operand in op.operands if operand.optional}
     plain = "parallel" if "parallel" in op.backends else "reference"

@@ -165,6 +165,7 @@ class Op(Declaration, Generic[P, S]):
         name: str,
         values: Sequence[Tensor | None],
         y_shape: Sequence[int],
+        /,
         *,
         reverse: bool,
         cu_seqlens: Tensor | None,
