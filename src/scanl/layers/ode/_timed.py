@@ -15,28 +15,35 @@ from scanl.ops.registry import Sample
 
 
 class TimedCell(Layer):
-    """Layer that calls a cell over the whole sequence. A subclass sets the cell, its operands and `state_shape`."""
+    """Layer that runs a cell over the whole sequence. A subclass sets `cell` and defines `operands`."""
 
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {}
     cell: ClassVar[Cell]
 
-    state_shape: tuple[int, ...]  # of one sequence
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "cell" in vars(cls):
+            cls.op = cls.cell.name
 
-    def _operands(self, x: Tensor, spans: Tensor) -> Sequence[Tensor | None]:
+    def state_shape(self) -> tuple[int, ...]:
+        """Return the shape of one sequence's state."""
+        return (self.dim,)
+
+    def operands(self, x: Tensor, spans: Tensor) -> Sequence[Tensor | None]:
         """Return the operands of the cell, without the state. spans: how long each step lasts, (B, T, 1)."""
         raise NotImplementedError
 
-    def _options(self) -> Mapping[str, Any]:
+    def options(self) -> Mapping[str, Any]:
         """Return the options of the cell."""
         return {}
 
-    def _read(self, h: Tensor) -> Tensor:
-        """Map the output of the cell (B, T, state_dim) to y (B, T, dim)."""
+    def output(self, h: Tensor) -> Tensor:
+        """Map the output of the cell to y (B, T, dim)."""
         return h
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, *self.state_shape, device=device, dtype=dtype, at_least=torch.float32)
+        return self._zeros(batch_size, *self.state_shape(), device=device, dtype=dtype, at_least=torch.float32)
 
     def forward(
         self,
@@ -48,12 +55,12 @@ class TimedCell(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         h, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
-        return self._read(h.to(x.dtype)), last
+        return self.output(h.to(x.dtype)), last
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        operands = [each if each is None else widen(each) for each in self._operands(x, spans)]
+        operands = [each if each is None else widen(each) for each in self.operands(x, spans)]
         with as_widened(x):
-            return self.cell(*operands, state, cu_seqlens=cu_seqlens, **self._options())
+            return self.cell(*operands, state, cu_seqlens=cu_seqlens, **self.options())
 
 
 def at_least(who: str, least: int, **sizes: int | None) -> None:

@@ -60,7 +60,6 @@ class CTRNN(TimedCell):
         'Funahashi and Nakamura, "Approximation of dynamical systems by continuous time recurrent neural networks", '
         "Neural Networks 6, 1993; Euler steps: program of Hasani et al., arXiv:2006.04439"
     )
-    op = "ctrnn_cell"
     cell = ctrnn_cell
     sample: ClassVar = {"unfolds": 2}
 
@@ -78,7 +77,7 @@ class CTRNN(TimedCell):
         for name, value in (("delta_t", delta_t), ("tau", tau)):
             if value <= 0:
                 raise ConfigError(f"ctrnn: {name} is {value}, expected more than 0")
-        self.dim, self.unfolds, self.delta_t, self.state_shape = dim, unfolds, delta_t, (dim,)
+        self.dim, self.unfolds, self.delta_t = dim, unfolds, delta_t
         limit = math.sqrt(6 / ((3 if global_feedback else 2) * dim))
         self.weight_ih = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit)) if global_feedback else None
@@ -88,10 +87,10 @@ class CTRNN(TimedCell):
         else:
             self.tau = nn.Parameter(torch.full((1,), tau))
 
-    def _operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         return [F.linear(x, self.weight_ih, self.bias), self.delta_t * spans, 1 / self.tau, self.weight_hh]
 
-    def _options(self) -> dict[str, int]:
+    def options(self) -> dict[str, int]:
         return {"unfolds": self.unfolds}
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
