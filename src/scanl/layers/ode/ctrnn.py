@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import TimedCell, at_least, samples
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_layer import at_least, samples
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
