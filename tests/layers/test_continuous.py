@@ -2,13 +2,19 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
-from by_hand import DIM, T, assert_uniform, shaken
+from by_hand import DIM, T, assert_orthogonal, assert_uniform, gelu, linear, shaken, sigmoid, silu, softplus
 
 from scanl.errors import ConfigError
 from scanl.layers import Elman
+from scanl.layers.ode._wiring import neural_circuit_policy
+from scanl.layers.ode.cfc import CfC
+from scanl.layers.ode.cfc_ncp import CfCNCP
 from scanl.layers.ode.ctrnn import CTRNN
+from scanl.layers.ode.ltc import LTC, NCP
+from scanl.layers.ode.ltc_fused import LTCFused
 
 
 def ones(xs):
@@ -20,15 +26,157 @@ def ctrnn(layer, xs, spans=None):
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
         for _ in range(layer.unfolds):
             feedback = 0 if layer.weight_hh is None else layer.weight_hh @ h
-            h = h + layer.delta_t * span * (torch.tanh(layer.weight_ih @ x + feedback + layer.bias) - h / layer.tau)
+            h = h + layer.delta_t * span * (
+                torch.tanh(layer.weight_ih @ x + feedback + layer.bias) - h / softplus(layer.raw_tau)
+            )
         ys.append(h)
     return ys
+
+
+def activated(name, v):
+    if name == "lecun_tanh":
+        return 1.7159 * torch.tanh(0.666 * v)
+    return {"silu": silu, "gelu": gelu, "relu": lambda v: torch.where(v > 0, v, 0), "tanh": torch.tanh}[name](v)
+
+
+def masked(module, name, v):
+    """One of the maps of a closed form, with its mask if it has one."""
+    own = getattr(module, name)
+    weight = own.weight if module.sparsity_mask is None or "time" in name else own.weight * module.sparsity_mask
+    return weight @ v + own.bias
+
+
+def closed(module, mode, v, span):
+    """Equation (2), its form without the gate, or the solution that it approximates."""
+    f = masked(module, "ff1", v)
+    if mode == "pure":
+        return module.A[0] - module.A[0] * torch.exp(-span * (module.w_tau[0].abs() + f.abs())) * f
+    share = sigmoid(masked(module, "time_a", v) * span + masked(module, "time_b", v))
+    g, k = torch.tanh(f), torch.tanh(masked(module, "ff2", v))
+    return g + share * k if mode == "no_gate" else (1 - share) * g + share * k
+
+
+def mixed(memory, x, h, c):
+    z, i, f, o = (linear(memory.input_map, x) + memory.recurrent_map.weight @ h).chunk(4)
+    c = sigmoid(f + 1) * c + sigmoid(i) * torch.tanh(z)
+    return sigmoid(o) * torch.tanh(c), c
+
+
+def cfc(layer, xs, spans=None):
+    h, c, ys = torch.zeros(layer.units), torch.zeros(layer.units), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        if layer.lstm is not None:
+            h, c = mixed(layer.lstm, x, h, c)
+        v = torch.cat([x, h])
+        for each in layer.rnn_cell.backbone.values():
+            v = activated(layer.activation, linear(each, v))
+        h = closed(layer.rnn_cell, layer.mode, v, span)
+        ys.append(h if layer.units == DIM else linear(layer.fc, h))
+    return ys
+
+
+def cfc_ncp(layer, xs, spans=None):
+    parts = [layer.rnn_cell.layer_0, layer.rnn_cell.layer_1, layer.rnn_cell.layer_2]
+    sizes = [len(part.ff1.bias) for part in parts]
+    h, c, ys = torch.zeros(layer.units), torch.zeros(layer.units), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        if layer.lstm is not None:
+            h, c = mixed(layer.lstm, x, h, c)
+        below, news = x, []
+        for part, own in zip(parts, h.split(sizes), strict=True):
+            below = closed(part, layer.mode, torch.cat([below, own]), span)
+            news.append(below)
+        h = torch.cat(news)
+        ys.append(below)
+    return ys
+
+
+def ltc(layer, xs, spans=None):
+    """Algorithm 1, neuron by neuron, as a fraction of currents over conductances."""
+    own = layer.rnn_cell
+    made_positive = softplus if layer.implicit_param_constraints else lambda v: torch.where(v > 0, v, 0)
+    w, g, c, sensory_w = (made_positive(v) for v in (own.w, own.gleak, own.cm, own.sensory_w))
+    v, ys = torch.zeros(layer.units), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        u = own.input_w * x + own.input_b
+        for _ in range(layer.ode_unfolds):
+            new = []
+            for i in range(layer.units):
+                a = own.sparsity_mask[:, i] * w[:, i] * sigmoid(own.sigma[:, i] * (v - own.mu[:, i]))
+                b = sensory_w[:, i] * sigmoid(own.sensory_sigma[:, i] * (u - own.sensory_mu[:, i]))
+                b = own.sensory_sparsity_mask[:, i] * b
+                inertia = c[i] * layer.ode_unfolds / span
+                above = inertia * v[i] + g[i] * own.vleak[i] + a @ own.erev[:, i] + b @ own.sensory_erev[:, i]
+                new.append(above / (inertia + g[i] + a.sum() + b.sum() + 1e-8))
+            v = torch.stack(new)
+        ys.append(own.output_w * v[:DIM] + own.output_b)
+    return ys
+
+
+def ltc_fused(layer, xs, spans=None):
+    h, ys = torch.zeros(DIM), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        dt = span / layer.unfolds
+        for _ in range(layer.unfolds):
+            f = sigmoid(linear(layer.input_map, x) + layer.recurrent_map.weight @ h)
+            h = (h + dt * f * layer.A) / (1 + dt * (1 / torch.exp(layer.log_tau) + f))
+        ys.append(h)
+    return ys
+
+
+def cosine(layer):
+    """The layer with every parameter made of cosines; those of an LTC are positive, so that none is constrained."""
+    middle = 0.6 if isinstance(layer, LTC) else 0.0
+    with torch.no_grad():
+        for at, (_, parameter) in enumerate(sorted(layer.named_parameters())):
+            numbers = torch.arange(parameter.numel(), dtype=parameter.dtype)
+            parameter.copy_((middle + 0.4 * torch.cos(numbers + at)).view(parameter.shape))
+    return layer
+
+
+def last_output(layer):
+    """The last output for two rows of four inputs and time spans, the first and last channel of each row."""
+    x = torch.cos(torch.arange(2.0 * 4 * DIM)).view(2, 4, DIM)
+    y, _ = layer(x, timespans=1 + 0.5 * torch.sin(torch.arange(8.0)).view(2, 4))
+    return y[:, -1, [0, -1]].flatten()
 
 
 EQUATIONS = {
     "ctrnn": (lambda: CTRNN(DIM), ctrnn),
     "ctrnn_linear": (lambda: CTRNN(DIM, 3, tau=2.0, global_feedback=False), ctrnn),
     "ctrnn_trained_tau": (lambda: CTRNN(DIM, 2, 0.3, fix_tau=False), ctrnn),
+    "cfc": (lambda: CfC(DIM, backbone_units=6), cfc),
+    "cfc_no_gate": (lambda: CfC(DIM, 5, "no_gate", 6, 2, "silu"), cfc),
+    "cfc_pure": (lambda: CfC(DIM, mode="pure", backbone_units=6, activation="gelu"), cfc),
+    "cfc_without_backbone": (lambda: CfC(DIM, 5, backbone_layers=0, mixed_memory=True), cfc),
+    "cfc_mixed": (lambda: CfC(DIM, 5, "pure", 6, 3, "tanh", True), cfc),
+    "cfc_ncp": (lambda: CfCNCP(DIM), cfc_ncp),
+    "cfc_ncp_pure": (lambda: CfCNCP(DIM, 15, 0.2, 3, "pure"), cfc_ncp),
+    "cfc_ncp_mixed": (lambda: CfCNCP(DIM, 13, mode="no_gate", mixed_memory=True), cfc_ncp),
+    "ltc": (lambda: LTC(DIM, ode_unfolds=2), ltc),
+    "ltc_softplus": (lambda: LTC(DIM, 10, 3, True), ltc),
+    "ltc_ncp": (lambda: NCP(DIM, 14, 2), ltc),
+    "ltc_fused": (lambda: LTCFused(DIM, 3, 0.5), ltc_fused),
+}
+
+
+WIRINGS = {  # (inputs, units, outputs, sparsity, seed)
+    (4, 10, 3, 0.5, 22222): [10, 4, 228, 8, -2, -16],
+    (20, 28, 8, 0.5, 22222): [88, -12, -3372, 120, 6, 2735],
+    (8, 50, 8, 0.9, 3): [47, 3, 5048, 29, -3, -586],
+}
+GOLDEN = {
+    "cfc": [-0.376695068232, -0.310034555904, -0.417038991945, -0.383350113039],
+    "cfc_no_gate": [0.597655090131, 0.281202764141, 0.612317906637, 0.254535635788],
+    "cfc_pure": [0.420132855850, 0.373641013052, 0.442535189090, 0.353696940450],
+    "cfc_without_backbone": [0.918218033497, -0.135279523116, 0.988925351622, -0.096426321159],
+    "cfc_mixed": [0.187429764025, 0.664023332028, 0.194416368553, 0.652052347146],
+    "cfc_ncp": [-0.200596263119, -0.086434395237, -0.195160408512, -0.080757693579],
+    "cfc_ncp_pure": [-0.077766101860, -0.357887598301, -0.074278596257, -0.349696917529],
+    "cfc_ncp_mixed": [0.085810244936, -0.162521323051, 0.017965533478, -0.253097307141],
+    "ltc": [1.563419845653, 1.350459447498, 1.561478327640, 1.349220204189],
+    "ltc_softplus": [1.545648967620, 1.348062771730, 1.548202589026, 1.350281359494],
+    "ltc_ncp": [1.844750132483, 1.311043656659, 1.799713682224, 1.256507436738],
 }
 
 
@@ -78,6 +226,58 @@ def test_euler_steps_converge_with_their_length():
     assert 1.8 < middle / fine < 2.2
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("implicit", [False, True])
+def test_voltages_of_ltc_stay_between_the_potentials_that_pull_them(implicit):
+    layer = LTC(DIM, implicit_param_constraints=implicit)
+    state, own = 5 * torch.rand(3, DIM) - 2.5, layer.rnn_cell
+    _, last = layer(20 * torch.randn(3, 30, DIM), state, timespans=10 * torch.rand(3, 30))
+    pulls = torch.cat([own.vleak[None], own.erev, own.sensory_erev])
+    assert (last <= torch.maximum(state, pulls.max(0).values) + 1e-9).all()
+    assert (last >= torch.minimum(state, pulls.min(0).values) - 1e-9).all()
+
+
+@pytest.mark.usefixtures("double")
+def test_state_of_a_fused_ltc_stays_between_zero_and_a():
+    layer = shaken(LTCFused(DIM, 2))
+    y, _ = layer(50 * torch.randn(3, 40, DIM), timespans=10 * torch.rand(3, 40))
+    assert (y * layer.A.sign() >= 0).all()
+    assert (y.abs() <= layer.A.abs()).all()
+    assert (y.abs() > 0.5 * layer.A.abs()).any()
+
+
+@pytest.mark.usefixtures("double")
+def test_a_step_of_no_length_keeps_the_state():
+    x, spans = torch.randn(2, T, DIM), torch.zeros(2, T)
+    for layer in (CTRNN(DIM), CTRNN(DIM, global_feedback=False), LTC(DIM), LTCFused(DIM)):
+        state = torch.rand(2, *layer.state_shape())
+        _, last = layer(x, state, timespans=spans)
+        torch.testing.assert_close(last, state, atol=1e-12, rtol=0)
+
+
+def test_a_wiring_is_that_of_ncps():
+    """Numbers of synapses, sums of their signs, and sums weighted by the place, of ncps 1.0.1 for the same seeds."""
+    for arguments, expected in WIRINGS.items():
+        wiring = neural_circuit_policy("test", *arguments)
+        found = []
+        for matrix in (wiring.synapses, wiring.sensory):
+            place = np.arange(matrix.size).reshape(matrix.shape)
+            found += [abs(matrix).sum(), matrix.sum(), (matrix * place).sum()]
+        assert found == expected
+        inter, command, motor = wiring.layers()
+        assert abs(inter).sum() == found[3]
+        recurrent = wiring.synapses[wiring.motor : wiring.motor + wiring.command]
+        recurrent = recurrent[:, wiring.motor : wiring.motor + wiring.command]
+        assert abs(command).sum() + abs(motor).sum() + abs(recurrent).sum() == found[0]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", GOLDEN)
+def test_outputs_of_ncps(name):
+    """Outputs of ncps 1.0.1 in float64 with the same parameters, made of cosines, as are the inputs and time spans."""
+    torch.testing.assert_close(last_output(cosine(EQUATIONS[name][0]())), torch.tensor(GOLDEN[name]), atol=1e-9, rtol=0)
+
+
 # --- initialisation
 
 
@@ -86,13 +286,75 @@ def test_init_of_ctrnn():
     for weight in (layer.weight_ih, layer.weight_hh):
         assert_uniform(weight, -((6 / 192) ** 0.5), (6 / 192) ** 0.5)
     assert not layer.bias.any()
-    assert layer.tau == 1
+    torch.testing.assert_close(layer.time_constant(), torch.ones(1))
     assert_uniform(CTRNN(64, global_feedback=False).weight_ih, -((6 / 128) ** 0.5), (6 / 128) ** 0.5)
+
+
+def test_init_of_cfc():
+    """Xavier-uniform matrices: sqrt(6 / (fan in + fan out))."""
+    layer = CfC(64, 96, backbone_units=32, mixed_memory=True)
+    assert_xavier(layer.rnn_cell.backbone["0"].weight)
+    for name in ("ff1", "ff2", "time_a", "time_b"):
+        assert_xavier(getattr(layer.rnn_cell, name).weight)
+        assert_uniform(getattr(layer.rnn_cell, name).bias, -(32**-0.5), 32**-0.5)
+    assert_xavier(layer.lstm.input_map.weight)
+    assert_uniform(layer.lstm.input_map.bias, -0.1, 0.1)
+    assert_orthogonal(layer.lstm.recurrent_map.weight, 1)
+    pure = CfC(256, mode="pure").rnn_cell
+    assert_xavier(pure.w_tau)
+    assert (pure.A == 1).all()
+    for part in CfCNCP(64).rnn_cell.maps():
+        assert_xavier(part.ff1.weight)
+        below, own = part.sparsity_mask.split([part.sparsity_mask.shape[1] - len(part.ff1.bias), len(part.ff1.bias)], 1)
+        assert 0.4 < below.mean() < 0.7
+        assert (own == 1).all()
+
+
+def assert_xavier(weight):
+    limit = (6 / sum(weight.shape)) ** 0.5
+    assert_uniform(weight, -limit, limit)
+
+
+def test_init_of_ltc():
+    own = LTC(48, 64).rnn_cell
+    for prefix, shape in (("", (64, 64)), ("sensory_", (48, 64))):
+        for name, low, high in (("w", 0.001, 1), ("sigma", 3, 8), ("mu", 0.3, 0.8)):
+            assert getattr(own, prefix + name).shape == shape
+            assert_uniform(getattr(own, prefix + name), low, high)
+        signs = getattr(own, f"{prefix}erev")
+        assert (signs.abs() == 1).all()
+        assert abs((signs == 1).float().mean() - 2 / 3) < 5 * (2 / 9 / signs.numel()) ** 0.5
+    for name, low, high in (("gleak", 0.001, 1), ("vleak", -0.2, 0.2), ("cm", 0.4, 0.6)):
+        assert_uniform(getattr(own, name), low, high)
+    assert (own.input_w == 1).all()
+    assert (own.output_w == 1).all()
+    assert not own.input_b.any()
+    assert not own.output_b.any()
+    wired = NCP(48).rnn_cell
+    assert torch.equal(wired.erev.abs(), wired.sparsity_mask)
+    assert torch.equal(wired.sensory_erev.abs(), wired.sensory_sparsity_mask)
+    fused = LTCFused(400, tau=2.0)
+    torch.testing.assert_close(fused.log_tau.exp(), torch.full((400,), 2.0))
+    assert (fused.A.abs() == 1).all()
+    assert abs(fused.A.mean()) < 5 / 20
+    assert_uniform(fused.recurrent_map.weight, -1 / 20, 1 / 20)
 
 
 # --- options
 
 WRONG = [
+    (lambda: CfC(8, 0), "cfc: units is 0, expected at least 1"),
+    (lambda: CfC(8, backbone_layers=-1), "cfc: backbone_layers is -1, expected at least 0"),
+    (lambda: CfC(8, mode="nogate"), "unknown mode of cfc 'nogate'; did you mean 'no_gate'"),
+    (lambda: CfC(8, activation="lecun"), "unknown activation of cfc 'lecun'; did you mean 'lecun_tanh'"),
+    (lambda: CfCNCP(8, 10), "cfc_ncp: units is 10, expected at least 11 because of dim=8"),
+    (lambda: CfCNCP(8, sparsity_level=1.0), "cfc_ncp: sparsity_level is 1.0, expected 0 <= sparsity_level < 1"),
+    (lambda: CfCNCP(8, mode="pur"), "unknown mode of cfc_ncp 'pur'; did you mean 'pure'"),
+    (lambda: LTC(8, 7), "ltc: units is 7, expected at least 8 because of dim=8"),
+    (lambda: LTC(8, wiring="nc"), "unknown wiring of ltc 'nc'; did you mean 'ncp'"),
+    (lambda: NCP(8, 10), "ncp: units is 10, expected at least 11 because of dim=8"),
+    (lambda: LTC(8, ode_unfolds=0), "ltc: ode_unfolds is 0, expected at least 1"),
+    (lambda: LTCFused(8, tau=0.0), "ltc_fused: tau is 0.0, expected more than 0"),
     (lambda: CTRNN(8, 0), "ctrnn: unfolds is 0, expected at least 1"),
     (lambda: CTRNN(8, delta_t=0.0), r"ctrnn: delta_t is 0.0, expected more than 0"),
     (lambda: CTRNN(8, tau=-1.0), r"ctrnn: tau is -1.0, expected more than 0"),

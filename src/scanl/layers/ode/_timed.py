@@ -13,6 +13,8 @@ from scanl.layers.state import Device, DType
 from scanl.ops.cell import Cell
 from scanl.ops.registry import Sample
 
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+
 
 class TimedCell(Layer):
     """Layer that runs a cell over the whole sequence. A subclass sets `cell` and defines `operands`."""
@@ -68,6 +70,13 @@ def at_least(who: str, least: int, **sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < least:
             raise ConfigError(f"{who}: {name} is {size}, expected at least {least}")
+
+
+def positive(who: str, **values: float) -> None:
+    """Raise ConfigError for a number that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{who}: {name} is {value}, expected more than 0")
 
 
 Draw = Callable[..., Tensor]
