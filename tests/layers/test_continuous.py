@@ -5,7 +5,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from by_hand import DIM, T, assert_orthogonal, assert_uniform, gelu, linear, shaken, sigmoid, silu, softplus
+from by_hand import (
+    DIM,
+    T,
+    assert_normal,
+    assert_orthogonal,
+    assert_uniform,
+    gelu,
+    linear,
+    shaken,
+    sigmoid,
+    silu,
+    softplus,
+    with_before,
+)
 
 from scanl.errors import ConfigError
 from scanl.layers import Elman
@@ -13,8 +26,10 @@ from scanl.layers.ode._wiring import neural_circuit_policy
 from scanl.layers.ode.cfc import CfC
 from scanl.layers.ode.cfc_ncp import CfCNCP
 from scanl.layers.ode.ctrnn import CTRNN
+from scanl.layers.ode.irnn import IRNN
 from scanl.layers.ode.ltc import LTC, NCP
 from scanl.layers.ode.ltc_fused import LTCFused
+from scanl.layers.ode.tarnn import TARNN, TARNNState
 
 
 def ones(xs):
@@ -141,6 +156,38 @@ def last_output(layer):
     return y[:, -1, [0, -1]].flatten()
 
 
+def phi(layer, v):
+    return torch.tanh(v) if layer.nonlinearity == "tanh" else torch.where(v > 0, v, 0)
+
+
+def irnn(layer, xs, spans=None):
+    before, ys = torch.zeros(DIM), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        h = before if layer.start == "state" else torch.zeros(DIM)
+        for eta in layer.eta:
+            moved = phi(layer, layer.U.weight @ (h + before) + linear(layer.W, x)) - layer.alpha * (h + before)
+            h = h + span * eta * moved
+        before = h
+        ys.append(h)
+    return ys
+
+
+def tarnn(layer, xs, spans=None):
+    """The loops of the authors' program, with 0 before the first input."""
+    before, ys = torch.zeros(DIM), []
+    spans = spans if spans is not None else ones(xs)
+    for (x, last), span in zip(with_before(xs), spans, strict=True):
+        g = sigmoid(before @ layer.Ug + x @ layer.Wg + layer.bg)
+        held = before @ layer.U2 + x @ layer.W1 + last @ layer.W2 + layer.b1
+        h = before
+        for a in layer.A1[:, 0] * span:
+            flow = phi(layer, h @ layer.U1 + held) - h - before + x @ layer.B1 + before @ layer.B2
+            h = (1 - a) * h + a * flow if layer.variant == "b" else h + a * g * flow
+        before = (1 - g) * before + g * h if layer.variant == "b" else h
+        ys.append(before)
+    return ys
+
+
 EQUATIONS = {
     "ctrnn": (lambda: CTRNN(DIM), ctrnn),
     "ctrnn_linear": (lambda: CTRNN(DIM, 3, tau=2.0, global_feedback=False), ctrnn),
@@ -156,6 +203,10 @@ EQUATIONS = {
     "ltc": (lambda: LTC(DIM, ode_unfolds=2), ltc),
     "ltc_softplus": (lambda: LTC(DIM, 10, 3, True), ltc),
     "ltc_ncp": (lambda: NCP(DIM, 14, 2), ltc),
+    "irnn": (lambda: IRNN(DIM), irnn),
+    "irnn_from_zero": (lambda: IRNN(DIM, 5, 0.5, "tanh", "zero"), irnn),
+    "tarnn": (lambda: TARNN(DIM), tarnn),
+    "tarnn_plain": (lambda: TARNN(DIM, 3, "plain", "tanh"), tarnn),
     "ltc_fused": (lambda: LTCFused(DIM, 3, 0.5), ltc_fused),
 }
 
@@ -177,6 +228,10 @@ GOLDEN = {
     "ltc": [1.563419845653, 1.350459447498, 1.561478327640, 1.349220204189],
     "ltc_softplus": [1.545648967620, 1.348062771730, 1.548202589026, 1.350281359494],
     "ltc_ncp": [1.844750132483, 1.311043656659, 1.799713682224, 1.256507436738],
+}
+OF_TARNN = {
+    "tarnn": [0.030604279540, 0.043991528243, 0.021695526754, 0.023844234208],
+    "tarnn_plain": [-0.152783140599, -0.086728493850, -0.144346668224, -0.090543228938],
 }
 
 
@@ -278,6 +333,47 @@ def test_outputs_of_ncps(name):
     torch.testing.assert_close(last_output(cosine(EQUATIONS[name][0]())), torch.tensor(GOLDEN[name]), atol=1e-9, rtol=0)
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", OF_TARNN)
+def test_outputs_of_the_authors_tarnn(name):
+    """Of their PyTorch program, with cosines as in `test_outputs_of_ncps`. It takes the first input twice."""
+    x = torch.cos(torch.arange(2.0 * 4 * DIM)).view(2, 4, DIM)
+    y, _ = cosine(EQUATIONS[name][0]())(x, TARNNState(torch.zeros(2, DIM), x[:, :1]))
+    torch.testing.assert_close(y[:, -1, [0, -1]].flatten(), torch.tensor(OF_TARNN[name]), atol=1e-9, rtol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_rounds_of_irnn_reach_the_equilibrium_where_the_state_neither_fades_nor_grows():
+    """With a weak U the rounds converge; there the derivative by the state before is minus the identity."""
+    layer = IRNN(DIM, 1, 1.0, "tanh")
+    with torch.no_grad():
+        layer.U.weight.mul_(0.5)
+    before, x = torch.randn(1, DIM), torch.randn(1, 1, DIM)
+    distances = []
+    for rounds in (2, 4, 200):
+        layer.eta = torch.nn.Parameter(torch.full((rounds,), 0.5))
+        h = layer(x, before)[1][0]
+        both = h + before[0]
+        moved = torch.tanh(layer.U.weight @ both + linear(layer.W, x[0, 0])) - both
+        distances.append(moved.norm().item())
+    assert distances[0] > 2 * distances[1]
+    assert distances[2] < 1e-12
+    slope = torch.autograd.functional.jacobian(lambda state: layer(x, state)[1][0], before)[:, 0]
+    torch.testing.assert_close(slope, -torch.eye(DIM), atol=1e-9, rtol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_a_shut_gate_of_tarnn_keeps_the_state():
+    for variant in ("b", "plain"):
+        layer = shaken(TARNN(DIM, 2, variant))
+        with torch.no_grad():
+            layer.bg.fill_(-1000)
+        state = TARNNState(torch.randn(2, DIM), torch.zeros(2, 1, DIM))
+        y, last = layer(torch.randn(2, T, DIM), state)
+        torch.testing.assert_close(last.h, state.h, rtol=0, atol=0)
+        torch.testing.assert_close(y[:, 0], state.h, rtol=0, atol=0)
+
+
 # --- initialisation
 
 
@@ -340,9 +436,29 @@ def test_init_of_ltc():
     assert_uniform(fused.recurrent_map.weight, -1 / 20, 1 / 20)
 
 
+def test_init_of_irnn_and_tarnn():
+    irnn = IRNN(64, 4)
+    for weight in (irnn.W.weight, irnn.W.bias, irnn.U.weight):
+        assert_uniform(weight, -1 / 8, 1 / 8)
+    assert (irnn.eta == 0.01).all()
+    for variant, start in (("b", -3), ("plain", 0)):
+        layer = TARNN(64, 2, variant)
+        for weight in (layer.W1, layer.W2, layer.Wg, layer.U1, layer.U2, layer.Ug, layer.B1, layer.B2):
+            assert_normal(weight, 0.1)
+        assert not layer.b1.any()
+        assert (layer.bg == start).all()
+        assert (layer.A1 == 0.01).all()
+
+
 # --- options
 
 WRONG = [
+    (lambda: IRNN(8, 0), "irnn: rounds is 0, expected at least 1"),
+    (lambda: IRNN(8, nonlinearity="rel"), "unknown nonlinearity of irnn 'rel'; did you mean 'relu'"),
+    (lambda: IRNN(8, start="stat"), "unknown start of irnn 'stat'; did you mean 'state'"),
+    (lambda: TARNN(8, 0), "tarnn: rounds is 0, expected at least 1"),
+    (lambda: TARNN(8, variant="plan"), "unknown variant of tarnn 'plan'; did you mean 'plain'"),
+    (lambda: TARNN(8, nonlinearity="tan"), "unknown nonlinearity of tarnn 'tan'; did you mean 'tanh'"),
     (lambda: CfC(8, 0), "cfc: units is 0, expected at least 1"),
     (lambda: CfC(8, backbone_layers=-1), "cfc: backbone_layers is -1, expected at least 0"),
     (lambda: CfC(8, mode="nogate"), "unknown mode of cfc 'nogate'; did you mean 'no_gate'"),

@@ -40,6 +40,12 @@ def remember(gates: Tensor, r: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Te
 class Heads(Module):
     """The linear maps of a cell, with or without a backbone, and their masks. Rows of a mask: outputs."""
 
+    ff1: nn.Linear
+    ff2: nn.Linear
+    time_a: nn.Linear
+    time_b: nn.Linear
+    sparsity_mask: Tensor | None
+
     def __init__(
         self,
         inputs: int,
@@ -64,6 +70,10 @@ class Heads(Module):
         if self.pure:
             self.w_tau = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, units)))
             self.A = nn.Parameter(torch.ones(1, units))
+
+    def backbone_layers(self) -> list[nn.Linear]:
+        """Return the layers of the backbone, from the lowest up."""
+        return [layer for layer in self.backbone.values() if isinstance(layer, nn.Linear)]
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         """Return the weights (G, E, width) and the biases (G, E) of the maps that give g, k, a and b, or f."""

@@ -59,7 +59,7 @@ def cfc_cell(
     h, *c = state.unbind(1)
     if gates is not None and r is not None:
         h, c[0] = remember(gates, r, h, c[0])
-    if heads is None:
+    if heads is None or heads_bias is None:
         raw = x + torch.einsum("be,gfe->bgf", h, w)
     else:
         z = ACTIVATIONS[activation](x + h @ w.T)
@@ -130,24 +130,23 @@ class CfC(TimedCell):
         heads, bias = self.rnn_cell.stacked()
         time = self.rnn_cell.time() if self.mode == "pure" else None
         after = [time, *([None, None] if self.lstm is None else self.lstm.operands(x))]
-        first, *deep = self.rnn_cell.backbone.values() or [None]
-        if first is None:
+        if not self.rnn_cell.backbone:
             into, w = heads.split([self.dim, self.units], 2)
             given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, (-1, self.units))
             return [given, spans, w, None, None, None, None, *after]
+        first, *deep = self.rnn_cell.backbone_layers()
         into, w = first.weight.split([self.dim, self.units], 1)
-        between = (
-            [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
-            if deep
-            else [None, None]
-        )
-        return [F.linear(x, into, first.bias), spans, w, *between, heads, bias, *after]
+        given = F.linear(x, into, first.bias)
+        if not deep:
+            return [given, spans, w, None, None, heads, bias, *after]
+        further = [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
+        return [given, spans, w, *further, heads, bias, *after]
 
     def options(self) -> dict[str, Any]:
         return {"mode": self.mode, "activation": self.activation}
 
-    def output(self, y: Tensor) -> Tensor:
-        return self.fc(y)
+    def output(self, h: Tensor) -> Tensor:
+        return self.fc(h)
 
 
 @cfc_cell.samples

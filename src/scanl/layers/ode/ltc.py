@@ -50,6 +50,17 @@ def ltc_cell(
 class Neurons(Module):
     """Parameters of neurons and synapses. sensory, synapses: +1, -1 or 0 from inputs and from neurons to neurons."""
 
+    sigma: Tensor
+    mu: Tensor
+    w: Tensor
+    erev: Tensor
+    sparsity_mask: Tensor
+    sensory_sigma: Tensor
+    sensory_mu: Tensor
+    sensory_w: Tensor
+    sensory_erev: Tensor
+    sensory_sparsity_mask: Tensor
+
     def __init__(self, sensory: Tensor, synapses: Tensor, outputs: int) -> None:
         super().__init__()
 
@@ -123,11 +134,11 @@ class LTC(TimedCell):
         self.dim, self.units, self.ode_unfolds = dim, units, ode_unfolds
         self.implicit_param_constraints = implicit_param_constraints
         if wiring == "full":
-            signs = (torch.where(torch.rand(rows, units) < 2 / 3, 1.0, -1.0) for rows in (dim, units))
+            sensory, synapses = (torch.where(torch.rand(rows, units) < 2 / 3, 1.0, -1.0) for rows in (dim, units))
         else:
             drawn = neural_circuit_policy(self._who(), dim, units, dim, sparsity_level, seed)
-            signs = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
-        self.rnn_cell = Neurons(*signs, dim)
+            sensory, synapses = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
+        self.rnn_cell = Neurons(sensory, synapses, dim)
 
     def state_shape(self) -> tuple[int, ...]:
         return (self.units,)
@@ -146,8 +157,8 @@ class LTC(TimedCell):
     def options(self) -> dict[str, int]:
         return {"unfolds": self.ode_unfolds}
 
-    def output(self, y: Tensor) -> Tensor:
-        return y[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
+    def output(self, h: Tensor) -> Tensor:
+        return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
 
 
 @preset("ncp", wiring="ncp")
