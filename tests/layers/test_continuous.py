@@ -1,5 +1,8 @@
 """Layers in continuous time: each against its equation, step by step, how it starts, and what only it knows."""
 
+import re
+import sys
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +15,7 @@ from by_hand import (
     assert_orthogonal,
     assert_uniform,
     gelu,
+    layer_norm,
     linear,
     shaken,
     sigmoid,
@@ -20,8 +24,10 @@ from by_hand import (
     with_before,
 )
 
-from scanl.errors import ConfigError
-from scanl.layers import Elman
+from scanl import layers
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import GRU, Elman
+from scanl.layers.ode._timed import TimedCell
 from scanl.layers.ode._wiring import neural_circuit_policy
 from scanl.layers.ode.cfc import CfC
 from scanl.layers.ode.cfc_ncp import CfCNCP
@@ -29,7 +35,10 @@ from scanl.layers.ode.ctrnn import CTRNN
 from scanl.layers.ode.irnn import IRNN
 from scanl.layers.ode.ltc import LTC, NCP
 from scanl.layers.ode.ltc_fused import LTCFused
-from scanl.layers.ode.tarnn import TARNN, TARNNState
+from scanl.layers.ode.neuralode import SOLVERS, NeuralODE
+from scanl.layers.ode.odefwp import ODEFWP
+from scanl.layers.ode.odernn import ODERNN
+from scanl.layers.ode.tarnn import TARNN, TARNNState, tarnn_cell
 
 
 def ones(xs):
@@ -188,6 +197,80 @@ def tarnn(layer, xs, spans=None):
     return ys
 
 
+def along(field, v, h):
+    """The perceptron's derivative of h; v: what it gets in all."""
+    z = torch.tanh(linear(field.first, v))
+    for each in field.deep:
+        z = torch.tanh(linear(each, z))
+    return linear(field.last, z)
+
+
+def moved(flow, h, span, method, substeps):
+    dt = span / substeps
+    for _ in range(substeps):
+        k1 = flow(h)
+        k2 = flow(h + dt * k1 / 2)
+        if method == "euler":
+            h = h + dt * k1
+        elif method == "midpoint":
+            h = h + dt * k2
+        else:
+            k3 = flow(h + dt * k2 / 2)
+            k4 = flow(h + dt * k3)
+            h = h + dt * (k1 / 6 + k2 / 3 + k3 / 3 + k4 / 6)
+    return h
+
+
+def odernn(layer, xs, spans=None):
+    h, gru, ys = torch.zeros(DIM), layer.GRU_update, []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        h = moved(lambda h: along(layer.ode_func, h, h), h, span, layer.method, layer.substeps)
+        (r, z, n), (to_r, to_z, to_n) = (
+            (gru.weight_ih @ x + gru.bias_ih).chunk(3), (gru.weight_hh @ h + gru.bias_hh).chunk(3)
+        )  # fmt: skip
+        z = sigmoid(z + to_z)
+        h = (1 - z) * torch.tanh(n + sigmoid(r + to_r) * to_n) + z * h
+        ys.append(h)
+    return ys
+
+
+def neuralode(layer, xs, spans=None):
+    h, ys = torch.zeros(DIM), []
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        flow = partial(lambda x, h: along(layer.func, torch.cat([h, x]), h), x)
+        h = moved(flow, h, span, layer.method, layer.substeps)
+        ys.append(h)
+    return ys
+
+
+def odefwp(layer, xs, spans=None):
+    """With W (V, K) of each head, as in the paper."""
+    net, K, ys = layer.update_net, DIM // layer.num_heads, []
+    ws = [torch.zeros(K, K) for _ in range(layer.num_heads)]
+    for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
+        h, read = layer_norm(linear(net.input_proj, x), net.input_layer_norm), []
+        parts = linear(net.kvb_net, h).chunk(layer.num_heads)
+        queries = linear(layer.query_net, h).chunk(layer.num_heads)
+        for head, (part, q) in enumerate(zip(parts, queries, strict=True)):
+            k, v, beta = part[:K], part[K : 2 * K], sigmoid(part[2 * K])
+
+            def rule(w, k=k, v=v, beta=beta):
+                if layer.rule == "oja":
+                    return torch.outer(torch.tanh(v), beta * torch.softmax(k - w.T @ torch.tanh(v), 0))
+                k = torch.softmax(k, 0)
+                missing = {
+                    "hebb": torch.tanh(v),
+                    "delta": torch.tanh(v - w @ k),
+                    "delta_linear": torch.tanh(v) - w @ k,
+                }[layer.rule]
+                return beta * torch.outer(missing, k)
+
+            ws[head] = moved(rule, ws[head], span, layer.method, layer.substeps)
+            read.append(ws[head] @ torch.softmax(q, 0))
+        ys.append(linear(layer.out_proj, torch.cat(read)))
+    return ys
+
+
 EQUATIONS = {
     "ctrnn": (lambda: CTRNN(DIM), ctrnn),
     "ctrnn_linear": (lambda: CTRNN(DIM, 3, tau=2.0, global_feedback=False), ctrnn),
@@ -207,6 +290,20 @@ EQUATIONS = {
     "irnn_from_zero": (lambda: IRNN(DIM, 5, 0.5, "tanh", "zero"), irnn),
     "tarnn": (lambda: TARNN(DIM), tarnn),
     "tarnn_plain": (lambda: TARNN(DIM, 3, "plain", "tanh"), tarnn),
+    "odernn": (lambda: ODERNN(DIM, 6), odernn),
+    "odernn_midpoint": (lambda: ODERNN(DIM, 5, 0, "midpoint", 2), odernn),
+    "odernn_rk4": (lambda: ODERNN(DIM, 5, 2, "rk4", 1), odernn),
+    "neuralode": (lambda: NeuralODE(DIM), neuralode),
+    "neuralode_euler": (lambda: NeuralODE(DIM, 5, 2, "euler", 3), neuralode),
+    "neuralode_midpoint": (lambda: NeuralODE(DIM, 5, 1, "midpoint", 2), neuralode),
+    "odefwp": (lambda: ODEFWP(DIM, 2), odefwp),
+    "odefwp_euler": (lambda: ODEFWP(DIM, 4, "delta", "euler", 2), odefwp),
+    "odefwp_oja": (lambda: ODEFWP(DIM, 2, "oja"), odefwp),
+    "odefwp_hebb": (lambda: ODEFWP(DIM, 2, "hebb", substeps=2), odefwp),
+    **{
+        f"odefwp_linear_{method}": (partial(ODEFWP, DIM, 2, "delta_linear", method, 3), odefwp)
+        for method in ("euler", "midpoint", "rk4")
+    },
     "ltc_fused": (lambda: LTCFused(DIM, 3, 0.5), ltc_fused),
 }
 
@@ -228,6 +325,12 @@ GOLDEN = {
     "ltc": [1.563419845653, 1.350459447498, 1.561478327640, 1.349220204189],
     "ltc_softplus": [1.545648967620, 1.348062771730, 1.548202589026, 1.350281359494],
     "ltc_ncp": [1.844750132483, 1.311043656659, 1.799713682224, 1.256507436738],
+}
+OF_ODEFWP = {
+    "odefwp": [0.482755439241, 0.612831212937, 0.450682814957, 0.496334105230],
+    "odefwp_oja": [0.502815048352, 0.693209474471, 0.460275630008, 0.534895359474],
+    "odefwp_hebb": [0.505032576611, 0.692867085585, 0.461035783105, 0.534679067983],
+    "odefwp_linear_rk4": [0.478105672662, 0.591599326089, 0.448301957189, 0.487790763728],
 }
 OF_TARNN = {
     "tarnn": [0.030604279540, 0.043991528243, 0.021695526754, 0.023844234208],
@@ -343,6 +446,15 @@ def test_outputs_of_the_authors_tarnn(name):
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", OF_ODEFWP)
+def test_rules_of_the_authors_odefwp(name):
+    """Two Euler steps for each input along the vector fields of their program, with cosines as above."""
+    layer = cosine(EQUATIONS[name][0]())
+    layer.method, layer.substeps = "euler", 2
+    torch.testing.assert_close(last_output(layer), torch.tensor(OF_ODEFWP[name]), atol=1e-9, rtol=0)
+
+
+@pytest.mark.usefixtures("double")
 def test_rounds_of_irnn_reach_the_equilibrium_where_the_state_neither_fades_nor_grows():
     """With a weak U the rounds converge; there the derivative by the state before is minus the identity."""
     layer = IRNN(DIM, 1, 1.0, "tanh")
@@ -372,6 +484,137 @@ def test_a_shut_gate_of_tarnn_keeps_the_state():
         y, last = layer(torch.randn(2, T, DIM), state)
         torch.testing.assert_close(last.h, state.h, rtol=0, atol=0)
         torch.testing.assert_close(y[:, 0], state.h, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_an_ode_rnn_without_time_is_a_gru():
+    layer, gru, x = shaken(ODERNN(DIM, 6)), GRU(DIM), torch.randn(2, T, DIM)
+    gru.load_state_dict({f"{name}_l0": value for name, value in layer.GRU_update.state_dict().items()})
+    torch.testing.assert_close(layer(x, timespans=torch.zeros(2, T))[0], gru(x)[0])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("midpoint", 2), ("rk4", 4)])
+def test_fixed_steps_converge_with_their_order(method, order):
+    """Half the length of the steps: 2 to the order times nearer to the solution."""
+    layer, x = shaken(NeuralODE(DIM, method=method), 0.5), torch.randn(1, 2, DIM)
+    ys = []
+    for substeps in (4, 8, 16, 512):
+        layer.substeps = substeps
+        ys.append(layer(x)[0])
+    coarse, middle, fine = ((y - ys[3]).abs().max() for y in ys[:3])
+    assert 0.8 * 2**order < coarse / middle < 1.25 * 2**order
+    assert 0.8 * 2**order < middle / fine < 1.25 * 2**order
+
+
+def nearly_linear(layer):
+    """f = A h + B x to nine digits, because tanh is the identity near 0."""
+    with torch.no_grad():
+        for weight in (layer.func.first.weight, layer.func.last.weight):
+            torch.nn.init.normal_(weight, 0, 0.3)
+        layer.func.first.weight.mul_(1e-5)
+        layer.func.last.weight.mul_(1e5)
+    into_h, into_x = (layer.func.last.weight @ layer.func.first.weight).detach().split(DIM, 1)
+    return into_h, into_x
+
+
+SOLVED = [
+    ("rk4", {"substeps": 64}),
+    *((method, {"adjoint": adjoint}) for method in SOLVERS for adjoint in (False, True)),
+]
+
+
+def need_torchdiffeq(method):
+    if method in SOLVERS:
+        pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["rk4", *SOLVERS])
+def test_a_linear_ode_is_a_matrix_exponential(method):
+    if method in SOLVERS:
+        pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+    layer = NeuralODE(DIM, method=method, substeps=20, rtol=1e-5, atol=1e-6)
+    into_h, into_x = nearly_linear(layer)
+    x, h, span = torch.randn(2, 1, DIM), torch.randn(2, DIM), torch.tensor([[0.5], [1.5]])
+    _, last = layer(x, h, timespans=span)
+    for row in range(2):  # of the system that has x as a part of its state
+        whole = torch.zeros(2 * DIM, 2 * DIM)
+        whole[:DIM] = torch.cat([into_h, into_x], 1)
+        expected = torch.linalg.matrix_exp(span[row] * whole) @ torch.cat([h[row], x[row, 0]])
+        torch.testing.assert_close(last[row], expected[:DIM], rtol=0, atol=5e-3)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_gradients_of_an_adaptive_solver(adjoint):
+    """Those of the adjoint equation, and those through the solver's steps, are those of many steps of fixed length."""
+    pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+    layer = shaken(NeuralODE(DIM, 5, 1), 0.5)
+    other = NeuralODE(DIM, 5, 1, "dopri5", rtol=1e-8, atol=1e-9, adjoint=adjoint)
+    other.load_state_dict(layer.state_dict())
+    layer.substeps = 30
+    given = torch.randn(2, 2, DIM), torch.randn(2, DIM), torch.rand(2, 2) + 0.5
+    found = []
+    for each in (layer, other):
+        x, state, spans = (value.clone().requires_grad_() for value in given)
+        y, last = each(x, state, timespans=spans)
+        loss = y.square().sum() + last.sin().sum()
+        found.append((y, *torch.autograd.grad(loss, [x, state, spans, *each.parameters()])))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("double")
+def test_an_adaptive_solver_streams_and_packs():
+    pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+    layer, x, spans = shaken(NeuralODE(DIM, method="bosh3", rtol=1e-6)), torch.randn(1, 9, DIM), torch.rand(1, 9)
+    whole, last = layer(x[:, :4], timespans=spans[:, :4])
+    left, state = layer(x[:, :2], timespans=spans[:, :2])
+    right, state = layer(x[:, 2:4], state, timespans=spans[:, 2:4])
+    torch.testing.assert_close(torch.cat([left, right], 1), whole)
+    torch.testing.assert_close(state, last)
+    y, last = layer(x, cu_seqlens=torch.tensor([0, 4, 4, 9]), timespans=spans)
+    torch.testing.assert_close(y[:, :4], whole)
+    torch.testing.assert_close(y[:, 4:], layer(x[:, 4:], timespans=spans[:, 4:])[0])
+    assert not last[1].any()
+    assert layer(x[:, :0])[0].shape == (1, 0, DIM)
+
+
+def test_a_solver_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    message = (
+        r"neuralode: method is 'dopri5', expected one of euler, midpoint, rk4 because torchdiffeq is not installed"
+    )
+    with pytest.raises(ConfigError, match=message):
+        NeuralODE(4, method="dopri5")(torch.zeros(1, 2, 4))
+
+
+# --- the cells alone
+
+CELLS = {layers.get(name).cell for name in layers.names() if issubclass(layers.get(name), TimedCell)} | {tarnn_cell}
+
+
+@pytest.mark.parametrize("op", sorted(CELLS, key=lambda op: op.name), ids=lambda op: op.name)
+def test_samples_of_a_cell(op):
+    """Each sample runs; a state of None is zeros; its gradients are its derivatives; the wrong ones are refused."""
+    for sample in op.samples:
+        names = list(sample.operands)
+        given = [sample.operands[name].requires_grad_() for name in names]
+
+        def run(*values, names=names, options=sample.options):
+            return op(**dict(zip(names, values, strict=True)), **options)
+
+        assert torch.autograd.gradcheck(run, given, fast_mode=True)
+        assert names[-1] == "state"
+        torch.testing.assert_close(run(*given[:-1], None), run(*given[:-1], torch.zeros_like(given[-1])))
+    assert any("cu_seqlens" in sample.options for sample in op.samples)
+    assert any("cu_seqlens" not in sample.options for sample in op.samples)
+    errors = list(op.errors)
+    assert len(errors) >= 2
+    for sample, message in errors:
+        with pytest.raises(ShapeError, match=re.escape(f"{op.name}: {message}")):
+            op(**sample.operands, **sample.options)
 
 
 # --- initialisation
@@ -450,9 +693,30 @@ def test_init_of_irnn_and_tarnn():
         assert (layer.A1 == 0.01).all()
 
 
+def test_init_of_fields():
+    for field in (ODERNN(64).ode_func, NeuralODE(64, 100, 2).func):
+        for each in (field.first, *field.deep, field.last):
+            assert_normal(each.weight, 0.1)
+            assert not each.bias.any()
+    assert ODERNN(64).ode_func.deep[0].weight.shape == (100, 100)
+    for weight in ODERNN(64).GRU_update.parameters():
+        assert_uniform(weight, -1 / 8, 1 / 8)
+
+
 # --- options
 
 WRONG = [
+    (lambda: ODEFWP(8, 3), "odefwp: num_heads is 3, expected a divisor of dim=8"),
+    (lambda: ODEFWP(8, rule="heb"), "unknown rule of odefwp 'heb'; did you mean 'hebb'"),
+    (lambda: ODEFWP(8, method="rk5"), "unknown method of odefwp 'rk5'; did you mean 'rk4'"),
+    (lambda: ODEFWP(8, substeps=0), "odefwp: substeps is 0, expected at least 1"),
+    (lambda: ODERNN(8, method="eulr"), "unknown method of odernn 'eulr'; did you mean 'euler'"),
+    (lambda: ODERNN(8, substeps=0), "odernn: substeps is 0, expected at least 1"),
+    (lambda: ODERNN(8, layers=-1), "odernn: layers is -1, expected at least 0"),
+    (lambda: NeuralODE(8, method="dopri"), "unknown method of neuralode 'dopri'; did you mean 'dopri"),
+    (lambda: NeuralODE(8, units=0), "neuralode: units is 0, expected at least 1"),
+    (lambda: NeuralODE(8, rtol=0.0), "neuralode: rtol is 0.0, expected more than 0"),
+    (lambda: NeuralODE(8, adjoint=True), "neuralode: adjoint is True, expected False because of method='rk4'"),
     (lambda: IRNN(8, 0), "irnn: rounds is 0, expected at least 1"),
     (lambda: IRNN(8, nonlinearity="rel"), "unknown nonlinearity of irnn 'rel'; did you mean 'relu'"),
     (lambda: IRNN(8, start="stat"), "unknown start of irnn 'stat'; did you mean 'state'"),

@@ -170,7 +170,7 @@ def _samples() -> Iterator[Sample]:
 @cfc_cell.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
     given = {"x": torch.zeros(2, 4, 5), "dt": torch.zeros(2, 4, 1), "w": torch.zeros(5, 3)}
-    yield Sample({**given, "heads": torch.zeros(4, 2, 5)}), "heads has shape (4, 2, 5), expected (G, E, U) with U=5"
+    yield Sample({**given, "heads": torch.zeros(4, 2, 5)}), "heads has shape (4, 2, 5), expected (G, E, U) with E=3"
     yield Sample({**given, "dt": torch.zeros(2, 4)}), "dt has shape (2, 4), expected (B, T, 1)"
     gates, r = torch.zeros(2, 4, 4, 3), torch.zeros(4, 3, 2)
     yield Sample({**given, "gates": gates, "r": r}), "r has shape (4, 3, 2), expected (J, E, E) with J=4 from gates"
