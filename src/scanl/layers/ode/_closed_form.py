@@ -68,6 +68,7 @@ class Heads(Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         if self.pure:
+            # not 0, as in ncps' TensorFlow cell: |w_tau| has no slope there, so it would stay 0
             self.w_tau = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, units)))
             self.A = nn.Parameter(torch.ones(1, units))
 

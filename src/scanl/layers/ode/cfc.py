@@ -92,7 +92,8 @@ class CfC(TimedCell):
     Initialisation as there: matrices Xavier-uniform, biases as in `nn.Linear`; of the LSTM's input U(-0.1, 0.1), its
     recurrent matrix orthogonal.
     State: h, (B, 1, E); with a mixed memory h and c, (B, 2, E).
-    Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. No dropout.
+    Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. No dropout. ncps
+    multiplies the time spans of a batch along the neurons; here each row has its own.
     """
 
     id = "S-cfc"

@@ -104,7 +104,7 @@ class LTC(TimedCell):
     State: v (B, N).
     Differs: ncps sets negative parameters to 0 after each step of the optimiser, and they can rise again. Here they
     count as 0 and stay negative, without a gradient. ncps draws the signs of "full" from one fixed seed. Its class LTC
-    has implicit_param_constraints=True by default.
+    has implicit_param_constraints=True by default, and multiplies the time spans of a batch along the neurons.
     """
 
     id = "S-ltc"
