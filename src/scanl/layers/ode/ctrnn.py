@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import at_least, samples
+from scanl.layers.ode._timed import TimedCell, at_least, positive, samples
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -48,11 +46,11 @@ class CTRNN(TimedCell):
 
     `forward` also takes `timespans` (B, T), the duration of each step; they multiply delta_t.
 
-    Parameters: weight_ih, weight_hh (D, D), bias (D), tau (1).
+    Parameters: weight_ih, weight_hh (D, D), bias (D), raw_tau (1), whose softplus is τ.
     Initialisation as in the authors' program: one Glorot-uniform matrix (D, 2D) for W and U, biases 0.
     State: (B, D). The output is the state itself.
-    Differs: the authors' program has global_feedback=False by default. With unfolds=1, delta_t=1 and tau=1 the layer is
-    an Elman network.
+    Differs: the authors' program has global_feedback=False by default, and never uses the τ that it trains.
+    With unfolds=1, delta_t=1 and tau=1 the layer is an Elman network.
     """
 
     id = "S-ctrnn"
@@ -75,21 +73,24 @@ class CTRNN(TimedCell):
     ) -> None:
         super().__init__()
         at_least(self._who(), 1, dim=dim, unfolds=unfolds)
-        for name, value in (("delta_t", delta_t), ("tau", tau)):
-            if value <= 0:
-                raise ConfigError(f"ctrnn: {name} is {value}, expected more than 0")
+        positive(self._who(), delta_t=delta_t, tau=tau)
         self.dim, self.unfolds, self.delta_t = dim, unfolds, delta_t
         limit = math.sqrt(6 / ((3 if global_feedback else 2) * dim))
         self.weight_ih = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit)) if global_feedback else None
         self.bias = nn.Parameter(torch.zeros(dim))
+        raw = torch.full((1,), math.log(math.expm1(tau)))
         if fix_tau:
-            self.register_buffer("tau", torch.full((1,), tau))
+            self.register_buffer("raw_tau", raw)
         else:
-            self.tau = nn.Parameter(torch.full((1,), tau))
+            self.raw_tau = nn.Parameter(raw)
+
+    def time_constant(self) -> Tensor:
+        """Return τ (1), which softplus keeps above 0."""
+        return F.softplus(self.raw_tau)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        return [F.linear(x, self.weight_ih, self.bias), self.delta_t * spans, 1 / self.tau, self.weight_hh]
+        return [F.linear(x, self.weight_ih, self.bias), self.delta_t * spans, 1 / self.time_constant(), self.weight_hh]
 
     def options(self) -> dict[str, int]:
         return {"unfolds": self.unfolds}
@@ -98,8 +99,9 @@ class CTRNN(TimedCell):
         if self.weight_hh is not None:
             return super()._scan(x, spans, state, cu_seqlens)
         drive = torch.tanh(widen(F.linear(x, self.weight_ih, self.bias)))
-        kept = (1 - self.delta_t * spans / self.tau) ** self.unfolds
-        return linear_scan((1 - kept) * self.tau * drive, kept, state, cu_seqlens=cu_seqlens)
+        tau = self.time_constant()
+        kept = (1 - self.delta_t * spans / tau) ** self.unfolds
+        return linear_scan((1 - kept) * tau * drive, kept, state, cu_seqlens=cu_seqlens)
 
 
 @ctrnn_cell.samples
