@@ -22,7 +22,7 @@ BELOW: dict[str, set[str]] = {
     "hub": {"common", "ops", "layers", "models"},
     "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub"},
 }
-FAMILIES = {"memory", "rwkv", "ssm", "rnn", "attention", "channel"}
+FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}
 
 
 def room(module):

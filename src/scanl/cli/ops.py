@@ -11,7 +11,7 @@ HEADER = ("op", "backend", "device", "dtypes", "backward pass", "packed, reverse
 
 
 def list_ops(argv: Sequence[str]) -> int:
-    """Print a line for each backend of each op."""
+    """Print a line for each backend of each op. Cells are left out: they belong to their layers."""
     Parser("ops", "The ops and their backends.").parse(argv)
     print(table())
     return 0
@@ -20,6 +20,8 @@ def list_ops(argv: Sequence[str]) -> int:
 def table() -> str:
     rows = [HEADER, tuple("---" for _ in HEADER)]
     for op in registry.every():
+        if isinstance(op, registry.Cell):
+            continue
         rows += [_row(op, op.backends[backend]) for backend in op.preference()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

@@ -146,7 +146,8 @@ class Layer(Module):
     def _state_form(self) -> State:
         """Return an initial state of one row on the meta device; None if the layer does not know its form."""
         if "_form" not in self.__dict__:
-            self.__dict__["_form"] = self.init_state(1, device="meta")
+            with torch.no_grad():  # a state that is learned has a graph, which a copy of the layer cannot have
+                self.__dict__["_form"] = self.init_state(1, device="meta")
         return self.__dict__["_form"]
 
     def _zeros(self, *shape: int, device: Device, dtype: DType, at_least: DType = None) -> Tensor:

@@ -1,5 +1,6 @@
 """Check of `timespans`, the durations of steps, for layers that discretise a system in continuous time."""
 
+import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
@@ -17,3 +18,10 @@ def check_timespans(who: str, timespans: Tensor | None, x: Tensor) -> None:
         raise ShapeError(f"{who}: timespans is {found}, expected a floating dtype and {shape} because of x")
     if timespans.device != x.device:
         raise ShapeError(f"{who}: timespans is on {timespans.device}, expected {x.device} because of x")
+
+
+def durations(who: str, timespans: Tensor | None, x: Tensor) -> Tensor:
+    """Check timespans, and return how long each step of x lasts, (B, T, 1) in float32 or wider; 1 without timespans."""
+    check_timespans(who, timespans, x)
+    spans = x.new_ones(x.shape[:2]) if timespans is None else timespans
+    return spans.to(torch.promote_types(x.dtype, torch.float32))[..., None]

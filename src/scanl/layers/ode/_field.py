@@ -1,0 +1,75 @@
+"""Derivatives that a multilayer perceptron computes, and steps of fixed length along a derivative."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.module import Module
+
+Flow = Callable[[Tensor], Tensor]
+
+
+def _euler(flow: Flow, h: Tensor, dt: Tensor) -> Tensor:
+    return h + dt * flow(h)
+
+
+def _midpoint(flow: Flow, h: Tensor, dt: Tensor) -> Tensor:
+    return h + dt * flow(h + dt / 2 * flow(h))
+
+
+def _rk4(flow: Flow, h: Tensor, dt: Tensor) -> Tensor:
+    a = flow(h)
+    b = flow(h + dt / 2 * a)
+    c = flow(h + dt / 2 * b)
+    return h + dt / 6 * (a + 2 * (b + c) + flow(h + dt * c))
+
+
+METHODS = {"euler": _euler, "midpoint": _midpoint, "rk4": _rk4}  # rk4: the classical one
+
+
+def evolve(flow: Flow, h: Tensor, span: Tensor, method: str, substeps: int) -> Tensor:
+    """Return the state after `span`, in so many equal steps of the method."""
+    for _ in range(substeps):
+        h = METHODS[method](flow, h, span / substeps)
+    return h
+
+
+def derivative(
+    h: Tensor,
+    given: Tensor,
+    first: Tensor,
+    deep: Tensor | None,
+    deep_bias: Tensor | None,
+    last: Tensor,
+    last_bias: Tensor,
+) -> Tensor:
+    """Return dh/dt. given: what the first layer gets beside h, with its bias."""
+    z = torch.tanh(given + h @ first.T)
+    if deep is not None and deep_bias is not None:
+        for weight, bias in zip(deep.unbind(0), deep_bias.unbind(0), strict=True):
+            z = torch.tanh(z @ weight.T + bias)
+    return z @ last.T + last_bias
+
+
+class Field(Module):
+    """A multilayer perceptron with tanh from h (D), and from more inputs, to dh/dt (D)."""
+
+    def __init__(self, dim: int, more: int, units: int, layers: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.first = nn.Linear(dim + more, units)
+        self.deep = nn.ModuleList(nn.Linear(units, units) for _ in range(layers))
+        self.last = nn.Linear(units, dim)
+        for module in (self.first, *self.deep, self.last):
+            assert isinstance(module, nn.Linear)
+            nn.init.normal_(module.weight, 0, 0.1)
+            nn.init.zeros_(module.bias)
+
+    def operands(self) -> list[Tensor | None]:
+        """Return the operands of `derivative` after `given`."""
+        deep = [module for module in self.deep if isinstance(module, nn.Linear)]
+        between: list[Tensor | None] = [None, None]
+        if deep:
+            between = [torch.stack([each.weight for each in deep]), torch.stack([each.bias for each in deep])]
+        return [self.first.weight[:, : self.dim], *between, self.last.weight, self.last.bias]

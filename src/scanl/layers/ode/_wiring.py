@@ -1,0 +1,75 @@
+"""Which neurons are connected: the sparse wiring of neural circuit policies, with the polarity of each synapse.
+
+Source: Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, with
+the numbers of neurons and synapses of `AutoNCP` in PyPI's ncps. The same seed gives the same wiring as there.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+from numpy.random import RandomState
+
+from scanl.errors import ConfigError
+
+
+class Wiring(NamedTuple):
+    """Synapses from rows to columns: +1 excites, -1 inhibits, 0 is none. Neurons: motor, then command, then inter.
+
+    sensory: from inputs to neurons (I, N).   synapses: between neurons (N, N).   motor, command, inter: their numbers.
+    """
+
+    sensory: ndarray
+    synapses: ndarray
+    motor: int
+    command: int
+    inter: int
+
+    def layers(self) -> list[ndarray]:
+        """Return the synapses into inter, command and motor neurons, each from the layer below alone."""
+        command, inter = self.motor + self.command, self.motor + self.command + self.inter
+        motor = slice(0, self.motor)
+        return [
+            self.sensory[:, command:inter],
+            self.synapses[command:inter, self.motor : command],
+            self.synapses[self.motor : command, motor],
+        ]
+
+
+def default_units(outputs: int) -> int:
+    """Return a number of neurons for so many outputs."""
+    return outputs + max(3, outputs // 2)
+
+
+def neural_circuit_policy(who: str, inputs: int, units: int, outputs: int, sparsity: float, seed: int) -> Wiring:
+    """Draw a wiring from inputs over inter and command neurons, which also feed each other, to the outputs."""
+    if units < outputs + 3:
+        raise ConfigError(f"{who}: units is {units}, expected at least {outputs + 3} because of dim={outputs}")
+    if not 0 <= sparsity < 1:
+        raise ConfigError(f"{who}: sparsity_level is {sparsity}, expected 0 <= sparsity_level < 1")
+    command_count = max(int(0.4 * (units - outputs)), 1)
+    inter_count = units - outputs - command_count
+    few, dense = max(int(command_count * (1 - sparsity)), 1), 1 - sparsity
+    command = np.arange(outputs, outputs + command_count)
+    inter = np.arange(outputs + command_count, units)
+    sensory, synapses, random = np.zeros((inputs, units)), np.zeros((units, units)), RandomState(seed)
+    _connect(sensory, np.arange(inputs), inter, max(int(inter_count * dense), 1), random)
+    _connect(synapses, inter, command, few, random)
+    for _ in range(max(int(command_count * dense * 2), 1)):
+        source, target = random.choice(command), random.choice(command)
+        synapses[source, target] = random.choice([-1, 1])
+    _connect(synapses.T, np.arange(outputs), command, few, random)
+    return Wiring(sensory, synapses, outputs, command_count, inter_count)
+
+
+def _connect(matrix: ndarray, ends: ndarray, others: ndarray, count: int, random: RandomState) -> None:
+    """Connect each end with `count` others, then each other that is left alone with as many ends as is usual."""
+    reached = np.zeros(matrix.shape[1], dtype=bool)
+    for end in ends:
+        chosen = random.choice(others, size=count, replace=False)
+        matrix[end, chosen] = random.choice([-1, 1], size=count)
+        reached[chosen] = True
+    usual = min(max(len(ends) * count // len(others), 1), len(ends))
+    for other in others[~reached[others]]:
+        chosen = random.choice(ends, size=usual, replace=False)
+        matrix[chosen, other] = random.choice([-1, 1], size=usual)

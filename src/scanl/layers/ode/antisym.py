@@ -1,0 +1,102 @@
+r"""Antisymmetric recurrent network: small steps of a system whose Jacobian has nearly imaginary eigenvalues.
+
+.. math:: h_t = h_{t-1} + \epsilon \tanh((W - W^\top - \gamma I) h_{t-1} + V x_t + b)
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
+from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = (
+    'Chang, Chen, Haber and Chi, "AntisymmetricRNN: A Dynamical System View on Recurrent Neural Networks", '
+    "arXiv:1902.09689"
+)
+
+
+@cell(
+    "x: B T D, dt: B T 1, w: D D, gate?: B T D, state: B D -> B T D",
+    equation="h_t = h_{t-1} + dt z_t * tanh(W h_{t-1} + x_t), z_t = sigmoid(W h_{t-1} + gate_t), or 1 without a gate",
+    source=SOURCE,
+)
+def antisym_cell(x, dt, w, gate, state):
+    """Move h by one Euler step of length dt, (B, T, 1).
+
+    x: the projected input, bias included, (B, T, D).   w: (D, D), skew-symmetric but for its diagonal.
+    gate: the projected input of the gate, (B, T, D); None for no gate.   state: h, (B, D).
+    """
+    pull = state @ w.T
+    change = dt * torch.tanh(pull + x)
+    h = state + (change if gate is None else change * torch.sigmoid(pull + gate))
+    return h, h
+
+
+@antisym_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 1).abs(),
+            "w": draw(3, 3),
+            **({"gate": draw(batch, steps, 3)} if rows == 2 else {}),
+            "state": draw(rows, 3),
+        }
+    )
+
+
+@antisym_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3)
+    yield Sample({"x": x, "dt": dt, "w": w[:2]}), "w has shape (2, 3), expected (D, D) with D=3 from x"
+    yield Sample({"x": x, "dt": dt, "w": w, "gate": x[0]}), "gate has shape (5, 3), expected (B, T, D)"
+
+
+@register("antisym")
+class AntisymmetricRNN(TimedCell):
+    """AntisymmetricRNN: its transition keeps the length of gradients nearly, without a constraint that is hard to meet.
+
+    `forward` also takes `timespans` (B, T), which multiply eps.
+
+    Args:
+        dim: D, inputs and state.
+        eps: length of a step.
+        gamma: diffusion, subtracted from the diagonal.
+        gated: the step is multiplied by σ((W - Wᵀ - γ I) h + V_z x + b_z), which shares its W with the state.
+        init_std: scale of the initial W and of the input weights.
+
+    Parameters: W (D, D), of which only the skew part counts; V (D, D) with bias; V_z likewise if gated. There is no
+    program of the authors.
+    Initialisation: W N(0, (init_std / D)²); V and V_z N(0, (init_std / D)²); biases 0, of the gate 1, so that it begins
+    open. The paper draws W from N(0, init_std² / D); the public programs divide by D, as here.
+    State: h (B, D), which is also the output.
+    """
+
+    id = "S-antisym"
+    equation = "h_t = h_{t-1} + eps tanh((W - W^T - gamma I) h_{t-1} + V x_t + b)"
+    source = SOURCE
+    cell = antisym_cell
+
+    def __init__(
+        self, dim: int, eps: float = 0.01, gamma: float = 0.01, gated: bool = False, init_std: float = 1.0
+    ) -> None:
+        super().__init__()
+        positive("antisym", eps=eps)
+        at_least("antisym", 0, gamma=gamma, init_std=init_std)
+        self.dim, self.eps, self.gamma, self.gated, self.init_std = dim, eps, gamma, gated, init_std
+        self.W = square_normal(dim, init_std)
+        self.V = nn.Linear(dim, dim)
+        self.V_z = nn.Linear(dim, dim) if gated else None
+        for linear, bias in ((self.V, 0.0), (self.V_z, 1.0)):
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=init_std / dim)
+                nn.init.constant_(linear.bias, bias)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        w = part_skew(self.W, 1.0, self.gamma)
+        return [self.V(x), self.eps * spans, w, None if self.V_z is None else self.V_z(x)]

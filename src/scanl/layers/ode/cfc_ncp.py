@@ -1,0 +1,172 @@
+r"""Closed-form continuous-time network, wired as a neural circuit policy.
+
+.. math:: h^l_t = g \odot (1 - s) + s \odot k, \quad s = \sigma(a \Delta_t + b), \quad
+          g, k = \tanh(\cdot), \; a, b \text{ linear in } (h^{l-1}_t, h^l_{t-1}), \; h^0 = x
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.module import Module
+from scanl.layers.ode._closed_form import MODES, Heads, MixedMemory, closed_form, remember
+from scanl.layers.ode._timed import Draw, TimedCell, samples
+from scanl.layers.ode._wiring import default_units, neural_circuit_policy
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  in three layers, each fed by the one below and by itself"
+SOURCE = (
+    'Hasani et al., "Closed-form continuous-time neural networks", arXiv:2106.13898; wiring: Lechner et al., "Neural '
+    'circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020'
+)
+
+
+@cell(
+    "x: B T G I, dt: B T 1, inter: G I I, command: G C P, command_bias: G C, motor: G M Q, motor_bias: G M, "
+    "time?: 2 N, gates?: B T J N, r?: J N N, state: B S N -> B T M",
+    derived={
+        "N": lambda sizes: sizes["I"] + sizes["C"] + sizes["M"],
+        "S": lambda sizes: 2 if "J" in sizes else 1,
+    },
+    equation=EQUATION,
+    source=SOURCE,
+)
+def cfc_ncp_cell(
+    x: Tensor,
+    dt: Tensor,
+    inter: Tensor,
+    command: Tensor,
+    command_bias: Tensor,
+    motor: Tensor,
+    motor_bias: Tensor,
+    time: Tensor | None,
+    gates: Tensor | None,
+    r: Tensor | None,
+    state: Tensor,
+    *,
+    mode: str = "default",
+) -> tuple[Tensor, Tensor]:
+    """Step inter, command and motor neurons in turn. x, inter: of the inter neurons' maps, from x and from themselves.
+
+    command: from inter and command neurons, P = I + C.   motor: from command and motor neurons, Q = C + M.   gates, r,
+    state: as in `cfc_cell`, over all N neurons.
+    """
+    h, *c = state.unbind(1)
+    if gates is not None and r is not None:
+        h, c[0] = remember(gates, r, h, c[0])
+    sizes = [inter.shape[1], command.shape[1], motor.shape[1]]
+    befores = h.split(sizes, 1)
+    times = [None] * 3 if time is None else time.split(sizes, 1)
+    below = closed_form(x + torch.einsum("be,gfe->bgf", befores[0], inter), dt, times[0], mode)
+    news = [below]
+    for before, w, bias, own in zip(befores[1:], (command, motor), (command_bias, motor_bias), times[1:], strict=True):
+        raw = torch.einsum("be,gfe->bgf", torch.cat([below, before], 1), w) + bias
+        below = closed_form(raw, dt, own, mode)
+        news.append(below)
+    return below, torch.stack([torch.cat(news, 1), *c], 1)
+
+
+class Wired(Module):
+    """The maps of inter, command and motor neurons."""
+
+    def __init__(self, dim: int, units: int, mode: str, sparsity_level: float, seed: int) -> None:
+        super().__init__()
+        wiring = neural_circuit_policy("cfc_ncp", dim, units, dim, sparsity_level, seed)
+        self.sizes = (wiring.inter, wiring.command, wiring.motor)
+        below = dim
+        for at, (rows, size) in enumerate(zip(wiring.layers(), self.sizes, strict=True)):
+            mask = torch.tensor(abs(rows.T), dtype=torch.get_default_dtype())
+            self.add_module(f"layer_{at}", Heads(below, size, mode, mask=torch.cat([mask, torch.ones(size, size)], 1)))
+            below = size
+
+    def maps(self) -> list[Heads]:
+        """Return the maps of the three layers, from the lowest up."""
+        return [module for module in self.children() if isinstance(module, Heads)]
+
+
+@register("cfc_ncp")
+class CfCNCP(TimedCell):
+    """CfC in three sparse layers of inter, command and motor neurons; the last are the output.
+
+    Args:
+        dim: D, inputs and motor neurons.
+        units: N, all neurons, at least D + 3; by default 3/2 D. Of those that are not motor neurons, 4 in 10 are
+            command neurons.
+        sparsity_level: share of the synapses between layers that are absent.
+        seed: of the wiring.
+        mode: as in `cfc`.
+        mixed_memory: an LSTM between the state and the network.
+
+    `forward` also takes `timespans` (B, T), the duration of each step.
+
+    The maps that give g and k, or f, are masked by the wiring. Within a layer every neuron feeds every other.
+
+    Parameters as in PyPI's ncps with `AutoNCP`: rnn_cell.layer_0 (inter), layer_1 (command) and layer_2 (motor), each
+    with ff1, ff2, time_a and time_b, or ff1, w_tau and A, and the mask sparsity_mask; lstm as in `cfc`.
+    Initialisation: as in `cfc`. The same seed gives the same wiring as in ncps.
+    State: h of inter, command and motor neurons, (B, 1, N); with a mixed memory h and c, (B, 2, N).
+    """
+
+    id = "S-cfc"
+    equation = EQUATION
+    source = SOURCE
+    cell = cfc_ncp_cell
+    sample: ClassVar = {}
+
+    def __init__(
+        self,
+        dim: int,
+        units: int | None = None,
+        sparsity_level: float = 0.5,
+        seed: int = 22222,
+        mode: str = "default",
+        mixed_memory: bool = False,
+    ) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise nearest("mode of cfc_ncp", mode, MODES)
+        self.dim, self.units, self.mode = dim, default_units(dim) if units is None else units, mode
+        self.rnn_cell = Wired(dim, self.units, mode, sparsity_level, seed)
+        self.lstm = MixedMemory(dim, self.units) if mixed_memory else None
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (1 if self.lstm is None else 2, self.units)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        maps = self.rnn_cell.maps()
+        (weight, bias), *above = (each.stacked() for each in maps)
+        into, inter = weight.split([self.dim, weight.shape[1]], 2)
+        given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, bias.shape)
+        time = torch.cat([each.time() for each in maps], 1) if self.mode == "pure" else None
+        memory = [None, None] if self.lstm is None else self.lstm.operands(x)
+        return [given, spans, inter, *above[0], *above[1], time, *memory]
+
+    def options(self) -> dict[str, str]:
+        return {"mode": self.mode}
+
+
+@cfc_ncp_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 4, 3), "dt": draw(batch, steps, 1).abs(), "inter": draw(4, 3, 3)}
+        above = {"command": draw(4, 2, 5), "command_bias": draw(4, 2), "motor": draw(4, 1, 3), "motor_bias": draw(4, 1)}
+        return {**timed, **above, "state": draw(rows, 1, 6)}
+
+    return samples(make)
+
+
+@cfc_ncp_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 4, 3), "dt": torch.zeros(2, 5, 1), "inter": torch.zeros(4, 3, 3)}
+    given |= {"command": torch.zeros(4, 2, 5), "command_bias": torch.zeros(4, 2), "motor": torch.zeros(4, 1, 3)}
+    yield Sample({**given, "motor_bias": torch.zeros(4, 2)}), "motor_bias has shape (4, 2), expected (G, M) with G=4"
+    yield (
+        Sample({**given, "motor_bias": torch.zeros(4, 1), "state": torch.zeros(2, 1, 5)}),
+        "state has shape (2, 1, 5), expected (B, S, N) with",
+    )

@@ -1,0 +1,107 @@
+r"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled through a nonlinearity.
+
+.. math::
+   z_t = z_{t-1} + \Delta t\,(\tanh(W y_{t-1} + \hat W z_{t-1} + V x_t + b) - \gamma y_{t-1} - \epsilon z), \quad
+   y_t = y_{t-1} + \Delta t\, z_t
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Rusch and Mishra, "Coupled Oscillatory Recurrent Neural Network (coRNN)", arXiv:2010.00951'
+
+
+@cell(
+    "x: B T D, dt: B T 1, w: 2 D D, state: B 2 D -> B T D",
+    equation="z_t = z_{t-1} + dt (tanh(x_t + W_y y_{t-1} + W_z z_{t-1}) - gamma y_{t-1} - epsilon z), "
+    "y_t = y_{t-1} + dt z_t",
+    source=SOURCE,
+)
+def cornn_cell(x, dt, w, state, *, gamma: float = 2.7, epsilon: float = 4.7, implicit: bool = False):
+    """Move coupled oscillators by one step of length dt, (B, T, 1).
+
+    x: the projected input, bias included, (B, T, D).   w: weights of z, then of y, (2, D, D).
+    state: y and z, (B, 2, D).   implicit: the damping reads the new z instead of the old one.
+    """
+    y, z = state.unbind(1)
+    force = torch.tanh(x + z @ w[0].T + y @ w[1].T) - gamma * y
+    z = (z + dt * force) / (1 + dt * epsilon) if implicit else z + dt * (force - epsilon * z)
+    y = y + dt * z
+    return y, torch.stack([y, z], 1)
+
+
+@cornn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 1).abs(),
+            "w": draw(2, 3, 3),
+            "state": draw(rows, 2, 3),
+        },
+        implicit=True,
+    )
+
+
+@cornn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(2, 3, 3)
+    yield Sample({"x": x, "dt": dt, "w": w[:1]}), "w has shape (1, 3, 3), expected (2, D, D) with D=3 from x"
+    yield Sample({"x": x, "dt": dt, "w": w, "state": x[:, 0]}), "state has shape (2, 3), expected (B, 2, D)"
+
+
+@register("cornn")
+class CoRNN(TimedCell):
+    """coRNN: a network of oscillators whose displacements y are the output.
+
+    `forward` also takes `timespans` (B, T), which multiply dt.
+
+    Args:
+        dim: D, inputs and oscillators.
+        dt: length of a step.
+        gamma: stiffness of an oscillator without coupling.
+        epsilon: damping.
+        damping: "explicit" as in the authors' program, or "implicit": the damping reads the new velocity.
+
+    Parameters as in the authors' program: i2h (D, 3D) with bias, columns of x, z and y.
+    Initialisation: as in PyTorch. The defaults of dt, gamma and epsilon are the authors' for sMNIST.
+    State: y and z (B, 2, D).
+    """
+
+    id = "S-cornn"
+    equation = (
+        "z_t = z_{t-1} + dt (tanh(W y_{t-1} + W' z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
+        "y_t = y_{t-1} + dt z_t"
+    )
+    source = SOURCE
+    cell = cornn_cell
+
+    def __init__(
+        self, dim: int, dt: float = 0.042, gamma: float = 2.7, epsilon: float = 4.7, damping: str = "explicit"
+    ) -> None:
+        super().__init__()
+        positive("cornn", dt=dt)
+        at_least("cornn", 0, gamma=gamma, epsilon=epsilon)
+        if damping not in ("explicit", "implicit"):
+            raise nearest("damping of cornn", damping, ["explicit", "implicit"])
+        self.dim, self.dt, self.gamma, self.epsilon, self.damping = dim, dt, gamma, epsilon, damping
+        self.i2h = nn.Linear(3 * dim, dim)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, self.dim)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        into, *w = self.i2h.weight.split(self.dim, 1)
+        return [nn.functional.linear(x, into, self.i2h.bias), self.dt * spans, torch.stack(w)]
+
+    def options(self) -> dict[str, float | bool]:
+        return {"gamma": self.gamma, "epsilon": self.epsilon, "implicit": self.damping == "implicit"}

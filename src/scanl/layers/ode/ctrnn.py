@@ -1,0 +1,125 @@
+r"""Continuous-time recurrent network.
+
+.. math:: \dot h = -h / \tau + \tanh(W x + U h + b)
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import register, widen
+from scanl.layers.ode._timed import TimedCell, at_least, positive, samples
+from scanl.ops import linear_scan
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+
+@cell(
+    "x: B T D, dt: B T 1, rate: 1, u: D D, state: B D -> B T D",
+    equation="h <- h + dt (tanh(x_t + U h) - h / tau), several times a step",
+    source="Hasani et al., arXiv:2006.04439, eq. (2)",
+)
+def ctrnn_cell(
+    x: Tensor, dt: Tensor, rate: Tensor, u: Tensor, state: Tensor, *, unfolds: int = 6
+) -> tuple[Tensor, Tensor]:
+    """Take `unfolds` Euler steps of length dt with the input held. x: W x + b.   rate: 1/τ."""
+    for _ in range(unfolds):
+        state = state + dt * (torch.tanh(x + state @ u.T) - rate * state)
+    return state, state
+
+
+@register("ctrnn")
+class CTRNN(TimedCell):
+    """Continuous-time recurrent network, by a few Euler steps for each input.
+
+    Args:
+        dim: D, inputs and state.
+        unfolds: Euler steps for each input.
+        delta_t: length of an Euler step.
+        tau: time constant τ.
+        fix_tau: τ is not trained.
+        global_feedback: the state enters the tanh. Without it the equation is linear in h: an average of tanh(W x + b).
+
+    `forward` also takes `timespans` (B, T), the duration of each step; they multiply delta_t.
+
+    Parameters: weight_ih, weight_hh (D, D), bias (D), raw_tau (1), whose softplus is τ.
+    Initialisation as in the authors' program: one Glorot-uniform matrix (D, 2D) for W and U, biases 0.
+    State: (B, D). The output is the state itself.
+    Differs: the authors' program has global_feedback=False by default, and never uses the τ that it trains.
+    With unfolds=1, delta_t=1 and tau=1 the layer is an Elman network.
+    """
+
+    id = "S-ctrnn"
+    equation = "h <- h + dt (tanh(W x_t + U h + b) - h / tau), several times a step"
+    source = (
+        'Funahashi and Nakamura, "Approximation of dynamical systems by continuous time recurrent neural networks", '
+        "Neural Networks 6, 1993; Euler steps: program of Hasani et al., arXiv:2006.04439"
+    )
+    cell = ctrnn_cell
+    sample: ClassVar = {"unfolds": 2}
+
+    def __init__(
+        self,
+        dim: int,
+        unfolds: int = 6,
+        delta_t: float = 0.1,
+        tau: float = 1.0,
+        fix_tau: bool = True,
+        global_feedback: bool = True,
+    ) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, unfolds=unfolds)
+        positive(self._who(), delta_t=delta_t, tau=tau)
+        self.dim, self.unfolds, self.delta_t = dim, unfolds, delta_t
+        limit = math.sqrt(6 / ((3 if global_feedback else 2) * dim))
+        self.weight_ih = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
+        self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit)) if global_feedback else None
+        self.bias = nn.Parameter(torch.zeros(dim))
+        raw = torch.full((1,), math.log(math.expm1(tau)))
+        if fix_tau:
+            self.register_buffer("raw_tau", raw)
+        else:
+            self.raw_tau = nn.Parameter(raw)
+
+    def time_constant(self) -> Tensor:
+        """Return τ (1), which softplus keeps above 0."""
+        return F.softplus(self.raw_tau)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        return [F.linear(x, self.weight_ih, self.bias), self.delta_t * spans, 1 / self.time_constant(), self.weight_hh]
+
+    def options(self) -> dict[str, int]:
+        return {"unfolds": self.unfolds}
+
+    def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.weight_hh is not None:
+            return super()._scan(x, spans, state, cu_seqlens)
+        drive = torch.tanh(widen(F.linear(x, self.weight_ih, self.bias)))
+        tau = self.time_constant()
+        kept = (1 - self.delta_t * spans / tau) ** self.unfolds
+        return linear_scan((1 - kept) * tau * drive, kept, state, cu_seqlens=cu_seqlens)
+
+
+@ctrnn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 1).abs() / 4,
+            "rate": draw(1).abs(),
+            "u": draw(3, 3),
+            "state": draw(rows, 3),
+        },
+        unfolds=2,
+    )
+
+
+@ctrnn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, rate, u = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.ones(1), torch.zeros(3, 3)
+    yield Sample({"x": x, "dt": dt[..., 0], "rate": rate, "u": u}), "dt has shape (2, 5), expected (B, T, 1)"
+    yield Sample({"x": x, "dt": dt, "rate": rate, "u": u[:2]}), "u has shape (2, 3), expected (D, D) with D=3 from x"

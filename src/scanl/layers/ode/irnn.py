@@ -1,0 +1,108 @@
+r"""Incrementally evolving RNN: each input moves the state towards an equilibrium, by a few fixed-point rounds.
+
+.. math:: \phi(U (h_t + h_{t-1}) + W x_t + b) = \alpha (h_t + h_{t-1})
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.ode._timed import ACTIVATIONS, Draw, TimedCell, at_least, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = (
+    'Kag, Zhang and Saligrama, "RNNs Evolving on an Equilibrium Manifold: A Panacea for Vanishing and Exploding '
+    'Gradients?", arXiv:1908.08574, eq. (5) and (6)'
+)
+
+
+@cell(
+    "x: B T D, dt: B T 1, u: D D, eta: K, state: B D -> B T D",
+    equation="h <- h + eta_k (phi(U (h + h_{t-1}) + x_t) - alpha (h + h_{t-1})), K times a step",
+    source=SOURCE,
+)
+def irnn_cell(
+    x: Tensor,
+    dt: Tensor,
+    u: Tensor,
+    eta: Tensor,
+    state: Tensor,
+    *,
+    alpha: float = 1.0,
+    nonlinearity: str = "relu",
+    start: str = "state",
+) -> tuple[Tensor, Tensor]:
+    """Move towards the equilibrium by K rounds. x: W x + b.   dt: how long they last.   eta: their step sizes."""
+    h = state if start == "state" else torch.zeros_like(state)
+    for size in eta.unbind(0):
+        both = h + state
+        h = h + dt * size * (ACTIVATIONS[nonlinearity](x + both @ u.T) - alpha * both)
+    return h, h
+
+
+@register("irnn")
+class IRNN(TimedCell):
+    """Incremental RNN (iRNN, ERNN): at equilibrium the derivative of a state by the one before is minus the identity.
+
+    Args:
+        dim: D, inputs and state.
+        rounds: K, fixed-point rounds for each input.
+        alpha: α.
+        nonlinearity: φ, "relu" or "tanh".
+        start: where the rounds start: "state", at h_{t-1}, as in public programs; or "zero", as the equation has it.
+
+    `forward` also takes `timespans` (B, T), the duration of each step. The rounds are Euler steps of
+    dh/ds = φ(U (h + h_{t-1}) + W x + b) - α (h + h_{t-1}); a duration multiplies their lengths η.
+
+    Parameters: W (D, D) with its bias b, U (D, D), eta (K).
+    Initialisation: W, U and b U(±1/sqrt(D)), η 0.01.
+    State: (B, D). The output is the state itself.
+    Differs: there is no program of the authors; a public port has a U of low rank plus the identity, applied twice.
+    The name is not the identity-initialised RNN (`elman` with recurrent_init="identity").
+    """
+
+    id = "S-irnn"
+    equation = "phi(U (h_t + h_{t-1}) + W x_t + b) = alpha (h_t + h_{t-1}),  by K fixed-point rounds"
+    source = SOURCE
+    cell = irnn_cell
+    sample: ClassVar = {"rounds": 2}
+
+    def __init__(
+        self, dim: int, rounds: int = 3, alpha: float = 1.0, nonlinearity: str = "relu", start: str = "state"
+    ) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, rounds=rounds)
+        if nonlinearity not in ACTIVATIONS:
+            raise nearest("nonlinearity of irnn", nonlinearity, ACTIVATIONS)
+        if start not in ("state", "zero"):
+            raise nearest("start of irnn", start, ["state", "zero"])
+        self.dim, self.alpha, self.nonlinearity, self.start = dim, alpha, nonlinearity, start
+        self.W, self.U = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        self.eta = nn.Parameter(torch.full((rounds,), 0.01))
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        return [self.W(x), spans, self.U.weight, self.eta]
+
+    def options(self) -> dict[str, float | str]:
+        return {"alpha": self.alpha, "nonlinearity": self.nonlinearity, "start": self.start}
+
+
+@irnn_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 3), "dt": draw(batch, steps, 1).abs()}
+        return {**timed, "u": draw(3, 3), "eta": draw(2) / 4, "state": draw(rows, 3)}
+
+    return samples(make)
+
+
+@irnn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 3), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 3)}
+    yield Sample({**given, "eta": torch.zeros(2, 3)}), "eta has shape (2, 3), expected (K,)"
+    yield Sample({**given, "u": torch.zeros(2, 3), "eta": torch.zeros(2)}), "u has shape (2, 3), expected (D, D)"

@@ -1,0 +1,107 @@
+r"""Long expressive memory: two coupled states, each with a time scale for each channel and step.
+
+.. math::
+   z_t = (1 - \Delta t_t) \odot z_{t-1} + \Delta t_t \odot \tanh(W_z y_{t-1} + V_z x_t + b_z), \quad
+   y_t = (1 - \overline{\Delta t}_t) \odot y_{t-1} + \overline{\Delta t}_t \odot \tanh(W_y z_t + V_y x_t + b_y)
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_layer import positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Rusch, Mishra, Erichson and Mahoney, "Long Expressive Memory for Sequence Modeling", arXiv:2110.04744'
+
+
+@cell(
+    "x: B T 4 D, dt: B T 1, u: 3 D D, w: D D, state: B 2 D -> B T D",
+    equation="z_t = (1 - a) * z_{t-1} + a * tanh(x4_t + U_3 y_{t-1}), "
+    "y_t = (1 - b) * y_{t-1} + b * tanh(x3_t + W z_t), "
+    "b = dt sigmoid(x1_t + U_1 y_{t-1}), a = dt sigmoid(x2_t + U_2 y_{t-1})",
+    source=SOURCE,
+)
+def lem_cell(x, dt, u, w, state):
+    """Move y and z by one step of length dt, (B, T, 1).
+
+    x: the projected input, biases included, of the gate of y, the gate of z, y and z, (B, T, 4, D).
+    u: weights of y for the gate of y, the gate of z, and z, (3, D, D).   w: weights of z for y, (D, D).
+    state: y and z, (B, 2, D).
+    """
+    y, z = state.unbind(1)
+    fast = dt * torch.sigmoid(x[:, 0] + y @ u[0].T)
+    slow = dt * torch.sigmoid(x[:, 1] + y @ u[1].T)
+    z = (1 - slow) * z + slow * torch.tanh(x[:, 3] + y @ u[2].T)
+    y = (1 - fast) * y + fast * torch.tanh(x[:, 2] + z @ w.T)
+    return y, torch.stack([y, z], 1)
+
+
+@lem_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 4, 3),
+            "dt": draw(batch, steps, 1).abs(),
+            "u": draw(3, 3, 3),
+            "w": draw(3, 3),
+            "state": draw(rows, 2, 3),
+        }
+    )
+
+
+@lem_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, u, w = torch.zeros(2, 5, 4, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3, 3), torch.zeros(3, 3)
+    yield Sample({"x": x, "dt": dt, "u": u[:2], "w": w}), "u has shape (2, 3, 3), expected (3, D, D) with D=3 from x"
+    yield Sample({"x": x[:, :, :3], "dt": dt, "u": u, "w": w}), "x has shape (2, 5, 3, 3), expected (B, T, 4, D)"
+
+
+@register("lem")
+class LEM(TimedCell):
+    """LEM: a fast and a slow state, coupled, with learned time scales. y is the output.
+
+    `forward` also takes `timespans` (B, T), which multiply dt.
+
+    Args:
+        dim: D, inputs and each of the two states.
+        dt: the largest step.
+
+    Parameters as in the authors' program: inp2hid (4D, D), rows for the gate of y, the gate of z, y, and z; hid2hid
+    (3D, D), rows for the gate of y, the gate of z, and z; transform_z (D, D), from z to y. All have biases.
+    Initialisation: all U(±1/sqrt(D)).
+    State: y and z (B, 2, D).
+    """
+
+    id = "S-lem"
+    equation = (
+        "z_t = (1 - dt_t) * z_{t-1} + dt_t * tanh(W_z y_{t-1} + V_z x_t + b_z),  "
+        "y_t = (1 - dt'_t) * y_{t-1} + dt'_t * tanh(W_y z_t + V_y x_t + b_y),  "
+        "dt_t = dt sigmoid(W_1 y_{t-1} + V_1 x_t + b_1),  dt'_t = dt sigmoid(W_2 y_{t-1} + V_2 x_t + b_2)"
+    )
+    source = SOURCE
+    cell = lem_cell
+
+    def __init__(self, dim: int, dt: float = 1.0) -> None:
+        super().__init__()
+        positive("lem", dt=dt)
+        self.dim, self.dt = dim, dt
+        self.inp2hid = nn.Linear(dim, 4 * dim)
+        self.hid2hid = nn.Linear(dim, 3 * dim)
+        self.transform_z = nn.Linear(dim, dim)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, self.dim)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        gates, z = self.hid2hid.bias.split([2 * self.dim, self.dim])
+        given = self.inp2hid(x) + torch.cat([gates, self.transform_z.bias, z])
+        u = self.hid2hid.weight.unflatten(0, (3, -1))
+        return [given.unflatten(-1, (4, -1)), self.dt * spans, u, self.transform_z.weight]

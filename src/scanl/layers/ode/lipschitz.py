@@ -1,0 +1,125 @@
+r"""Lipschitz recurrent network: a linear and a nonlinear part, both nearly skew-symmetric.
+
+.. math::
+   \dot h = \alpha A h + \tanh(W h + E x + b), \quad
+   A = (1 - \beta)(B + B^\top) + \beta (B - B^\top) - \gamma I, \; W \text{ the same of } C
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
+from scanl.layers.parts.cell_layer import at_least, positive, samples, share
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Erichson, Azencot, Queiruga, Hodgkinson and Mahoney, "Lipschitz Recurrent Neural Networks", arXiv:2006.12070'
+
+
+@cell(
+    "x: B T D, dt: B T 1, a: D D, w: D D, gate?: B T D, state: B D -> B T D",
+    equation="h_t = h_{t-1} + dt (A h + tanh(W h + x_t)), with h = h_{t-1}, or the state half a step on",
+    source=SOURCE,
+)
+def lipschitz_cell(x, dt, a, w, gate, state, *, midpoint: bool = False):
+    """Move h by one step of length dt, (B, T, 1).
+
+    x: the projected input, bias included, (B, T, D).   a, w: weights of the linear and of the nonlinear part, (D, D).
+    gate: the projected input of the gate, (B, T, D); None for no gate.   state: h, (B, D).
+    midpoint: a Runge-Kutta step of second order instead of an Euler step.
+    """
+
+    def slope(h):
+        pull = h @ w.T
+        change = h @ a.T + torch.tanh(pull + x)
+        return change if gate is None else change * torch.sigmoid(pull + gate)
+
+    h = state + dt * slope(state + dt / 2 * slope(state) if midpoint else state)
+    return h, h
+
+
+@lipschitz_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 1).abs() / 2,
+            "a": draw(3, 3),
+            "w": draw(3, 3),
+            "gate": draw(batch, steps, 3),
+            "state": draw(rows, 3),
+        },
+        midpoint=True,
+    )
+
+
+@lipschitz_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3, 3)
+    yield Sample({"x": x, "dt": dt, "a": w[:2], "w": w}), "a has shape (2, 3), expected (D, D) with D=3 from x"
+    yield Sample({"x": x, "dt": dt[:, :4], "a": w, "w": w}), "dt has shape (2, 4, 1), expected (B, T, 1)"
+
+
+@register("lipschitz")
+class Lipschitz(TimedCell):
+    """Lipschitz RNN: a system in continuous time, stable for symmetric parts that are small enough.
+
+    `forward` also takes `timespans` (B, T), which multiply eps.
+
+    Args:
+        dim: D, inputs and state.
+        eps: length of a step.
+        beta: skew-symmetric share of A and W, from 0 (symmetric) to 1.
+        gamma: damping, subtracted from the diagonals of A and W.
+        alpha: factor of A.
+        solver: "euler", or "midpoint", a Runge-Kutta step of second order.
+        gated: the slope is multiplied by σ(W h + E_gate x).
+        init_std: scale of the initial B and C.
+
+    Parameters as in the authors' program: B, C (D, D); E (D, D) with bias; E_gate likewise if gated. A and W multiply a
+    row h from the right, as there. The authors' D is the readout of their task, which is no part of this layer.
+    Initialisation: B and C N(0, (init_std / D)²), with 0.1 as in the authors' commands; E as in PyTorch.
+    State: h (B, D), which is also the output.
+    """
+
+    id = "S-lipschitz"
+    equation = (
+        "h_t = h_{t-1} + eps (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)),  "
+        "A = (1 - beta) (B + B^T) + beta (B - B^T) - gamma I,  W the same of C"
+    )
+    source = SOURCE
+    cell = lipschitz_cell
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 0.03,
+        beta: float = 0.75,
+        gamma: float = 0.001,
+        alpha: float = 1.0,
+        solver: str = "euler",
+        gated: bool = False,
+        init_std: float = 0.1,
+    ) -> None:
+        super().__init__()
+        positive("lipschitz", eps=eps)
+        at_least("lipschitz", 0, gamma=gamma, init_std=init_std)
+        share("lipschitz", beta=beta)
+        if solver not in ("euler", "midpoint"):
+            raise nearest("solver of lipschitz", solver, ["euler", "midpoint"])
+        self.dim, self.eps, self.beta, self.gamma, self.alpha = dim, eps, beta, gamma, alpha
+        self.solver, self.gated, self.init_std = solver, gated, init_std
+        self.E = nn.Linear(dim, dim)
+        self.E_gate = nn.Linear(dim, dim) if gated else None
+        self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        a, w = (part_skew(m, self.beta, self.gamma).T for m in (self.B, self.C))
+        return [self.E(x), self.eps * spans, self.alpha * a, w, None if self.E_gate is None else self.E_gate(x)]
+
+    def options(self) -> dict[str, bool]:
+        return {"midpoint": self.solver == "midpoint"}

@@ -1,0 +1,189 @@
+r"""Liquid time-constant network: neurons that leak and are driven through synapses, solved by semi-implicit steps.
+
+.. math:: c \dot v = g (v_\mathrm{leak} - v) + \sum_j w_j \sigma(\sigma_j (v_j - \mu_j)) (E_j - v)
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import preset, register, widen
+from scanl.layers.module import Module
+from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.layers.ode._wiring import default_units, neural_circuit_policy
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "c dv/dt = g (v_leak - v) + sum_j a_j (E_j - v),  a_j = w_j sigmoid(sigma_j (v_j - mu_j)) over neurons and inputs"
+)
+SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, algorithm 1; neurons as in PyPI\'s ncps'
+EPSILON = 1e-8
+
+
+@cell(
+    "x: B T 2 N, dt: B T 1, synapse: 4 N N, leak: 3 N, state: B N -> B T N",
+    equation="v <- (c v + dt (g v_leak + sum_j a_j E_j)) / (c + dt (g + sum_j a_j)), several times a step",
+    source=SOURCE,
+)
+def ltc_cell(
+    x: Tensor, dt: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, unfolds: int = 6
+) -> tuple[Tensor, Tensor]:
+    """Take `unfolds` semi-implicit steps of length dt. x: Σ a_j E_j and Σ a_j over the inputs, held meanwhile.
+
+    synapse: σ, μ, w and w E, from rows to columns.   leak: c, g and g v_leak.
+    """
+    sharpness, middle, w, driven = synapse.unbind(0)
+    c, g, resting = leak.unbind(0)
+    drive, conductance = x[:, 0] + resting, x[:, 1] + g + EPSILON
+    for _ in range(unfolds):
+        open_ = torch.sigmoid(sharpness * (state[:, :, None] - middle))
+        above, below = drive + (open_ * driven).sum(1), conductance + (open_ * w).sum(1)
+        state = (c * state + dt * above) / (c + dt * below)
+    return state, state
+
+
+class Neurons(Module):
+    """Parameters of neurons and synapses. sensory, synapses: +1, -1 or 0 from inputs and from neurons to neurons."""
+
+    sigma: Tensor
+    mu: Tensor
+    w: Tensor
+    erev: Tensor
+    sparsity_mask: Tensor
+    sensory_sigma: Tensor
+    sensory_mu: Tensor
+    sensory_w: Tensor
+    sensory_erev: Tensor
+    sensory_sparsity_mask: Tensor
+
+    def __init__(self, sensory: Tensor, synapses: Tensor, outputs: int) -> None:
+        super().__init__()
+
+        def uniform(low: float, high: float, *shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape).uniform_(low, high))
+
+        inputs, units = sensory.shape
+        self.gleak, self.vleak = uniform(0.001, 1, units), uniform(-0.2, 0.2, units)
+        self.cm = uniform(0.4, 0.6, units)
+        for prefix, signs in (("", synapses), ("sensory_", sensory)):
+            self.register_parameter(f"{prefix}sigma", uniform(3, 8, *signs.shape))
+            self.register_parameter(f"{prefix}mu", uniform(0.3, 0.8, *signs.shape))
+            self.register_parameter(f"{prefix}w", uniform(0.001, 1, *signs.shape))
+            self.register_parameter(f"{prefix}erev", nn.Parameter(signs))
+            self.register_buffer(f"{prefix}sparsity_mask", signs.abs())
+        self.input_w, self.input_b = nn.Parameter(torch.ones(inputs)), nn.Parameter(torch.zeros(inputs))
+        self.output_w, self.output_b = nn.Parameter(torch.ones(outputs)), nn.Parameter(torch.zeros(outputs))
+
+
+@register("ltc")
+class LTC(TimedCell):
+    """Liquid time-constant network: a neuron's time constant depends on what it receives.
+
+    Args:
+        dim: D, inputs and outputs.
+        units: N, neurons, of which the first D are read out; by default D, or 3/2 D for the wiring "ncp".
+        ode_unfolds: semi-implicit steps for each input.
+        implicit_param_constraints: softplus makes w, sensory_w, cm and gleak positive; otherwise max(., 0).
+        wiring: "full", or "ncp", a neural circuit policy: sparse, from inputs over inter and command neurons to D motor
+            neurons.
+        sparsity_level: share of the synapses of "ncp" that are absent.
+        seed: of the wiring "ncp".
+
+    `forward` also takes `timespans` (B, T), the duration of each step.
+
+    Parameters as in PyPI's ncps, in rnn_cell: gleak, vleak, cm (N); sigma, mu, w, erev (N, N), from rows to columns;
+    sensory_sigma, sensory_mu, sensory_w, sensory_erev (D, N); input_w, input_b, output_w, output_b (D); the masks
+    sparsity_mask and sensory_sparsity_mask.
+    Initialisation as there: gleak and w U(0.001, 1), vleak U(-0.2, 0.2), cm U(0.4, 0.6), sigma U(3, 8), mu
+    U(0.3, 0.8); erev ±1, in "full" +1 with probability 2/3, in "ncp" as the wiring has it; the affine maps are 1 and 0.
+    State: v (B, N).
+    Differs: ncps sets negative parameters to 0 after each step of the optimiser, and they can rise again. Here they
+    count as 0 and stay negative, without a gradient. ncps draws the signs of "full" from one fixed seed. Its class LTC
+    has implicit_param_constraints=True by default, and multiplies the time spans of a batch along the neurons.
+    """
+
+    id = "S-ltc"
+    equation = EQUATION
+    source = SOURCE
+    cell = ltc_cell
+    sample: ClassVar = {"ode_unfolds": 2}
+
+    def __init__(
+        self,
+        dim: int,
+        units: int | None = None,
+        ode_unfolds: int = 6,
+        implicit_param_constraints: bool = False,
+        wiring: str = "full",
+        sparsity_level: float = 0.5,
+        seed: int = 22222,
+    ) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, ode_unfolds=ode_unfolds)
+        if wiring not in ("full", "ncp"):
+            raise nearest(f"wiring of {self._who()}", wiring, ["full", "ncp"])
+        if units is None:
+            units = dim if wiring == "full" else default_units(dim)
+        if units < dim:
+            raise ConfigError(f"{self._who()}: units is {units}, expected at least {dim} because of dim={dim}")
+        self.dim, self.units, self.ode_unfolds = dim, units, ode_unfolds
+        self.implicit_param_constraints = implicit_param_constraints
+        if wiring == "full":
+            sensory, synapses = (torch.where(torch.rand(rows, units) < 2 / 3, 1.0, -1.0) for rows in (dim, units))
+        else:
+            drawn = neural_circuit_policy(self._who(), dim, units, dim, sparsity_level, seed)
+            sensory, synapses = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
+        self.rnn_cell = Neurons(sensory, synapses, dim)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.units,)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        own = self.rnn_cell
+        positive = F.softplus if self.implicit_param_constraints else torch.relu
+        x = widen(x * own.input_w + own.input_b)[..., None]
+        w = positive(own.sensory_w) * own.sensory_sparsity_mask
+        open_ = torch.sigmoid(own.sensory_sigma * (x - own.sensory_mu))
+        sensed = torch.stack([(open_ * (w * own.sensory_erev)).sum(2), (open_ * w).sum(2)], 2)
+        w, g = positive(own.w) * own.sparsity_mask, positive(own.gleak)
+        synapse = torch.stack([own.sigma, own.mu, w, w * own.erev])
+        return [sensed, spans / self.ode_unfolds, synapse, torch.stack([positive(own.cm), g, g * own.vleak])]
+
+    def options(self) -> dict[str, int]:
+        return {"unfolds": self.ode_unfolds}
+
+    def output(self, h: Tensor) -> Tensor:
+        return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
+
+
+@preset("ncp", wiring="ncp")
+class NCP(LTC):
+    """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons."""
+
+    id = "S-ltc"
+    equation = f"{EQUATION}, where the wiring has a synapse"
+    source = (
+        'Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, '
+        "with the numbers of neurons of AutoNCP in PyPI's ncps"
+    )
+
+
+@ltc_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 2, 3).abs(), "dt": draw(batch, steps, 1).abs()}
+        return {**timed, "synapse": draw(4, 3, 3).abs(), "leak": draw(3, 3).abs(), "state": draw(rows, 3)}
+
+    return samples(make, unfolds=2)
+
+
+@ltc_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 2, 3), "dt": torch.zeros(2, 5, 1), "synapse": torch.zeros(4, 3, 3)}
+    yield Sample({**given, "leak": torch.zeros(2, 3)}), "leak has shape (2, 3), expected (3, N) with N=3 from x"
+    yield Sample(given), "leak is missing, expected a tensor (3, N)"

@@ -1,0 +1,87 @@
+r"""Liquid time-constant network of one nonlinearity, solved by the fused semi-implicit step.
+
+.. math:: \dot h = -(1/\tau + f) \odot h + f \odot A, \quad f = \sigma(W x + U h + b)
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.ode._timed import Draw, TimedCell, at_least, positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, eq. (1) and (3)'
+
+
+@cell(
+    "x: B T D, dt: B T 1, u: D D, rate: D, a: D, state: B D -> B T D",
+    equation="h <- (h + dt f A) / (1 + dt (1 / tau + f)),  f = sigmoid(x_t + U h), several times a step",
+    source=SOURCE,
+)
+def ltc_fused_cell(
+    x: Tensor, dt: Tensor, u: Tensor, rate: Tensor, a: Tensor, state: Tensor, *, unfolds: int = 6
+) -> tuple[Tensor, Tensor]:
+    """Take `unfolds` fused steps of length dt with the input held. x: W x + b.   rate: 1/τ.   a: A."""
+    for _ in range(unfolds):
+        f = torch.sigmoid(x + state @ u.T)
+        state = (state + dt * f * a) / (1 + dt * (rate + f))
+    return state, state
+
+
+@register("ltc_fused")
+class LTCFused(TimedCell):
+    """Liquid time-constant network whose f is one layer: h stays between 0 and A, its time constant is τ / (1 + τ f).
+
+    Args:
+        dim: D, inputs and state.
+        unfolds: fused steps for each input.
+        tau: initial time constant τ of every channel.
+
+    `forward` also takes `timespans` (B, T), the duration of each step, which the fused steps divide.
+
+    Parameters: input_map (W and b), recurrent_map (U), (D, D) each; A (D), log_tau (D), the natural logarithm of τ.
+    Initialisation: there is no program of the authors with this f. W, U and b as in `nn.Linear`, A ±1 evenly.
+    State: (B, D). The output is the state itself.
+    """
+
+    id = "S-ltc"
+    equation = "dh/dt = -(1 / tau + f) h + f A,  f = sigmoid(W x_t + U h + b)"
+    source = SOURCE
+    cell = ltc_fused_cell
+    sample: ClassVar = {"unfolds": 2}
+
+    def __init__(self, dim: int, unfolds: int = 6, tau: float = 1.0) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, unfolds=unfolds)
+        positive(self._who(), tau=tau)
+        self.dim, self.unfolds = dim, unfolds
+        self.input_map, self.recurrent_map = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        self.A = nn.Parameter(torch.where(torch.rand(dim) < 0.5, 1.0, -1.0))
+        self.log_tau = nn.Parameter(torch.full((dim,), math.log(tau)))
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        return [self.input_map(x), spans / self.unfolds, self.recurrent_map.weight, torch.exp(-self.log_tau), self.A]
+
+    def options(self) -> dict[str, int]:
+        return {"unfolds": self.unfolds}
+
+
+@ltc_fused_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 3), "dt": draw(batch, steps, 1).abs()}
+        return {**timed, "u": draw(3, 3), "rate": draw(3).abs(), "a": draw(3), "state": draw(rows, 3)}
+
+    return samples(make, unfolds=2)
+
+
+@ltc_fused_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 3), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 3)}
+    yield Sample({**given, "rate": torch.ones(2), "a": torch.ones(3)}), "rate has shape (2,), expected (D,) with D=3"
+    yield Sample({**given, "rate": torch.ones(3), "a": torch.ones(1)}), "a has shape (1,), expected (D,) with D=3"

@@ -1,0 +1,166 @@
+r"""Neural ordinary differential equation, driven by the inputs.
+
+.. math:: \dot h = f(h, x_t), \quad h_t = h_{t-1} + \int_0^{\Delta_t} f(h(s), x_t) \, ds
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.ode._field import METHODS, Field, derivative, evolve
+from scanl.layers.ode._timed import Draw, TimedCell, at_least, positive, samples
+from scanl.layers.packing import each_alone
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = "dh/dt = f(h, x_t), with x_t held for the duration of step t"
+SOURCE = 'Chen, Rubanova, Bettencourt and Duvenaud, "Neural Ordinary Differential Equations", arXiv:1806.07366, eq. (2)'
+SOLVERS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")  # of torchdiffeq, with adaptive steps
+
+
+@cell(
+    "x: B T U, dt: B T 1, first: U D, deep?: L U U, deep_bias?: L U, last: D U, last_bias: D, state: B D -> B T D",
+    equation=EQUATION,
+    source=SOURCE,
+)
+def neuralode_cell(
+    x: Tensor,
+    dt: Tensor,
+    first: Tensor,
+    deep: Tensor | None,
+    deep_bias: Tensor | None,
+    last: Tensor,
+    last_bias: Tensor,
+    state: Tensor,
+    *,
+    method: str = "rk4",
+    substeps: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Let the state evolve for dt. x: what the input gives to the first layer of f.   first, deep, last: the rest."""
+    h = evolve(lambda h: derivative(h, x, first, deep, deep_bias, last, last_bias), state, dt, method, substeps)
+    return h, h
+
+
+@register("neuralode")
+class NeuralODE(TimedCell):
+    """Neural ODE: the state follows a perceptron's derivative while each input is held.
+
+    Args:
+        dim: D, inputs and state.
+        units: U, width of the perceptron f; by default D.
+        layers: its layers from U to U.
+        method: "euler", "midpoint" or "rk4", with steps of fixed length; or a solver of torchdiffeq (the extra `ode`)
+            whose steps adapt: "dopri5", "dopri8", "bosh3", "fehlberg2" or "adaptive_heun".
+        substeps: steps of fixed length for each input.
+        rtol, atol: relative and absolute tolerance of an adaptive solver.
+        adjoint: an adaptive solver's gradients come from the adjoint equation, solved backwards, in constant memory;
+            otherwise from the solver's own steps.
+
+    `forward` also takes `timespans` (B, T), the duration of each step.
+
+    An adaptive solver chooses one length of step for the whole batch, so a row differs from the same row alone by the
+    tolerance.
+
+    Parameters: func.first (U, 2D) of h and x, func.deep.0 (U, U) and further ones, func.last (D, U).
+    Initialisation: N(0, 0.01), biases 0, as the perceptrons of the authors' program for irregular series.
+    State: (B, D). The output is the state itself.
+    Differs: f does not see the time itself.
+    """
+
+    id = "S-neuralode"
+    equation = EQUATION
+    source = SOURCE
+    cell = neuralode_cell
+
+    def __init__(
+        self,
+        dim: int,
+        units: int | None = None,
+        layers: int = 0,
+        method: str = "rk4",
+        substeps: int = 1,
+        rtol: float = 1e-7,
+        atol: float = 1e-9,
+        adjoint: bool = False,
+    ) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, units=units, substeps=substeps)
+        at_least(self._who(), 0, layers=layers)
+        positive(self._who(), rtol=rtol, atol=atol)
+        if method not in (*METHODS, *SOLVERS):
+            raise nearest("method of neuralode", method, (*METHODS, *SOLVERS))
+        if adjoint and method in METHODS:
+            raise ConfigError(f"neuralode: adjoint is True, expected False because of method={method!r}")
+        self.dim, self.method, self.substeps = dim, method, substeps
+        self.rtol, self.atol, self.adjoint = rtol, atol, adjoint
+        self.func = Field(dim, dim, units or dim, layers)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        return [self._given(x), spans, *self.func.operands()]
+
+    def _given(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.func.first.weight[:, self.dim :], self.func.first.bias)
+
+    def options(self) -> dict[str, Any]:
+        return {"method": self.method, "substeps": self.substeps}
+
+    def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.method in METHODS:
+            return super()._scan(x, spans, state, cu_seqlens)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = widen(self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state)
+        given = widen(self._given(x))
+        field = [each if each is None else widen(each) for each in self.func.operands()]
+
+        def run(timed: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            hs = []
+            for now in timed.unbind(1):
+                h = self._solve(h, now[:, 1:], now[:, :1], field)
+                hs.append(h)
+            return torch.stack(hs, 1) if hs else timed.new_zeros(*timed.shape[:2], self.dim), h
+
+        with as_widened(x):
+            timed = torch.cat([spans, given], 2)
+            return run(timed, state) if cu_seqlens is None else each_alone(run, timed, state, cu_seqlens)
+
+    def _solve(self, h: Tensor, given: Tensor, span: Tensor, field: list[Any]) -> Tensor:
+        """Solve over one step, in time divided by its duration, which may differ between rows."""
+        try:
+            import torchdiffeq  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ConfigError(
+                f"neuralode: method is {self.method!r}, expected one of {', '.join(METHODS)} because torchdiffeq is "
+                "not installed; pip install scanl[ode]"
+            ) from error
+
+        def flow(_: Tensor, h: Tensor) -> Tensor:
+            return span * derivative(h, given, *field)
+
+        chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method}
+        times = h.new_tensor([0.0, 1.0])
+        if not self.adjoint:
+            return torchdiffeq.odeint(flow, h, times, **chosen)[1]
+        needed = tuple(each for each in (given, span, *field) if each is not None and each.requires_grad)
+        return torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)[1]
+
+
+@neuralode_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 4), "dt": draw(batch, steps, 1).abs(), "first": draw(4, 3)}
+        return {**timed, "last": draw(3, 4), "last_bias": draw(3), "state": draw(rows, 3)}
+
+    for method in METHODS:
+        yield from samples(make, method=method, substeps=2)
+
+
+@neuralode_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 4), "dt": torch.zeros(2, 5, 1), "first": torch.zeros(4, 3)}
+    yield Sample({**given, "last": torch.zeros(4, 3)}), "last has shape (4, 3), expected (D, U) with D=3 from first"
+    yield Sample({**given, "last": torch.zeros(3, 4)}), "last_bias is missing, expected a tensor (D,)"

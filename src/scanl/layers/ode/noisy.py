@@ -1,0 +1,116 @@
+r"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in training.
+
+.. math::
+   h_t = h_{t-1} + \delta \odot \mu_t \odot (\alpha A h_{t-1} + \tanh(W h_{t-1} + E x_t + b)) + \nu_t
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
+from scanl.layers.parts.cell_layer import at_least, positive, samples, share
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Lim, Erichson, Hodgkinson and Mahoney, "Noisy Recurrent Neural Networks", arXiv:2102.04877'
+
+
+@cell(
+    "x: B T D, dt: B T D, a: D D, w: D D, noise?: B T D, state: B D -> B T D",
+    equation="h_t = h_{t-1} + dt_t * (A h_{t-1} + tanh(W h_{t-1} + x_t)) + noise_t",
+    source=SOURCE,
+)
+def noisy_cell(x, dt, a, w, noise, state):
+    """Move h by one Euler step of length dt, (B, T, D), and add noise, (B, T, D); None for no noise.
+
+    x: the projected input, bias included, (B, T, D).   a, w: weights of the linear and of the nonlinear part, (D, D).
+    state: h, (B, D).
+    """
+    h = state + dt * (state @ a.T + torch.tanh(state @ w.T + x))
+    h = h if noise is None else h + noise
+    return h, h
+
+
+@noisy_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 3).abs() / 2,
+            "a": draw(3, 3),
+            "w": draw(3, 3),
+            **({"noise": draw(batch, steps, 3)} if rows == 2 else {}),
+            "state": draw(rows, 3),
+        }
+    )
+
+
+@noisy_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w = torch.zeros(2, 5, 3), torch.zeros(3, 3)
+    yield Sample({"x": x, "dt": x[..., :1], "a": w, "w": w}), "dt has shape (2, 5, 1), expected (B, T, D) with"
+    yield Sample({"x": x, "dt": x, "a": w}), "w is missing, expected a tensor (D, D)"
+
+
+@register("noisy")
+class NoisyRNN(TimedCell):
+    """NoisyRNN: a Lipschitz RNN with noise in training, and with a learned step for each unit.
+
+    `forward` also takes `timespans` (B, T), which multiply the steps. Noise is drawn afresh for each step and unit in
+    training mode. In evaluation mode there is none. By default both levels are 0; the authors set them for each run.
+
+    Args:
+        dim: D, inputs and state.
+        eps: initial length of a step.
+        beta: skew-symmetric share of A and W, from 0 (symmetric) to 1.
+        gamma_A, gamma_W: damping, subtracted from the diagonals of A and W.
+        alpha: factor of A.
+        add_noise: standard deviation of ν, normal numbers added to the state.
+        mult_noise: m from 0 to 1; each step is multiplied by μ, uniform between 1 - m and 1.
+        init_std: scale of the initial B and C.
+
+    Parameters as in the authors' program: B, C (D, D); d (D), the lengths of steps; E (D, D) with bias. A and W
+    multiply a row h from the right, as there.
+    Initialisation: B and C N(0, (init_std / D)²); d = eps; E as in PyTorch.
+    State: h (B, D), which is also the output.
+    """
+
+    id = "S-noisy"
+    equation = "h_t = h_{t-1} + d * mu_t * (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)) + nu_t"
+    source = SOURCE
+    cell = noisy_cell
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 0.1,
+        beta: float = 0.75,
+        gamma_A: float = 0.001,
+        gamma_W: float = 0.001,
+        alpha: float = 1.0,
+        add_noise: float = 0.0,
+        mult_noise: float = 0.0,
+        init_std: float = 0.1,
+    ) -> None:
+        super().__init__()
+        positive("noisy", eps=eps)
+        at_least("noisy", 0, gamma_A=gamma_A, gamma_W=gamma_W, add_noise=add_noise, init_std=init_std)
+        share("noisy", beta=beta, mult_noise=mult_noise)
+        self.dim, self.eps, self.beta, self.alpha = dim, eps, beta, alpha
+        self.gamma_A, self.gamma_W, self.init_std = gamma_A, gamma_W, init_std
+        self.add_noise, self.mult_noise = add_noise, mult_noise
+        self.E = nn.Linear(dim, dim)
+        self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
+        self.d = nn.Parameter(torch.full((dim,), eps))
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        a, w = part_skew(self.B, self.beta, self.gamma_A).T, part_skew(self.C, self.beta, self.gamma_W).T
+        step, noise = self.d * spans, None
+        if self.training and self.mult_noise:
+            step = step * (1 - self.mult_noise * torch.rand_like(step))
+        if self.training and self.add_noise:
+            noise = self.add_noise * torch.randn_like(step)
+        return [self.E(x), step, self.alpha * a, w, noise]

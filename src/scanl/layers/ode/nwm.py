@@ -1,0 +1,145 @@
+r"""Neural wave machine: oscillators on a torus or on rings, coupled with their neighbours, so that waves travel.
+
+.. math::
+   z_t = z_{t-1} + \Delta t\,(\tanh(w_y \star y_{t-1} + w_z \star z_{t-1} + V x_t + b)
+         - \gamma y_{t-1} - \epsilon z_{t-1}), \quad y_t = y_{t-1} + \Delta t\, z_t
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Keller and Welling, "Neural Wave Machines: Learning Spatiotemporally Structured Representations", ICML 2023'
+KERNELS = {"torus": (3, 3), "rings": (1, 3)}
+
+
+@cell(
+    "x: B T P Q, dt: B T 1, w: 2 K L, rates: 2, state: B 2 P Q -> B T P Q",
+    equation="z_t = z_{t-1} + dt (tanh(x_t + w_y * y_{t-1} + w_z * z_{t-1}) - gamma y_{t-1} - epsilon z_{t-1}), "
+    "y_t = y_{t-1} + dt z_t, where * is a circular correlation over P and Q",
+    source=SOURCE,
+)
+def nwm_cell(x, dt, w, rates, state):
+    """Move oscillators on a grid (P, Q), closed in both directions, by one step of length dt, (B, T, 1).
+
+    x: the projected input, biases included, (B, T, P, Q).   w: kernels of y and of z, of odd sizes, (2, K, L).
+    rates: gamma and epsilon, (2).   state: y and z, (B, 2, P, Q).
+    """
+    rows, columns = w.shape[1:]
+    pull = x
+    for k in range(rows):
+        for j in range(columns):
+            moved = torch.roll(state, (rows // 2 - k, columns // 2 - j), (2, 3))
+            pull = pull + (w[:, k, j, None, None] * moved).sum(1)
+    (y, z), dt = state.unbind(1), dt[..., None]
+    z = z + dt * (torch.tanh(pull) - rates[0] * y - rates[1] * z)
+    y = y + dt * z
+    return y, torch.stack([y, z], 1)
+
+
+@nwm_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3, 4),
+            "dt": draw(batch, steps, 1).abs() / 2,
+            "w": draw(2, *KERNELS["torus" if rows == 2 else "rings"]),
+            "rates": draw(2).abs(),
+            "state": draw(rows, 2, 3, 4),
+        }
+    )
+
+
+@nwm_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, w, rates = torch.zeros(2, 5, 3, 3), torch.zeros(2, 5, 1), torch.zeros(2, 3, 3), torch.zeros(2)
+    yield Sample({"x": x, "dt": dt, "w": w[0], "rates": rates}), "w has shape (3, 3), expected (2, K, L)"
+    yield Sample({"x": x, "dt": dt, "w": w, "rates": rates[:1]}), "rates has shape (1,), expected (2,)"
+
+
+@register("nwm")
+class NeuralWaveMachine(TimedCell):
+    """Neural wave machine: a coRNN whose oscillators lie on a grid and feel only their neighbours.
+
+    `forward` also takes `timespans` (B, T), which multiply dt.
+
+    Args:
+        dim: D, model width.
+        side: S; the state has S rings of S oscillators, in each of y and z. By default the largest with S² <= D.
+        topology: "torus" (kernels of 3 × 3), or "rings" that do not touch (kernels of 1 × 3).
+        dt: length of a step.
+        gamma: stiffness of an oscillator without coupling.
+        epsilon: damping.
+        trained: the three numbers above are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the
+            authors' σ(-1.95), 1 and 0.5, whatever the three arguments say.
+
+    Parameters as in the authors' program: Wx (S², D); Wy, Wz (1, 1, 3, 3) or (1, 1, 1, 3); readout (D, S²); all with
+    biases; if trained dt, gamma, alpha (1).
+    Initialisation: as in PyTorch. The defaults of dt, gamma and epsilon are those of coRNN for sMNIST.
+    State: y and z (B, 2, S, S).
+    """
+
+    id = "S-nwm"
+    equation = (
+        "z_t = z_{t-1} + dt (tanh(w_y * y_{t-1} + w_z * z_{t-1} + V x_t + b) - gamma y_{t-1} - epsilon z_{t-1}),  "
+        "y_t = y_{t-1} + dt z_t,  * a circular convolution"
+    )
+    source = SOURCE
+    cell = nwm_cell
+    sample: ClassVar = {"side": 3}
+    residual_out = "readout"
+
+    def __init__(
+        self,
+        dim: int,
+        side: int | None = None,
+        topology: str = "torus",
+        dt: float = 0.042,
+        gamma: float = 2.7,
+        epsilon: float = 4.7,
+        trained: bool = False,
+    ) -> None:
+        super().__init__()
+        side = math.isqrt(dim) if side is None else side
+        at_least("nwm", 1, side=side)
+        if topology not in KERNELS:
+            raise nearest("topology of nwm", topology, KERNELS)
+        positive("nwm", dt=dt)
+        at_least("nwm", 0, gamma=gamma, epsilon=epsilon)
+        self.dim, self.side, self.topology, self.trained = dim, side, topology, trained
+        self.Wx = nn.Linear(dim, side * side)
+        self.Wy = nn.Conv2d(1, 1, KERNELS[topology])  # these hold the kernels; the cell applies them
+        self.Wz = nn.Conv2d(1, 1, KERNELS[topology])
+        self.readout = nn.Linear(side * side, dim)
+        if trained:
+            self.dt, self.gamma, self.alpha = (nn.Parameter(torch.tensor([start])) for start in (-1.95, 1.0, 0.5))
+        else:
+            self.dt, self.gamma, self.epsilon = dt, gamma, epsilon
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, self.side, self.side)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        assert self.Wy.bias is not None
+        assert self.Wz.bias is not None
+        given = self.Wx(x) + (self.Wy.bias + self.Wz.bias)
+        if self.trained:
+            dt, gamma, alpha = map(self.get_parameter, ("dt", "gamma", "alpha"))
+            dt, rates = dt.sigmoid(), torch.cat([gamma, alpha]).relu()
+        else:
+            dt, rates = self.dt, torch.stack([spans.new_tensor(rate) for rate in (self.gamma, self.epsilon)])
+        kernels = torch.cat([self.Wy.weight[0], self.Wz.weight[0]])
+        return [given.unflatten(-1, (self.side, self.side)), dt * spans, kernels, rates]
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.readout(h.flatten(2))

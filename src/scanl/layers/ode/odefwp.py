@@ -1,0 +1,177 @@
+r"""Continuous-time fast weight programmer: a learning rule as a differential equation of a matrix of weights.
+
+.. math:: \dot W = \beta \tanh(v - W k) k^\top, \quad y_t = W_t q_t
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import register, widen
+from scanl.layers.module import Module
+from scanl.layers.ode._field import METHODS, evolve
+from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.ops import delta_rule, linear_attention
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "dW/dt = beta tanh(v - W k) k^T (delta), beta tanh(v) k^T (hebb) or "
+    "tanh(v) (beta softmax(k - W^T tanh(v)))^T (oja),  y_t = W_t q_t"
+)
+SOURCE = (
+    'Irie, Faccio and Schmidhuber, "Neural Differential Equations for Learning to Program Neural Nets Through '
+    "Continuous Learning Rules\", arXiv:2206.01649, eq. (13) to (18), as in the authors' program"
+)
+RULES = ("delta", "delta_linear", "oja", "hebb")
+
+
+@cell(
+    "q: B T H K, k: B T H K, v: B T H V, beta: B T H, dt: B T 1, state: B H K V -> B T H V",
+    equation="dW/dt = beta k tanh(v - k W)^T (delta) or beta softmax(k - W v) v^T (oja),  y_t = q_t W_t",
+    source=SOURCE,
+)
+def odefwp_cell(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    dt: Tensor,
+    state: Tensor,
+    *,
+    rule: str = "delta",
+    method: str = "rk4",
+    substeps: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Let the weights W (K, V) evolve for dt under a rule that is not linear in them, then read them at q."""
+
+    def flow(w: Tensor) -> Tensor:
+        if rule == "delta":
+            key, value = k, torch.tanh(v - (k[..., None] * w).sum(2))
+        else:
+            key, value = torch.softmax(k - (w * v[:, :, None]).sum(3), -1), v
+        return (beta[..., None] * key)[..., None] * value[:, :, None]
+
+    state = evolve(flow, state, dt[:, :, None, None], method, substeps)
+    return (q[..., None] * state).sum(2), state
+
+
+def effective_rate(beta: Tensor, k: Tensor, span: Tensor, method: str, substeps: int) -> Tensor:
+    """Return the β of one delta rule that equals so many steps of the method along dW/dt = β k (v - k W)^T.
+
+    A step multiplies what is missing at k by a polynomial p of z = β |k|² dt, so all of them write (1 - p^n) / |k|².
+    """
+    dt = span / substeps
+    z = beta * k.square().sum(-1) * dt
+    r = {"euler": torch.ones_like(z), "midpoint": 1 - z / 2, "rk4": 1 - z / 2 + z**2 / 6 - z**3 / 24}[method]
+    kept, total = 1 - z * r, torch.zeros_like(z)
+    for _ in range(substeps):
+        total = 1 + kept * total
+    return beta * dt * r * total
+
+
+class UpdateNet(Module):
+    """The slow net: keys, values and learning rates of an input."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.input_proj = nn.Linear(dim, dim)
+        self.input_layer_norm = nn.LayerNorm(dim)
+        self.kvb_net = nn.Linear(dim, num_heads * (2 * (dim // num_heads) + 1))
+
+
+@register("odefwp")
+class ODEFWP(TimedCell):
+    """Continuous-time fast weight programmer: between inputs, a learning rule changes the weights that answer queries.
+
+    Args:
+        dim: D, model width.
+        num_heads: H; keys and values have D/H channels.
+        rule: "delta", with tanh around the error v - W k; "delta_linear", with tanh around v alone; "oja"; or "hebb".
+        method: steps of fixed length, "euler", "midpoint" or "rk4".
+        substeps: their number for each input.
+
+    `forward` also takes `timespans` (B, T), the duration of each step, over which the input is held.
+
+    With k and q the softmax of a linear map, v a linear map (in "oja" and "hebb" its tanh) and β its sigmoid. The rules
+    that are linear in W run as `delta_rule` and `linear_attention`, which give the numbers of the method exactly.
+
+    Parameters as in the authors' program: update_net.input_proj, update_net.input_layer_norm, update_net.kvb_net
+    (H (2D/H + 1), D), of each head k, v and β; query_net, out_proj (D, D). Initialisation as in PyTorch.
+    State: the transpose of W, (B, H, D/H, D/H).
+    Differs: W starts at 0, in the authors' program from the rule at the first input; they read W once, after the last
+    input, and a feed-forward block follows; the control is interpolated, here it is held. There are no NCDE variants,
+    which use the control's derivative.
+    """
+
+    id = "S-odefwp"
+    equation = EQUATION
+    source = SOURCE
+    cell = odefwp_cell
+    residual_out = "out_proj"
+    sample: ClassVar = {"num_heads": 3}
+
+    def __init__(
+        self, dim: int, num_heads: int = 8, rule: str = "delta", method: str = "rk4", substeps: int = 1
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ConfigError(f"odefwp: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        at_least(self._who(), 1, substeps=substeps)
+        if rule not in RULES:
+            raise nearest("rule of odefwp", rule, RULES)
+        if method not in METHODS:
+            raise nearest("method of odefwp", method, METHODS)
+        self.dim, self.num_heads, self.rule = dim, num_heads, rule
+        self.method, self.substeps = method, substeps
+        self.update_net = UpdateNet(dim, num_heads)
+        self.query_net, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_heads, self.dim // self.num_heads, self.dim // self.num_heads)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        net, width = self.update_net, self.dim // self.num_heads
+        h = net.input_layer_norm(net.input_proj(x))
+        k, v, beta = widen(net.kvb_net(h)).unflatten(-1, (self.num_heads, -1)).split([width, width, 1], -1)
+        q = widen(self.query_net(h)).unflatten(-1, (self.num_heads, -1)).softmax(-1)
+        k = k if self.rule == "oja" else k.softmax(-1)
+        v = v if self.rule == "delta" else v.tanh()
+        return [q, k, v, beta[..., 0].sigmoid(), spans]
+
+    def options(self) -> dict[str, Any]:
+        return {"rule": self.rule, "method": self.method, "substeps": self.substeps}
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.out_proj(h.flatten(-2))
+
+    def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.rule in ("delta", "oja"):
+            return super()._scan(x, spans, state, cu_seqlens)
+        q, k, v, beta, _ = self.operands(x, spans)
+        if self.rule == "hebb":
+            v = v * (beta * spans)[..., None]
+            return linear_attention(q, k, v, state=state, scale=1.0, cu_seqlens=cu_seqlens)
+        beta = effective_rate(beta, k, spans, self.method, self.substeps)
+        return delta_rule(q, k, v, beta, state=state, scale=1.0, cu_seqlens=cu_seqlens)
+
+
+@odefwp_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "v": draw(batch, steps, 2, 4)}
+        timed |= {"beta": draw(batch, steps, 2).abs(), "dt": draw(batch, steps, 1).abs() / 2}
+        return {**timed, "state": draw(rows, 2, 3, 4)}
+
+    yield from samples(make)
+    yield from samples(make, rule="oja", method="euler", substeps=2)
+
+
+@odefwp_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"q": torch.zeros(2, 5, 2, 3), "k": torch.zeros(2, 5, 2, 3), "v": torch.zeros(2, 5, 2, 4)}
+    yield Sample({**given, "beta": torch.zeros(2, 5)}), "beta has shape (2, 5), expected (B, T, H)"
+    yield Sample({**given, "k": torch.zeros(2, 5, 2, 4)}), "k has shape (2, 5, 2, 4), expected (B, T, H, K) with B=2"

@@ -1,0 +1,122 @@
+r"""ODE-RNN: the state follows an ordinary differential equation between the inputs, which enter through a GRU.
+
+.. math:: h' = h_{t-1} + \int_0^{\Delta_t} f(h(s)) \, ds, \quad h_t = \mathrm{GRU}(x_t, h')
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import nearest
+from scanl.layers.base import register
+from scanl.layers.ode._field import METHODS, Field, derivative, evolve
+from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = "h' = h_{t-1} + integral of f(h) over the time since the last input,  h_t = GRU(x_t, h')"
+SOURCE = 'Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time Series", arXiv:1907.03907, algorithm 1'
+
+
+@cell(
+    "x: B T 3 D, dt: B T 1, u: 3 D D, u_bias: 3 D, given: U, first: U D, deep?: L U U, deep_bias?: L U, last: D U, "
+    "last_bias: D, state: B D -> B T D",
+    equation=EQUATION,
+    source=SOURCE,
+)
+def odernn_cell(
+    x: Tensor,
+    dt: Tensor,
+    u: Tensor,
+    u_bias: Tensor,
+    given: Tensor,
+    first: Tensor,
+    deep: Tensor | None,
+    deep_bias: Tensor | None,
+    last: Tensor,
+    last_bias: Tensor,
+    state: Tensor,
+    *,
+    method: str = "euler",
+    substeps: int = 4,
+) -> tuple[Tensor, Tensor]:
+    """Let the state evolve for dt, then step a GRU. x: what the input gives to its gates r, z and n.   u: recurrent.
+
+    given, first, deep, last: the perceptron f, where `given` is the bias of its first layer.
+    """
+    h = evolve(
+        lambda h: derivative(h, given, first, deep, deep_bias, last, last_bias), state, dt, method, substeps
+    )  # fmt: skip
+    from_h = torch.einsum("bd,ged->bge", h, u) + u_bias
+    r, z = torch.sigmoid(x[:, 0] + from_h[:, 0]), torch.sigmoid(x[:, 1] + from_h[:, 1])
+    h = (1 - z) * torch.tanh(x[:, 2] + r * from_h[:, 2]) + z * h
+    return h, h
+
+
+@register("odernn")
+class ODERNN(TimedCell):
+    """ODE-RNN: a GRU whose state moves on while no input comes, for irregularly sampled series.
+
+    Args:
+        dim: D, inputs and state.
+        units: U, width of the perceptron f.
+        layers: its layers from U to U.
+        method: steps of f, "euler", "midpoint" or "rk4".
+        substeps: their number between two inputs.
+
+    `forward` also takes `timespans` (B, T), the time since the input before, or since the start.
+
+    Parameters: GRU_update as `torch.nn.GRUCell`: weight_ih, weight_hh (3D, D), bias_ih, bias_hh (3D), gates r, z, n;
+    ode_func.first (U, D), ode_func.deep.0 (U, U) and further ones, ode_func.last (D, U).
+    Initialisation: f as in the authors' program, N(0, 0.01), biases 0; the GRU as in PyTorch.
+    State: (B, D). The output is the state itself.
+    Differs: the authors' GRU carries a standard deviation beside the mean, has a hidden layer in each gate and no tanh
+    in the candidate, and takes a mask of observed features; their number of Euler steps grows with the time.
+    """
+
+    id = "S-odernn"
+    equation = EQUATION
+    source = SOURCE
+    cell = odernn_cell
+    sample: ClassVar = {"units": 6, "substeps": 2}
+
+    def __init__(self, dim: int, units: int = 100, layers: int = 1, method: str = "euler", substeps: int = 4) -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, units=units, substeps=substeps)
+        at_least(self._who(), 0, layers=layers)
+        if method not in METHODS:
+            raise nearest("method of odernn", method, METHODS)
+        self.dim, self.method, self.substeps = dim, method, substeps
+        self.GRU_update = nn.GRUCell(dim, dim)
+        self.ode_func = Field(dim, 0, units, layers)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
+        gru = self.GRU_update
+        given = F.linear(x, gru.weight_ih, gru.bias_ih).unflatten(-1, (3, -1))
+        recurrent = [gru.weight_hh.unflatten(0, (3, -1)), gru.bias_hh.unflatten(0, (3, -1))]
+        return [given, spans, *recurrent, self.ode_func.first.bias, *self.ode_func.operands()]
+
+    def options(self) -> dict[str, Any]:
+        return {"method": self.method, "substeps": self.substeps}
+
+
+@odernn_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 3, 3), "dt": draw(batch, steps, 1).abs()}
+        field = {"given": draw(4), "first": draw(4, 3), "last": draw(3, 4), "last_bias": draw(3)}
+        deep = {"deep": draw(1, 4, 4), "deep_bias": draw(1, 4)}
+        return {**timed, "u": draw(3, 3, 3), "u_bias": draw(3, 3), **field, **deep, "state": draw(rows, 3)}
+
+    return samples(make, substeps=2)
+
+
+@odernn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 3, 4), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 4, 4)}
+    yield Sample({**given, "u_bias": torch.zeros(3, 3)}), "u_bias has shape (3, 3), expected (3, D) with D=4 from x"
+    given |= {"u_bias": torch.zeros(3, 4), "given": torch.zeros(5)}
+    yield Sample({**given, "first": torch.zeros(4, 5)}), "first has shape (4, 5), expected (U, D) with U=5 from given"

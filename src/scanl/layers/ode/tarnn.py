@@ -1,0 +1,158 @@
+r"""Time adaptive RNN: the input and the state decide how far each step moves the state.
+
+.. math:: h_t = (1 - g) \odot h_{t-1} + g \odot z, \quad
+          \dot z = \phi(U_1 z + U_2 h_{t-1} + W_1 x_t + W_2 x_{t-1} + b) - 2 z - h_{t-1} + B_1 x_t + B_2 h_{t-1}
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import nearest
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.ode._timed import ACTIVATIONS, Draw, at_least, samples
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.parts.timespans import durations
+from scanl.layers.state import Device, DType
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Kag and Saligrama, "Time Adaptive Recurrent Neural Network", CVPR 2021; the equation is that of their program'
+
+
+@cell(
+    "x: B T 3 D, dt: B T 1, u1: D D, u: 3 D D, rate: K, state: B D -> B T D",
+    equation="z <- z + a_k (phi(U_1 z + U_2 h + x^1_t) - 2 z - h + B_1 x_t + B_2 h), K times;  h_t = (1 - g) h + g z",
+    source=SOURCE,
+)
+def tarnn_cell(
+    x: Tensor,
+    dt: Tensor,
+    u1: Tensor,
+    u: Tensor,
+    rate: Tensor,
+    state: Tensor,
+    *,
+    variant: str = "b",
+    nonlinearity: str = "relu",
+) -> tuple[Tensor, Tensor]:
+    """Move the state by K Euler rounds from where it is. u1: U_1.   rate: a, of each round.   dt: how long they last.
+
+    x, u: what the input and the state give, fixed over the rounds: into φ; into the gate; and beside φ.
+    """
+    inside, gate, beside = (x + torch.einsum("bd,gde->bge", state, u)).unbind(1)
+    g, z, leak, pace = torch.sigmoid(gate), state, 2, dt
+    if variant == "plain":
+        leak, pace = 1, dt * g
+    for size in rate.unbind(0):
+        z = z + size * pace * (ACTIVATIONS[nonlinearity](z @ u1 + inside) - leak * z - state + beside)
+    h = z if variant == "plain" else (1 - g) * state + g * z
+    return h, h
+
+
+class TARNNState(NamedTuple):
+    """State of `TARNN`. h: (B, D).   shift: the last input (B, 1, D)."""
+
+    h: Tensor
+    shift: Tensor
+
+
+@register("tarnn")
+class TARNN(Layer):
+    """Time adaptive RNN: a gate that is shut skips an input, so noise leaves the state alone.
+
+    Args:
+        dim: D, inputs and state.
+        rounds: K, Euler rounds for each input.
+        variant: "b", with g between the old state and the new; or "plain", with g in each round and a leak -z
+            instead of -2 z.
+        nonlinearity: φ, "relu" or "tanh".
+
+    `forward` also takes `timespans` (B, T), the duration of each step, which multiplies the lengths a of its rounds.
+
+    Parameters as in the authors' PyTorch program, for row vectors, x W1: W1, W2, Wg, U1, U2, Ug, B1, B2 (D, D); b1,
+    bg (D); A1 (K, 1), the lengths a.
+    Initialisation as there: matrices N(0, 0.01), b1 = 0, bg = -3 (0 in "plain"), a = 0.01.
+    State: TARNNState, 2D numbers per sequence.
+    Differs: the authors' A1 has a column for each step, so their sequences have one length. The input before the first
+    is 0, as in their TensorFlow program; their PyTorch program takes the first input twice.
+    """
+
+    id = "S-tarnn"
+    equation = (
+        "h_t = (1 - g) h_{t-1} + g z,  "
+        "dz/ds = phi(U_1 z + U_2 h_{t-1} + W_1 x_t + W_2 x_{t-1} + b) - 2 z - h_{t-1} + B_1 x_t + B_2 h_{t-1},  "
+        "g = sigmoid(U_g h_{t-1} + W_g x_t + b_g)"
+    )
+    source = SOURCE
+    op = "tarnn_cell"
+    takes: ClassVar = frozenset({"timespans"})
+    sample: ClassVar = {"rounds": 2}
+
+    W1: Tensor
+    W2: Tensor
+    Wg: Tensor
+    U1: Tensor
+    U2: Tensor
+    Ug: Tensor
+    B1: Tensor
+    B2: Tensor
+
+    def __init__(self, dim: int, rounds: int = 1, variant: str = "b", nonlinearity: str = "relu") -> None:
+        super().__init__()
+        at_least(self._who(), 1, dim=dim, rounds=rounds)
+        if variant not in ("b", "plain"):
+            raise nearest("variant of tarnn", variant, ["b", "plain"])
+        if nonlinearity not in ACTIVATIONS:
+            raise nearest("nonlinearity of tarnn", nonlinearity, ACTIVATIONS)
+        self.dim, self.variant, self.nonlinearity = dim, variant, nonlinearity
+        for name in ("W1", "W2", "Wg", "U1", "U2", "Ug", "B1", "B2"):
+            self.register_parameter(name, nn.Parameter(torch.empty(dim, dim).normal_(0, 0.1)))
+        self.b1 = nn.Parameter(torch.zeros(dim))
+        self.bg = nn.Parameter(torch.full((dim,), -3.0 if variant == "b" else 0.0))
+        self.A1 = nn.Parameter(torch.full((rounds, 1), 0.01))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TARNNState:
+        kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
+        return TARNNState(self._zeros(batch_size, self.dim, **kind), self._zeros(batch_size, 1, self.dim, **kind))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: TARNNState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, TARNNState]:
+        self._check(x, state, cu_seqlens)
+        spans = durations("tarnn", timespans, x)
+        h, shift = (None, None) if state is None else state
+        before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
+        bias = F.pad(torch.cat([self.b1, self.bg]), (0, self.dim))
+        given = F.linear(x, torch.cat([self.W1, self.Wg, self.B1], 1).T, bias).unflatten(-1, (3, -1))
+        given = given + F.pad((before @ self.W2)[..., None, :], (0, 0, 0, 2))
+        operands = [given, spans, self.U1, torch.stack([self.U2, self.Ug, self.B2]), self.A1[:, 0]]
+        options = {"variant": self.variant, "nonlinearity": self.nonlinearity}
+        with as_widened(x):
+            y, h = tarnn_cell(*map(widen, operands), h, cu_seqlens=cu_seqlens, **options)
+        return y.to(x.dtype), TARNNState(h, shift)
+
+
+@tarnn_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"x": draw(batch, steps, 3, 4), "dt": draw(batch, steps, 1).abs()}
+        return {**timed, "u1": draw(4, 4), "u": draw(3, 4, 4), "rate": draw(2) / 4, "state": draw(rows, 4)}
+
+    return samples(make)
+
+
+@tarnn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    given = {"x": torch.zeros(2, 5, 3, 4), "dt": torch.zeros(2, 5, 1), "u1": torch.zeros(4, 4), "rate": torch.ones(1)}
+    yield Sample({**given, "u": torch.zeros(3, 4, 3)}), "u has shape (3, 4, 3), expected (3, D, D) with D=4 from x"
+    given["dt"] = torch.zeros(2, 5)
+    yield Sample({**given, "u": torch.zeros(3, 4, 4)}), "dt has shape (2, 5), expected (B, T, 1)"

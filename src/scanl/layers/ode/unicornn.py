@@ -1,0 +1,105 @@
+r"""UnICORNN: undamped oscillators that are not coupled with each other, so no state grows or fades.
+
+.. math::
+   z_t = z_{t-1} - \Delta t\, \sigma(c) \odot (\tanh(w \odot y_{t-1} + V x_t + b) + \alpha y_{t-1}), \quad
+   y_t = y_{t-1} + \Delta t\, \sigma(c) \odot z_t
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.ode._timed import TimedCell
+from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Rusch and Mishra, "UnICORNN: A recurrent model for learning very long time dependencies", arXiv:2103.05487'
+
+
+@cell(
+    "x: B T D, dt: B T 1, w: D, c: D, state: B 2 D -> B T D",
+    equation="z_t = z_{t-1} - dt c * (tanh(w * y_{t-1} + x_t) + alpha y_{t-1}), y_t = y_{t-1} + dt c * z_t",
+    source=SOURCE,
+)
+def unicornn_cell(x, dt, w, c, state, *, alpha: float = 30.65):
+    """Move independent oscillators by one symplectic Euler step of length dt c.
+
+    x: the projected input, bias included, (B, T, D).   dt: (B, T, 1).   w: weight of y, (D).   c: share of the step
+    that each oscillator makes, in (0, 1), (D).   state: y and z, (B, 2, D).
+    """
+    y, z = state.unbind(1)
+    step = dt * c
+    z = z - step * (torch.tanh(w * y + x) + alpha * y)
+    y = y + step * z
+    return y, torch.stack([y, z], 1)
+
+
+@unicornn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "dt": draw(batch, steps, 1).abs() / 4,
+            "w": draw(3),
+            "c": draw(3).sigmoid(),
+            "state": draw(rows, 2, 3),
+        },
+        alpha=2.0,
+    )
+
+
+@unicornn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, dt, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3)
+    yield Sample({"x": x, "dt": dt, "w": w[:2], "c": w}), "w has shape (2,), expected (D,) with D=3 from x"
+    yield Sample({"x": x, "dt": dt, "w": w}), "c is missing, expected a tensor (D,)"
+
+
+@register("unicornn")
+class UnICORNN(TimedCell):
+    """One level of UnICORNN: independent oscillators without damping, whose displacements y are the output.
+
+    `forward` also takes `timespans` (B, T), which multiply dt. A stack of these layers has the authors' levels; its
+    dropout stands for theirs.
+
+    Args:
+        dim: D, inputs and oscillators.
+        dt: the longest step; oscillator j makes steps of dt σ(c_j).
+        alpha: stiffness of an oscillator without its nonlinearity.
+
+    Parameters as in the authors' program: fc (D, D) with bias; weight_hh, c_ (D).
+    Initialisation: fc Kaiming uniform with a = 8, bias 0; weight_hh U(0, 1); c_ U(±0.1). The defaults of dt and alpha
+    are the authors' for psMNIST.
+    State: y and z (B, 2, D).
+    """
+
+    id = "S-unicornn"
+    equation = (
+        "z_t = z_{t-1} - dt sigmoid(c) * (tanh(w * y_{t-1} + V x_t + b) + alpha y_{t-1}),  "
+        "y_t = y_{t-1} + dt sigmoid(c) * z_t"
+    )
+    source = SOURCE
+    cell = unicornn_cell
+
+    def __init__(self, dim: int, dt: float = 0.19, alpha: float = 30.65) -> None:
+        super().__init__()
+        positive("unicornn", dt=dt)
+        at_least("unicornn", 0, alpha=alpha)
+        self.dim, self.dt, self.alpha = dim, dt, alpha
+        self.fc = nn.Linear(dim, dim)
+        nn.init.kaiming_uniform_(self.fc.weight, a=8)
+        nn.init.zeros_(self.fc.bias)
+        self.weight_hh = nn.Parameter(torch.rand(dim))
+        self.c_ = nn.Parameter(torch.empty(dim).uniform_(-0.1, 0.1))
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, self.dim)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        return [self.fc(x), self.dt * spans, self.weight_hh, self.c_.sigmoid()]
+
+    def options(self) -> dict[str, float]:
+        return {"alpha": self.alpha}

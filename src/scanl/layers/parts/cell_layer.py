@@ -1,0 +1,104 @@
+"""Base classes of layers whose recurrence is one cell, checks of their options, and samples of such cells."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, widen
+from scanl.layers.state import Device, DType
+from scanl.ops.cell import Cell
+from scanl.ops.registry import Sample
+
+
+class CellBase(Layer):
+    """Layer that runs a cell over the whole sequence. A subclass sets `cell`.
+
+    Where its state is not (B, D) it defines `state_shape`, and where the cell's output is not its own, `output`.
+    """
+
+    sample: ClassVar = {}
+    cell: ClassVar[Cell]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "cell" in vars(cls):
+            cls.op = cls.cell.name
+
+    def state_shape(self) -> tuple[int, ...]:
+        """Return the shape of one sequence's state."""
+        return (self.dim,)
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the options of the cell."""
+        return {}
+
+    def output(self, h: Tensor) -> Tensor:
+        """Map the output of the cell to y (B, T, dim)."""
+        return h
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, *self.state_shape(), device=device, dtype=dtype, at_least=torch.float32)
+
+    def _run(
+        self, x: Tensor, operands: Sequence[Tensor | None], state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the cell in float32 or wider, also under autocast."""
+        wide = [each if each is None else widen(each) for each in operands]
+        with as_widened(x):
+            return self.cell(*wide, state, cu_seqlens=cu_seqlens, **self.options())
+
+
+class CellLayer(CellBase):
+    """Layer that runs a cell over the whole sequence. A subclass sets `cell` and defines `operands`."""
+
+    def operands(self, x: Tensor) -> Sequence[Tensor | None]:
+        """Return the operands of the cell, without the state."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        h, last = self._run(x, self.operands(x), state, cu_seqlens)
+        return self.output(h.to(x.dtype)), last
+
+
+def at_least(who: str, least: float, **sizes: float | None) -> None:
+    """Raise ConfigError for a number below `least`; None is allowed."""
+    for name, size in sizes.items():
+        if size is not None and not size >= least:
+            raise ConfigError(f"{who}: {name} is {size}, expected at least {least}")
+
+
+def positive(who: str, **values: float) -> None:
+    """Raise ConfigError for a number that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{who}: {name} is {value}, expected more than 0")
+
+
+def share(who: str, **values: float) -> None:
+    """Raise ConfigError for a number that is not from 0 to 1."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{who}: {name} is {value}, expected 0 to 1")
+
+
+Draw = Callable[..., Tensor]
+
+
+def samples(make: Callable[[Draw, int, int, int], Mapping[str, Any]], **options: Any) -> Iterator[Sample]:
+    """Yield two samples of a cell: a batch, and packed sequences.
+
+    make: gets a function that draws normal numbers of a shape, then B, T and the number of sequences.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield Sample(make(draw, 2, 4, 2), options)
+    yield Sample(make(draw, 1, 5, 3), {**options, "cu_seqlens": torch.tensor([0, 2, 2, 5])})

@@ -1,0 +1,93 @@
+r"""Gated linear network: a diagonal recurrence between two gated linear units, which can compute linear attention.
+
+.. math::
+   h_t = \lambda \odot h_{t-1} + (W^{in}_m x_t) \odot (W^{in}_x x_t), \quad
+   y_t = D \left((W^{out}_m h_t) \odot (W^{out}_x h_t)\right)
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.cell_layer import at_least
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("gatedattn")
+class GatedAttention(Layer):
+    """A diagonal linear recurrence whose input and output are multiplicative gates.
+
+    With D² + D channels it can be linear attention exactly: D² channels that never forget hold the products of keys and
+    values, and D channels that keep nothing carry the query to the output gate, which sees only the state.
+
+    Args:
+        dim: D, model width.
+        state_dim: N, channels of the recurrence; by default D.
+        hidden_dim: M, products of the output gate; by default D.
+
+    Parameters: in_m, in_x (N, D) with biases, which stand for the paper's constant input 1; nu_log (N), with
+    λ = exp(-exp(nu_log)); out_m, out_x (M, N) without biases; readout (D, M). There is no program of the authors.
+    Initialisation: λ ~ U(0, 1); the projections as in PyTorch.
+    State: h (B, N).
+    """
+
+    id = "S-gatedattn"
+    equation = (
+        "h_t = lambda * h_{t-1} + (W_in_m x_t) * (W_in_x x_t),  y_t = D ((W_out_m h_t) * (W_out_x h_t)),  "
+        "x_t with a 1 appended"
+    )
+    source = 'Zucchet, Kobayashi, Akram et al., "Gated recurrent neural networks discover attention", arXiv:2309.01775'
+    op = "linear_scan"
+    sample: ClassVar = {"state_dim": 6, "hidden_dim": 5}
+    residual_out = "readout"
+
+    def __init__(self, dim: int, state_dim: int | None = None, hidden_dim: int | None = None) -> None:
+        super().__init__()
+        at_least("gatedattn", 1, dim=dim, state_dim=state_dim, hidden_dim=hidden_dim)
+        self.dim, self.state_dim, self.hidden_dim = dim, state_dim or dim, hidden_dim or dim
+        self.in_m, self.in_x = nn.Linear(dim, self.state_dim), nn.Linear(dim, self.state_dim)
+        self.nu_log = nn.Parameter(torch.rand(self.state_dim).clamp(1e-6, 1 - 1e-6).log().neg().log())
+        self.out_m = nn.Linear(self.state_dim, self.hidden_dim, bias=False)
+        self.out_x = nn.Linear(self.state_dim, self.hidden_dim, bias=False)
+        self.readout = nn.Linear(self.hidden_dim, dim, bias=False)
+
+    @torch.no_grad()
+    def set_attention(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Set all parameters so that the layer is y_t = Σ_{i<=t} v_i (k_i · q_t), with q = query x and so on, (D, D).
+
+        Raises ConfigError unless state_dim is D² + D and hidden_dim is D², ShapeError for another shape.
+        """
+        d, n = self.dim, self.dim**2
+        if (self.state_dim, self.hidden_dim) != (n + d, n):
+            raise ConfigError(
+                f"gatedattn: state_dim is {self.state_dim} and hidden_dim is {self.hidden_dim}, expected {n + d} and "
+                f"{n} because of dim={d}"
+            )
+        for name, matrix in (("query", query), ("key", key), ("value", value)):
+            if matrix.shape != (d, d):
+                raise ShapeError(f"gatedattn: {name} has shape {tuple(matrix.shape)}, expected ({d}, {d})")
+        for parameter in self.parameters():
+            parameter.zero_()
+        self.in_m.weight.copy_(torch.cat([value.repeat_interleave(d, 0), query]))  # channel i D + j holds v_i k_j
+        self.in_x.weight[:n] = key.repeat(d, 1)
+        self.in_x.bias[n:] = 1
+        self.nu_log[:n], self.nu_log[n:] = -200.0, 10.0  # λ is exactly 1 and 0
+        self.out_m.weight[:, :n] = torch.eye(n)
+        self.out_x.weight[:, n:] = torch.eye(d).repeat(d, 1)
+        self.readout.weight.copy_(torch.eye(d).repeat_interleave(d, 1))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        given = widen(self.in_m(x)) * widen(self.in_x(x))
+        h, last = linear_scan(given, (-widen(self.nu_log).exp()).exp(), state, cu_seqlens=cu_seqlens)
+        h = h.to(x.dtype)
+        return self.readout(self.out_m(h) * self.out_x(h)), last

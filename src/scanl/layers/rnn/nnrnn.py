@@ -1,0 +1,75 @@
+r"""Non-normal network: a recurrent matrix given by its Schur form, rotations and what only feeds forward.
+
+.. math::
+   h_t = \mathrm{modReLU}(W h_{t-1} + U x_t), \quad W = P (\Theta + T) P^\top, \quad P = \exp(A)
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import CellLayer
+from scanl.layers.rnn.ornn import Threshold, ornn_cell, skew, skew_blocks
+
+
+@register("nnrnn")
+class NonNormalRNN(CellLayer):
+    """nnRNN: eigenvalues near the unit circle, as of an orthogonal matrix, and transients that no such matrix has.
+
+    Args:
+        dim: D, inputs and state, an even number.
+        init: initial A, of 2 × 2 blocks: "henaff", of angles U(-π, 0), or "cayley", -sqrt((1 - cos θ) / (1 + cos θ))
+            with θ ~ U(0, π/2).
+
+    Parameters as in the authors' program: U (D, D), without bias; log_P (D, D), of which only what is above the
+    diagonal counts, as skew-symmetric A; UppT (D, D), T above its diagonal; nonlinearity.b (D). Their scalars theta_j
+    and alpha_j are vectors here, theta and alpha (D/2): the angles and factors of the rotations in Θ. W multiplies a
+    row h from the right, as there. There P takes Riemannian steps of its own; here log_P is trained as any parameter.
+    Initialisation: U Xavier normal; UppT 0; alpha 1; theta U(0, 2π); b U(±0.01).
+    State: h (B, D), initially 0, which is also the output.
+    """
+
+    id = "S-nnrnn"
+    equation = "h_t = modReLU(W h_{t-1} + U x_t),  W = P (Theta + T) P^T,  P = exp(A),  A = -A^T"
+    source = (
+        'Kerg et al., "Non-normal Recurrent Neural Network (nnRNN): learning long time dependencies while improving '
+        'expressivity with transient dynamics", arXiv:1905.12080'
+    )
+    cell = ornn_cell
+    sample: ClassVar = {}
+
+    def __init__(self, dim: int, init: str = "henaff") -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ConfigError(f"nnrnn: dim is {dim}, expected an even number above 0")
+        if init not in ("henaff", "cayley"):
+            raise nearest("init of nnrnn", init, ["henaff", "cayley"])
+        self.dim, self.init = dim, init
+        self.U = nn.Linear(dim, dim, bias=False)
+        nn.init.xavier_normal_(self.U.weight)
+        self.log_P = nn.Parameter(skew_blocks(dim, init, -math.pi, 0.0))
+        self.UppT = nn.Parameter(torch.zeros(dim, dim))
+        self.theta = nn.Parameter(torch.empty(dim // 2).uniform_(0, 2 * math.pi))
+        self.alpha = nn.Parameter(torch.ones(dim // 2))
+        self.nonlinearity = Threshold(dim)
+
+    def penalty(self) -> Tensor:
+        """Return the sum of (alpha_j - 1)². The authors add 1e-4 to 1 times it to the loss."""
+        return (self.alpha - 1).square().sum()
+
+    def recurrent_matrix(self) -> Tensor:
+        """Return W (D, D), which multiplies a row h from the right, in float32 or wider."""
+        theta, alpha = widen(self.theta), widen(self.alpha)
+        cos, sin = alpha * theta.cos(), alpha * theta.sin()
+        blocks = torch.diag_embed(torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]))  # (2, 2, D/2, D/2)
+        rotations = blocks.permute(2, 0, 3, 1).reshape(self.dim, self.dim)
+        with as_widened(theta):
+            p = torch.matrix_exp(skew(self.log_P))
+            return p @ (widen(self.UppT).triu(1) + rotations) @ p.T
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        return [self.U(x), self.recurrent_matrix().T, self.nonlinearity.b]

@@ -1,0 +1,198 @@
+r"""Orthogonal recurrent networks: the recurrent matrix is a function of a skew-symmetric one, so it keeps lengths.
+
+.. math::
+   h_t = \mathrm{modReLU}(W h_{t-1} + V x_t), \quad
+   W = \exp(A) \text{ or } (I + A)^{-1}(I - A) D, \quad A = -A^\top
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import nearest
+from scanl.layers.base import as_widened, preset, register, widen
+from scanl.layers.module import Module
+from scanl.layers.parts.cell_layer import CellLayer, samples, share
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EXPRNN = (
+    'Lezcano-Casado and Martínez-Rubio, "Cheap Orthogonal Constraints in Neural Networks: A Simple Parametrization of '
+    'the Orthogonal and Unitary Group", arXiv:1901.08428'
+)
+SCORNN = (
+    'Helfrich, Willmott and Ye, "Orthogonal Recurrent Neural Networks with Scaled Cayley Transform", arXiv:1707.09520'
+)
+
+
+@cell(
+    "x: B T D, w: D D, b: D, state: B D -> B T D",
+    equation="h_t = modReLU(W h_{t-1} + x_t), modReLU(z) = sign(z) ReLU(|z| + b)",
+    source=EXPRNN,
+)
+def ornn_cell(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step of a network with modReLU. x: the projected input.   w: (D, D).   b: threshold, (D)."""
+    z = x + state @ w.T
+    h = torch.sign(z) * torch.relu(torch.abs(z) + b)
+    return h, h
+
+
+@ornn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "w": draw(3, 3) / 2,
+            "b": draw(3) / 4,
+            "state": draw(rows, 3),
+        }
+    )
+
+
+@ornn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w, b = torch.zeros(2, 5, 3), torch.zeros(3, 3), torch.zeros(3)
+    yield Sample({"x": x, "w": w[:2], "b": b}), "w has shape (2, 3), expected (D, D) with D=3 from x"
+    yield Sample({"x": x, "w": w}), "b is missing, expected a tensor (D,)"
+
+
+def skew(m: Tensor) -> Tensor:
+    """Return the skew-symmetric matrix of the upper triangle of m."""
+    upper = widen(m).triu(1)
+    return upper - upper.T
+
+
+def skew_blocks(dim: int, init: str, low: float = -math.pi, high: float = math.pi) -> Tensor:
+    """Return a skew-symmetric matrix of 2 × 2 blocks.
+
+    init: "henaff" for blocks of U(low, high), or "cayley" for -sqrt((1 - cos θ) / (1 + cos θ)) with θ ~ U(0, π/2).
+    """
+    place = torch.rand(dim // 2)
+    blocks = -torch.tan(place * math.pi / 4) if init == "cayley" else low + (high - low) * place
+    upper = torch.diag_embed(torch.stack([blocks, torch.zeros_like(blocks)], 1).flatten()[: dim - 1], 1)
+    return upper - upper.T
+
+
+class Threshold(Module):
+    """The threshold b of modReLU, initially U(±limit)."""
+
+    def __init__(self, dim: int, limit: float = 0.01) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.empty(dim).uniform_(-limit, limit))
+
+
+class Orthogonal(Module):
+    """An orthogonal matrix: base, times a function of the skew-symmetric matrix of A, its last columns negated."""
+
+    def __init__(self, dim: int, param: str, init: str, negative: int) -> None:
+        super().__init__()
+        self.param, self.negative = param, negative
+        self.A = nn.Parameter(skew_blocks(dim, init))
+        self.register_buffer("base", torch.eye(dim))
+
+    def unsigned(self) -> Tensor:
+        """Return base times the function of A (D, D), in float32 or wider."""
+        a, base = skew(self.A), widen(self.get_buffer("base"))
+        eye = torch.eye(len(a), dtype=a.dtype, device=a.device)
+        with as_widened(a):
+            return base @ (torch.matrix_exp(a) if self.param == "exp" else torch.linalg.solve(eye + a, eye - a))
+
+    def forward(self) -> Tensor:
+        matrix = self.unsigned()
+        columns = torch.arange(len(matrix), device=matrix.device)
+        return torch.where(columns < len(matrix) - self.negative, matrix, -matrix)
+
+
+@register("ornn")
+class OrthogonalRNN(CellLayer):
+    """A network with an orthogonal recurrent matrix and modReLU, which keeps the length of its state and of gradients.
+
+    Args:
+        dim: D, inputs and state.
+        param: the function of A: "exp", or "cayley" for (I + A)^-1 (I - A).
+        init: initial A, of 2 × 2 blocks: "henaff", of angles U(±π), or "cayley", -sqrt((1 - cos θ) / (1 + cos θ)) with
+            θ ~ U(0, π/2).
+        negative: share of the columns of W that are negated, the last ones.
+        dynamic: W = base exp(A), where base takes up the initial W, and A starts at 0. Call `rebase` every hundred or
+            so steps of the optimiser.
+        input_scale: V ~ U(±input_scale) and b = 0; None for V Kaiming normal and b ~ U(±0.01).
+
+    Parameters as in the authors' program: recurrent_kernel.A (D, D), of which only what is above the diagonal counts;
+    input_kernel (D, D), without bias; nonlinearity.b (D). recurrent_kernel.base is a buffer. W multiplies a row h from
+    the right, as there. The authors give A a tenth of the learning rate.
+    State: h (B, D), initially 0, which is also the output.
+    """
+
+    id = "S-ornn"
+    equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = exp(A) or (I + A)^-1 (I - A) D,  A = -A^T"
+    source = f"{EXPRNN}; {SCORNN}"
+    cell = ornn_cell
+
+    def __init__(
+        self,
+        dim: int,
+        param: str = "exp",
+        init: str = "henaff",
+        negative: float = 0.0,
+        dynamic: bool = False,
+        input_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        if param not in ("exp", "cayley"):
+            raise nearest(f"param of {self._who()}", param, ["exp", "cayley"])
+        if init not in ("henaff", "cayley"):
+            raise nearest(f"init of {self._who()}", init, ["henaff", "cayley"])
+        share(self._who(), negative=negative)
+        self.dim, self.param, self.init, self.negative, self.dynamic = dim, param, init, negative, dynamic
+        self.recurrent_kernel = Orthogonal(dim, param, init, round(negative * dim))
+        self.input_kernel = nn.Linear(dim, dim, bias=False)
+        if input_scale is None:
+            nn.init.kaiming_normal_(self.input_kernel.weight, nonlinearity="relu")
+        else:
+            nn.init.uniform_(self.input_kernel.weight, -input_scale, input_scale)
+        self.nonlinearity = Threshold(dim, 0.01 if input_scale is None else 0.0)
+        if dynamic:
+            self.rebase()
+
+    @torch.no_grad()
+    def rebase(self) -> None:
+        """Move W into base, as the nearest orthogonal matrix, and set A to 0. So W stays what it is."""
+        kernel = self.recurrent_kernel
+        left, _, right = torch.linalg.svd(kernel.unsigned())
+        kernel.get_buffer("base").copy_(left @ right)
+        kernel.A.zero_()
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        return [self.input_kernel(x), self.recurrent_kernel().T, self.nonlinearity.b]
+
+
+@preset("exprnn", param="exp")
+class ExpRNN(OrthogonalRNN):
+    """expRNN: an orthogonal network whose matrix is the exponential of a skew-symmetric one."""
+
+    id = "S-ornn"
+    equation = "h_t = modReLU(exp(A) h_{t-1} + V x_t),  A = -A^T"
+    source = EXPRNN
+
+
+@preset("dtriv", dynamic=True)
+class DTriv(OrthogonalRNN):
+    """dtriv: expRNN around a base point that moves. Call `rebase` every hundred steps of the optimiser.
+
+    The authors project the base onto the orthogonal matrices at every thirtieth call, `rebase` at every one.
+    """
+
+    id = "S-ornn"
+    equation = "h_t = modReLU(base exp(A) h_{t-1} + V x_t),  A = -A^T"
+    source = 'Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", arXiv:1909.09501'
+
+
+@preset("scornn", param="cayley", init="cayley", negative=0.5, input_scale=0.01)
+class ScoRNN(OrthogonalRNN):
+    """scoRNN: an orthogonal network by the Cayley transform, scaled by signs. The authors tune the share of -1."""
+
+    id = "S-ornn"
+    equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = (I + A)^-1 (I - A) D,  A = -A^T,  D = diag(1, ..., -1, ...)"
+    source = SCORNN

@@ -1,0 +1,102 @@
+r"""UR-LSTM: an LSTM whose forget gate is refined by a second gate, and begins with memories of every length.
+
+.. math::
+   g_t = 2 r_t \odot f_t + (1 - 2 r_t) \odot f_t^2, \quad c_t = g_t \odot c_{t-1} + (1 - g_t) \odot \tanh(\hat u_t), \\
+   h_t = o_t \odot \tanh(c_t), \quad f_t = \sigma(\hat f_t + b_f), \; r_t = \sigma(\hat r_t - b_f)
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.layers.base import register
+from scanl.layers.parts.cell_layer import CellLayer, at_least, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = (
+    'Gu, Gulcehre, Paine, Hoffman and Pascanu, "Improving the Gating Mechanism of Recurrent Neural Networks", '
+    "arXiv:1910.09890"
+)
+
+
+@cell(
+    "x: B T 4 D, w: 4 D D, state: B 2 D -> B T D",
+    equation="c_t = g_t * c_{t-1} + (1 - g_t) * tanh(u_t), h_t = sigmoid(o_t) * tanh(c_t), "
+    "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2",
+    source=SOURCE,
+)
+def urlstm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step of an LSTM with a refined forget gate.
+
+    x: the projected input, biases included, of the gates f and r, the candidate u and the gate o, (B, T, 4, D).
+    w: weights of h for each of them, (4, D, D).   state: h and c, (B, 2, D).
+    """
+    h, c = state.unbind(1)
+    f, r, u, o = (x + torch.einsum("bi,koi->bko", h, w)).unbind(1)
+    f, r = torch.sigmoid(f), torch.sigmoid(r)
+    g = 2 * r * f + (1 - 2 * r) * f**2
+    c = g * c + (1 - g) * torch.tanh(u)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return h, torch.stack([h, c], 1)
+
+
+@urlstm_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 4, 3),
+            "w": draw(4, 3, 3),
+            "state": draw(rows, 2, 3),
+        }
+    )
+
+
+@urlstm_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w = torch.zeros(2, 5, 4, 3), torch.zeros(4, 3, 3)
+    yield Sample({"x": x, "w": w[:3]}), "w has shape (3, 3, 3), expected (4, D, D) with D=3 from x"
+    yield Sample({"x": x, "w": w, "state": x[:, 0, 0]}), "state has shape (2, 3), expected (B, 2, D)"
+
+
+@register("urlstm")
+class URLSTM(CellLayer):
+    """UR-LSTM: the gate g lies between f² and 1 - (1 - f)², and r says where; the new value enters with 1 - g.
+
+    Args:
+        dim: D, inputs and each of h and c.
+
+    Parameters: weight_ih, weight_hh (4D, D) and bias (4D), rows of f, r, u and o; forget_bias (D), which is added to f
+    and subtracted from r. There is no program of the authors.
+    Initialisation: forget_bias = -ln(1/u - 1) with u ~ U(1/D, 1 - 1/D), so that the first values of f are uniform; the
+    bias 0; the weights U(±1/sqrt(D)), as in PyTorch's LSTM.
+    State: h and c (B, 2, D). The output is h.
+    """
+
+    id = "S-urlstm"
+    equation = (
+        "c_t = g_t * c_{t-1} + (1 - g_t) * tanh(u_t),  h_t = sigmoid(o_t) * tanh(c_t),  "
+        "g_t = 2 r_t f_t + (1 - 2 r_t) f_t^2,  f_t = sigmoid(f'_t + b_f),  r_t = sigmoid(r'_t - b_f)"
+    )
+    source = SOURCE
+    cell = urlstm_cell
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        at_least("urlstm", 2, dim=dim)
+        self.dim = dim
+        limit = 1 / math.sqrt(dim)
+        self.weight_ih = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
+        self.weight_hh = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
+        self.bias = nn.Parameter(torch.zeros(4 * dim))
+        self.forget_bias = nn.Parameter(torch.empty(dim).uniform_(1 / dim, 1 - 1 / dim).logit())
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, self.dim)
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        f, r, rest = self.bias.split([self.dim, self.dim, 2 * self.dim])
+        given = nn.functional.linear(x, self.weight_ih, torch.cat([f + self.forget_bias, r - self.forget_bias, rest]))
+        return [given.unflatten(-1, (4, -1)), self.weight_hh.unflatten(0, (4, -1))]
