@@ -197,8 +197,8 @@ def tarnn(layer, xs, spans=None):
     return ys
 
 
-def along(field, v, h):
-    """The perceptron's derivative of h; v: what it gets in all."""
+def along(field, v):
+    """What the perceptron gives for v."""
     z = torch.tanh(linear(field.first, v))
     for each in field.deep:
         z = torch.tanh(linear(each, z))
@@ -224,7 +224,7 @@ def moved(flow, h, span, method, substeps):
 def odernn(layer, xs, spans=None):
     h, gru, ys = torch.zeros(DIM), layer.GRU_update, []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
-        h = moved(lambda h: along(layer.ode_func, h, h), h, span, layer.method, layer.substeps)
+        h = moved(lambda h: along(layer.ode_func, h), h, span, layer.method, layer.substeps)
         (r, z, n), (to_r, to_z, to_n) = (
             (gru.weight_ih @ x + gru.bias_ih).chunk(3), (gru.weight_hh @ h + gru.bias_hh).chunk(3)
         )  # fmt: skip
@@ -237,7 +237,7 @@ def odernn(layer, xs, spans=None):
 def neuralode(layer, xs, spans=None):
     h, ys = torch.zeros(DIM), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
-        flow = partial(lambda x, h: along(layer.func, torch.cat([h, x]), h), x)
+        flow = partial(lambda x, h: along(layer.func, torch.cat([h, x])), x)
         h = moved(flow, h, span, layer.method, layer.substeps)
         ys.append(h)
     return ys
@@ -505,6 +505,21 @@ def test_fixed_steps_converge_with_their_order(method, order):
     coarse, middle, fine = ((y - ys[3]).abs().max() for y in ys[:3])
     assert 0.8 * 2**order < coarse / middle < 1.25 * 2**order
     assert 0.8 * 2**order < middle / fine < 1.25 * 2**order
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["euler", "midpoint"])
+def test_fixed_steps_are_those_of_torchdiffeq(method):
+    """Its "rk4" is another method of the fourth order, with thirds."""
+    torchdiffeq = pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+    layer, x, h = shaken(NeuralODE(DIM, 5, 1, method, 4), 0.5), torch.randn(2, 1, DIM), torch.randn(2, DIM)
+    _, last = layer(x, h)
+
+    def flow(_, h):
+        return torch.stack([along(layer.func, torch.cat(pair)) for pair in zip(h, x[:, 0], strict=True)])
+
+    theirs = torchdiffeq.odeint(flow, h, torch.tensor([0.0, 1.0]), method=method, options={"step_size": 0.25})[1]
+    torch.testing.assert_close(last, theirs, rtol=0, atol=1e-12)
 
 
 def nearly_linear(layer):
