@@ -27,8 +27,8 @@ def test_an_excuse_names_a_law_and_a_reason(excused, law):
 
 @pytest.mark.parametrize(("excused", "law"), EXCUSES)
 def test_an_excuse_is_needed(excused, law):
-    """Tried, the law fails, at the first value of its other parameters."""
+    """Tried, the law fails or cannot be tried, at the first value of its other parameters."""
     marks = [mark for mark in getattr(LAWS[law], "pytestmark", []) if mark.name == "parametrize"]
     first = {mark.args[0]: mark.args[1][0] for mark in marks}
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RuntimeError, ArithmeticError)):
         LAWS[law](**(first | {"name": excused}))

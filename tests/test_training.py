@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn import functional as F
 
 from scanl.cli import main
@@ -27,6 +28,7 @@ from scanl.learning import RunFolder, TrainConfig, bits_per_byte
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.config import DataConfig, ModelConfig, build_model, fitting_precision, seeded_model
 from scanl.learning.run.metrics import read_metrics
+from scanl.learning.run.module import Learning
 from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
@@ -379,7 +381,7 @@ precision: 32-true
 def test_a_configuration_of_before_is_read(tmp_path):
     (tmp_path / "config.yaml").write_text(FLAT)
     found = TrainConfig.from_yaml(tmp_path / "config.yaml")
-    assert found.options() == yaml.safe_load(FLAT)
+    assert found.options() == {**yaml.safe_load(FLAT), "clip_value": None}  # an option that came later
     assert (found.model.layer, found.data.paths, found.data.carry_state) == ("hawk,lru", ["/texts/notes.txt"], True)
     parts = yaml.safe_load(found.to_yaml())
     assert list(parts) == ["model", "data", "optimiser", "run"]
@@ -431,6 +433,7 @@ def test_unknown_parts_and_options_are_named(tmp_path):
     [
         ({"depth": 0}, "depth is 0, expected at least 1"),
         ({"lr": 0.0}, "lr is 0.0, expected above 0"),
+        ({"clip_value": 0.0}, "clip_value is 0.0, expected above 0"),
         ({"minutes": -1.0}, "minutes is -1.0, expected above 0"),
         ({"warmup": -1}, "warmup is -1, expected at least 0"),
         ({"steps": 3, "minutes": 1.0}, "steps and minutes are both given, expected one of them"),
@@ -471,6 +474,23 @@ def test_minutes_are_kept_to(text, tmp_path):
     assert 2 < stored["scanl"]["seconds"] < took
     rates = [float(row["lr"]) for row in read_metrics(RunFolder(tmp_path / "run"))]
     assert rates[-1] < 0.1 * max(rates)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"clip": 5.0}, [3.0, -4.0, 0.0]),
+        ({"clip": 1.0}, [0.6, -0.8, 0.0]),
+        ({"clip": 9.0, "clip_value": 3.5}, [3.0, -3.5, 0.0]),
+        ({"clip": 2.5, "clip_value": 3.0}, [2.5 / 2**0.5, -2.5 / 2**0.5, 0.0]),
+    ],
+)
+def test_gradients_are_clipped_by_value_and_then_by_norm(options, expected):
+    source = TrainConfig(task="parity").source()
+    learning = Learning(nn.Linear(3, 1, bias=False), TrainConfig(**options), source)
+    learning.model.weight.grad = torch.tensor([[3.0, -4.0, 0.0]])
+    learning.configure_gradient_clipping(None)
+    torch.testing.assert_close(learning.model.weight.grad, torch.tensor([expected]))
 
 
 def test_only_linear_maps_decay():

@@ -6,6 +6,7 @@ r"""Gated recurrent unit.
 from torch import Tensor
 
 from scanl.layers.base import register
+from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.layers.state import Device, DType
 
@@ -17,6 +18,8 @@ class GRU(TorchCell):
     Args:
         dim: D, inputs and state.
         bias: two biases, as PyTorch has them.
+        t_max: use chrono initialisation for memories of up to T_max steps: b_z = ln U(1, T_max - 1). The paper's gate
+            multiplies the new input, so there the sign is the other.
 
     Parameters as in `torch.nn.GRU`, gates in the order r, z, n: weight_ih_l0, weight_hh_l0 (3D, D), bias_ih_l0,
     bias_hh_l0 (3D).
@@ -27,8 +30,17 @@ class GRU(TorchCell):
 
     id = "S-gru"
     equation = "n_t = tanh(W x_t + b + r_t * (U h_{t-1} + b')),  h_t = (1 - z_t) * n_t + z_t * h_{t-1}"
-    source = 'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8)'
+    source = (
+        'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8); '
+        "chrono start: Tallec and Ollivier, arXiv:1804.11188"
+    )
     gates = 3
+
+    def __init__(self, dim: int, bias: bool = True, t_max: int | None = None) -> None:
+        check_memory("gru", bias, None, t_max)
+        super().__init__(dim, bias)
+        if bias:
+            init_memory((self.bias_ih_l0, self.bias_hh_l0), slice(dim, 2 * dim), None, None, t_max)
 
     def _kernel(self) -> str:
         return "gru"

@@ -5,11 +5,10 @@ r"""Long short-term memory.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
 from scanl.layers.base import register
+from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.layers.state import Device, DType
 
@@ -47,26 +46,11 @@ class LSTM(TorchCell):
     gates = 4
 
     def __init__(self, dim: int, bias: bool = True, forget_bias: float | None = None, t_max: int | None = None) -> None:
-        if not bias and (forget_bias is not None or t_max is not None):
-            raise ConfigError("lstm: bias is False, expected True because of forget_bias or t_max")
-        if forget_bias is not None and t_max is not None:
-            raise ConfigError(f"lstm: forget_bias is {forget_bias} and t_max is {t_max}, expected only one of them")
-        if t_max is not None and t_max < 3:
-            raise ConfigError(f"lstm: t_max is {t_max}, expected at least 3")
+        check_memory("lstm", bias, forget_bias, t_max)
         super().__init__(dim, bias)
-        if forget_bias is None and t_max is None:
-            return
-        with torch.no_grad():
-            kept = (
-                torch.full((dim,), forget_bias or 0.0)
-                if t_max is None
-                else torch.empty(dim).uniform_(1, t_max - 1).log()
-            )
-            self.bias_ih_l0[dim : 2 * dim] = kept
-            self.bias_hh_l0[dim : 2 * dim] = 0
-            if t_max is not None:
-                self.bias_ih_l0[:dim] = -kept
-                self.bias_hh_l0[:dim] = 0
+        if bias:
+            biases = self.bias_ih_l0, self.bias_hh_l0
+            init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
 
     def _kernel(self) -> str:
         return "lstm"

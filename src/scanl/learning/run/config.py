@@ -61,6 +61,7 @@ class OptimiserConfig:
     warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
     weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1
     clip: Annotated[float, "largest norm of the gradient"] = 1.0
+    clip_value: Annotated[float | None, "largest entry of the gradient, clipped before its norm; none: any"] = None
 
 
 @dataclass
@@ -144,7 +145,7 @@ class TrainConfig:
         for name in COUNTS:
             if options[name] < 1:
                 raise ConfigError(f"train: {name} is {options[name]}, expected at least 1")
-        for name in ("lr", "clip", "steps", "minutes", "eval_every", "patience"):
+        for name in ("lr", "clip", "clip_value", "steps", "minutes", "eval_every", "patience"):
             if options[name] is not None and options[name] <= 0:
                 raise ConfigError(f"train: {name} is {options[name]}, expected above 0")
         for name in ("warmup", "weight_decay", "save_seconds", "seed"):

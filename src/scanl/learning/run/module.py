@@ -78,6 +78,8 @@ class Learning(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
+        if self.config.optimiser.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.config.optimiser.clip_value)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimiser.clip)
         if not norm.isfinite():
             bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())

@@ -1,0 +1,134 @@
+r"""Echo state network: a fixed random recurrence, of which only the readout is fitted.
+
+.. math:: s_t = (1 - \alpha) s_{t-1} + \alpha \tanh(W s_{t-1} + W_{in} x_t + b), \quad y_t = C s_t + d
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.rnn._base import draws
+from scanl.layers.state import Device, DType
+from scanl.ops import cell
+from scanl.ops.registry import Sample
+
+EQUATION = "s_t = (1 - alpha) s_{t-1} + alpha tanh(W s_{t-1} + W_in x_t + b)"
+SOURCE = (
+    'Jaeger, "The echo state approach to analysing and training recurrent neural networks", GMD report 148, 2001; '
+    "Lukosevicius and Jaeger, Computer Science Review 3, 2009"
+)
+
+
+@cell("x: B T E, w: E E, state: B E -> B T E", equation=EQUATION, source=SOURCE)
+def esn_cell(x: Tensor, w: Tensor, state: Tensor, *, leak: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Step a leaky reservoir.
+
+    x: the projected input, b included.   w: W.   leak: α, the part of a unit that is new.   state: s.
+    """
+    s = (1 - leak) * state + leak * torch.tanh(x + state @ w.T)
+    return s, s
+
+
+@esn_cell.samples
+def _samples() -> Iterator[Sample]:
+    draw = draws()
+    w = draw(5, 5)
+    yield Sample({"x": draw(2, 6, 5), "w": w, "state": draw(2, 5)}, {"leak": 0.3})
+    yield Sample({"x": draw(1, 7, 5), "w": w, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
+
+
+@esn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 4, 3)
+    yield Sample({"x": x}), "w is missing, expected a tensor (E, E)"
+    yield Sample({"x": x, "w": torch.zeros(3, 4)}), "w has shape (3, 4), expected (E, E) with E=3 from x"
+
+
+@register("esn")
+class ESN(Layer):
+    """Echo state network: a sparse random reservoir and a linear readout.
+
+    The reservoir is not trained. `scanl.learning.readout.fit_readout` fits the readout by ridge regression; gradient
+    descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random projections.
+
+    Args:
+        dim: D, inputs and outputs.
+        units: E, units of the reservoir; by default 4 D.
+        spectral_radius: largest absolute eigenvalue of W. Usual: 0.8 to 1.25.
+        leak: α, the part of a unit that is new in each step. 0 < α <= 1.
+        connectivity, input_connectivity: the fraction of weights of W, and of W_in, that are not 0.
+        input_scaling: size of the weights of W_in.
+        bias_scaling: size of b.
+
+    Buffers as in PyPI's reservoirpy: W (E, E), Win (E, D), bias (E). Parameters: readout (D, E) with a bias.
+    Initialisation as there: W normal, then scaled to the spectral radius; Win and bias with random signs. The readout
+    as in PyTorch.
+    State: s (B, E), zeros at the start.
+    """
+
+    id = "S-esn"
+    equation = f"{EQUATION},  y_t = C s_t + d"
+    source = SOURCE
+    op = "esn_cell"
+    sample: ClassVar = {"units": 20, "connectivity": 0.3, "input_connectivity": 0.5}
+    residual_out = "readout"
+
+    W: Tensor
+    Win: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        units: int | None = None,
+        spectral_radius: float = 1.0,
+        leak: float = 1.0,
+        connectivity: float = 0.1,
+        input_connectivity: float = 0.1,
+        input_scaling: float = 1.0,
+        bias_scaling: float = 0.0,
+    ) -> None:
+        super().__init__()
+        units = 4 * dim if units is None else units
+        if dim < 1 or units < 1:
+            raise ConfigError(f"esn: dim is {dim} and units is {units}, expected at least 1")
+        if not 0 < leak <= 1:
+            raise ConfigError(f"esn: leak is {leak}, expected 0 < leak <= 1")
+        if spectral_radius < 0:
+            raise ConfigError(f"esn: spectral_radius is {spectral_radius}, expected at least 0")
+        for name, part in (("connectivity", connectivity), ("input_connectivity", input_connectivity)):
+            if not 0 < part <= 1:
+                raise ConfigError(f"esn: {name} is {part}, expected 0 < {name} <= 1")
+        self.dim, self.units, self.leak, self.spectral_radius = dim, units, leak, spectral_radius
+        W = torch.randn(units, units) * _present(connectivity, units, units)
+        radius = torch.linalg.eigvals(W.double()).abs().max().clamp(min=1e-8).to(W.dtype)
+        self.register_buffer("W", W * (spectral_radius / radius))
+        self.register_buffer("Win", input_scaling * _signs(units, dim) * _present(input_connectivity, units, dim))
+        self.register_buffer("bias", bias_scaling * _signs(units))
+        self.readout = nn.Linear(units, dim)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.units, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        given = widen(F.linear(x, self.Win, self.bias))
+        with as_widened(x):
+            s, last = esn_cell(given, self.W, state, leak=self.leak, cu_seqlens=cu_seqlens)
+        return self.readout(s.to(x.dtype)), last
+
+
+def _present(connectivity: float, *shape: int) -> Tensor:
+    """Return 1 with probability `connectivity`, else 0."""
+    return (torch.rand(shape) < connectivity).to(torch.get_default_dtype())
+
+
+def _signs(*shape: int) -> Tensor:
+    return 2 * _present(0.5, *shape) - 1

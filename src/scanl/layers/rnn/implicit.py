@@ -1,0 +1,104 @@
+r"""Implicit layer: the output of a step is the fixed point of a recurrence that runs at that step's input.
+
+.. math:: s_t = \tanh(W s_t + U x_t + b)
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.packing import sequence_index
+from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.state import Device, DType
+from scanl.ops import fixed_point
+
+
+@register("implicit")
+class Implicit(Layer):
+    """Equilibrium of a recurrent network that is held at each input, with the gradient of the equilibrium.
+
+    A step does not see the steps before it; their equilibrium is where the solver starts. All steps of a call are
+    solved together. Raises ConvergenceError where no equilibrium is found, as may happen when W has grown too large.
+
+    Args:
+        dim: D, inputs and state.
+        gain: spectral norm of W at the start. Below 1 the map contracts, so it has exactly one fixed point.
+        method: of `scanl.ops.fixed_point`: "anderson", "broyden" or "iteration".
+        tolerance: relative residual of a solution; None for four roundings.
+        max_iterations: the most evaluations of the map.
+
+    Parameters: W (D, D); U (D, D) with a bias.
+    Initialisation: W orthogonal times `gain`, U as in PyTorch.
+    State: the equilibrium of the last step (B, D), zeros at the start.
+    """
+
+    id = "S-implicit"
+    equation = "s_t = tanh(W s_t + U x_t + b)"
+    source = (
+        'Bai, Kolter and Koltun, "Deep Equilibrium Models", arXiv:1909.01377, eq. (5) and theorem 1; the '
+        "network: Almeida, 1987, and Pineda, 1987"
+    )
+    op = "fixed_point"
+    excused: ClassVar = {
+        **dict.fromkeys(
+            ("compiles_to_one_graph", "an_exported_layer_takes_any_length"),
+            "how many iterations there are depends on the numbers",
+        ),
+        **dict.fromkeys(
+            ("earlier_outputs_are_the_same_to_the_bit", "it_stays_where_it_belongs_in_layers"),
+            "for a gradient that is not finite the solver raises ConvergenceError",
+        ),
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        gain: float = 0.5,
+        method: str = "anderson",
+        tolerance: float | None = None,
+        max_iterations: int = 100,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ConfigError(f"implicit: dim is {dim}, expected at least 1")
+        if not 0 < gain < 1:
+            raise ConfigError(f"implicit: gain is {gain}, expected 0 < gain < 1")
+        self.dim, self.method, self.tolerance, self.max_iterations = dim, method, tolerance, max_iterations
+        self.W = nn.Parameter(gain * nn.init.orthogonal_(torch.empty(dim, dim)))
+        self.U = nn.Linear(dim, dim)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        given, W = widen(self.U(x)), widen(self.W)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        before = (self.init_state(rows, device=x.device) if state is None else state).to(given.dtype)
+        if cu_seqlens is None:
+            first = before[:, None].expand_as(given)
+        else:
+            first = before[sequence_index(cu_seqlens, x.shape[1])]
+        with as_widened(x):
+            s = self._solve(given.flatten(0, 1), W, first.reshape(-1, self.dim)).view_as(given)
+        _, last = token_shift(s, before[:, None], cu_seqlens=cu_seqlens)
+        return s.to(x.dtype), last[:, 0]
+
+    def _solve(self, given: Tensor, W: Tensor, first: Tensor) -> Tensor:
+        """Return the fixed point for each row of `given`."""
+
+        def step(s: Tensor, u: Tensor) -> Tensor:
+            return torch.tanh(s @ W.T + u)
+
+        if given.is_meta:
+            return step(first, given)
+        tolerance = 4 * torch.finfo(given.dtype).eps if self.tolerance is None else self.tolerance
+        options = {"method": self.method, "tolerance": tolerance, "max_iterations": self.max_iterations}
+        unknown = (given + first).isnan().any(1, keepdim=True)  # without a solution; the other rows have theirs
+        given, first = (torch.where(unknown, 0, each) for each in (given, first))
+        return torch.where(unknown, torch.nan, fixed_point(step, given, first, **options).state)

@@ -1,0 +1,106 @@
+r"""Jordan network: the output is fed back.
+
+.. math:: s_t = \tanh(A u_t + B x_t + b), \quad y_t = \phi(C s_t + d), \quad u_{t+1} = \alpha u_t + y_t
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.rnn._base import draws
+from scanl.layers.state import Device, DType
+from scanl.ops import cell
+from scanl.ops.registry import Sample
+
+EQUATION = "s_t = tanh(A u_t + B x_t + b),  y_t = phi(C s_t + d),  u_{t+1} = alpha u_t + y_t"
+SOURCE = (
+    'Jordan, "Serial Order: A Parallel Distributed Processing Approach", ICS report 8604, 1986; reprinted in Advances '
+    "in Psychology 121, 1997"
+)
+OUTPUTS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "identity": lambda raw: raw}
+
+
+@cell("x: B T E, a: E D, c: D E, d: D, state: B D -> B T D", equation=EQUATION, source=SOURCE)
+def jordan_cell(
+    x: Tensor, a: Tensor, c: Tensor, d: Tensor, state: Tensor, *, alpha: float = 0.0, output: str = "tanh"
+) -> tuple[Tensor, Tensor]:
+    """Step a network whose output y, remembered in u, is its only memory.
+
+    x: the projected input, b included.   a, c, d: A, C and d.   alpha: how much of u stays.
+    output: φ, "tanh", "sigmoid" or "identity".   state: u.
+    """
+    s = torch.tanh(x + state @ a.T)
+    y = OUTPUTS[output](s @ c.T + d)
+    return y, alpha * state + y
+
+
+@jordan_cell.samples
+def _samples() -> Iterator[Sample]:
+    draw = draws()
+    weights = {"a": draw(5, 3), "c": draw(3, 5), "d": draw(3)}
+    yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 3)}, {"alpha": 0.5})
+    packed = {"x": draw(1, 7, 5), **weights, "state": draw(3, 3)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "output": "sigmoid"})
+
+
+@jordan_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, a = torch.zeros(2, 4, 5), torch.zeros(5, 3)
+    yield Sample({"x": x, "a": a, "c": a}), "c has shape (5, 3), expected (D, E) with D=3 from a, E=5 from x"
+    yield Sample({"x": x, "a": torch.zeros(3, 5)}), "a has shape (3, 5), expected (E, D) with E=5 from x"
+
+
+@register("jordan")
+class Jordan(Layer):
+    """Jordan network: what feeds back is the output, one to one, and not the hidden units.
+
+    Args:
+        dim: D, inputs and outputs.
+        hidden_dim: E, hidden units; by default D.
+        alpha: α, how much of the state units stays; 0 for the last output alone. 0 <= α < 1.
+        output: φ, "tanh", "sigmoid" or "identity".
+
+    Parameters: A (E, D); B (E, D) and C (D, E), each with a bias.
+    Initialisation: weights Xavier uniform, of A with gain 0.1; biases 0. The paper has none.
+    State: u (B, D), zeros at the start.
+    """
+
+    id = "S-jordan"
+    equation = EQUATION
+    source = SOURCE
+    op = "jordan_cell"
+    sample: ClassVar = {"hidden_dim": 9, "alpha": 0.4}
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, alpha: float = 0.0, output: str = "tanh") -> None:
+        super().__init__()
+        hidden_dim = dim if hidden_dim is None else hidden_dim
+        if dim < 1 or hidden_dim < 1:
+            raise ConfigError(f"jordan: dim is {dim} and hidden_dim is {hidden_dim}, expected at least 1")
+        if not 0 <= alpha < 1:
+            raise ConfigError(f"jordan: alpha is {alpha}, expected 0 <= alpha < 1")
+        if output not in OUTPUTS:
+            raise nearest("output of jordan", output, OUTPUTS)
+        self.dim, self.hidden_dim, self.alpha, self.output = dim, hidden_dim, alpha, output
+        self.A = nn.Parameter(torch.empty(hidden_dim, dim))
+        self.B, self.C = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim)
+        for weight, gain in ((self.A, 0.1), (self.B.weight, 1.0), (self.C.weight, 1.0)):
+            nn.init.xavier_uniform_(weight, gain)
+        nn.init.zeros_(self.B.bias)
+        nn.init.zeros_(self.C.bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        weights, options = (self.A, self.C.weight, self.C.bias), {"alpha": self.alpha, "output": self.output}
+        given = widen(self.B(x))
+        with as_widened(x):
+            y, last = jordan_cell(given, *weights, state, **options, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), last

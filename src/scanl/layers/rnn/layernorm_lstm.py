@@ -1,0 +1,135 @@
+r"""Long short-term memory with layer norms inside the cell.
+
+.. math::
+   (i_t, f_t, g_t, o_t) = \mathrm{LN}_i(W x_t) + \mathrm{LN}_h(U h_{t-1}), \quad
+   c_t = \sigma(f_t) \odot c_{t-1} + \sigma(i_t) \odot \tanh(g_t), \quad
+   h_t = \sigma(o_t) \odot \tanh(\mathrm{LN}_c(c_t))
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.parts.chrono import check_memory, init_memory
+from scanl.layers.rnn._base import draws
+from scanl.layers.state import Device, DType
+from scanl.ops import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "i, f, g, o = LN_i(W x_t) + LN_h(U h_{t-1}),  c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  "
+    "h_t = sigmoid(o) * tanh(LN_c(c_t))"
+)
+SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (20) to (22)'
+
+
+@cell(
+    "x: B T 4 D, u: 4 D D, norm_h: 2 4 D, norm_c: 2 D, state: B 2 D -> B T D",
+    equation=EQUATION,
+    source=SOURCE,
+)
+def layernorm_lstm_cell(
+    x: Tensor,
+    u: Tensor,
+    norm_h: Tensor,
+    norm_c: Tensor,
+    state: Tensor,
+    *,
+    carry_normed: bool = False,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """Step an LSTM that normalises what the state gives to all gates together, and the memory before it is read.
+
+    x: the normalised input of i, f, g and o, (B, T, 4, D).   u: recurrent weights.   norm_h, norm_c: gain and bias of
+    the two norms.   carry_normed: the next step gets the normalised c.   eps: ε of both norms.   state: h and c.
+    """
+    h, c = state.unbind(1)
+    recurrent = F.layer_norm(torch.einsum("bd,ged->bge", h, u), x.shape[1:], norm_h[0], norm_h[1], eps)
+    i, f, g, o = (x + recurrent).unbind(1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    normed = F.layer_norm(c, c.shape[1:], norm_c[0], norm_c[1], eps)
+    h = o.sigmoid() * normed.tanh()
+    return h, torch.stack([h, normed if carry_normed else c], 1)
+
+
+@layernorm_lstm_cell.samples
+def _samples() -> Iterator[Sample]:
+    draw = draws()
+    weights = {"u": draw(4, 5, 5), "norm_h": draw(2, 4, 5), "norm_c": draw(2, 5)}
+    yield Sample({"x": draw(2, 5, 4, 5), **weights, "state": draw(2, 2, 5)})
+    packed = {"x": draw(1, 7, 4, 5), **weights, "state": draw(3, 2, 5)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "carry_normed": True})
+
+
+@layernorm_lstm_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, u = torch.zeros(2, 4, 4, 3), torch.zeros(4, 3, 3)
+    given = {"x": x, "u": u, "norm_h": torch.zeros(2, 4, 3)}
+    yield Sample({"x": x, "u": u}), "norm_h is missing, expected a tensor (2, 4, D)"
+    yield Sample({**given, "norm_c": torch.zeros(2, 4)}), "norm_c has shape (2, 4), expected (2, D) with D=3 from x"
+
+
+@register("layernorm_lstm")
+class LayerNormLSTM(Layer):
+    """LSTM with a layer norm over what the input gives to all gates, one over what the state gives, and one over c.
+
+    Args:
+        dim: D, inputs and state.
+        carry_normed: the next step gets the normalised c, as in PyTorch's program; in the paper it is only read.
+        eps: ε of the norms.
+        forget_bias, t_max: as of `lstm`; the biases of the norms are those of the gates.
+
+    Parameters as in PyTorch's LayerNormLSTMCell (benchmarks/fastrnns), gates in the order i, f, g, o: weight_ih,
+    weight_hh (4D, D); weight and bias of layernorm_i, layernorm_h (4D) and layernorm_c (D).
+    Initialisation: norms 1 and 0; weights U(±1/sqrt(D)) as in `torch.nn.LSTM`. The norms remove their scale.
+    State: h and c, (B, 2, D).
+    """
+
+    id = "S-layernorm"
+    equation = EQUATION
+    source = SOURCE
+    op = "layernorm_lstm_cell"
+
+    def __init__(
+        self,
+        dim: int,
+        carry_normed: bool = False,
+        eps: float = 1e-5,
+        forget_bias: float | None = None,
+        t_max: int | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ConfigError(f"layernorm_lstm: dim is {dim}, expected at least 1")
+        check_memory("layernorm_lstm", True, forget_bias, t_max)
+        self.dim, self.carry_normed, self.eps = dim, carry_normed, eps
+        limit = 1 / math.sqrt(dim)
+        self.weight_ih = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
+        self.weight_hh = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
+        self.layernorm_i, self.layernorm_h = nn.LayerNorm(4 * dim, eps), nn.LayerNorm(4 * dim, eps)
+        self.layernorm_c = nn.LayerNorm(dim, eps)
+        biases = self.layernorm_i.bias, self.layernorm_h.bias
+        init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, 2, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        gates = widen(self.layernorm_i(F.linear(x, self.weight_ih))).unflatten(-1, (4, -1))
+        u, norm_h, norm_c = (
+            self.weight_hh.unflatten(0, (4, -1)),
+            torch.stack([self.layernorm_h.weight, self.layernorm_h.bias]).unflatten(1, (4, -1)),
+            torch.stack([self.layernorm_c.weight, self.layernorm_c.bias]),
+        )
+        options = {"carry_normed": self.carry_normed, "eps": self.eps}
+        with as_widened(x):
+            y, last = layernorm_lstm_cell(gates, u, norm_h, norm_c, state, **options, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), last

@@ -1,0 +1,80 @@
+r"""Light gated recurrent unit with a norm over its input.
+
+.. math::
+   (\hat a_t, \hat z_t) = \mathrm{BN}(W x_t), \quad z_t = \sigma(\hat z_t + U_z h_{t-1}), \quad
+   h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(\hat a_t + U_a h_{t-1})
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, nearest
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import ligru
+
+NORMALIZATIONS = ["batchnorm", "layernorm"]
+
+
+@register("ligru")
+class LiGRU(Layer):
+    """Light GRU: one gate, no reset gate, a rectified candidate, and a norm that keeps it from growing.
+
+    With batch norm, in training mode the mean and variance are those of all steps of all rows, so an output depends on
+    every step of the batch. In evaluation mode they are the ones that training has kept. A single step is always
+    normalised by those, because it has no variance.
+    Differs: the dropout mask of the candidate is omitted.
+
+    Args:
+        dim: D, inputs and state.
+        normalization: "batchnorm", or "layernorm" over the 2D numbers of a step.
+
+    Parameters as in speechbrain's LiGRU_Layer, the candidate's rows first: w (2D, D), u (2D, D), norm.weight and
+    norm.bias (2D), and the statistics of batch norm, which take 5 % of each batch.
+    Initialisation as there: u orthogonal as one matrix, w as in PyTorch, the norm 1 and 0.
+    State: (B, D). The output is the state itself.
+    """
+
+    id = "S-ligru"
+    equation = (
+        "h_t = z_t * h_{t-1} + (1 - z_t) * ReLU(BN(W_a x_t) + U_a h_{t-1}),  z_t = sigmoid(BN(W_z x_t) + U_z h_{t-1})"
+    )
+    source = (
+        'Ravanelli, Brakel, Omologo and Bengio, "Light Gated Recurrent Units for Speech Recognition", '
+        "arXiv:1803.10225, eq. (5)"
+    )
+    op = "ligru"
+    sample: ClassVar = {"normalization": "layernorm"}  # in training, batch norm looks at the steps to come
+
+    def __init__(self, dim: int, normalization: str = "batchnorm") -> None:
+        super().__init__()
+        if dim < 1:
+            raise ConfigError(f"ligru: dim is {dim}, expected at least 1")
+        if normalization not in NORMALIZATIONS:
+            raise nearest("normalization of ligru", normalization, NORMALIZATIONS)
+        self.dim, self.normalization = dim, normalization
+        self.w, self.u = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        nn.init.orthogonal_(self.u.weight)
+        batch = normalization == "batchnorm"
+        self.norm = nn.BatchNorm1d(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        given = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
+        y, last = ligru(given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), last
+
+    def _normed(self, given: Tensor) -> Tensor:
+        norm, rows = self.norm, given.flatten(0, 1)
+        if isinstance(norm, nn.LayerNorm) or (self.training and rows.shape[0] > 1):
+            return norm(rows).view_as(given)
+        kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        return F.batch_norm(rows, *kept, eps=norm.eps).view_as(given)

@@ -1,0 +1,134 @@
+r"""Ordered-neuron long short-term memory.
+
+.. math::
+   \tilde f_t = \mathrm{cumsum}(\mathrm{softmax}(\cdot)), \quad
+   \tilde\imath_t = 1 - \mathrm{cumsum}(\mathrm{softmax}(\cdot)), \quad
+   \omega_t = \tilde f_t \odot \tilde\imath_t, \quad
+   c_t = (f_t \odot \omega_t + \tilde f_t - \omega_t) \odot c_{t-1}
+       + (i_t \odot \omega_t + \tilde\imath_t - \omega_t) \odot \tanh(\hat z_t)
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.parts.chrono import check_memory, init_memory
+from scanl.layers.rnn._base import draws
+from scanl.layers.state import Device, DType
+from scanl.ops import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "c_t = (f_t * w_t + F_t - w_t) * c_{t-1} + (i_t * w_t + I_t - w_t) * tanh(z_t),  w_t = F_t * I_t,  "
+    "F_t = cumsum(softmax(.)),  I_t = 1 - cumsum(softmax(.)),  h_t = o_t * tanh(c_t)"
+)
+SOURCE = (
+    'Shen, Tan, Sordoni and Courville, "Ordered Neurons: Integrating Tree Structures into Recurrent Neural Networks", '
+    "arXiv:1810.09536, eq. (6) to (14)"
+)
+
+
+@cell(
+    "x: B T 4 D, m: B T 2 N, u: 4 D D, v: 2 N D, state: B 2 D -> B T D",
+    divides={"N": "D"},
+    equation=EQUATION,
+    source=SOURCE,
+)
+def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Step an LSTM whose D neurons are ordered: N master gates cut the order in a part to keep and one to write.
+
+    x: what the input gives to o, z, i and f.   m: what it gives to the master gates I and F.   u, v: recurrent weights
+    of the gates and of the master gates.   state: h and c.
+    """
+    h, c = state.unbind(1)
+    gates = (x + torch.einsum("bd,ged->bge", h, u)).unflatten(2, (m.shape[2], -1))  # each master gate has D/N neurons
+    o, z, i, f = gates.unbind(1)
+    write, keep = (m + torch.einsum("bd,gnd->bgn", h, v)).softmax(2).cumsum(2)[..., None].unbind(1)
+    write = 1 - write
+    both = keep * write
+    kept = (f.sigmoid() * both + keep - both) * c.unflatten(1, (m.shape[2], -1))
+    c = (kept + (i.sigmoid() * both + write - both) * z.tanh()).flatten(1)
+    h = o.flatten(1).sigmoid() * c.tanh()
+    return h, torch.stack([h, c], 1)
+
+
+@onlstm_cell.samples
+def _samples() -> Iterator[Sample]:
+    draw = draws()
+    weights = {"u": draw(4, 6, 6), "v": draw(2, 3, 6)}
+    yield Sample({"x": draw(2, 5, 4, 6), "m": draw(2, 5, 2, 3), **weights, "state": draw(2, 2, 6)})
+    packed = {"x": draw(1, 7, 4, 6), "m": draw(1, 7, 2, 3), **weights, "state": draw(3, 2, 6)}
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
+
+
+@onlstm_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, m, u = torch.zeros(2, 4, 4, 6), torch.zeros(2, 4, 2, 3), torch.zeros(4, 6, 6)
+    yield Sample({"x": x, "m": m, "u": u, "v": u}), "v has shape (4, 6, 6), expected (2, N, D) with N=3 from m"
+    yield Sample({"x": x, "m": m[..., :1].expand(2, 4, 2, 4), "u": u, "v": torch.zeros(2, 4, 6)}), "a divisor of D=6"
+    yield Sample({"x": x, "m": m, "u": u}), "v is missing, expected a tensor (2, N, D)"
+
+
+@register("onlstm")
+class ONLSTM(Layer):
+    """Ordered-neuron LSTM: neurons late in the order keep what they hold for longer, so a hierarchy can emerge.
+
+    Differs: drop-connect of the recurrent weights is omitted, as dropout is in every layer.
+
+    Args:
+        dim: D, inputs and state.
+        chunk_size: C, neighbouring neurons that share their master gates; None for 10, as in the authors' program, or
+            the next smaller divisor of D.
+        forget_bias, t_max: as of `lstm`, for the gates f and i.
+
+    Parameters as in the authors' program: ih.0 (2D/C + 4D, D) and hh (2D/C + 4D, D), each with a bias; the rows are
+    those of the master gates I and F, then of o, z, i and f.
+    Initialisation as there: U(±1/sqrt(D)).
+    State: h and c, (B, 2, D).
+    """
+
+    id = "S-onlstm"
+    equation = EQUATION
+    source = SOURCE
+    op = "onlstm_cell"
+
+    def __init__(
+        self, dim: int, chunk_size: int | None = None, forget_bias: float | None = None, t_max: int | None = None
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ConfigError(f"onlstm: dim is {dim}, expected at least 1")
+        if chunk_size is None:
+            chunk_size = max(size for size in range(1, 11) if dim % size == 0)
+        if chunk_size < 1 or dim % chunk_size:
+            raise ConfigError(f"onlstm: chunk_size is {chunk_size}, expected a divisor of dim={dim}")
+        check_memory("onlstm", True, forget_bias, t_max)
+        self.dim, self.chunk_size = dim, chunk_size
+        self.masters = 2 * (dim // chunk_size)
+        into, self.hh = nn.Linear(dim, self.masters + 4 * dim), nn.Linear(dim, self.masters + 4 * dim)
+        self.ih = nn.Sequential(into)
+        write, keep = (slice(self.masters + gate * dim, self.masters + (gate + 1) * dim) for gate in (2, 3))
+        init_memory((self.hh.bias, into.bias), keep, write, forget_bias, t_max)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, 2, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        sizes = [self.masters, 4 * self.dim]
+        m, gates = (widen(self.ih(x)) + self.hh.bias).split(sizes, -1)
+        v, u = self.hh.weight.split(sizes)
+        m, gates, v, u = (
+            m.unflatten(-1, (2, -1)),
+            gates.unflatten(-1, (4, -1)),
+            v.unflatten(0, (2, -1)),
+            u.unflatten(0, (4, -1)),
+        )
+        with as_widened(x):
+            y, last = onlstm_cell(gates, m, u, v, state, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), last

@@ -1,0 +1,73 @@
+r"""Linear time-invariant recurrence, with a diagonal transition.
+
+.. math:: s_t = \Lambda s_{t-1} + \bar B x_t, \quad y_t = \mathrm{Re}(\bar C s_t) + D \odot x_t
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("linrnn_lti")
+class LinRNNLTI(Layer):
+    """Linear RNN: a plain linear system. A dense one with A = P Λ P⁻¹ is the same with B̄ = P⁻¹ B and C̄ = C P.
+
+    It is also the convolution with the kernel K_j = Re(C̄ Λ^j B̄), and D at j = 0. Λ is trained as it is: nothing keeps
+    it inside the unit circle. `lru` is the parametrisation that does.
+
+    Args:
+        dim: D, model width.
+        state_dim: E, complex state channels; by default D.
+        r_max: Λ starts uniform over the disc of this radius, below 1.
+
+    Parameters: lambda_re, lambda_im (E), without weight decay; B_re, B_im (E, D); C_re, C_im (D, E); D (D).
+    Initialisation: B N(0, 1/(2D)) in each part, C N(0, 1/E), D N(0, 1), as of `lru`.
+    State: s (B, E) complex.
+    """
+
+    id = "S-linrnn-lti"
+    equation = "s_t = Lambda * s_{t-1} + B x_t,  y_t = Re(C s_t) + D * x_t"
+    source = (
+        'Kailath, "Linear Systems", 1980; diagonal form: Gupta, Gu and Berant, "Diagonal State Spaces are as Effective '
+        'as Structured State Spaces", arXiv:2203.14343, sec. 2'
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"state_dim": 6}
+    hints: ClassVar = {"lambda_re": UNDECAYED, "lambda_im": UNDECAYED}
+
+    def __init__(self, dim: int, state_dim: int | None = None, r_max: float = 0.99) -> None:
+        super().__init__()
+        size = dim if state_dim is None else state_dim
+        if dim < 1 or size < 1:
+            raise ConfigError(f"linrnn_lti: dim is {dim} and state_dim is {size}, expected at least 1")
+        if not 0 < r_max < 1:
+            raise ConfigError(f"linrnn_lti: r_max is {r_max}, expected 0 < r_max < 1")
+        self.dim, self.state_dim = dim, size
+        radius, phase = r_max * torch.rand(size).sqrt(), 2 * math.pi * torch.rand(size)
+        self.lambda_re, self.lambda_im = nn.Parameter(radius * phase.cos()), nn.Parameter(radius * phase.sin())
+        self.B_re, self.B_im = (nn.Parameter(torch.randn(size, dim) / math.sqrt(2 * dim)) for _ in range(2))
+        self.C_re, self.C_im = (nn.Parameter(torch.randn(dim, size) / math.sqrt(size)) for _ in range(2))
+        self.D = nn.Parameter(torch.randn(dim))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
+        into = torch.stack([self.B_re, self.B_im], 1).flatten(0, 1)
+        out_of = torch.stack([self.C_re, -self.C_im], 2).flatten(1)
+        u = torch.view_as_complex(widen(x @ into.t()).unflatten(-1, (-1, 2)))
+        eigenvalues = torch.complex(widen(self.lambda_re), widen(self.lambda_im))
+        s, last = linear_scan(u, eigenvalues, state, cu_seqlens=cu_seqlens)
+        y = torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t()
+        return torch.addcmul(y, x, self.D), last
