@@ -409,13 +409,12 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
         return generate(self, count, seed)
 
     config = config_of("parity", seed=1)
-    source = config.source()
+    source, model = config.source(), seeded_model(config)  # each finds the task's length, of an example of its own
     monkeypatch.setattr(tasks.Task, "generate", record)
     for step in range(20):
         source.batch(step, 4)
     trained = set(seeds)
     seeds.clear()
-    model = seeded_model(config)
     for step in range(20):
         measure(model, source, source.unseen(step))
     assert len(trained) == 20
