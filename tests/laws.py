@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -101,6 +102,12 @@ def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
     if ALL or len(samples) <= count:
         return samples
     return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def skip_if_long_to_compile(op: Op, backend: str, dtype: torch.dtype) -> None:
+    """Skip complex64 where kernels take half a minute to compile for it, as long again as for complex128."""
+    if (op.name, backend, dtype) == ("selective_scan", "cpu", torch.complex64) and not ALL:
+        pytest.skip("these kernels are compiled for complex128; for complex64 too with --all")
 
 
 _roundings: dict[Any, float] = {}

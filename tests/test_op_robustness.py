@@ -46,7 +46,7 @@ def _lazy(value: Tensor) -> Tensor:
 
 
 @each
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=["negative", "conjugate"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=["negative", "conjugate"])
 def test_lazy_bits(op, backend, dtype):
     """A lazily negated or conjugated operand, state or incoming gradient is what it stands for."""
     chosen = op.backends[backend]
