@@ -60,6 +60,14 @@ def pytest_runtest_setup(item):
         pytest.skip(f"{name}: {excused[law]}")
 
 
+@pytest.fixture
+def short_sample(monkeypatch):
+    """A run ends with a sample of a few bytes: to generate one of 600 takes longer than a small training."""
+    from scanl.learning.run import train
+
+    monkeypatch.setattr(train, "SAMPLE_BYTES", 20)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -16,7 +16,9 @@ def quicken() -> None:
     core._unwrap_if_constexpr = _unwrapped(core._unwrap_if_constexpr)
     core.block_type.__init__ = _made_once(core.block_type.__init__)
     core.tensor.__init__ = _sized_once(core.tensor.__init__)
-    semantic.TritonSemantic.broadcast_impl_value = _broadcast(semantic.TritonSemantic.broadcast_impl_value)
+    rules = semantic.TritonSemantic
+    rules.broadcast_impl_value = _broadcast(rules.broadcast_impl_value)
+    rules.binary_op_type_checking_impl = _alike(rules.binary_op_type_checking_impl)
 
 
 def _once_a_module(patch):
@@ -89,12 +91,10 @@ def _broadcast(broadcast):
     """Two tensors brought to one shape: at once if they have it, or differ only in axes of length 1."""
 
     def broadcast_quickly(self, lhs, rhs):
-        if not lhs.type.is_block() and not rhs.type.is_block():
+        if lhs.shape is rhs.shape:
             return lhs, rhs
         if lhs.type.is_block() and rhs.type.is_block():
             left, right = lhs.type.shape.values, rhs.type.shape.values
-            if left == right:
-                return lhs, rhs
             if len(left) == len(right) and all(m == n or 1 in (m, n) for m, n in zip(left, right, strict=True)):
                 shape = [max(sizes) for sizes in zip(left, right, strict=True)]
                 return tuple(
@@ -108,3 +108,16 @@ def _broadcast(broadcast):
         return broadcast(self, lhs, rhs)
 
     return broadcast_quickly
+
+
+def _alike(convert):
+    """The two operands of an operation in one dtype and shape: at once if they are."""
+    dtypes = {"fp32", "fp64", "int32", "int64"}
+
+    def convert_quickly(self, lhs, rhs, *flags, **more):
+        tensors = type(lhs) is core.tensor and type(rhs) is core.tensor
+        if tensors and lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name and lhs.dtype.name in dtypes:
+            return lhs, rhs
+        return convert(self, lhs, rhs, *flags, **more)
+
+    return convert_quickly

@@ -18,8 +18,8 @@ def project(tmp_path_factory):
     """A copy of the project with the page's model in it, and nothing else changed."""
     copy = tmp_path_factory.mktemp("stranger")
     for folder in ("src", "tests", "docs"):
-        # Kernels that are compiled already need not be compiled again: numba knows them by the time of their file.
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.pyc"))
+        # What is compiled already need not be compiled again: Python and numba know it by the time of its file.
+        shutil.copytree(ROOT / folder, copy / folder)
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)

@@ -31,6 +31,8 @@ from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
 
+pytestmark = pytest.mark.usefixtures("short_sample")
+
 STEPS = 24
 TINY = "--accelerator cpu --dim 16 --depth 2 --sequence-length 16 --eval-bytes 64 --log-every 1".split()  # noqa: SIM905
 
