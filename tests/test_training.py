@@ -145,7 +145,7 @@ def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
         time.sleep(0.1)
         process.kill()
     assert not (folder / "model.safetensors").exists()
-    assert main(["train", "--resume", str(folder)]) == 0
+    assert main(["train", "--resume", str(folder), "--save-seconds", "30"]) == 0
     assert main(["train", *options(text, alone, steps)]) == 0
     assert_same_weights(alone, folder)
     assert not list(folder.glob(".*"))
