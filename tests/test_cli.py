@@ -259,9 +259,11 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "ROUNDS", 2)
+    monkeypatch.setattr(demo, "WINDOW", 20)
     calls, compressed = [], data.text.compressed
     monkeypatch.setattr("scanl.data.text.compressed", lambda text: calls.append(text) or compressed(text))
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
