@@ -12,20 +12,9 @@ import pytest
 from hypothesis import settings
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    from triton.runtime import interpreter
+    from interpreter import quicken
 
-    # It patches triton's language for every call of a function from a kernel, and undoes it: once a module is enough,
-    _patch, _patched = interpreter._patch_lang, set()
-
-    def _patch_once(function):
-        if id(function.__globals__) not in _patched:
-            _patched.add(id(function.__globals__))
-            _patch(function)
-        return interpreter._LangPatchScope()
-
-    interpreter._patch_lang = _patch_once
-    # and looks for overflows after every operation on integers: a third of its time
-    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+    quicken()
 
 import costs
 
@@ -69,6 +58,14 @@ def pytest_runtest_setup(item):
     law = item.originalname.removeprefix("test_") if isinstance(item, pytest.Function) else ""
     if law in excused:
         pytest.skip(f"{name}: {excused[law]}")
+
+
+@pytest.fixture
+def short_sample(monkeypatch):
+    """A run ends with a sample of a few bytes: to generate one of 600 takes longer than a small training."""
+    from scanl.learning.run import train
+
+    monkeypatch.setattr(train, "SAMPLE_BYTES", 20)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -103,7 +104,14 @@ def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
     return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
+def skip_if_long_to_compile(op: Op, backend: str, dtype: torch.dtype) -> None:
+    """Skip complex64 where kernels take half a minute to compile for it, as long again as for complex128."""
+    if (op.name, backend, dtype) == ("selective_scan", "cpu", torch.complex64) and not ALL:
+        pytest.skip("these kernels are compiled for complex128; for complex64 too with --all")
+
+
 _roundings: dict[Any, float] = {}
+_references: dict[Any, dict[str, Tensor]] = {}
 
 
 def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, Any]) -> float:
@@ -116,18 +124,7 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
     same_kind = {torch.float64: torch.float32, torch.complex128: torch.complex64}
     operands = pytree.tree_map(lambda v: v.detach().to("cpu", same_kind.get(v.dtype, v.dtype)), dict(operands))
     options = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
-    key = (
-        op.name,
-        *(
-            (
-                k,
-                (str(v.dtype), v.shape, v.reshape(-1).view(torch.uint8).numpy().tobytes())
-                if isinstance(v, Tensor)
-                else v,
-            )
-            for k, v in (*leaves(operands).items(), *options.items())
-        ),
-    )
+    key = numbers(op, operands, options)
     if key not in _roundings:
         generator, errors = torch.Generator().manual_seed(0), []
         for draw in range(DRAWS):
@@ -137,6 +134,17 @@ def own_rounding(op: Op, operands: Mapping[str, Tensor], options: Mapping[str, A
             errors.append(worst(evaluate(op, operands, options, "reference"), exact))
         _roundings[key] = max(errors)
     return _roundings[key]
+
+
+def numbers(op: Op, operands: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key of the operands' values and the options, for what is computed once for all backends."""
+
+    def of(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return str(value.dtype), value.shape, value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    return op.name, *((name, of(value)) for name, value in (*leaves(operands).items(), *options.items()))
 
 
 def moved(value: Tensor, by: float, generator: torch.Generator) -> Tensor:
@@ -503,7 +511,11 @@ def stays(op: Op, sample: Sample, reverse: bool, backend: str, steps: int, at: S
         more = {**sample.options, "reverse": reverse, "backend": backend}
         return by_rows(op, given, values["dy"], values["dlast"], more, packed=packed)
 
-    exact, actual, reference = run(finite, backend), run(spoilt, backend), run(spoilt, "reference", False)
+    exact, actual = run(finite, backend), run(spoilt, backend)
+    key = numbers(op, spoilt, {**sample.options, "reverse": reverse})
+    if key not in _references:
+        _references[key] = actual if backend == "reference" and not packed else run(spoilt, "reference", False)
+    reference = _references[key]
     own = ["y", "last", *(f"d{name}" for name in operands if batched(op, operands, name))]
     for row, where in enumerate(places(op, operands, at)):
         what = f"{op.name} {backend} row {row} of {where}"

@@ -44,8 +44,15 @@ def _sample(
     return Sample({"x": _draw(batch, steps, 4, heads, width), "r": r, "state": state}, options)
 
 
-@kinds
-@directions
+@pytest.mark.parametrize(
+    ("dtype", "reverse"),
+    [
+        pytest.param(torch.float32, False, id="float32-forward"),
+        pytest.param(torch.float64, True, id="float64-reverse"),
+        pytest.param(torch.float32, True, id="float32-reverse", marks=pytest.mark.long),
+        pytest.param(torch.float64, False, id="float64-forward", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("op", [indrnn, sru, ligru, slstm], ids=lambda op: op.name)
 @pytest.mark.parametrize(
     ("batch", "steps", "width"), [(1, 12, 16), (2, 5, 37), (9, 4, 33), (3, 20, 8), (0, 3, 4), (2, 0, 4)]
@@ -66,7 +73,7 @@ def test_many_packed_sequences_of_any_length(op, dtype):
     """More sequences than one group holds, short beside long: some members of a group rest while others go on."""
     lengths = [3, 0, 11, 1, 2, 7, 0, 5, 1, 4, 9]
     bounds = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    for reverse in (False, True):
+    for reverse in (False, True) if laws.ALL else (dtype == torch.float32,):
         sample = _sample(op, 1, sum(lengths), 20, 2, sequences=len(lengths), cu_seqlens=bounds)
         laws.truth(op, sample, {"reverse": reverse}, "cpu", dtype)
 
@@ -82,7 +89,7 @@ def test_weights_summed_over_many_steps(op):
 @pytest.mark.parametrize("forget", ["sigmoid", "exp"])
 def test_heads_are_divided_over_cores(monkeypatch, batch, heads, forget, reverse):
     kernels = importlib.import_module("scanl.ops._cpu.slstm")
-    for cores in (1, 2, 7):
+    for cores in (1, 2, 7) if laws.ALL else (2, 7):  # one core is enough for one head
         monkeypatch.setattr(kernels, "CORES", cores)
         sample = _sample(slstm, batch, 6, 5, heads, forget=forget)
         laws.truth(slstm, sample, {"reverse": reverse}, "cpu", torch.float32)

@@ -243,6 +243,7 @@ def test_help_and_version(capfd):
     assert capfd.readouterr().out.startswith("scanl 0.")
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_print_config_is_a_config(tmp_path, text, capfd):
     out = tmp_path / "run"
     with pytest.raises(SystemExit):
@@ -258,9 +259,11 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.usefixtures("short_sample")
 def test_demo(tmp_path, text, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "ROUNDS", 2)
+    monkeypatch.setattr(demo, "WINDOW", 20)
     calls, compressed = [], data.text.compressed
     monkeypatch.setattr("scanl.data.text.compressed", lambda text: calls.append(text) or compressed(text))
     assert main(["demo", "--minutes", "0.001", "--data", str(text), "--dim", "8", "--marks", "[100, 600]"]) == 0
@@ -282,29 +285,27 @@ def test_measuring_reads_each_mark_in_chunks(monkeypatch):
 
 
 HEAVY = {"lightning", "matplotlib", "transformers", "numba", "triton", "torch._dynamo", "sympy"}
+# One after the other, in one process: what may not be imported yet becomes less.
+WAITING = [
+    (
+        "import scanl; from scanl.cli import main; main(['--help']); main(['--version']); main(['trian'])",
+        HEAVY | {"torch", "numpy", "jsonargparse", "yaml"},
+    ),
+    ("scanl.ops, scanl.layers, scanl.models, scanl.tasks", HEAVY | {"jsonargparse"}),
+    (
+        "scanl.learning, scanl.hub; main(['list']); main(['ops']); "
+        "main(['train', '--layer', 'hwak']); main(['train', '--task', 'party']); main(['show', 'lur'])",
+        HEAVY,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [
-        (
-            "import scanl; from scanl.cli import main; main(['--help']); main(['--version']); main(['trian'])",
-            HEAVY | {"torch", "numpy", "jsonargparse", "yaml"},
-        ),
-        ("import scanl; scanl.ops, scanl.layers, scanl.models, scanl.tasks", HEAVY | {"jsonargparse"}),
-        (
-            "import scanl; scanl.learning, scanl.hub; from scanl.cli import main; main(['list']); main(['ops']); "
-            "main(['train', '--layer', 'hwak']); main(['train', '--task', 'party']); main(['show', 'lur'])",
-            HEAVY,
-        ),
-    ],
-    ids=["help", "import", "names"],
-)
-def test_what_is_refused_or_listed_waits_for_nothing_heavy(code, heavy):
+def test_what_is_refused_or_listed_waits_for_nothing_heavy():
     """Measured in modules, because seconds depend on the machine: torch takes the most, lightning as long again."""
-    check = f"{code}; import sys; print(sorted({heavy} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=os.environ, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    checks = [f"{code}; print('imported:', sorted({heavy} & sys.modules.keys()))" for code, heavy in WAITING]
+    command = [sys.executable, "-c", "\n".join(["import sys", *checks])]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
+    assert [line for line in done.stdout.splitlines() if line.startswith("imported:")] == ["imported: []"] * 3
 
 
 def test_packages_are_imported_when_touched():

@@ -18,8 +18,8 @@ def project(tmp_path_factory):
     """A copy of the project with the page's model in it, and nothing else changed."""
     copy = tmp_path_factory.mktemp("stranger")
     for folder in ("src", "tests", "docs"):
-        # Kernels that are compiled already need not be compiled again: numba knows them by the time of their file.
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.pyc"))
+        # What is compiled already need not be compiled again: Python and numba know it by the time of its file.
+        shutil.copytree(ROOT / folder, copy / folder)
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
@@ -76,6 +76,7 @@ def test_the_command_line_knows_the_model_of_the_page(project, tmp_path):
     tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
     train = ["train", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
     train += ["--out", str(tmp_path / "run")]
-    said = run(project, "-c", f"from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")
+    short = "from scanl.learning.run import train; train.SAMPLE_BYTES = 20"
+    said = run(project, "-c", f"{short}; from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")
     assert "\nmoving_average " in said
     assert (tmp_path / "run" / "model.safetensors").is_file()

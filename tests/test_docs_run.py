@@ -20,6 +20,8 @@ from scanl.cli.train import parse
 from scanl.learning import build_model
 from scanl.ops import registry
 
+pytestmark = pytest.mark.usefixtures("short_sample")
+
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 PAGES = {

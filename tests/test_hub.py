@@ -148,7 +148,7 @@ def test_right_padding(name, model):
 @torch.no_grad()
 def test_generate(name, model, beams):
     """The same tokens as before; where the original errs, each sequence's own."""
-    options = {"max_new_tokens": 9, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
+    options = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
     wrong = CASES[name].wrong
     if "order" in wrong and beams > 1:  # the model's own cache refuses to be reordered
         options["use_cache"] = False
@@ -170,7 +170,7 @@ def test_generate(name, model, beams):
 @torch.no_grad()
 def test_static_cache(name, model):
     """`generate` then gives the model a dict of masks, and its modules caches that never grow."""
-    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "attention_mask": padding()}
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": padding()}
     try:
         model.generate(tokens(), **options, cache_implementation="static")
     except (RuntimeError, ValueError) as error:

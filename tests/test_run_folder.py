@@ -28,6 +28,8 @@ from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_figure
 
+pytestmark = pytest.mark.usefixtures("short_sample")
+
 TINY = "--accelerator cpu --dim 8 --depth 1 --sequence-length 16 --eval-bytes 64".split()  # noqa: SIM905
 STEPS = ["--steps", "12", "--log-every", "5", "--eval-every", "4"]
 

@@ -33,6 +33,8 @@ from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
 from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
 
+pytestmark = pytest.mark.usefixtures("short_sample")
+
 STEPS = 24
 TINY = "--accelerator cpu --dim 16 --depth 2 --sequence-length 16 --eval-bytes 64 --log-every 1".split()  # noqa: SIM905
 
@@ -145,7 +147,7 @@ def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):
         time.sleep(0.1)
         process.kill()
     assert not (folder / "model.safetensors").exists()
-    assert main(["train", "--resume", str(folder)]) == 0
+    assert main(["train", "--resume", str(folder), "--save-seconds", "30"]) == 0
     assert main(["train", *options(text, alone, steps)]) == 0
     assert_same_weights(alone, folder)
     assert not list(folder.glob(".*"))
