@@ -7,7 +7,6 @@ arXiv:1803.04831, eq. (2). The caller computes the projection x_t = W i_t + b.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,10 @@ from scanl.ops.cell import cell
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
 
 
-def _check(operands: Any, options: Any, cu_seqlens: Any) -> None:
-    if options["activation"] not in ACTIVATIONS:
-        raise ConfigError(f"indrnn: {unknown('activation', options['activation'], ACTIVATIONS)}")
+def check_activation(activation: str) -> None:
+    """Raise ConfigError for an unknown activation."""
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"indrnn: {unknown('activation', activation, ACTIVATIONS)}")
 
 
 @cell(
@@ -29,7 +29,7 @@ def _check(operands: Any, options: Any, cu_seqlens: Any) -> None:
     id="P-eltrnn",
     equation="s_t = φ(w ⊙ s_{t-1} + x_t)",
     source="Li et al. 2018, arXiv:1803.04831, eq. (2)",
-    check=_check,
+    check=lambda operands, options, cu_seqlens: check_activation(options["activation"]),
 )
 def indrnn(
     x: Tensor,

@@ -12,7 +12,7 @@ from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, register, widen
 from scanl.layers.state import Device, DType
 from scanl.ops import indrnn
-from scanl.ops.indrnn import activation_number
+from scanl.ops.indrnn import check_activation
 
 
 @register("indrnn")
@@ -56,7 +56,7 @@ class IndRNN(Layer):
         super().__init__()
         if dim < 1:
             raise ConfigError(f"indrnn: dim is {dim}, expected at least 1")
-        activation_number(activation)
+        check_activation(activation)
         if seq_len is not None and seq_len < 1:
             raise ConfigError(f"indrnn: seq_len is {seq_len}, expected at least 1")
         if gamma < 1:
