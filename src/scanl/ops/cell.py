@@ -44,7 +44,7 @@ class Cell(Op[..., Any]):
         self.step, self.static = step, frozenset(static)
         defaults = {"id": None, "neutral": {}, "dtypes": HALF + FLOATING}
         super().__init__(self._loop(), declaration, **{**defaults, **declared})
-        every = {axis for operand in self.operands for axis in operand.choices[0]}
+        every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
         saves = (*self.names, "y", "kept")
@@ -85,15 +85,18 @@ class Cell(Op[..., Any]):
         """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
         from scanl.ops._cells.kernels import compiled
 
-        sizes = {name: sizes[name] for name in self.axes}
-        known = self._compiled.setdefault((given, *options.values()), [])
+        sizes = {name: sizes[name] for name in self.axes if name in sizes}
+        shapes: dict[str, tuple[str, ...] | None] = {}
+        for operand in self.operands:
+            there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
+            present = operand.name in given or operand.name == self.state
+            shapes[operand.name] = tuple(axis for axis in next(there) if axis != "T") if present else None
+        known = self._compiled.setdefault((*shapes.values(), *options.values()), [])
         found = next((each for each in known if each.axes.fits(sizes)), None)
         if found is None:
-            shapes, timed = {}, frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
-            for operand in self.operands:
-                present = operand.name in given or operand.name == self.state
-                shapes[operand.name] = tuple(a for a in operand.choices[0] if a != "T") if present else None
-            found = compiled(self.name, self.step, shapes, timed, sizes, self.static, options)
+            timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
+            fixed = self.static & set(sizes)
+            found = compiled(self.name, self.step, shapes, timed, sizes, fixed, options)
             known.append(found)
         return found
 
@@ -103,7 +106,8 @@ class Cell(Op[..., Any]):
         for operand in self.operands:
             value = operands[operand.name]
             if value is not None:
-                sizes.update(zip(operand.choices[0], value.shape, strict=True))
+                axes = next(axes for axes in operand.choices if len(axes) == value.ndim)
+                sizes.update(zip(axes, value.shape, strict=True))
         given = frozenset(name for name, value in operands.items() if value is not None)
         found = self._kernels(sizes, dict(zip(self.options, options, strict=True)), given)
         return found, found.sizes(sizes)

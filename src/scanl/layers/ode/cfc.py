@@ -32,6 +32,7 @@ from scanl.ops.registry import Sample
     "x: B T U | B T G E, dt: B T 1, w: U E | G E E, deep?: L U U, deep_bias?: L U, heads?: G E U, heads_bias?: G E, "
     "time?: 2 E, gates?: B T J E, r?: J E E, state: B S E -> B T E",
     derived={"S": lambda sizes: 2 if "J" in sizes else 1},
+    static=("L", "S"),
     equation=EQUATION,
     source=SOURCE,
 )

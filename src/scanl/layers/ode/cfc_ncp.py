@@ -34,6 +34,7 @@ SOURCE = (
         "N": lambda sizes: sizes["I"] + sizes["C"] + sizes["M"],
         "S": lambda sizes: 2 if "J" in sizes else 1,
     },
+    static=("S",),
     equation=EQUATION,
     source=SOURCE,
 )

@@ -25,6 +25,7 @@ SOURCE = (
     "x: B T D, dt: B T 1, u: D D, eta: K, state: B D -> B T D",
     equation="h <- h + eta_k (phi(U (h + h_{t-1}) + x_t) - alpha (h + h_{t-1})), K times a step",
     source=SOURCE,
+    static=("K",),
 )
 def irnn_cell(
     x: Tensor,

@@ -27,6 +27,7 @@ SOLVERS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")  # of torc
     "x: B T U, dt: B T 1, first: U D, deep?: L U U, deep_bias?: L U, last: D U, last_bias: D, state: B D -> B T D",
     equation=EQUATION,
     source=SOURCE,
+    static=("L",),
 )
 def neuralode_cell(
     x: Tensor,

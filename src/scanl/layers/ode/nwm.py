@@ -28,6 +28,7 @@ KERNELS = {"torus": (3, 3), "rings": (1, 3)}
     equation="z_t = z_{t-1} + dt (tanh(x_t + w_y * y_{t-1} + w_z * z_{t-1}) - gamma y_{t-1} - epsilon z_{t-1}), "
     "y_t = y_{t-1} + dt z_t, where * is a circular correlation over P and Q",
     source=SOURCE,
+    static=("K", "L"),
 )
 def nwm_cell(x, dt, w, rates, state):
     """Move oscillators on a grid (P, Q), closed in both directions, by one step of length dt, (B, T, 1).

@@ -26,6 +26,7 @@ SOURCE = 'Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time
     "last_bias: D, state: B D -> B T D",
     equation=EQUATION,
     source=SOURCE,
+    static=("L",),
 )
 def odernn_cell(
     x: Tensor,

@@ -27,6 +27,7 @@ SOURCE = 'Kag and Saligrama, "Time Adaptive Recurrent Neural Network", CVPR 2021
     "x: B T 3 D, dt: B T 1, u1: D D, u: 3 D D, rate: K, state: B D -> B T D",
     equation="z <- z + a_k (phi(U_1 z + U_2 h + x^1_t) - 2 z - h + B_1 x_t + B_2 h), K times;  h_t = (1 - g) h + g z",
     source=SOURCE,
+    static=("K",),
 )
 def tarnn_cell(
     x: Tensor,

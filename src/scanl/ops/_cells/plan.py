@@ -30,7 +30,9 @@ class Loop:
 
     def holds(self, ref: Ref) -> bool:
         """Whether this loop computes the value of the view at its own index, so that it lies in a register."""
-        return any(ref.node is node for node in self.nodes) and squeezed(ref)[1:] == squeezed(ref.node.whole)[1:]
+        if ref.node.kind != "elementwise" or not any(ref.node is node for node in self.nodes):
+            return False
+        return squeezed(ref)[1:] == squeezed(ref.node.whole)[1:]
 
 
 @dataclass

@@ -185,16 +185,19 @@ def _slice_backward(out: Tensor, grad: Tensor, sizes: Any, dim: int, start: int,
 
 def _roll(out: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> list[Part] | None:
     shifts, dims = ([each] if isinstance(each, int) else list(each) for each in (shifts, dims))
-    if len(shifts) != 1 or len(dims) != 1:
+    if len(shifts) != len(dims):
         return None
-    size, dim = x.shape[dims[0]], dims[0]
-    by = shifts[0] % size
-    if by == 0:
-        return [(out, x)]
-    return [
-        (out.narrow(dim, by, size - by), x.narrow(dim, 0, size - by)),
-        (out.narrow(dim, 0, by), x.narrow(dim, size - by, by)),
-    ]
+    parts = [(out, x)]
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        ends = [(0, shift % size), (shift % size, size)]  # of the parts in `out`
+        parts = [
+            (at.narrow(dim, start, end - start), value.narrow(dim, (start - shift) % size, end - start))
+            for at, value in parts
+            for start, end in ends
+            if end > start
+        ]
+    return [*parts]
 
 
 def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[Part]:

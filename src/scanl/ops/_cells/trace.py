@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scanl.ops._cells import rules
 from scanl.ops._cells.sizes import BATCH, Axes
 
+MOST = 1000  # operations; a step that loops over an axis would loop over its size in the trace
+
 
 class Unsupported(Exception):
     """A step uses what no kernel can run; the message names it."""
@@ -98,6 +100,10 @@ class Trace(TorchDispatchMode):
         self._alive.append(tensor)
         node.whole = self.ref(tensor)
         self.nodes.append(node)
+        if len(self.nodes) > MOST:
+            raise RuntimeError(
+                f"the step has more than {MOST} operations; does it loop over an axis? Name it in `static`"
+            )
         return node
 
     def node(self, tensor: Tensor) -> Node | None:
