@@ -1,0 +1,70 @@
+"""Laws of every registered cell: those of the library's ops, and those in the files of layers."""
+
+import pytest
+import torch
+
+import laws
+import scanl.layers  # registers the cells of layers
+from scanl.ops import registry
+
+CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
+each_cell = pytest.mark.parametrize("cell", CELLS)
+
+
+def _kinds(cell):
+    """Return one sample for every set of options and operands: each set has kernels of its own."""
+    found = {}
+    for sample in cell.samples:
+        options = {name: value for name, value in sample.options.items() if name in cell.options}
+        packed = "cu_seqlens" in sample.options
+        found.setdefault((*sorted(options.items()), *sorted(sample.operands)), {})[packed] = sample
+    return list(found.values())
+
+
+@each_cell
+def test_kernels_equal_the_loop(cell):
+    """Packed sequences run in reverse; without such a sample, the same sample runs both ways."""
+    for samples in laws.some(_kinds(cell), 1):
+        plain, packed = samples.get(False), samples.get(True)
+        if plain is not None:
+            laws.truth(cell, plain, {}, "cpu", torch.float64)
+        laws.truth(cell, packed or plain, {"reverse": True}, "cpu", torch.float64)
+
+
+@each_cell
+def test_a_sequence_may_be_cut(cell):
+    sample = next(sample for sample in cell.samples if "cu_seqlens" not in sample.options)
+    steps = sample.operands[cell.names[0]].shape[1]
+    laws.pieces(cell, sample, False, "cpu", (1, steps - 1), torch.float64)
+
+
+@each_cell
+def test_the_loop_has_the_gradients_of_its_output(cell):
+    """Finite differences of the reference."""
+    sample = next(sample for sample in cell.samples if "cu_seqlens" not in sample.options)
+    operands = {name: value.requires_grad_() for name, value in sample.operands.items()}
+
+    def run(*values):
+        return cell(**dict(zip(operands, values, strict=True)), **sample.options, backend="reference")
+
+    assert torch.autograd.gradcheck(run, tuple(operands.values()), fast_mode=True)
+
+
+@each_cell
+def test_errors_and_what_every_cell_states(cell):
+    assert list(cell.samples), "a cell has samples"
+    assert cell.equation
+    assert cell.source
+    assert cell.__doc__
+    found = list(cell.errors)
+    assert found, "a cell has wrong arguments with the message that they get"
+    for sample, message in found:
+        with pytest.raises((ValueError, TypeError)) as raised:
+            cell(**sample.operands, **sample.options)
+        assert message in str(raised.value)
+
+
+def test_layers_name_their_cells():
+    named = {scanl.layers.get(name).op for name in scanl.layers.names()}
+    shared = {"ornn_cell"}  # nnRNN and the orthogonal networks
+    assert {cell.name for cell in registry.cells()} - named <= shared | {"gru", "lstm", "elman"}
