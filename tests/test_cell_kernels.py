@@ -229,6 +229,48 @@ def test_rows_of_the_batch_stay_apart(step, message):
     assert message in mixing.explain(_draw(2, 3, 2)).splitlines()[0]
 
 
+TAU = torch.tensor(0.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x, state: (x + TAU * state, x), "uses a tensor that is neither an operand nor made in the step"),
+        (lambda x, state: (x if x.sum() > 0 else state, x), "cannot be traced: RuntimeError"),
+        (lambda x, state: (x.float().double() + state, x), "a cast to torch.float32"),
+        (lambda x, state: (x + sum(state[:, i, None] for i in range(x.shape[1])), x), None),
+    ],
+)
+def test_what_cannot_be_compiled_runs_by_the_loop(step, message):
+    """`auto` takes the loop then; a loop over an axis gives kernels for that size."""
+    op, x = _cell("x: B T D, state: B D -> B T D")(_named(step)), _draw(2, 3, 2)
+    first = op.explain(x).splitlines()[0]
+    assert first == "cpu: can run" if message is None else message in first
+    torch.testing.assert_close(op(x), op(x, backend="reference"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: h.var(-1, keepdim=True),
+        lambda h: h.std(-1, unbiased=False, keepdim=True),
+        lambda h: F.hardtanh(h),
+        lambda h: F.relu6(h * 3),
+        lambda h: F.hardsigmoid(h * 3),
+        lambda h: F.gelu(h),
+        lambda h: F.elu(h),
+        lambda h: h * torch.tensor(2.0),
+    ],
+)
+def test_functions_of_torch(function):
+    op = _cell("x: B T D, state: B D -> B T D")(
+        _named(lambda x, state: 2 * (torch.tanh(function(x + state)).expand_as(x),))
+    )
+    operands = {"x": _draw(2, 3, 4).requires_grad_(), "state": _draw(2, 4).requires_grad_()}
+    exact, found = (laws.evaluate(op, operands, {}, backend) for backend in ("reference", "cpu"))
+    torch.testing.assert_close(found, exact)
+
+
 def _named(step):
     def mixing(x, state):
         return step(x, state)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.errors import ConfigError, ShapeError
 from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call
 from scanl.ops._frame.op import REGISTRY, Op
@@ -96,7 +97,8 @@ class Cell(Op[..., Any]):
         if found is None:
             timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
             fixed = self.static & set(sizes)
-            found = compiled(self.name, self.step, shapes, timed, sizes, fixed, options)
+            output = tuple(axis for axis in self.output if axis != "T")
+            found = compiled(self.name, self.step, shapes, output, timed, sizes, fixed, options)
             known.append(found)
         return found
 
@@ -141,8 +143,12 @@ class Cell(Op[..., Any]):
         options = {name: given[name] for name in self.options}
         try:
             self._kernels(given, options, given["given"] | {self.state})
+        except (ConfigError, ShapeError):
+            raise
         except Unsupported as error:
             return [f"its step uses {error}"]
+        except Exception as error:  # whatever the step raises on tensors without values; the loop may still run
+            return [f"its step cannot be traced: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"]
         return []
 
 

@@ -65,12 +65,13 @@ class Compiled:
         name: str,
         step: Callable[..., Any],
         shapes: Mapping[str, tuple[str, ...] | None],
+        output: tuple[str, ...],
         timed: frozenset[str],
         axes: Axes,
         options: Mapping[str, Any],
     ):
         self.axes = axes
-        self.traced = traced = trace(step, shapes, axes, options)
+        self.traced = traced = trace(step, shapes, output, axes, options)
         self.given = [operand for operand, of in shapes.items() if of is not None]
         self.timed = [operand for operand in self.given if operand in timed]
         self.state = traced.last.node.size if traced.last == traced.last.node.whole else _numbers(traced.last)
@@ -300,14 +301,14 @@ class _Torch:
         return value if plain else self.sizes[value]
 
 
-def compiled(name: str, step: Callable[..., Any], shapes: Any, timed: frozenset[str], sizes: Mapping[str, int],
+def compiled(name: str, step: Callable[..., Any], shapes: Any, output: tuple[str, ...], timed: frozenset[str], sizes: Mapping[str, int],
              fixed: frozenset[str], options: Mapping[str, Any]) -> Compiled:  # fmt: skip
     """Return the most general kernels of a cell. Raises Unsupported if its step uses what kernels cannot run."""
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed):
         try:
             with _alone():
-                one, other = (Compiled(name, step, shapes, timed, axes, options) for axes in pair)
+                one, other = (Compiled(name, step, shapes, output, timed, axes, options) for axes in pair)
         except (RuntimeError, ValueError) as error:
             failure = error
             continue

@@ -1,5 +1,6 @@
 """What kernels of cells can compute: expressions of elementwise operations, reductions, and joins of parts."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -217,6 +218,8 @@ JOINS: dict[str, Callable[..., list[Part] | None]] = {
     "constant_pad_nd": _pad,
 }
 
+OTHER_NAMES = {"__or__": "bitwise_or", "__and__": "bitwise_and", "true_divide": "div", "lift_fresh_copy": "lift_fresh"}
+
 REWRITES: dict[str, Callable[..., Any]] = {
     "addmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.mm(a, b), alpha), _times(bias, beta)),
     "baddbmm": lambda bias, a, b, beta=1, alpha=1: torch.add(_times(torch.bmm(a, b), alpha), _times(bias, beta)),
@@ -224,17 +227,20 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _times(a / b, value)),
     "lerp": lambda a, b, weight: a + weight * (b - a),
     "hardtanh": lambda x, least=-1, most=1: torch.clamp(x, least, most),
-    "var": lambda x, dims, correction=1: _variance(x, dims, correction),
+    "var": lambda *args, **kwargs: _variance(*args, **kwargs),
+    "std": lambda *args, **kwargs: torch.sqrt(_variance(*args, **kwargs)),
     "unbind": lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
     "mv": lambda a, b: torch.mm(a, b[:, None])[:, 0],
 }
 
 
-def _variance(x: Tensor, dims: Any, correction: float) -> Tensor:
+def _variance(x: Tensor, dims: Any, correction: float | None = 1, keepdim: bool = False) -> Tensor:
     deviation = x - x.mean(dims, keepdim=True)
-    if correction:
-        raise NotImplementedError("var with a correction")
-    return (deviation * deviation).mean(dims)
+    squares = deviation * deviation
+    if not correction:
+        return squares.mean(dims, keepdim=keepdim)
+    count = math.prod(x.shape[dim] for dim in ([dims] if isinstance(dims, int) else dims))
+    return squares.sum(dims, keepdim=keepdim) / (count - correction)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scanl.ops._cells import rules
 from scanl.ops._cells.sizes import BATCH, Axes
 
-MOST = 1000  # operations; a step that loops over an axis would loop over its size in the trace
+MOST = 400  # operations; a step that loops over an axis would loop over its size in the trace
 
 
 class Unsupported(Exception):
@@ -113,9 +113,7 @@ class Trace(TorchDispatchMode):
         """Return the view that a tensor is, broadcast to the shape of `like`."""
         node = self.node(tensor)
         if node is None:
-            if tensor.is_meta or tensor.ndim:
-                raise Unsupported("a tensor that is neither an operand nor made in the step")
-            node = self.new("literal", tensor, tensor.item())
+            raise Unsupported("a tensor that is neither an operand nor made in the step")
         if like is not None and tensor.shape != like.shape:
             tensor = tensor.expand(like.shape)
         shape, strides, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
@@ -135,7 +133,10 @@ class Trace(TorchDispatchMode):
         return Ref(node, offset, tuple(shape), tuple(strides))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func._opname
+        kwargs, name = kwargs or {}, rules.OTHER_NAMES.get(func._opname, func._opname)
+        if name == "lift_fresh" and not args[0].is_meta and not args[0].ndim:  # torch.tensor(number) in the step
+            self.new("literal", args[0], args[0].item())
+            return args[0]
         if name in rules.REWRITES:
             with self:
                 return rules.REWRITES[name](*args, **kwargs)
@@ -181,6 +182,8 @@ class Trace(TorchDispatchMode):
             views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
             self.new("torch", out, (func, form), views)
             return True
+        if name == "_to_copy" and kwargs.get("dtype") not in (None, torch.float64, torch.bool):
+            raise Unsupported(f"a cast to {kwargs['dtype']}")
         if name == "add" and self._joined(out, tensors):
             return True
         if name in rules.ELEMENTWISE:
@@ -310,9 +313,16 @@ class Traced:
 
 
 def trace(
-    step: Callable[..., Any], shapes: Mapping[str, tuple[str, ...] | None], axes: Axes, options: Mapping[str, Any]
+    step: Callable[..., Any],
+    shapes: Mapping[str, tuple[str, ...] | None],
+    output: tuple[str, ...],
+    axes: Axes,
+    options: Mapping[str, Any],
 ) -> Traced:
-    """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last."""
+    """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last.
+
+    output: the axes of the output, without time.
+    """
     sizes = {"B": BATCH, **axes.traced}
 
     def tensor(names: Sequence[str]) -> Tensor:
@@ -325,6 +335,10 @@ def trace(
         mode.new("operand", value, name)
     with mode, torch.enable_grad():
         y, last = step(*values.values(), **options)
+    for name, value, wanted in (("output", y, output), ("next state", last, shapes["state"])):
+        expected = [int(n) if n.isdigit() else sizes[n] for n in wanted or ()]
+        if list(value.shape) != expected:
+            raise RuntimeError(f"the step's {name} has not the axes ({', '.join(wanted or ())})")
     forward = len(mode.nodes)
     seeds = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (y, last)]
     for name, seed in zip(("dy", "dlast"), seeds, strict=True):
