@@ -9,6 +9,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import beside
+import cells
 import gpu
 import run
 import tasks
@@ -57,6 +58,24 @@ def test_tables_and_pictures(name, monkeypatch, tmp_path, capfd):
 def test_every_op_of_a_gpu_is_timed():
     timed = {benchmark.op for benchmark in beside.BENCHMARKS.values()}
     assert {op.name for op in registry.every() if "triton" in op.backends} <= timed
+
+
+@pytest.mark.parametrize("name", cells.CELLS)
+def test_operands_of_cells(name):
+    """They fit the declaration, and the state stays finite over many steps."""
+    operands = cells.draw(name, 2, 200, 16)
+    y, last = cells.cell_of(name)(**operands, backend="reference")
+    assert y.isfinite().all()
+    assert last.isfinite().all()
+
+
+def test_multiplications_of_cells():
+    """With recurrent matrices, in D²; slstm has four heads; onlstm one master gate for eight neurons."""
+    found = {name: cells.multiplications(name, cells.draw(name, 1, 1, 16)) / 256 for name in cells.CELLS}
+    elementwise = {"unicornn_cell": 0, "sru": 0, "indrnn": 0}
+    once = {"antisym_cell": 1, "ornn_cell": 1, "lipschitz_cell": 2, "cornn_cell": 2, "ligru": 2}
+    gated = {"lem_cell": 4, "layernorm_lstm_cell": 4, "onlstm_cell": 4.25, "slstm": 1}
+    assert found == {**elementwise, **once, **gated, "ctrnn_cell": 6, "ltc_fused_cell": 6}
 
 
 def test_a_wrong_peer_is_left_out(monkeypatch, capfd):

@@ -147,8 +147,17 @@ SMALLER = {
 OWN_TEST = {"CONTRIBUTING.md"}  # tests/test_contributing.py follows this page
 
 
+@pytest.fixture
+def registered():
+    """Takes the cells that a page declares out of the registry."""
+    before = dict(registry.REGISTRY)
+    yield
+    registry.REGISTRY.clear()
+    registry.REGISTRY.update(before)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in OWN_TEST])
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("kernels", "registered")
 def test_examples_run(page, tmp_path, monkeypatch, capfd):
     """As a reader runs them who has some notes and a book."""
     if any(language == "python" and "transformers" in text for language, text in blocks(page)):
@@ -253,6 +262,12 @@ def run_primitives(monkeypatch):
     return primitives, ["--only", "overhead", "--rounds", "1"]
 
 
+def run_cells(monkeypatch):
+    import cells
+
+    return cells, ["--only", "ornn_cell", "indrnn", "--rounds", "1", "--batch", "2", "--steps", "9", "--width", "8"]
+
+
 def run_hub(monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     import hub
@@ -282,7 +297,7 @@ def run_seen_to_learn(monkeypatch):
     return seen_to_learn, ["mqar-gated_deltanet"]
 
 
-@pytest.mark.parametrize("make", [run_primitives, run_hub, run_tasks, run_seen_to_learn])
+@pytest.mark.parametrize("make", [run_primitives, run_cells, run_hub, run_tasks, run_seen_to_learn])
 def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
     benchmark, arguments = make(monkeypatch)
     if hasattr(benchmark, "RESULTS"):
@@ -295,7 +310,7 @@ def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
 
 def test_every_benchmark_of_the_pages_runs():
     named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
-    here = {"primitives", "hub", "tasks", "seen_to_learn"}
+    here = {"primitives", "cells", "hub", "tasks", "seen_to_learn"}
     assert named <= here | ELSEWHERE.keys()
     for name, test in ELSEWHERE.items():
         assert name in (ROOT / test).read_text(encoding="utf-8")

@@ -1,0 +1,149 @@
+"""Time cells on a CPU beside their own Python loop and beside torch's LSTM.
+
+    python benchmarks/cells.py [--only NAME ...] [--rounds 7] [--batch 8] [--steps 1024] [--width 128]
+
+float32, forward and backward, medians of interleaved runs in one process. A ratio is the other's time over that of
+scanl's `cpu` backend, so 4.0 means that scanl is four times as fast. The loop (`reference`) runs over an eighth of the
+steps, and its time is multiplied by eight. `torch.nn.LSTM` has the same width. A multiplication: the LSTM's time is
+first scaled by the cell's multiplications with recurrent matrices over those of the LSTM, 4 D². The LSTM also maps its
+inputs, which a cell gets as operands. Writes benchmarks/results/cells.json, with the load of the machine.
+"""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import scanl.layers  # noqa: F401  # registers the cells of layers
+from primitives import both, medians
+from run import RESULTS, machine
+from scanl.ops.registry import REGISTRY, Cell
+
+SHARE = 8  # the loop runs over this part of the steps
+
+
+class Timed(NamedTuple):
+    """How a cell is timed. axes: sizes besides D.   uses: how often a step multiplies with each matrix."""
+
+    axes: Callable[[int], dict[str, int]] = lambda width: {}
+    uses: int = 1
+    without: tuple[str, ...] = ()  # optional operands
+
+
+CELLS: dict[str, Timed] = {
+    "cornn_cell": Timed(),
+    "lem_cell": Timed(),
+    "lipschitz_cell": Timed(without=("gate",)),
+    "antisym_cell": Timed(without=("gate",)),
+    "unicornn_cell": Timed(),
+    "onlstm_cell": Timed(lambda width: {"N": width // 8}),
+    "layernorm_lstm_cell": Timed(),
+    "ltc_fused_cell": Timed(uses=6),
+    "ctrnn_cell": Timed(uses=6),
+    "ornn_cell": Timed(),
+    "slstm": Timed(lambda width: {"H": 4, "K": width // 4}),
+    "ligru": Timed(),
+    "sru": Timed(),
+    "indrnn": Timed(),
+}
+POSITIVE = ("dt", "rate", "c")
+
+
+def cell_of(name: str) -> Cell:
+    cell = REGISTRY[name]
+    assert isinstance(cell, Cell)
+    return cell
+
+
+def draw(name: str, batch: int, steps: int, width: int) -> dict[str, Tensor]:
+    """Return operands at which a cell neither grows nor dies: small matrices, short steps."""
+    generator, cell = torch.Generator().manual_seed(0), cell_of(name)
+    sizes = {"B": batch, "T": steps, "D": width, **CELLS[name].axes(width)}
+    found = {}
+    for operand in cell.operands:
+        if operand.name in CELLS[name].without:
+            continue
+        shape = [int(axis) if axis.isdigit() else sizes[axis] for axis in operand.choices[0]]
+        value = torch.randn(shape, generator=generator)
+        timed = "T" in operand.choices[0]
+        found[operand.name] = value.abs() / 16 if operand.name in POSITIVE else value if timed else value / 16
+    return found
+
+
+def multiplications(name: str, operands: Mapping[str, Tensor]) -> int:
+    """Return how many numbers of recurrent matrices a step multiplies with, for one sequence."""
+    axes = {operand.name: operand.choices[0] for operand in cell_of(name).operands}
+    matrices = [
+        value.numel()
+        for operand, value in operands.items()
+        if "B" not in axes[operand] and value.ndim > 1 and not any(axis.isdigit() for axis in axes[operand][-2:])
+    ]
+    return CELLS[name].uses * sum(matrices)
+
+
+def lstm(batch: int, steps: int, width: int) -> Callable[[], object]:
+    """Return the forward and backward pass of torch's LSTM, down to its input and its weights."""
+    layer = torch.nn.LSTM(width, width, batch_first=True)
+    x, dy = torch.randn(batch, steps, width, requires_grad=True), torch.randn(batch, steps, width)
+    return lambda: torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], dy)
+
+
+def compare(name: str, rounds: int, batch: int, steps: int, width: int) -> dict[str, float]:
+    """Return the seconds of the kernel, of the loop and of the LSTM, and the cell's multiplications over the LSTM's."""
+    cell, operands = cell_of(name), draw(name, batch, steps, width)
+    timed = {operand.name for operand in cell.operands if "T" in operand.choices[0]}
+    part = math.ceil(steps / SHARE)
+    short = {key: value[:, :part] if key in timed else value for key, value in operands.items()}
+
+    def run(given: Mapping[str, Tensor], backend: str) -> Callable[[], object]:
+        return both(lambda *a: cell(**dict(zip(given, a, strict=True)), backend=backend)[0], tuple(given.values()))
+
+    with torch.no_grad():
+        found, expected = (cell(**short, backend=backend)[0] for backend in ("cpu", "reference"))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    calls = {
+        "cpu": run(operands, "cpu"),
+        "reference": run(short, "reference"),
+        "torch.nn.LSTM": lstm(batch, steps, width),
+    }
+    took = medians(calls, rounds)
+    took["reference"] *= steps / part
+    return {**took, "multiplications": multiplications(name, operands) / (4 * width**2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*CELLS], default=[*CELLS], help="some of them")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=128)
+    options = parser.parse_args()
+    title, rows = machine("cpu"), {}
+    print(f"{title}\n(B, T, D) = ({options.batch}, {options.steps}, {options.width})")
+    print(f"{'':20} {'ms':>8} {'loop':>8} {'LSTM':>8} {'multiplication':>15} {'load':>6}")
+    for name in options.only:
+        row = compare(name, options.rounds, options.batch, options.steps, options.width)
+        rows[name] = {**row, "load": os.getloadavg()[0]}
+        loop, beside = (row[other] / row["cpu"] for other in ("reference", "torch.nn.LSTM"))
+        each = f"{beside * row['multiplications']:13.2f} ×" if row["multiplications"] else f"{'-':>13}  "
+        print(
+            f"{name:20} {1e3 * row['cpu']:8.1f} {loop:6.1f} × {beside:6.2f} × {each} {os.getloadavg()[0]:6.1f}",
+            flush=True,
+        )
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "cells.json"
+    sizes = [options.batch, options.steps, options.width]
+    path.write_text(
+        json.dumps({"machine": title, "dtype": "float32", "sizes": sizes, "seconds": rows}, indent=1) + "\n"
+    )
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
