@@ -275,6 +275,13 @@ def run_hub(monkeypatch):
     return hub, ["--families", "short_convolution", "--tokens", "8", "--rounds", "1"]
 
 
+def run_rnn(monkeypatch):
+    import rnn
+
+    monkeypatch.setattr(rnn, "SHAPES", ((2, 5, 3),))
+    return rnn, ["--rounds", "1"]
+
+
 def run_tasks(monkeypatch):
     import tasks
 
@@ -297,7 +304,7 @@ def run_seen_to_learn(monkeypatch):
     return seen_to_learn, ["mqar-gated_deltanet"]
 
 
-@pytest.mark.parametrize("make", [run_primitives, run_cells, run_hub, run_tasks, run_seen_to_learn])
+@pytest.mark.parametrize("make", [run_primitives, run_cells, run_hub, run_rnn, run_tasks, run_seen_to_learn])
 def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
     benchmark, arguments = make(monkeypatch)
     if hasattr(benchmark, "RESULTS"):
@@ -310,7 +317,7 @@ def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
 
 def test_every_benchmark_of_the_pages_runs():
     named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
-    here = {"primitives", "cells", "hub", "tasks", "seen_to_learn"}
+    here = {"primitives", "cells", "hub", "rnn", "tasks", "seen_to_learn"}
     assert named <= here | ELSEWHERE.keys()
     for name, test in ELSEWHERE.items():
         assert name in (ROOT / test).read_text(encoding="utf-8")

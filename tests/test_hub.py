@@ -444,8 +444,8 @@ def test_every_patch_is_tried():
         report = hub.accelerate(model)
         assert report.accelerated
         found |= {row.kind for row in report.accelerated}
-    named = {path.split(".")[1] for name in patches.names() for path in patches.get(name).modules}
-    assert named == found
+    paths = {path for name in patches.names() for path in patches.get(name).modules}
+    assert {path.split(".")[1] for path in paths if not path.startswith("torch.nn.")} == found  # those: test_hub_rnn.py
 
 
 @pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma", "xlstm"])

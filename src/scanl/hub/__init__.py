@@ -1,4 +1,4 @@
-"""Models of transformers. Patches run their modules on scanl's ops; formats read and write their checkpoints."""
+"""Models of transformers and torch. Patches run their modules on scanl's ops; formats read and write checkpoints."""
 
 from scanl.hub.accelerate import Report as Report
 from scanl.hub.accelerate import accelerate as accelerate

@@ -1,4 +1,4 @@
-"""Patch the recurrent modules of a transformers model in place, so that they run on scanl's ops."""
+"""Patch the recurrent modules of transformers and torch in a model in place, so that they run on scanl's ops."""
 
 import functools
 import importlib.metadata
@@ -13,7 +13,7 @@ from scanl.hub import call, patches
 from scanl.hub.patches import Patch
 
 OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
-_MODELS = "transformers.models."
+_MODELS, _TORCH = "transformers.models.", "torch.nn.modules.rnn"
 
 
 class Row(NamedTuple):
@@ -40,7 +40,7 @@ class Report(tuple[Row, ...]):
 
     def __str__(self) -> str:
         if not self:
-            return "this model has no recurrent module of transformers: nothing was changed"
+            return "this model has no recurrent module of transformers or torch: nothing was changed"
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in self:
             groups.setdefault(row[1:], []).append(row.module)
@@ -62,14 +62,15 @@ def accelerate(model: nn.Module) -> Report:
     changed; `restore` undoes it. Results differ by rounding, except where the original is wrong. Prompts in pieces,
     padding and packed sequences (`cu_seq_lens_q`, `seq_idx`) then give the right results, and the report says so.
 
-    A module is not patched when its forward is not transformers' own, or when its weights are on no device yet. The
-    report gives the reason. On CUDA a module keeps the compiled kernels that transformers found for it.
+    A module is not patched when its forward is not the library's own, or when its weights are on no device yet. The
+    report gives the reason. On CUDA a module keeps the compiled kernels that transformers found for it, and a module of
+    torch keeps torch's.
 
     Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"accelerate: model is a {type(model).__name__}, expected a torch.nn.Module")
-    if any(map(_patch_for, model.modules())):
+    if any(patch is not None and _home(patch) == _MODELS for patch in map(_patch_for, model.modules())):
         found = importlib.metadata.version("transformers")
         if tuple(map(int, found.split(".")[:2])) < OLDEST:
             wanted = ".".join(map(str, OLDEST))
@@ -80,7 +81,7 @@ def accelerate(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         patch = _patch_for(module)
         if patch is not None:
-            reason = _unable(module)
+            reason = _unable(module, patch)
             if not reason and module not in before:
                 _install(module, patch, name)
             needs.update(patch.needs_call)
@@ -126,12 +127,18 @@ def _patches() -> dict[str, type[Patch]]:
 def _patch_for(module: nn.Module) -> type[Patch] | None:
     """Return the patch for a module's class, or for a class that it inherits from."""
     for cls in type(module).__mro__:
+        model = "torch.nn" if cls.__module__ == _TORCH else ""
         if cls.__module__.startswith(_MODELS):
             model = cls.__module__.removeprefix(_MODELS).split(".")[0]
-            patch = _patches().get(f"{model}.{cls.__name__}")
-            if patch is not None:
-                return patch
+        patch = _patches().get(f"{model}.{cls.__name__}")
+        if patch is not None:
+            return patch
     return None
+
+
+def _home(patch: type[Patch]) -> str:
+    """Return where the classes of a patch are: the beginning of the names of their Python modules."""
+    return _TORCH if patch.modules[0].startswith("torch.nn.") else _MODELS
 
 
 def _is_model(module: nn.Module) -> bool:
@@ -145,17 +152,17 @@ def _slot(module: nn.Module) -> str:
     return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
 
 
-def _unable(module: nn.Module) -> str:
+def _unable(module: nn.Module, patch: type[Patch]) -> str:
     """Return why a module cannot be patched; an empty string if it can be or already is."""
     if "_scanl_before" in module.__dict__:
         return ""
-    if not type(module).forward.__module__.startswith(_MODELS):
+    if not type(module).forward.__module__.startswith(_home(patch)):
         return f"its forward is {type(module).__name__}'s own"
     if _slot(module) == "forward" and "forward" in module.__dict__:
         return "its forward was replaced by another library"
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
-    return ""
+    return patch.unable(module)
 
 
 def _install(module: nn.Module, patch: type[Patch], name: str) -> None:
@@ -167,6 +174,8 @@ def _install(module: nn.Module, patch: type[Patch], name: str) -> None:
 
 
 def _forward(patch: type[Patch], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not patch.takes(module, *args, **kwargs):
+        return original(*args, **kwargs)
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_cuda and _has_kernels(type(module), patch):
         return original(*args, **kwargs)

@@ -8,12 +8,15 @@ from scanl.ops.associative_scan import associative_scan
 from scanl.ops.cell import Cell, cell
 from scanl.ops.delta_rule import delta_rule
 from scanl.ops.dplr_scan import dplr_scan
+from scanl.ops.elman import elman
 from scanl.ops.fixed_point import Convergence, ConvergenceError, FixedPoint, fixed_point
+from scanl.ops.gru import gru
 from scanl.ops.indrnn import indrnn
 from scanl.ops.ligru import ligru
 from scanl.ops.linear_attention import linear_attention, noncausal_linear_attention, normalized_linear_attention
 from scanl.ops.linear_scan import linear_scan
 from scanl.ops.long_convolution import LongConvolutionState, long_convolution
+from scanl.ops.lstm import lstm
 from scanl.ops.nonlinear_scan import nonlinear_scan
 from scanl.ops.segment_attention import SegmentMemory, init_memory, segment_attention
 from scanl.ops.selective_scan import selective_scan
@@ -37,14 +40,17 @@ __all__ = [
     "discretize",
     "discretize_dplr",
     "dplr_scan",
+    "elman",
     "feature_maps",
     "fixed_point",
+    "gru",
     "indrnn",
     "init_memory",
     "ligru",
     "linear_attention",
     "linear_scan",
     "long_convolution",
+    "lstm",
     "noncausal_linear_attention",
     "noncausal_weighted_average",
     "nonlinear_scan",

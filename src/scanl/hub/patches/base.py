@@ -13,13 +13,13 @@ from scanl.registry import Registry
 
 
 class Patch(ABC):
-    """Replacement for the forward of some modules of transformers, all of which compute the same function.
+    """Replacement for the forward of some modules of transformers or torch, all of which compute the same function.
 
     A subclass defines `forward`, with the signature that the model uses to call the module.
     """
 
     name: ClassVar[str] = ""  # set by `register`
-    modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models
+    modules: ClassVar[tuple[str, ...]] = ()  # MODEL.CLASS under transformers.models, or torch.nn.CLASS
     before: ClassVar[str] = ""  # what transformers runs without compiled kernels
     runs: ClassVar[str] = ""  # the ops that run with the patch
     corrects: ClassVar[tuple[str, ...]] = ()  # cases in which the original is wrong
@@ -30,6 +30,16 @@ class Patch(ABC):
     @abstractmethod
     def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what module(*args, **kwargs) returns, computed by scanl's ops."""
+
+    @staticmethod
+    def unable(module: Any) -> str:
+        """Return why this module cannot be patched; an empty string if it can be."""
+        return ""
+
+    @classmethod
+    def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
+        """Whether `forward` computes this call. If not, the module's own forward does."""
+        return True
 
 
 registry: Registry[Patch] = Registry("patch")

@@ -301,8 +301,16 @@ class _Torch:
         return value if plain else self.sizes[value]
 
 
-def compiled(name: str, step: Callable[..., Any], shapes: Any, output: tuple[str, ...], timed: frozenset[str], sizes: Mapping[str, int],
-             fixed: frozenset[str], options: Mapping[str, Any]) -> Compiled:  # fmt: skip
+def compiled(
+    name: str,
+    step: Callable[..., Any],
+    shapes: Mapping[str, tuple[str, ...] | None],
+    output: tuple[str, ...],
+    timed: frozenset[str],
+    sizes: Mapping[str, int],
+    fixed: frozenset[str],
+    options: Mapping[str, Any],
+) -> Compiled:
     """Return the most general kernels of a cell. Raises Unsupported if its step uses what kernels cannot run."""
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed):

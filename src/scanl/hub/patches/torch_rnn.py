@@ -1,0 +1,219 @@
+"""torch's own recurrent modules: `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN`."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from scanl.hub.patches.base import Patch, register
+from scanl.ops import elman, gru, lstm
+
+States = tuple[Tensor, ...]
+
+
+class _Packing(NamedTuple):
+    """Where the steps of a PackedSequence are when its sequences stand one after the other.
+
+    cu_seqlens: the offsets of the sequences.   order: the row of each step in the data of the PackedSequence. Its rows
+    are the first steps of all sequences, then the second steps, and so on.
+    """
+
+    cu_seqlens: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, batch_sizes: Tensor) -> "_Packing":
+        rows = torch.arange(int(batch_sizes[0]))
+        lengths = (batch_sizes > rows[:, None]).sum(1)
+        cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
+        owner = rows.repeat_interleave(lengths)
+        step = torch.arange(owner.shape[0]) - cu_seqlens[owner]
+        return cls(cu_seqlens, (batch_sizes.cumsum(0) - batch_sizes)[step] + owner)
+
+
+class TorchPatch(Patch):
+    """Patch for a recurrent module of torch. What torch refuses, its own forward refuses with its own message.
+
+    A subclass names the op in `scan`. The projected inputs of all steps are one product before it.
+    """
+
+    before: ClassVar = "a loop over the steps in C++, with several kernels a step"
+    corrects: ClassVar = ()
+
+    @staticmethod
+    @abstractmethod
+    def scan(
+        module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
+    ) -> tuple[Tensor, States]:
+        """Run one layer in one direction over x (B, T, ·), from the parts of its state, each (B, D).
+
+        weights: of inputs and of the state, then, with biases, those of both.   options: of the op.
+        """
+
+    @classmethod
+    def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
+        return _takes(module, *args, **kwargs)
+
+    @staticmethod
+    def unable(module: Any) -> str:
+        return "proj_size projects the state in each step, which no op does" if module.proj_size else ""
+
+    @classmethod
+    def forward(cls, module: Any, input: Any, hx: Any = None) -> Any:
+        if isinstance(input, PackedSequence):
+            data, batch_sizes, sorted_indices, unsorted_indices = input
+            packing = _Packing.of(batch_sizes)
+            given = [_taken(each, sorted_indices) for each in _parts(hx)]
+            y, states = cls._layers(module, data[packing.order][None], given, packing)
+            y = torch.empty_like(y[0]).index_copy(0, packing.order, y[0])
+            states = [_taken(each, unsorted_indices) for each in states]
+            return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), _joined(module, states)
+        if input.ndim == 2:
+            y, states = cls._layers(module, input[None], [each[:, None] for each in _parts(hx)])
+            return y[0], _joined(module, [each[:, 0] for each in states])
+        x = input if module.batch_first else input.transpose(0, 1)
+        y, states = cls._layers(module, x, list(_parts(hx)))
+        # Callers may view what torch returns as it lies in memory, steps first.
+        y = y if module.batch_first else y.transpose(0, 1).contiguous()
+        return y, _joined(module, states)
+
+    @classmethod
+    def _layers(
+        cls, module: Any, x: Tensor, given: list[Tensor], packing: _Packing | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all layers over x (B, T, ·). Return the outputs (B, T, ·) and the last states, (layers, B, D) each.
+
+        given: the first states, in the form of the last ones; none for zeros.
+        """
+        cu_seqlens = None if packing is None else packing.cu_seqlens
+        directions, last = 2 if module.bidirectional else 1, []
+        for layer in range(module.num_layers):
+            if layer and module.dropout and module.training:
+                x = x * _dropped(x, module.dropout, packing)
+            ys = []
+            for direction in range(directions):
+                at = layer * directions + direction
+                weights = [getattr(module, name) for name in module._all_weights[at]]
+                state = [each[at] for each in given]
+                y, states = cls.scan(module, x, weights, state, reverse=direction == 1, cu_seqlens=cu_seqlens)
+                ys.append(y)
+                last.append(states)
+            x = ys[0] if directions == 1 else torch.cat(ys, -1)
+        return x, [torch.stack(parts) for parts in zip(*last, strict=True)]
+
+
+def _takes(module: Any, input: Any, hx: Any = None) -> bool:
+    """Whether the ops compute this call: well-formed, not empty, on a CPU, in one dtype that their kernels have."""
+    x = input.data if isinstance(input, PackedSequence) else input
+    if not isinstance(x, Tensor) or not (hx is None or isinstance(hx, Tensor | tuple | list)):
+        return False
+    tensors = [x, *_parts(hx), *module.parameters()]
+    if any(each.device.type != "cpu" or each.dtype != x.dtype for each in tensors if isinstance(each, Tensor)):
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu") or not x.numel():
+        return False
+    packed = isinstance(input, PackedSequence)
+    if x.ndim not in ((2,) if packed else (2, 3)) or x.shape[-1] != module.input_size:
+        return False
+    if hx is None:
+        return True
+    if isinstance(hx, Tensor) == isinstance(module, nn.LSTM) or len(_parts(hx)) != 1 + isinstance(module, nn.LSTM):
+        return False
+    rows = module.num_layers * (2 if module.bidirectional else 1)
+    if packed:
+        batch = (int(input.batch_sizes[0]),)
+    else:
+        batch = () if x.ndim == 2 else (x.shape[0 if module.batch_first else 1],)
+    return all(isinstance(each, Tensor) and each.shape == (rows, *batch, module.hidden_size) for each in _parts(hx))
+
+
+def _parts(hx: Any) -> tuple[Any, ...]:
+    """Return the tensors of a state in torch's form: none, one, or h and c."""
+    return () if hx is None else (hx,) if isinstance(hx, Tensor) else tuple(hx)
+
+
+def _joined(module: Any, states: list[Tensor]) -> Tensor | States:
+    """Return a state in torch's form."""
+    return tuple(states) if isinstance(module, nn.LSTM) else states[0]
+
+
+def _taken(state: Tensor, rows: Tensor | None) -> Tensor:
+    return state if rows is None else state.index_select(1, rows)
+
+
+def _dropped(x: Tensor, p: float, packing: _Packing | None) -> Tensor:
+    """Return the factors 0 and 1 / (1 - p) of dropout on x (B, T, ·), as torch draws them: steps first."""
+    if packing is not None:
+        return F.dropout(torch.ones_like(x[0]), p)[packing.order]
+    return F.dropout(x.new_ones(x.shape[1], x.shape[0], x.shape[2]), p).transpose(0, 1)
+
+
+def _biases(weights: list[Tensor]) -> Tensor | None:
+    """Return the sum of both biases, for an op that takes them with the inputs."""
+    return weights[2] + weights[3] if len(weights) > 2 else None
+
+
+@register("torch_gru")
+class GRUPatch(TorchPatch):
+    """The two biases stay apart: the reset gate multiplies that of the state."""
+
+    modules: ClassVar = ("torch.nn.GRU",)
+    runs: ClassVar = "gru"
+
+    @staticmethod
+    def scan(
+        module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
+    ) -> tuple[Tensor, States]:
+        w, u, *biases = weights
+        b, recurrent = biases or (None, None)
+        recurrent = None if recurrent is None else recurrent.unflatten(0, (3, -1))
+        x, u = F.linear(x, w, b).unflatten(-1, (3, -1)), u.unflatten(0, (3, -1))
+        y, last = gru(x, u, recurrent, *state, **options)
+        return y, (last,)
+
+
+@register("torch_lstm")
+class LSTMPatch(TorchPatch):
+    """Only without `proj_size`, and only for packed sequences."""
+
+    modules: ClassVar = ("torch.nn.LSTM",)
+    runs: ClassVar = "lstm, for packed sequences"
+
+    @classmethod
+    def takes(cls, module: Any, *args: Any, **kwargs: Any) -> bool:
+        """Whether torch is slower. Times of torch over ours, of a forward and backward pass on one core of a CPU in
+        float32, at B = 1 to 32 and D = 64 to 1024: batches 0.6 to 1.2, as oneDNN computes them; one packed sequence
+        0.6 to 0.9; several 5.1 to 9.0 (0.95 to 1.8 for the forward pass).
+        """
+        input = args[0] if args else kwargs.get("input")
+        several = isinstance(input, PackedSequence) and int(input.batch_sizes[0]) > 1
+        return several and super().takes(module, *args, **kwargs)
+
+    @staticmethod
+    def scan(
+        module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
+    ) -> tuple[Tensor, States]:
+        x = F.linear(x, weights[0], _biases(weights)).unflatten(-1, (4, -1))
+        given = torch.stack(state, 1) if state else None
+        y, last = lstm(x, weights[1].unflatten(0, (4, -1)), given, **options)
+        return y, last.unbind(1)
+
+
+@register("torch_rnn")
+class RNNPatch(TorchPatch):
+    """Elman's network, with tanh or ReLU."""
+
+    modules: ClassVar = ("torch.nn.RNN",)
+    runs: ClassVar = "elman"
+
+    @staticmethod
+    def scan(
+        module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
+    ) -> tuple[Tensor, States]:
+        x = F.linear(x, weights[0], _biases(weights))
+        nonlinearity = "relu" if module.mode == "RNN_RELU" else "tanh"
+        y, last = elman(x, weights[1], *state, nonlinearity=nonlinearity, **options)
+        return y, (last,)
