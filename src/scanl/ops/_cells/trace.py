@@ -133,7 +133,7 @@ class Trace(TorchDispatchMode):
         return Ref(node, offset, tuple(shape), tuple(strides))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, rules.OTHER_NAMES.get(func._opname, func._opname)
+        kwargs, name = kwargs or {}, str(rules.OTHER_NAMES.get(func._opname, func._opname))
         if name == "lift_fresh" and not args[0].is_meta and not args[0].ndim:  # torch.tensor(number) in the step
             self.new("literal", args[0], args[0].item())
             return args[0]
