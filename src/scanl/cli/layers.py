@@ -15,7 +15,7 @@ from scanl.layers import Layer, build, get, names
 from scanl.layers.state import leaves
 from scanl.models import Stack, presets
 from scanl.models.presets import Preset
-from scanl.ops import registry
+from scanl.ops import backend, registry
 from scanl.ops.registry import Backend
 
 WIDTH = 256  # model width for which sizes are printed
@@ -169,9 +169,9 @@ def describe_layer(name: str, dim: int) -> str:
         lines.append(_row(row))
         if row[0] == "options":
             lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings(name)]
-    for backend in _backends(cls):
-        where = "any device" if backend.devices is None else ", ".join(backend.devices)
-        lines.append(f"{'':<12}{backend.name}: {where}")
+    for one in _backends(cls):
+        where = "any device" if one.devices is None else ", ".join(one.devices)
+        lines.append(f"{'':<12}{one.name}: {where}")
     return "\n".join(lines)
 
 
@@ -256,10 +256,12 @@ def step_cost(layer: Layer | Stack) -> int:
     from torch.utils.flop_counter import FlopCounterMode  # imports triton: too slow for `scanl list`
 
     x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
+    cell = isinstance(layer, Layer) and layer.op in {each.name for each in registry.cells()}
     fused = torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = False  # the counter misses its fused LSTM, and not every machine has it
-        with FlopCounterMode(display=False) as counter:
+        # the products of a cell are inside its kernels; the loop shows them, and compiles nothing
+        with FlopCounterMode(display=False) as counter, backend("reference" if cell else "auto"):
             layer(x, state)
     finally:
         torch.backends.mkldnn.enabled = fused
