@@ -30,14 +30,14 @@ def state_size(layer):
 @pytest.mark.parametrize("dim", WIDTHS)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_default_sizes_are_in_proportion(name, dim):
-    """At most 10 D² parameters (a GILR-LSTM has them) and 400 D (maps of a few numbers a channel).
+    """At most 8 D² parameters and 400 D (maps of a few numbers a channel).
 
     Of state at most 2 D² (a matrix memory of one head of twice the width has 4 / H of them) and 300 D, and a
     key and a value of D for each step that is kept. Sizes that do not follow D leave this at one width or another.
     """
     with torch.device("meta"):
         layer = layers.build(name, dim)
-    assert sum(p.numel() for p in layer.parameters()) <= 10 * dim**2 + 400 * dim
+    assert sum(p.numel() for p in layer.parameters()) <= 8 * dim**2 + 400 * dim
     defaults = {option: p.default for option, p in inspect.signature(layers.get(name)).parameters.items()}
     kept = sum(defaults.get(option) or 0 for option in STEPS_KEPT)
     assert state_size(layer) <= 2 * dim**2 + 300 * dim + 2 * kept * dim

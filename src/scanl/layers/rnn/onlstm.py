@@ -9,6 +9,7 @@ r"""Ordered-neuron long short-term memory.
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,7 @@ class ONLSTM(Layer):
     equation = EQUATION
     source = SOURCE
     op = "onlstm_cell"
+    excused: ClassVar = {"default_sizes_are_in_proportion": "its two master gates add to eight matrices"}
 
     def __init__(
         self, dim: int, chunk_size: int | None = None, forget_bias: float | None = None, t_max: int | None = None
