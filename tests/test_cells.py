@@ -84,17 +84,6 @@ def test_weights_summed_over_many_steps(op):
     laws.truth(op, _sample(op, 1, 600, 3), {}, "cpu", torch.float64)
 
 
-@directions
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 3), (1, 4), (6, 3)])
-@pytest.mark.parametrize("forget", ["sigmoid", "exp"])
-def test_heads_are_divided_over_cores(monkeypatch, batch, heads, forget, reverse):
-    kernels = importlib.import_module("scanl.ops._cpu.slstm")
-    for cores in (1, 2, 7) if laws.ALL else (2, 7):  # one core is enough for one head
-        monkeypatch.setattr(kernels, "CORES", cores)
-        sample = _sample(slstm, batch, 6, 5, heads, forget=forget)
-        laws.truth(slstm, sample, {"reverse": reverse}, "cpu", torch.float32)
-
-
 def test_slstm_heads_do_not_touch():
     sample = _sample(slstm, 2, 6, 4, 3).operands
     y, last = slstm(**sample)

@@ -10,8 +10,9 @@ from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops import registry
 
-WITH = [op for op in registry.declared() if op.effect is not None]
-WITHOUT = [op for op in registry.declared() if op.effect is None]
+OPS = [*registry.declared(), *registry.cells()]
+WITH = [op for op in OPS if op.effect is not None]
+WITHOUT = [op for op in OPS if op.effect is None]
 each = pytest.mark.parametrize("op", WITH, ids=lambda op: op.name)
 directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 

@@ -284,6 +284,7 @@ EQUATIONS = {
     "cfc_ncp_pure": (lambda: CfCNCP(DIM, 15, 0.2, 3, "pure"), cfc_ncp),
     "cfc_ncp_mixed": (lambda: CfCNCP(DIM, 13, mode="no_gate", mixed_memory=True), cfc_ncp),
     "ltc": (lambda: LTC(DIM, ode_unfolds=2), ltc),
+    "ncp": (lambda: NCP(DIM), ltc),
     "ltc_softplus": (lambda: LTC(DIM, 10, 3, True), ltc),
     "ltc_ncp": (lambda: NCP(DIM, 14, 2), ltc),
     "irnn": (lambda: IRNN(DIM), irnn),

@@ -329,7 +329,12 @@ def compiled(
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
-    with _disable_current_modes(), temporarily_clear_interpreter_stack(), torch.inference_mode(False):
+    with (
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch._C._DisablePythonDispatcher(),
+        torch.inference_mode(False),
+    ):
         yield
 
 
