@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from scanl.ops.registry import HALF, Op, Operand, Sample
+from scanl import ops
+from scanl.ops import registry
+from scanl.ops.registry import HALF, Cell, Op, Operand, Sample
+
+# Ops with declared operands. Of the cells those of scanl.ops: test_cell_laws.py has those in the files of layers.
+OPS = [
+    op for op in registry.every() if isinstance(op, Op) and not (isinstance(op, Cell) and op.name not in ops.__all__)
+]
 
 
 def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:

@@ -10,12 +10,9 @@ import torch
 import laws
 import scanl
 from scanl.layers import state as states
-from scanl.ops import registry
 from test_layers import LAYERS, STREAMING, inputs, make, make_like
 
-CASES = [
-    pytest.param(op, backend, id=f"{op.name}-{backend}") for op in registry.declared() for backend in op.preference()
-]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in laws.OPS for backend in op.preference()]
 INTERPRETED = not torch.cuda.is_available()
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 # What numpy says of NaN, where it interprets the kernels of triton

@@ -25,7 +25,7 @@ from scanl.ops._cpu import _team
 from scanl.ops._cpu._team import array, take
 from scanl.ops.registry import Op, Sample
 
-OPS = registry.declared()
+OPS = laws.OPS
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in op.preference()]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)

@@ -22,13 +22,13 @@ import scanl.ops
 from scanl.cli.ops import table
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops import registry
-from scanl.ops.registry import ORDER, HigherOrder, Op, Operand, Sample
+from scanl.ops.registry import ORDER, Cell, HigherOrder, Op, Operand, Sample
 
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
 
 
-OPS = [*registry.declared(), *registry.instances()]
+OPS = [*laws.OPS, *registry.instances()]
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in op.preference()]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
@@ -268,10 +268,12 @@ def test_opcheck(op, backend, reverse):
         rest = (reverse, options.pop("cu_seqlens", None), *options.values())
         arguments = [operands[name].requires_grad_() if name in operands else None for name in op.names]
         operator = getattr(torch.ops.scanl, f"{op.name}_{backend}").default
-        torch.library.opcheck(operator, (*arguments, *rest))
+        keep = (True,) if isinstance(op, Cell) else ()
+        torch.library.opcheck(operator, (*arguments, *rest, *keep))
         backward = getattr(torch.ops.scanl, f"{op.name}_{backend}_backward").default
-        y, last = operator(*arguments, *rest)
-        values = dict(zip(op.names, arguments, strict=True)) | {"y": y, "dy": torch.ones_like(y), "dlast": last}
+        y, last, *kept = operator(*arguments, *rest, *keep)
+        values = dict(zip(op.names, arguments, strict=True)) | dict(zip(("kept",), kept, strict=False))
+        values |= {"y": y, "dy": torch.ones_like(y), "dlast": last}
         saved = [values[argument.name] for argument in backward._schema.arguments[: -len(rest)]]
         leaves = [None if v is None else v.detach().clone().requires_grad_() for v in saved]
         registered = (

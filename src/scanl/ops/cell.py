@@ -20,7 +20,7 @@ is a parameter: the step gets it whole. Keyword-only arguments of the step are o
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Cell(Op[..., Any]):
         every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
+        self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by options, operands and sizes
         saves = (*self.names, "y", "kept")
         kernels = Kernels(self._forward, self._backward, self._numbers)
         compiled(
@@ -73,20 +74,31 @@ class Cell(Op[..., Any]):
             if ys:
                 return torch.stack(ys, 1), state
             sizes = self.sizes(dict(zip(self.names, [*operands, None], strict=True)), None)
-            return operands[0].new_zeros(self.output_shape(sizes)), state
+            return operands[0].new_zeros(self.output_shape(sizes)) + operands[0].sum(), state  # in the graph
 
         found = inspect.signature(step)
-        last = [name for name, one in found.parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD][-1]
-        own = [one.replace(default=None) if name == last else one for name, one in found.parameters.items()]
+        own = list(found.parameters.values())
+        state = max(i for i, one in enumerate(own) if one.kind is one.POSITIONAL_OR_KEYWORD)
+        if own[state].annotation is not inspect.Parameter.empty:
+            own[state] = own[state].replace(annotation=own[state].annotation | None)
+        for i in range(state, -1, -1):  # the state, and the optional operands just before it, may be left out
+            if i < state and type(None) not in get_args(own[i].annotation):
+                break
+            own[i] = own[i].replace(default=None)
         call = [inspect.Parameter("call", inspect.Parameter.VAR_KEYWORD, annotation=Call)]
         loop.__signature__ = found.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
         return loop
 
     def _kernels(self, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str]) -> Any:
         """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
-        from scanl.ops._cells.kernels import compiled
+        from scanl.ops._cells.kernels import generate
 
-        sizes = {name: sizes[name] for name in self.axes if name in sizes}
+        # the hint of a symbolic size is its size in the call that is traced
+        sizes = {
+            name: sizes[name] if isinstance(sizes[name], int) else sizes[name].node.hint
+            for name in self.axes
+            if name in sizes
+        }
         shapes: dict[str, tuple[str, ...] | None] = {}
         for operand in self.operands:
             there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
@@ -98,41 +110,35 @@ class Cell(Op[..., Any]):
             timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
             fixed = self.static & set(sizes)
             output = tuple(axis for axis in self.output if axis != "T")
-            found = compiled(self.name, self.step, shapes, output, timed, sizes, fixed, options)
+            found = generate(self.name, self.step, shapes, output, timed, sizes, fixed, options)
             known.append(found)
         return found
 
-    def _of_call(self, operands: Mapping[str, Tensor | None], options: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the kernels and the sizes of a call."""
-        sizes: dict[str, int] = {}
-        for operand in self.operands:
-            value = operands[operand.name]
-            if value is not None:
-                axes = next(axes for axes in operand.choices if len(axes) == value.ndim)
-                sizes.update(zip(axes, value.shape, strict=True))
-        given = frozenset(name for name, value in operands.items() if value is not None)
-        found = self._kernels(sizes, dict(zip(self.options, options, strict=True)), given)
-        return found, found.sizes(sizes)
+    def _of_call(
+        self, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
+    ) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
+        """Return the kernels, the operands that are given, and the sizes of a call."""
+        operands = dict(zip(self.names, values, strict=True))
+        sizes = self.sizes(operands, cu_seqlens)
+        given = {name: value for name, value in operands.items() if value is not None}
+        return self._kernels(sizes, dict(zip(self.options, options, strict=True)), frozenset(given)), given, sizes
 
     def _forward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         count = len(self.names)
-        operands, (reverse, cu_seqlens, *options, keep) = dict(zip(self.names, args[:count], strict=True)), args[count:]
-        found, sizes = self._of_call(operands, options)
-        shape = self.output_shape(self.sizes(operands, cu_seqlens))
-        values = {name: value for name, value in operands.items() if value is not None}
-        return found.forward(values, sizes, shape, reverse, cu_seqlens, keep, self.name)
+        reverse, cu_seqlens, *options, keep = args[count:]
+        found, given, sizes = self._of_call(args[:count], cu_seqlens, options)
+        shape = self.output_shape(sizes)
+        return found.forward(given, found.sizes(sizes), shape, reverse, cu_seqlens, keep, self.name)
 
     def _backward(self, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
         count = len(self.names)
-        operands = dict(zip(self.names, args[:count], strict=True))
         y, kept, reverse, cu_seqlens, *options = args[count:]
-        found, sizes = self._of_call(operands, options)
-        values = {name: value for name, value in operands.items() if value is not None}
-        return found.backward(dy, dlast, values, y, kept, sizes, reverse, cu_seqlens, self.name)
+        found, given, sizes = self._of_call(args[:count], cu_seqlens, options)
+        return found.backward(dy, dlast, given, y, kept, found.sizes(sizes), reverse, cu_seqlens, self.name)
 
-    def _numbers(self, operands: Mapping[str, Tensor | None], options: Sequence[Any]) -> int:
-        found, sizes = self._of_call(operands, options)
-        return found.kept_numbers(sizes)
+    def _numbers(self, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]) -> int:
+        found, _, sizes = self._of_call(values, cu_seqlens, options)
+        return found.kept_numbers(found.sizes(sizes))
 
     def _refusals(self, **given: Any) -> Sequence[str]:
         """Return why the step cannot be compiled."""
@@ -141,15 +147,20 @@ class Cell(Op[..., Any]):
         from scanl.ops._cells.trace import Unsupported
 
         options = {name: given[name] for name in self.options}
-        try:
-            self._kernels(given, options, given["given"] | {self.state})
-        except (ConfigError, ShapeError):
-            raise
-        except Unsupported as error:
-            return [f"its step uses {error}"]
-        except Exception as error:  # whatever the step raises on tensors without values; the loop may still run
-            return [f"its step cannot be traced: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"]
-        return []
+        key = (given["given"], *options.values(), *[given.get(axis) for axis in self.axes])
+        if key not in self._refused:
+            self._refused[key] = []
+            try:
+                self._kernels(given, options, given["given"] | {self.state})
+            except (ConfigError, ShapeError):
+                del self._refused[key]
+                raise
+            except Unsupported as error:
+                self._refused[key] = [f"its step uses {error}"]
+            except Exception as error:  # whatever the step raises on tensors without values; the loop may still run
+                what = next(iter(str(error).splitlines()), "")
+                self._refused[key] = [f"its step cannot be traced: {type(error).__name__}: {what}"]
+        return self._refused[key]
 
 
 def cell(declaration: str, **declared: Any) -> Callable[[Step], Cell]:

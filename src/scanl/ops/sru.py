@@ -32,10 +32,10 @@ def sru(
     x: Tensor,
     f: Tensor,
     r: Tensor,
-    u: Tensor | None = None,
-    v_f: Tensor | None = None,
-    v_r: Tensor | None = None,
-    state: Tensor | None = None,
+    u: Tensor | None,
+    v_f: Tensor | None,
+    v_r: Tensor | None,
+    state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Scan the simple recurrent unit over time, elementwise.
 
@@ -52,7 +52,6 @@ def sru(
     >>> h.flatten().tolist(), c.tolist()  # h: 2/2+6/2 = 4; 1/2+6/2 = 3.5
     ([4.0, 3.5], [[1.0]])
     """
-    assert state is not None  # zeros where the caller gave None
     forget = f if v_f is None else f + v_f * state
     reset = torch.sigmoid(r if v_r is None else r + v_r * state)
     forget = torch.sigmoid(forget)

@@ -147,10 +147,10 @@ class Compiled:
     # --- calls
 
     def sizes(self, sizes: Mapping[str, int]) -> Sizes:
-        key = tuple(sizes[name] for name in self.axes.traced)
-        if key not in self._sizes:
-            self._sizes[key] = Sizes(self.axes, {name: sizes[name] for name in self.axes.traced})
-        return self._sizes[key]
+        own = {name: sizes[name] for name in self.axes.traced}
+        if not all(isinstance(size, int) for size in own.values()):
+            return Sizes(self.axes, own)  # symbolic sizes have no hash
+        return self._sizes.setdefault(tuple(own.values()), Sizes(self.axes, own))
 
     def kept_numbers(self, sizes: Sizes) -> int:
         """Return how many numbers the forward pass keeps of every step: the state, unless the output is the state, and
@@ -212,7 +212,8 @@ class Compiled:
             elif operand in self.timed:
                 found.append(results[f"d{operand}"].view(like.shape))
             else:
-                found.append(torchs.view(ref).contiguous().view(like.shape))
+                # A copy, because two gradients may be views of one total, and an op's outputs may not share memory.
+                found.append(torchs.view(ref).clone(memory_format=torch.contiguous_format).view(like.shape))
         return found
 
     def _head(
@@ -252,6 +253,9 @@ class _Torch:
         every = {**self.values, **rows}
         for node, places in self.compiled._outer.items():
             *groups, m, n = self.sizes.all(node.whole.shape)
+            if not all(every[place.array].numel() for place in places):
+                self._memory[node] = sums.new_zeros((*groups, m, n))
+                continue
             a, b = (self._rows(every[place.array], place.part) for place in places)
             if groups:
                 a, b = (
@@ -301,7 +305,7 @@ class _Torch:
         return value if plain else self.sizes[value]
 
 
-def compiled(
+def generate(
     name: str,
     step: Callable[..., Any],
     shapes: Mapping[str, tuple[str, ...] | None],

@@ -29,12 +29,12 @@ class Kernels(NamedTuple):
     """Kernels that are not functions of a module.
 
     forward(*operands, reverse, cu_seqlens, *options, keep) -> y, last, kept.   backward: as above; it may be given an
-    empty `kept`.   numbers(operands, options): how many numbers of every step `kept` (B, T, N) has.
+    empty `kept`.   numbers(operands, cu_seqlens, options): how many numbers of every step `kept` (B, T, N) has.
     """
 
     forward: Callable
     backward: Callable
-    numbers: Callable[[Mapping[str, Tensor | None], Sequence[Any]], int]
+    numbers: Callable[[Sequence[Tensor | None], Tensor | None, Sequence[Any]], int]
 
 
 def compiled(
@@ -76,7 +76,7 @@ def compiled(
             return results
         numbers = 0
         if args[-1]:
-            numbers = kernels.numbers(dict(zip(op.names, args[:count], strict=True)), args[count + 2 : -1])
+            numbers = kernels.numbers(args[:count], args[count + 1], args[count + 2 : -1])
         return *results, first.new_empty((*first.shape[:2], numbers))
 
     def fake_backward(dy, dlast, *args):
