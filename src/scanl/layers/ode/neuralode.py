@@ -144,10 +144,12 @@ class NeuralODE(TimedCell):
 
         chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method}
         times = h.new_tensor([0.0, 1.0])
-        if not self.adjoint:
-            return torchdiffeq.odeint(flow, h, times, **chosen)[1]
-        needed = tuple(each for each in (given, span, *field) if each is not None and each.requires_grad)
-        return torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)[1]
+        if self.adjoint:
+            needed = tuple(each for each in (given, span, *field) if each is not None and each.requires_grad)
+            path: Any = torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)
+        else:
+            path = torchdiffeq.odeint(flow, h, times, **chosen)
+        return path[1]
 
 
 @neuralode_cell.samples
