@@ -238,11 +238,13 @@ TAU = torch.tensor(0.5, dtype=torch.float64)
         (lambda x, state: (x + TAU * state, x), "uses a tensor that is neither an operand nor made in the step"),
         (lambda x, state: (x if x.sum() > 0 else state, x), "cannot be traced: RuntimeError"),
         (lambda x, state: (x.float().double() + state, x), "a cast to torch.float32"),
+        (lambda x, state: (x + state / x.shape[0], x), "numbers that depend on the sizes"),
+        (lambda x, state: (x + state / x.shape[1], x), None),
         (lambda x, state: (x + sum(state[:, i, None] for i in range(x.shape[1])), x), None),
     ],
 )
 def test_what_cannot_be_compiled_runs_by_the_loop(step, message):
-    """`auto` takes the loop then; a loop over an axis gives kernels for that size."""
+    """`auto` takes the loop then; a number from an axis, or a loop over one, gives kernels for that size."""
     op, x = _cell("x: B T D, state: B D -> B T D")(_named(step)), _draw(2, 3, 2)
     first = op.explain(x).splitlines()[0]
     assert first == "cpu: can run" if message is None else message in first

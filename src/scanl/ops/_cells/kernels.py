@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import sys
-import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,12 +26,16 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from scanl.errors import CheckpointError
+from scanl.files import written_whole
 from scanl.ops._cells.plan import Plan, Root
 from scanl.ops._cells.sizes import Axes, choices
 from scanl.ops._cells.source import Layout, Writer, source
 from scanl.ops._cells.trace import Node, Ref, Unsupported, trace
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
+
+_WRITES = threading.Lock()  # threads of a process would write the same temporary file
 
 
 class Sizes:
@@ -74,7 +78,7 @@ class Compiled:
         self.traced = traced = trace(step, shapes, output, axes, options)
         self.given = [operand for operand, of in shapes.items() if of is not None]
         self.timed = [operand for operand in self.given if operand in timed]
-        self.state = traced.last.node.size if traced.last == traced.last.node.whole else _numbers(traced.last)
+        self.state = _numbers(traced.last)
         self.y = _numbers(traced.y)
         self.y_is_state = traced.y[1:] == traced.last[1:] and traced.y.node is traced.last.node
         self._plan_backward()
@@ -175,7 +179,7 @@ class Compiled:
             pitch=0, **torchs.operands(self._forward_plan), out_y=y,
             **{f"in_{n}": _rows(values[n]) for n in self.timed},
         )  # fmt: skip
-        self.module.forward.run(first.dtype, slots, units, _work(first, y, last, sizes[self.state]))
+        self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
         return y, last, kept
 
     def backward(
@@ -200,7 +204,7 @@ class Compiled:
             **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in results.items()},
             carry=carry, sums=sums, **{f"in_{n}": _rows(values[n]) for n in self.timed}, in_dy=_rows(dy),
         )  # fmt: skip
-        self.module.backward.run(first.dtype, slots, units, _work(first, dy, carry, sizes[self.state]))
+        self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
         torchs.results(results, sums.sum(0))
         found = []
         for operand in self.given:
@@ -367,7 +371,8 @@ def _rows(value: Tensor) -> Tensor:
     return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
 
 
-def _work(first: Tensor, y: Tensor, last: Tensor, state: int) -> int:
+def _work(first: Tensor, y: Tensor, state: int) -> int:
+    """Return about how many numbers a kernel touches: each output reads a part of the state through the products."""
     return first.numel() + y.numel() * max(state // 8, 1)
 
 
@@ -393,10 +398,10 @@ def load(name: str, text: str) -> types.ModuleType:
     if place is not None:
         path = place / f"{title}.py"
         try:
-            if not path.exists() or path.read_text() != text:
-                with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
-                    file.write(text)
-                os.replace(file.name, path)
+            with _WRITES:
+                if not path.exists() or path.read_text("utf-8") != text:
+                    with written_whole(path) as file:
+                        file.write_text(text, "utf-8")
             spec = importlib.util.spec_from_file_location(f"scanl_cells.{title}", path)
             assert spec is not None
             assert spec.loader is not None
@@ -404,7 +409,7 @@ def load(name: str, text: str) -> types.ModuleType:
             sys.modules[spec.name] = module  # numba's cache looks the module up by its name
             spec.loader.exec_module(module)
             return module
-        except OSError:
+        except (OSError, CheckpointError):
             pass  # a full disk: run from memory
     path = f"<cell {title}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)

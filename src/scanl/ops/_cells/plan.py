@@ -5,6 +5,7 @@ sequences of a group together. A loop computes elementwise values of one shape. 
 or products need.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -102,7 +103,9 @@ class Plan:
                 if isinstance(item, Reduce) or not item.shape:
                     return 0
                 sizes.add(item.shape[-1])
-                views += [squeezed(arg, node.whole.shape) for node in item.nodes for arg in node.args if _is_view(arg)]
+                views += [
+                    squeezed(arg, node.whole.shape) for node in item.nodes for arg in node.args if isinstance(arg, Ref)
+                ]
                 views += [store.value for store in item.stores if isinstance(store.value, Ref)]
                 views += [Ref(self.traced.last.node, s.offset, item.shape, s.strides) for s in item.stores]
         lanes = sizes.pop()
@@ -234,10 +237,7 @@ class Plan:
             return left
         index = len(self.traced.nodes)
         copy = Node("elementwise", 0, 1, "{0}", (left,), False, index, left)
-        size = 1
-        for each in left.shape:
-            size *= each
-        copy.size, copy.whole = size, Ref(copy, 0, left.shape, contiguous(left.shape))
+        copy.size, copy.whole = math.prod(left.shape), Ref(copy, 0, left.shape, contiguous(left.shape))
         self.traced.nodes.append(copy)
         self._level[copy] = level
         self._place(copy, None)
@@ -265,10 +265,6 @@ class Plan:
                         whole = squeezed(node.whole)
                         item.stores.append(Store(self.buffer(node), 0, whole.strides, whole))
                         self.scratch.append(node)
-
-
-def _is_view(arg: object) -> bool:
-    return isinstance(arg, Ref)
 
 
 def arguments(node: Node) -> Iterator[Ref]:

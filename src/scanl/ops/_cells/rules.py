@@ -64,7 +64,6 @@ ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "soft
 _TRUTHS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"} | {
     f"bitwise_{name}" for name in ("and", "or", "not")
 }
-FUNCTIONS = ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "erf", "sigmoid", "tanh", "log_sigmoid")
 REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
 
 
@@ -74,8 +73,7 @@ def expression(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
     if name in ("add", "sub", "rsub"):
         a, b = (args[1], args[0]) if name == "rsub" else args[:2]
         sign = "+" if name == "add" else "-"
-        scaled = {"add": "{0} {s} {2} * {1}", "sub": "{0} {s} {2} * {1}", "rsub": "{0} {s} {2} * {1}"}[name]
-        return ("{0} {s} {1}" if alpha == 1 else scaled).replace("{s}", sign), (a, b, alpha)[: 2 if alpha == 1 else 3]
+        return (f"{{0}} {sign} {{1}}", (a, b)) if alpha == 1 else (f"{{0}} {sign} {{2}} * {{1}}", (a, b, alpha))
     if name == "div":
         return ("{0} / {1}", tuple(args)) if kwargs.get("rounding_mode") is None else None
     if name == "pow":

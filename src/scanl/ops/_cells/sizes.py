@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
 
-BATCH = 1009  # the size of the batch in a trace
+_BATCHES = (1009, 1109)  # the size of the batch in the two traces
 _PRIMES = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103)
 _LARGEST = 1000  # the largest number that is read as a constant
 
@@ -19,7 +19,8 @@ class Axes:
     """The axes of a traced cell.
 
     sizes: the real size of every axis.   fixed: axes that keep their real size; the kernels are for these sizes only.
-    tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use.
+    tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use,
+    0 or 1.   batch: the size of the batch.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class Axes:
     ):
         self.sizes, self.fixed, self.tied = dict(sizes), fixed, dict(tied)
         free = [name for name in sizes if name not in fixed and name not in tied]
-        primes = (_PRIMES[turn:] + _PRIMES[:turn])[: len(free)]
+        self.batch = _BATCHES[turn]
+        half = turn * len(_PRIMES) // 2
+        primes = (_PRIMES[half:] + _PRIMES[:half])[: len(free)]
         self._primes = dict(zip(free, primes, strict=True))
         self._real = {name: max(sizes[name], 1) for name in free}
         self.traced = {name: self._primes.get(name, 1) * max(size, 1) for name, size in sizes.items()}
@@ -81,7 +84,7 @@ def choices(sizes: Mapping[str, int], fixed: frozenset[str]) -> Iterator[tuple[A
     """Return pairs of axes to trace with, the most general first; both of a pair must give the same kernels.
 
     If the step needs one axis to be a multiple of another, the first pair fails. A step that computes a number from a
-    size gives different kernels, unless all sizes are fixed.
+    size gives different kernels, unless all sizes are fixed. The batch is never fixed.
     """
     tied: dict[str, tuple[str, Fraction]] = {}
     free = sorted((name for name in sizes if name not in fixed and sizes[name]), key=lambda name: sizes[name])
@@ -90,4 +93,4 @@ def choices(sizes: Mapping[str, int], fixed: frozenset[str]) -> Iterator[tuple[A
         if other is not None and sizes[other] > 1:
             tied[name] = other, Fraction(sizes[name], sizes[other])
     for some, ties in ((fixed, {}), (fixed, tied), (frozenset(sizes), {})):
-        yield Axes(sizes, some, ties, 0), Axes(sizes, some, ties, 8)
+        yield Axes(sizes, some, ties, 0), Axes(sizes, some, ties, 1)

@@ -5,12 +5,13 @@ a function of its own, whose pointers the compiler may take as not overlapping, 
 scratch memory of a sequence holds the state before and after the step, by turns, then the values that the plan stores.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scanl.ops._cells.plan import Loop, Plan, Reduce, squeezed
-from scanl.ops._cells.rules import CHOICES, FUNCTIONS
+from scanl.ops._cells.rules import CHOICES
 from scanl.ops._cells.trace import Node, Ref, contiguous
 
 HEADER = '''"""Kernels of the cell {name}, generated from its step."""
@@ -20,11 +21,10 @@ import math
 import numpy as np
 from numba import njit
 
-from scanl.ops._cpu._cells import clear, copy, longest, row_at
-from scanl.ops._cpu._gates import {functions}
+from scanl.ops._cpu._cells import clear, copy, longest, multiply, row_at
+from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import pointer, separate
-from scanl.ops._cpu._product import add_part_products
 from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import Kernel, array, scratch, take
 
@@ -40,9 +40,8 @@ FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 class Layout:
     """Where the kernels find their operands, by name.
 
-    timed: inputs and results with a row for every step, and the numbers of a row.   sums: sums over time, and their
-    sizes.   kept: what the forward pass keeps of every step.   state: the numbers of the state.   history: the name of
-    the array that holds the state after every step; "" if none is kept.
+    timed, results: inputs and results with a row for every step, and the numbers of a row.   sums: sums over time, and
+    their sizes.   state: the numbers of the state.
     """
 
     timed: Mapping[str, int]
@@ -61,12 +60,6 @@ class Writer:
         self.size = plan.traced.axes.expression
         self.functions: list[str] = []
         self.matrices = {node: f"w{node.index}" for node in plan.lefts}
-
-    def product(self, sizes: Sequence[int]) -> str:
-        found = 1
-        for each in sizes:
-            found *= each
-        return self.size(found)
 
     # --- loops
 
@@ -127,14 +120,10 @@ class Writer:
         ]
         for node in plan.scratch:
             head += [f"        o{node.index} = width", f"        width += {size(node.size)}"]
-        for node, name in self.matrices.items():
-            head.append(f"        {name} = array(slots.{name}, {self.product(node.args[1].shape)}, dtype)")
-        if self.kept:
-            head.append("        stored = whole" if self.keeps_state else "        stored = 0")
-            for node in self.kept:
-                head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
-        else:
-            head.append("        stored = whole" if self.keeps_state else "        stored = 0")
+        head += [f"        {name} = slots.{name}" for name in self.matrices.values()]
+        head.append("        stored = whole" if self.keeps_state else "        stored = 0")
+        for node in self.kept:
+            head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
         head.append("        memory = scratch(size * width, dtype)")
         if self.layout.sums:
             head.append("        added = 0")
@@ -143,6 +132,12 @@ class Writer:
             head.append("        recent = scratch(added, dtype)")
             head += [f"        at_{name} = recent.ctypes.data + item * a_{name}" for name in self.layout.sums]
         carried = "slots.carry" if back else "state"
+        flush = [
+            "total = array(slots.sums + item * unit * added, added, dtype)",
+            "for k in range(added):",
+            "    total[k] += recent[k]",
+            "    recent[k] = 0",
+        ]
         body = [
             "        base = memory.ctypes.data",
             "        while True:",
@@ -153,8 +148,7 @@ class Writer:
             "            members = min(size, count - first)",
             *self._block(),
             "            for r in range(members):",
-            f"                copy(array({carried} + item * (first + r) * whole, whole, dtype), "
-            "memory[r * width : r * width + whole])",
+            f"                copy({carried} + item * (first + r) * whole, base + item * r * width, whole, dtype)",
             "            old, new = 0, whole",
             "            for i in range(longest(ranges, first, members)):",
         ]
@@ -180,8 +174,7 @@ class Writer:
                     *["                    " + call for call in calls],
                 ]
                 for node in zeroed:
-                    place = f"r * width + o{node.index}"
-                    body.append(f"                    clear(memory[{place} : {place} + {size(node.size)}])")
+                    body.append(f"                    clear(here + item * o{node.index}, {size(node.size)}, dtype)")
                 body += ["                    " + line for line in ending]
             for node in segment.products:
                 body += ["                " + line for line in self._multiply(node)]
@@ -189,25 +182,17 @@ class Writer:
         if self.layout.sums:
             body += [
                 f"                if i % {FLUSH} == {FLUSH - 1}:",
-                "                    total = array(slots.sums + item * unit * added, added, dtype)",
-                "                    for k in range(added):",
-                "                        total[k] += recent[k]",
-                "                        recent[k] = 0",
+                *["                    " + line for line in flush],
             ]
         body += [
             "            for r in range(members):",
             "                odd = (ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1]) % 2",
-            "                at = r * width + odd * whole",
-            f"                target = array({carried} + item * (first + r) * whole, whole, dtype)",
+            "                at = base + item * (r * width + odd * whole)",
+            f"                target = {carried} + item * (first + r) * whole",
             *["                " + line for line in self._copied("at", "target")],
         ]
         if self.layout.sums:
-            body += [
-                "            total = array(slots.sums + item * unit * added, added, dtype)",
-                "            for k in range(added):",
-                "                total[k] += recent[k]",
-                "                recent[k] = 0",
-            ]
+            body += ["            " + line for line in flush]
         return "\n".join([*head, *body, "", f"    return {self.which}", ""])
 
     def _places(self, calls: Sequence[str], ending: Sequence[str]) -> list[str]:
@@ -256,16 +241,12 @@ class Writer:
         lines = ["if kept != 0:"]
         if self.keeps_state:
             lines += [
-                "    target = array(kept + item * row * stored, whole, dtype)",
-                "    at = r * width + new",
-                *["    " + line for line in self._copied("at", "target")],
+                "    target = kept + item * row * stored",
+                *["    " + line for line in self._copied("here + item * new", "target")],
             ]
         for node in self.kept:
-            at, numbers = f"r * width + o{node.index}", self.size(node.size)
-            lines += [
-                f"    copy(memory[{at} : {at} + {numbers}], "
-                f"array(kept + item * (row * stored + e{node.index}), {numbers}, dtype))"
-            ]
+            at, kept = f"here + item * o{node.index}", f"kept + item * (row * stored + e{node.index})"
+            lines.append(f"    copy({at}, {kept}, {self.size(node.size)}, dtype)")
         return lines
 
     def _block(self) -> list[str]:
@@ -280,10 +261,10 @@ class Writer:
     def _copied(self, source: str, target: str) -> list[str]:
         """Return lines that copy a unit's part of a state from scratch memory to an array."""
         if not self.plan.lanes:
-            return [f"copy(memory[{source} : {source} + whole], {target})"]
+            return [f"copy({source}, {target}, whole, dtype)"]
         return [
             f"for a in range(0, whole, {self.size(self.plan.lanes)}):",
-            f"    copy(memory[{source} + a + low : {source} + a + high], {target}[a + low : a + high])",
+            f"    copy({source} + item * (a + low), {target} + item * (a + low), high - low, dtype)",
         ]
 
     def _multiply(self, node: Node) -> list[str]:
@@ -306,10 +287,12 @@ class Writer:
             at_out.append(f"{index} * ({self.size(result.strides[axis])})")
             if grouped and axis == 0:
                 at_right.append(f"{index} * ({self.size(right.shape[1] * right.shape[2])})")
-        place = self.matrices[node]
+        right_address = self.matrices[node]
+        if at_right:
+            right_address += f" + item * ({' + '.join(at_right)})"
         lines.append(
-            f"{indent}add_part_products(memory, {' + '.join(at_out)}, width, {columns}, memory, "
-            f"{' + '.join(at_left)}, width, {terms}, {place}, {' + '.join(at_right) or '0'}, {columns}, members)"
+            f"{indent}multiply(base + item * ({' + '.join(at_out)}), width, {columns}, "
+            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, members, dtype)"
         )
         return lines
 
@@ -436,7 +419,7 @@ class _Body:
         else:
             mean = ""
             if name == "mean":
-                numbers = self.writer.product(source.shape[outer:])
+                numbers = self.writer.size(math.prod(source.shape[outer:]))
                 mean = f" / dtype.type({numbers})"
             lines.append(f"{indent}{target}[{self.index(whole)}] = total{mean}")
         return [self.typed(line) for line in lines]
@@ -444,17 +427,12 @@ class _Body:
 
 def _number(value: float) -> str:
     text = repr(float(value))
-    return (
-        f"c({text})"
-        if text not in ("inf", "-inf", "nan")
-        else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
-    )
+    return f"c({text})" if math.isfinite(value) else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
 
 
 def source(name: str, forward: Writer, backward: Writer) -> str:
     """Return the source of both kernels."""
-    functions = ", ".join(sorted({"log_sigmoid", "sigmoid", "tanh"} & set(FUNCTIONS)))
-    parts = [HEADER.format(name=name, functions=functions)]
+    parts = [HEADER.format(name=name)]
     for writer in (forward, backward):
         kernel = writer.kernel()
         parts += [writer.slots(), *writer.functions, "", kernel]

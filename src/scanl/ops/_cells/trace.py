@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scanl.ops._cells import rules
-from scanl.ops._cells.sizes import BATCH, Axes
+from scanl.ops._cells.sizes import Axes
 
 MOST = 400  # operations; a step that loops over an axis would loop over its size in the trace
 
@@ -68,14 +68,6 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def batch_axis(shape: Sequence[int], what: object) -> int | None:
-    """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
-    found = [i for i, size in enumerate(shape) if size and size % BATCH == 0]
-    if len(found) > 1:
-        raise Unsupported(f"{what} has the batch on two axes")
-    return found[0] if found else None
-
-
 class Trace(TorchDispatchMode):
     """Records what torch dispatches. nodes: in the order of the computation."""
 
@@ -83,17 +75,25 @@ class Trace(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise the first operation imports torch.compile, which takes seconds
 
-    def __init__(self):
+    def __init__(self, batch: int):
         super().__init__()
+        self.batch = batch  # the size of the batch
         self.nodes: list[Node] = []
         self._of: dict[int, Node] = {}  # by the traced memory
         self._alive: list[Any] = []  # so that no memory is used twice
 
+    def batch_axis(self, shape: Sequence[int], what: object) -> int | None:
+        """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
+        found = [i for i, size in enumerate(shape) if size and size % self.batch == 0]
+        if len(found) > 1:
+            raise Unsupported(f"{what} has the batch on two axes")
+        return found[0] if found else None
+
     def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> Node:
         """Make the node of a tensor that has memory of its own."""
-        axis = batch_axis(tensor.shape, what)
-        step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // BATCH)
-        size = tensor.numel() // (1 if axis is None else BATCH)
+        axis = self.batch_axis(tensor.shape, what)
+        step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // self.batch)
+        size = tensor.numel() // (1 if axis is None else self.batch)
         truth = tensor.dtype == torch.bool
         node = Node(kind, size, step, what, args, truth, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self._of[tensor.untyped_storage()._cdata] = node
@@ -117,16 +117,16 @@ class Trace(TorchDispatchMode):
         if like is not None and tensor.shape != like.shape:
             tensor = tensor.expand(like.shape)
         shape, strides, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
-        axis = batch_axis(shape, node.what)
+        axis = self.batch_axis(shape, node.what)
         if axis is not None:
-            rows = shape[axis] // BATCH
+            rows = shape[axis] // self.batch
             if node.batched and rows * strides[axis] != node.step:
                 raise Unsupported("a view that mixes the rows of the batch")
             shape[axis : axis + 1], strides[axis : axis + 1] = ([], []) if rows == 1 else ([rows], [strides[axis]])
         elif node.batched:
             raise Unsupported("one row of the batch, taken alone")
         if node.batched:  # the traced distances jump over the rows of the batch
-            whole = BATCH * node.step
+            whole = self.batch * node.step
             if offset % whole >= node.step:
                 raise Unsupported("some rows of the batch, taken alone")
             offset, *strides = [each // whole * node.step + each % whole for each in (offset, *strides)]
@@ -170,13 +170,13 @@ class Trace(TorchDispatchMode):
         if value is not None:
             if not out.ndim:
                 self.new("literal", out, value)
-            elif batch_axis(out.shape, name) is None:
+            elif self.batch_axis(out.shape, name) is None:
                 self.new("torch", out, torch.full, (value, *out.shape))
             else:
                 self.new("elementwise", out, "{0}", (value,))
             return True
         if not any(self.ref(each).node.batched for each in tensors):
-            if batch_axis(out.shape, name) is not None:
+            if self.batch_axis(out.shape, name) is not None:
                 raise Unsupported(f"operation {func}, which makes a value of the batch from none")
             flat, form = pytree.tree_flatten((args, kwargs))
             views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
@@ -213,10 +213,10 @@ class Trace(TorchDispatchMode):
 
     def _reversed(self, source: Ref, x: Tensor, dims: Sequence[int]) -> Ref:
         """Return the view that walks these axes of x backwards."""
-        batch, offset, strides = batch_axis(x.shape, "flip"), source.offset, list(source.strides)
+        batch, offset, strides = self.batch_axis(x.shape, "flip"), source.offset, list(source.strides)
         for dim in dims:
             axis = dim % x.ndim
-            if axis == batch or (batch is not None and x.shape[batch] != BATCH):
+            if axis == batch or (batch is not None and x.shape[batch] != self.batch):
                 raise Unsupported("flip over the batch")
             at = axis - (batch is not None and axis > batch)
             offset, strides[at] = offset + (source.shape[at] - 1) * strides[at], -strides[at]
@@ -245,7 +245,7 @@ class Trace(TorchDispatchMode):
     def _product(self, out: Tensor, a: Tensor, b: Tensor) -> bool:
         left, right = self.ref(a), self.ref(b)
         if left.node.batched and right.node.batched:
-            if batch_axis(out.shape, "a product") is not None:
+            if self.batch_axis(out.shape, "a product") is not None:
                 raise Unsupported("a product of two values of the batch")
             self.new("outer", out, None, (left, right))
             return True
@@ -268,13 +268,13 @@ class Trace(TorchDispatchMode):
         if dtype is not None:
             return False
         dims = range(x.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-        axes, batch = sorted(each % x.ndim for each in dims), batch_axis(x.shape, name)
+        axes, batch = sorted(each % x.ndim for each in dims), self.batch_axis(x.shape, name)
         assert batch is not None
         if batch in axes:
             if name != "sum":
                 raise Unsupported(f"{name} over the batch")
-            if x.shape[batch] != BATCH:  # rows merged with another axis: split it, the batch first
-                x = x.unflatten(batch, (BATCH, x.shape[batch] // BATCH))
+            if x.shape[batch] != self.batch:  # rows merged with another axis: split it, the batch first
+                x = x.unflatten(batch, (self.batch, x.shape[batch] // self.batch))
                 axes = [*[axis if axis <= batch else axis + 1 for axis in axes], batch + 1]
             rest = [axis for axis in axes if axis != batch]
             if rest:
@@ -283,7 +283,7 @@ class Trace(TorchDispatchMode):
             self.new("total", out, None, (self.ref(x),))
             return True
         view = self.ref(x)
-        gone = 0 if x.shape[batch] != BATCH else 1
+        gone = 0 if x.shape[batch] != self.batch else 1
         inner = [axis - (gone if axis > batch else 0) for axis in axes]
         order = [axis for axis in range(len(view.shape)) if axis not in inner] + inner
         shape, strides = (tuple(each[axis] for axis in order) for each in (view.shape, view.strides))
@@ -323,12 +323,12 @@ def trace(
 
     output: the axes of the output, without time.
     """
-    sizes = {"B": BATCH, **axes.traced}
+    sizes = {"B": axes.batch, **axes.traced}
 
     def tensor(names: Sequence[str]) -> Tensor:
         return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=torch.float64, device="meta")
 
-    mode = Trace()
+    mode = Trace(axes.batch)
     values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():

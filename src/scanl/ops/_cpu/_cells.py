@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from scanl.ops._cpu._team import CORES
+from scanl.ops._cpu._pointers import pointer, separate
+from scanl.ops._cpu._product import add_part_products
+from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
 NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
@@ -81,15 +83,30 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
-@njit(forceinline=True)
-def copy(source, target):
-    """Copy an array. The loop compiles to one memory move; numba's slice assignment is far slower for short slices."""
-    for i in range(target.size):
-        target[i] = source[i]
+@njit
+def copy(source, target, count, dtype):
+    """Copy `count` elements between addresses. The loop compiles to one memory move."""
+    separate()
+    read, write = pointer(source, dtype), pointer(target, dtype)
+    for i in range(count):
+        write[i] = read[i]
 
 
-@njit(forceinline=True)
-def clear(target):
-    """Fill an array with zeros, as `copy` copies."""
-    for i in range(target.size):
-        target[i] = 0
+@njit
+def clear(target, count, dtype):
+    """Set `count` elements at an address to zero."""
+    write = pointer(target, dtype)
+    for i in range(count):
+        write[i] = dtype.type(0)
+
+
+@njit
+def multiply(out, out_row, width, h, h_row, n, w, count, dtype):
+    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), by address and row stride.
+
+    It is a function of its own, so that a kernel with several products has its code once.
+    """
+    add_part_products(
+        array(out, count * out_row, dtype), 0, out_row, width, array(h, count * h_row, dtype), 0, h_row, n,
+        array(w, n * width, dtype), 0, width, count,
+    )  # fmt: skip
