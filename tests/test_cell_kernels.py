@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import laws
 from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
-from scanl.ops._cells import kernels
+from scanl.ops._cells import files
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
 
@@ -342,14 +342,14 @@ def test_it_runs_where_nothing_can_be_kept(tmp_path):
 
 
 def test_a_source_is_kept_and_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "folder", lambda: tmp_path)
-    first = kernels.load("one", "VALUE = 1\n")
+    monkeypatch.setattr(files, "folder", lambda: tmp_path)
+    first = files.load("one", "VALUE = 1\n")
     (path,) = tmp_path.glob("one_*.py")
     before = path.stat().st_mtime_ns
-    assert kernels.load("one", "VALUE = 1\n").VALUE == first.VALUE == 1
+    assert files.load("one", "VALUE = 1\n").VALUE == first.VALUE == 1
     assert path.stat().st_mtime_ns == before
     path.write_text("VALUE = 2\n")  # damaged: written again
-    assert kernels.load("one", "VALUE = 1\n").VALUE == 1
+    assert files.load("one", "VALUE = 1\n").VALUE == 1
 
 
 def test_a_cell_of_a_user_is_an_op_like_the_others():
