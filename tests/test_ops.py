@@ -29,17 +29,7 @@ COMPLEX = (torch.complex64, torch.complex128)
 
 
 OPS = [*laws.OPS, *registry.instances()]
-# Triton's kernels of cells have one generator. Without a device, one cell of each kind stands for all: channels alone,
-# one matrix, and a matrix for each head.
-GENERATED = ("indrnn", "gru", "slstm")
-
-
-def _backends(op: Op) -> list[str]:
-    alike = isinstance(op, Cell) and op.name not in GENERATED and not torch.cuda.is_available() and not laws.ALL
-    return [backend for backend in op.preference() if backend != "triton" or not alike]
-
-
-CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in _backends(op)]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

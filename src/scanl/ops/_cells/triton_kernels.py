@@ -18,8 +18,7 @@ CHANNELS = 64  # of a block, where channels are divided over programs
 WIDEST = 4096  # most channels of a program that sums over them
 WIDEST_MATRIX = 128  # most rows or columns of a tile of a matrix
 HELD = 16384  # most numbers of the matrices that a program holds in registers
-PROGRAMS = 512  # enough to fill a GPU; with more sequences a program has ROWS of them
-ROWS = 16  # the fewest rows of a product of tiles
+ROWS = 16  # most sequences of a program in the interpreter, which is faster with few programs; a GPU has one in each
 
 
 class OnGpu(Compiled):
@@ -71,7 +70,7 @@ class OnGpu(Compiled):
         dstate = torch.empty_like(state)
         torchs = OfTorch(self, values, sizes)
         added = sum(sizes[each] for each in self._sums.values())
-        programs = -(-len(state) // self._sequences(len(state), sizes))
+        programs = -(-len(state) // _sequences(len(state)))
         sums = first.new_zeros((programs, added))
         operands = {
             "state": state, "kept": kept, "history": y.contiguous() if self.y_is_state else kept,
@@ -82,12 +81,6 @@ class OnGpu(Compiled):
         self._launch("backward", operands, timed, sizes, reverse, cu_seqlens)
         torchs.results(results, sums.sum(0))
         return self._gradients(values, results, dstate, torchs)
-
-    def _sequences(self, count: int, sizes: Sizes) -> int:
-        """Return how many sequences a program takes."""
-        from scanl.ops._triton._tuned import SHRUNK
-
-        return ROWS if count * sizes[self.tiles.groups] > (1 if SHRUNK else PROGRAMS) else 1
 
     def _launch(
         self, which: str, operands: Mapping[str, Tensor], timed: Mapping[str, Tensor], sizes: Sizes, reverse: bool,
@@ -106,7 +99,7 @@ class OnGpu(Compiled):
         }
         writer = self._forward_writer if which == "forward" else self._backward_writer
         held = sum(math.prod(blocks[f"BLOCK_{letter}"] for letter in pair) for pair in writer.matrices.values())
-        size, groups, parts = self._sequences(len(state), sizes), sizes[self.tiles.groups], 1
+        size, groups, parts = _sequences(len(state)), sizes[self.tiles.groups], 1
         if self.divided:
             ((letter, width),) = self.tiles.widths.items()
             parts = triton.cdiv(sizes[width], blocks[f"BLOCK_{letter}"])
@@ -120,3 +113,10 @@ class OnGpu(Compiled):
                 length=next(iter(timed.values())).shape[1], sequences=len(state), groups=groups, blocks=parts,
                 **axes, **blocks, ROWS=size, HELD=held <= HELD, REVERSE=reverse, **flags, enable_fp_fusion=True,
             )  # fmt: skip
+
+
+def _sequences(count: int) -> int:
+    """Return how many sequences a program takes."""
+    from scanl.ops._triton._tuned import SHRUNK
+
+    return ROWS if SHRUNK and count > 1 else 1

@@ -195,7 +195,7 @@ class Writer:
         """Return a tile with `other` in place of what is past its channels."""
         key = name, f"{axis}, {other}"
         if key not in self._masked:
-            self._masked[key] = made = f"{name}_in{len(self._masked)}"
+            self._masked[key] = made = f"b_in{len(self._masked)}"
             self.body.append(f"{made} = tl.where(there_{axis}, {name}, {other})")
         return self._masked[key]
 
@@ -239,7 +239,9 @@ class Writer:
         return name
 
     def _reduce(self, node: Node) -> None:
-        (source,), (name, inner, *rest) = node.args, node.what
+        (source,), (name, inner, *_) = node.args, node.what
+        if name == "cumsum":  # its gradient turns the channels round
+            raise Unsupported(name)
         outer = len(source.shape) - inner
         head, tail = source.shape[:outer], source.shape[outer:]
         if any(kind == "group" for kind, _, _ in self.tiles.split(tail, (0,) * inner)):
@@ -249,9 +251,6 @@ class Writer:
         names = self.read(source)
         if source.node.truth:
             names = [self.translated(f"(c(1) if {each} else c(0))") for each in names]
-        if name == "cumsum":
-            self._running(node, names, rest[0], axis, many)
-            return
         other = {"amax": 'float("-inf")', "amin": 'float("inf")'}.get(name, "0.0")
         for i, tile in enumerate(self.tiles.of(Ref(node, 0, head, contiguous(head)))):
             text = ""
@@ -272,20 +271,6 @@ class Writer:
                 numbers = " * ".join(f"({self.size(size)})" for size in tail)
                 text = f"({text}) / ({numbers})"
             self._new(node, tile, text)
-
-    def _running(self, node: Node, names: list[str], strides: tuple[int, ...], axis: str, many: int) -> None:
-        """Write running sums: of a tile's channels, or of a few tiles one after the other."""
-        if axis and many > 1:
-            raise Unsupported("cumsum over a part of the channels")
-        for i, tile in enumerate(self.tiles.of(Ref(node, 0, node.args[0].shape, strides))):
-            if axis:
-                text = f"tl.cumsum(tl.broadcast_to({self._inside(names[i], axis)}, (ROWS, BLOCK_{axis})), 1)"
-            else:
-                text = f"{self._last(node)} + {names[i]}" if i % many else names[i]
-            self._new(node, tile, text)
-
-    def _last(self, node: Node) -> str:
-        return [name for (other, _), name in self._names.items() if other is node][-1]
 
     def _join(self, node: Node) -> None:
         for at, value in node.args:

@@ -26,11 +26,12 @@ def sequences_of(i_n, p_offsets, length, sequences):
 
 @triton.jit
 def product(a, w):
-    """Return a (rows, terms) times w (terms, columns). A row alone has no use for the units that multiply tiles."""
-    if a.shape[0] >= 16:
-        return tl.dot(a, w, input_precision="ieee", out_dtype=a.dtype)
-    else:
-        return tl.sum(tl.expand_dims(a, 2) * tl.expand_dims(w, 0), 1)
+    """Return a (rows, terms) times w (terms, columns).
+
+    A program has one row on a device, and then w lies spread over the registers of all threads, each number once. The
+    `tl.dot` of many rows in float32 needs copies of w in registers, and spills kilobytes at 128 columns.
+    """
+    return tl.sum(tl.expand_dims(a, 2) * tl.expand_dims(w, 0), 1)
 
 
 @triton.jit
