@@ -29,9 +29,9 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-import scanl.ops  # noqa: F401  registers them all
+import scanl.ops
 from scanl.ops import registry
-from scanl.ops.registry import HALF, Op
+from scanl.ops.registry import HALF, Cell, Op
 
 RESULTS = Path(__file__).parent / "results" / "triton-sm_90.json"
 SIZES = {"B": 8, "T": 4096, "G": 16, "H": 16, "K": 128, "V": 128, "D": 2048, "E": 2048, "N": 16, "W": 4, "*F": (1024,)}
@@ -109,14 +109,24 @@ def vectors() -> Iterator[tuple[str, Case]]:
     yield "short_convolution: one step", Case("short_convolution", sizes={"T": 1}, backward=False)
 
 
+def cells() -> Iterator[tuple[str, Case]]:
+    """Matrices of two widths, held in registers or loaded at each step."""
+    for op in ("elman", "gru", "ligru", "lstm", "slstm"):
+        for width in WIDTHS:
+            sizes = {"H": 4, "K": width} if op == "slstm" else {"D": width}
+            yield f"{op}: {width}", Case(op, torch.float32, sizes=sizes)
+    yield "gru: packed", Case("gru", torch.float32, sizes={"B": 1, "T": 32768, "D": 64}, sequences=8)
+
+
 def cases() -> dict[str, Case]:
     """Those written down, of ops that have the backend, and of others that have it what their declarations require."""
-    able = [op for op in registry.every() if "triton" in op.backends]
-    written = {**dict(scans()), **dict(memories()), **dict(vectors())}
+    able = [op for op in registry.every() if "triton" in op.backends and op.name in scanl.ops.__all__]
+    written = {**dict(scans()), **dict(memories()), **dict(vectors()), **dict(cells())}
     found = {name: case for name, case in written.items() if registry.get(case.op) in able}
     for op in able:
         if not any(case.op == op.name for case in found.values()):
-            found |= {f"{op.name}: {name}": Case(op.name, dtype) for name, dtype in DTYPES.items()}
+            own = op.backends["triton"].dtypes
+            found |= {f"{op.name}: {name}": Case(op.name, dtype) for name, dtype in DTYPES.items() if dtype in own}
     return found
 
 
@@ -149,10 +159,13 @@ def operands(case: Case, op: Op) -> tuple[dict[str, Tensor | None], Tensor | Non
 def launch(case: Case, way: str) -> None:
     """What the operators of torch would run, of the same arguments."""
     op = registry.get(case.op)
-    module = importlib.import_module(f"scanl.ops._triton.{op.name}")
     given, cu_seqlens = operands(case, op)
     options = [case.options.get(name, option.default) for name, option in op.options.items()]
     rest = (False, cu_seqlens, *options)
+    if isinstance(op, Cell):
+        launch_cell(op, list(given.values()), rest, case.dtype, way)
+        return
+    module = importlib.import_module(f"scanl.ops._triton.{op.name}")
     if way == "forward":
         module.forward(*given.values(), *rest)
         return
@@ -160,6 +173,19 @@ def launch(case: Case, way: str) -> None:
     values = {**given, "y": y, "dy": y, "dlast": given["state"]}
     backward = getattr(torch.ops.scanl, f"{op.name}_triton_backward").default
     module.backward(*[values[argument.name] for argument in backward._schema.arguments[: -len(rest)]], *rest)
+
+
+def launch_cell(op: Cell, given: list[Tensor | None], rest: tuple[Any, ...], dtype: torch.dtype, way: str) -> None:
+    """What a cell's operators would run: kernels that are made from its step."""
+    if way == "forward":
+        op._forward("triton", *given, *rest, True)
+        return
+    _, cu_seqlens, *options = rest
+    y = torch.empty(
+        op.output_shape(op.sizes(dict(zip(op.names, given, strict=True)), cu_seqlens)), dtype=dtype, device="meta"
+    )
+    kept = y.new_empty((*y.shape[:2], op._numbers("triton", given, cu_seqlens, options)))
+    op._backward("triton", y, given[-1], *given, y, kept, *rest)
 
 
 class Chip:
@@ -184,8 +210,9 @@ def report(function: JITFunction, kernel: Any, flags: Mapping[str, Any]) -> dict
     registers, stack, local = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK", "LOCAL"))
     warps, shared, ptx = kernel.metadata.num_warps, kernel.metadata.shared, kernel.asm["ptx"]
     fit = (REGISTERS // (-(-registers // 8) * 8 * 32 * warps), SHARED // max(1, shared), WARPS // warps, PROGRAMS)
+    module = re.sub("_[0-9a-f]{16}$", "", function.module.rpartition(".")[2])  # a cell's has the digest of its source
     return {
-        "kernel": f"{function.module.rpartition('.')[2].strip('_')}.{function.__name__.strip('_')}",
+        "kernel": f"{module.strip('_')}.{function.__name__.strip('_')}",
         "flags": {name: value for name, value in flags.items() if value is not None},
         "warps": warps,
         "stages": kernel.metadata.num_stages,

@@ -20,6 +20,18 @@ OPS = [
     op for op in registry.every() if isinstance(op, Op) and not (isinstance(op, Cell) and op.name not in ops.__all__)
 ]
 
+GENERATED = ("indrnn", "slstm")
+
+
+def backends(op: Op) -> list[str]:
+    """Return the backends of an op that the laws test.
+
+    The Triton kernels of all cells come from one generator, and an interpreter is slow. Without a device one cell of
+    each kind stands for all: channels alone, and matrices of heads. tests/test_cell_triton.py has others.
+    """
+    alike = isinstance(op, Cell) and op.name not in GENERATED and not torch.cuda.is_available() and not ALL
+    return [backend for backend in op.preference() if backend != "triton" or not alike]
+
 
 def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:
     """Assert that the error is at most 2 (rounding + 1) eps times the largest value.

@@ -12,7 +12,7 @@ import scanl
 from scanl.layers import state as states
 from test_layers import LAYERS, STREAMING, inputs, make, make_like
 
-CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in laws.OPS for backend in op.preference()]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in laws.OPS for backend in laws.backends(op)]
 INTERPRETED = not torch.cuda.is_available()
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 # What numpy says of NaN, where it interprets the kernels of triton

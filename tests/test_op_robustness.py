@@ -26,7 +26,7 @@ from scanl.ops._cpu._team import array, take
 from scanl.ops.registry import Op, Sample
 
 OPS = laws.OPS
-CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in op.preference()]
+CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of times slower than a GPU

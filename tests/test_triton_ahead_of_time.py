@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import scanl.ops
 from scanl.ops import registry
 
 triton = pytest.importorskip("triton")
@@ -20,14 +22,18 @@ import ahead_of_time  # noqa: E402
 
 def test_every_op_that_has_the_backend_has_cases():
     found = ahead_of_time.cases()
-    assert {case.op for case in found.values()} == {op.name for op in registry.every() if "triton" in op.backends}
-    written = [*ahead_of_time.scans(), *ahead_of_time.memories(), *ahead_of_time.vectors()]
+    able = {op.name for op in registry.every() if "triton" in op.backends}
+    assert {case.op for case in found.values()} == able & set(scanl.ops.__all__)
+    written = [
+        *ahead_of_time.scans(), *ahead_of_time.memories(), *ahead_of_time.vectors(), *ahead_of_time.cells()
+    ]  # fmt: skip
     assert len(written) == len(dict(written)), "two cases of one name"
 
 
 def test_an_op_without_cases_gets_what_it_requires(monkeypatch):
     op = registry.get("sru")
-    monkeypatch.setitem(op.backends, "triton", op.backends["cpu"])
+    everything = replace(op.backends["triton"], dtypes=op.dtypes)
+    monkeypatch.setitem(op.backends, "triton", everything)
     found = ahead_of_time.cases()
     assert {name for name in found if name.startswith("sru")} == {"sru: bfloat16", "sru: float32"}
     given, packed = ahead_of_time.operands(found["sru: bfloat16"], op)

@@ -2,8 +2,8 @@ r"""A cell: a nonlinear recurrence, written once as a plain torch function of on
 
 .. math:: y_t, s_t = f(x_t, \theta, s_{t-1})
 
-From this step, scanl derives the loop over time, which is the reference, and a fused kernel for a CPU with its backward
-pass.
+From this step, scanl derives the loop over time, which is the reference, and fused kernels for a CPU and for a GPU,
+with their backward passes.
 
     @cell("x: B T D, u: D D, state: B D -> B T D", equation="h_t = tanh(x_t + U h_{t-1})", source="Elman 1990")
     def elman(x, u, state):
@@ -18,6 +18,7 @@ is a parameter: the step gets it whole. Keyword-only arguments of the step are o
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -31,6 +32,10 @@ from scanl.ops._frame.declaration import FLOATING, HALF, Call
 from scanl.ops._frame.op import REGISTRY, Op
 
 Step = Callable[..., tuple[Tensor, Any]]
+_KINDS = {  # of kernels, by backend: module and class, device, package
+    "cpu": ("kernels", "OnCpu", "cpu", "numba"),
+    "triton": ("triton_kernels", "OnGpu", "cuda", "triton"),
+}
 
 
 class Cell(Op[..., Any]):
@@ -48,13 +53,13 @@ class Cell(Op[..., Any]):
         every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
-        self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by options, operands and sizes
-        saves = (*self.names, "y", "kept")
-        kernels = Kernels(self._forward, self._backward, self._numbers)
-        compiled(
-            self, "cpu", saves=saves, kernels=kernels, devices=("cpu",), dtypes=FLOATING, package="numba",
-            needs=self._refusals,
-        )  # fmt: skip
+        self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
+        for backend, (_, _, device, package) in _KINDS.items():
+            calls = (functools.partial(each, backend) for each in (self._forward, self._backward, self._numbers))
+            compiled(
+                self, backend, saves=(*self.names, "y", "kept"), kernels=Kernels(*calls), devices=(device,),
+                dtypes=FLOATING, package=package, needs=functools.partial(self._refusals, backend),
+            )  # fmt: skip
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
         """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
@@ -89,9 +94,11 @@ class Cell(Op[..., Any]):
         loop.__signature__ = found.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
         return loop
 
-    def _kernels(self, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str]) -> Any:
+    def _kernels(
+        self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str]
+    ) -> Any:
         """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
-        from scanl.ops._cells.kernels import generate
+        from scanl.ops._cells.compiled import generate
 
         # the hint of a symbolic size is its size in the call that is traced
         sizes = {
@@ -104,54 +111,60 @@ class Cell(Op[..., Any]):
             there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
             present = operand.name in given or operand.name == self.state
             shapes[operand.name] = tuple(axis for axis in next(there) if axis != "T") if present else None
-        known = self._compiled.setdefault((*shapes.values(), *options.values()), [])
+        known = self._compiled.setdefault((backend, *shapes.values(), *options.values()), [])
         found = next((each for each in known if each.axes.fits(sizes)), None)
         if found is None:
             timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
             fixed = self.static & set(sizes)
             output = tuple(axis for axis in self.output if axis != "T")
-            found = generate(self.name, self.step, shapes, output, timed, sizes, fixed, options)
+            module, kind, *_ = _KINDS[backend]
+            kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
+            found = generate(kind, self.name, self.step, shapes, output, timed, sizes, fixed, options)
             known.append(found)
         return found
 
     def _of_call(
-        self, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
+        self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
     ) -> tuple[Any, dict[str, Tensor], dict[str, Any]]:
         """Return the kernels, the operands that are given, and the sizes of a call."""
         operands = dict(zip(self.names, values, strict=True))
         sizes = self.sizes(operands, cu_seqlens)
         given = {name: value for name, value in operands.items() if value is not None}
-        return self._kernels(sizes, dict(zip(self.options, options, strict=True)), frozenset(given)), given, sizes
+        found = self._kernels(backend, sizes, dict(zip(self.options, options, strict=True)), frozenset(given))
+        return found, given, sizes
 
-    def _forward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward(self, backend: str, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         count = len(self.names)
         reverse, cu_seqlens, *options, keep = args[count:]
-        found, given, sizes = self._of_call(args[:count], cu_seqlens, options)
+        found, given, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
         shape = self.output_shape(sizes)
         return found.forward(given, found.sizes(sizes), shape, reverse, cu_seqlens, keep, self.name)
 
-    def _backward(self, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
+    def _backward(self, backend: str, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
         count = len(self.names)
         y, kept, reverse, cu_seqlens, *options = args[count:]
-        found, given, sizes = self._of_call(args[:count], cu_seqlens, options)
+        found, given, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
         return found.backward(dy, dlast, given, y, kept, found.sizes(sizes), reverse, cu_seqlens, self.name)
 
-    def _numbers(self, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]) -> int:
-        found, _, sizes = self._of_call(values, cu_seqlens, options)
+    def _numbers(
+        self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
+    ) -> int:
+        found, _, sizes = self._of_call(backend, values, cu_seqlens, options)
         return found.kept_numbers(found.sizes(sizes))
 
-    def _refusals(self, **given: Any) -> Sequence[str]:
+    def _refusals(self, backend: str, **given: Any) -> Sequence[str]:
         """Return why the step cannot be compiled."""
         if torch.compiler.is_compiling():  # the kernels, when they run, refuse
             return []
         from scanl.ops._cells.trace import Unsupported
 
         options = {name: given[name] for name in self.options}
-        key = (given["given"], *options.values(), *[given.get(axis) for axis in self.axes])
+        key = (backend, given["given"], *options.values(), *[given.get(axis) for axis in self.axes])
         if key not in self._refused:
             self._refused[key] = []
             try:
-                self._kernels(given, options, given["given"] | {self.state})
+                found = self._kernels(backend, given, options, given["given"] | {self.state})
+                self._refused[key] = found.refusals(found.sizes(given))
             except (ConfigError, ShapeError):
                 del self._refused[key]
                 raise

@@ -64,8 +64,9 @@ def squeezed(ref: Ref, like: Sequence[int] | None = None) -> Ref:
 class Plan:
     """The work of one time step.
 
-    kept: products of the forward step that the backward pass reads.   values: nodes without a batch axis that loops
-    read.   scratch: nodes in scratch memory.   lefts: the left factor of every product, in scratch or the state.
+    needed: the nodes to compute, in order.   kept: products of the forward step that the backward pass reads.
+    values: nodes without a batch axis that loops read.   scratch: nodes in scratch memory.   lefts: the left factor of
+    every product, in scratch or the state.
     """
 
     def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool):
@@ -78,7 +79,7 @@ class Plan:
         self._level: dict[Node, int] = {}
         self._position: dict[Node, int] = {}
         self._buffer: dict[Node, str] = {}
-        needed = self._needed()
+        self.needed = needed = self._needed()
         for node in needed:
             self._level[node] = max([0, *(self._after(arg) for arg in arguments(node))])
         direct = self._direct(needed)

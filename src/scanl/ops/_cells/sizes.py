@@ -19,8 +19,8 @@ class Axes:
     """The axes of a traced cell.
 
     sizes: the real size of every axis.   fixed: axes that keep their real size; the kernels are for these sizes only.
-    tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use,
-    0 or 1.   batch: the size of the batch.
+    tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use, 0 or 1.   free: the
+    others, with the prime of each.   batch: the size of the batch.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class Axes:
         self.batch = _BATCHES[turn]
         half = turn * len(_PRIMES) // 2
         primes = (_PRIMES[half:] + _PRIMES[:half])[: len(free)]
-        self._primes = dict(zip(free, primes, strict=True))
+        self.free = dict(zip(free, primes, strict=True))
         self._real = {name: max(sizes[name], 1) for name in free}
-        self.traced = {name: self._primes.get(name, 1) * max(size, 1) for name, size in sizes.items()}
+        self.traced = {name: self.free.get(name, 1) * max(size, 1) for name, size in sizes.items()}
         for name, (other, factor) in tied.items():
             self.traced[name] = int(self.traced[other] * factor)
         self.expression = functools.cache(self._expression)
@@ -53,7 +53,7 @@ class Axes:
             if found is not None:
                 return f"{found} {'+' if constant > 0 else '-'} {abs(constant)}"
         for degree in (1, 2, 3):
-            for axes in combinations_with_replacement(self._primes, degree):
+            for axes in combinations_with_replacement(self.free, degree):
                 each = prod(self.traced[axis] for axis in axes)
                 for count in range(1, 17):
                     for sign in (1, -1):
@@ -61,19 +61,19 @@ class Axes:
                         if rest is not None:
                             many = " * ".join([*([str(count)] if count > 1 else []), *axes])
                             return f"{rest} {'+' if sign > 0 else '-'} {many}"
-        raise ValueError(f"{number} is no expression of the axes {', '.join(self._primes)}")
+        raise ValueError(f"{number} is no expression of the axes {', '.join(self.free)}")
 
     def _term(self, number: int) -> str | None:
         """Return a number that is a constant or a product of axes with a rational factor; None for another number."""
         rest, axes = abs(number), []
         if rest == 0:
             return "0"
-        for name, prime in self._primes.items():
+        for name, prime in self.free.items():
             while rest % prime == 0:
                 rest //= prime
                 axes.append(name)
         factor = Fraction(rest, prod(self._real[name] for name in axes))
-        if self._primes and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
+        if self.free and (factor.numerator > _LARGEST or factor.denominator > _LARGEST):
             return None
         parts = [*([str(factor.numerator)] if factor.numerator > 1 or not axes else []), *axes]
         source = " * ".join(parts) + (f" // {factor.denominator}" if factor.denominator > 1 else "")

@@ -33,6 +33,13 @@ class Backend:
 
     def reasons(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], *, named: bool) -> list[str]:
         """Return why it cannot run these arguments; empty if it can. named: the caller named this backend."""
+        return [*self._against(device, dtype, named=named), *self.needs(**sizes)]
+
+    def can_run(self, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any]) -> bool:
+        """Return whether "auto" may take it. What it needs is asked last: for a cell it is a trace of the step."""
+        return not self._against(device, dtype, named=False) and not self.needs(**sizes)
+
+    def _against(self, device: torch.device, dtype: torch.dtype, *, named: bool) -> list[str]:
         reasons = []
         emulated = named and self.name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
         if self.devices is not None and device.type not in self.devices and not (emulated and device.type == "cpu"):
@@ -43,7 +50,6 @@ class Backend:
             reasons.append("it has no derivative in forward mode, which this call asks for")
         if self.compute_dtype(dtype) not in self.dtypes:
             reasons.append(f"dtype {short(dtype)} (takes {', '.join(map(short, self.dtypes))})")
-        reasons.extend(self.needs(**sizes))
         return reasons
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -68,7 +74,7 @@ def choose(
     for name in wanted:
         if name == "auto":
             for each in preference(backends):
-                if not backends[each].reasons(device, dtype, sizes, named=False):
+                if backends[each].can_run(device, dtype, sizes):
                     return backends[each]
         elif name not in backends:
             refusals.append(f"{op}: {unknown('backend', name, ['auto', *backends])}")

@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 def _worth_measuring(configs: list[Config], _: Any, **flags: Any) -> list[Config]:
-    widest = max(flags.get(name, 0) for name in ("CHANNELS", "K", "V"))
+    widest = max(size for name, size in flags.items() if name in ("CHANNELS", "K", "V") or name.startswith("BLOCK_"))
     return configs if widest >= SMALL else configs[:1]
 
 
