@@ -4,7 +4,6 @@ The source of the kernels depends on the step, its options and which operands ar
 is kept in a folder beside numba's cache, so that numba keeps the machine code there too.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -15,39 +14,21 @@ import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from scanl.ops._cells.plan import Plan, Root
 from scanl.ops._cells.sizes import Axes, choices
 from scanl.ops._cells.source import Layout, Writer, source
-from scanl.ops._cells.trace import Node, Ref, Unsupported, trace
+from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
+from scanl.ops._cells.values import Sizes, Values
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
-
-
-class Sizes:
-    """The real sizes of the axes in one call: they turn the numbers of a trace into real numbers."""
-
-    def __init__(self, axes: Axes, sizes: Mapping[str, int]):
-        self.names, self._axes = dict(sizes), axes
-        self._found: dict[int, int] = {}
-
-    def __getitem__(self, number: int) -> int:
-        if number not in self._found:
-            self._found[number] = eval(self._axes.expression(number), {}, self.names)
-        return self._found[number]
-
-    def all(self, numbers: Sequence[int]) -> list[int]:
-        return [self[number] for number in numbers]
 
 
 class _Place(NamedTuple):
@@ -229,12 +210,12 @@ class Compiled:
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
 
 
-class _Torch:
-    """Values without a batch axis, computed by torch: the trace's functions, called on the real tensors."""
+class _Torch(Values):
+    """Values without a batch axis that the kernels read, and those that follow from what the kernels sum."""
 
     def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
-        self.compiled, self.values, self.sizes = compiled, values, sizes
-        self._memory: dict[Node, Tensor] = {}
+        super().__init__(values, sizes)
+        self.compiled = compiled
 
     def operands(self, plan: Plan) -> dict[str, Tensor]:
         found = {f"v{node.index}": self.memory(node) for node in plan.values}
@@ -275,35 +256,6 @@ class _Torch:
         offset = rows.storage_offset() + self.sizes[part.offset]
         return rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), offset)
 
-    def memory(self, node: Node) -> Tensor:
-        """Return the memory of a node as the trace has laid it out."""
-        if node not in self._memory:
-            if node.kind == "operand":
-                self._memory[node] = self.values[node.what].contiguous()
-            elif node.what is torch.full:
-                value, *shape = node.args
-                like = self.values["state"]
-                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=like.dtype, device=like.device)
-            else:
-                function, form = node.what
-                args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
-                self._memory[node] = function(*args, **kwargs)
-        return self._memory[node]
-
-    def view(self, ref: Ref) -> Tensor:
-        shape, strides, memory = self.sizes.all(ref.shape), self.sizes.all(ref.strides), self.memory(ref.node)
-        return memory.as_strided(shape, strides, memory.storage_offset() + self.sizes[ref.offset])
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return value.node.what if value.node.kind == "literal" else self.view(value)
-        if isinstance(value, torch.device):
-            return self.values["state"].device
-        if value is torch.float64:
-            return self.values["state"].dtype
-        plain = type(value) is not int or value >= 2**62
-        return value if plain else self.sizes[value]
-
 
 def generate(
     name: str,
@@ -319,7 +271,7 @@ def generate(
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed):
         try:
-            with _alone():
+            with alone():
                 one, other = (Compiled(name, step, shapes, output, timed, axes, options) for axes in pair)
         except (RuntimeError, ValueError) as error:
             failure = error
@@ -328,18 +280,6 @@ def generate(
             return one
         failure = Unsupported("numbers that depend on the sizes in a way that is not known")
     raise failure
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
-    with (
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
-        torch._C._DisablePythonDispatcher(),
-        torch.inference_mode(False),
-    ):
-        yield
 
 
 def _numbers(ref: Ref) -> int:
