@@ -265,7 +265,8 @@ def run_primitives(monkeypatch):
 def run_cells(monkeypatch):
     import cells
 
-    return cells, ["--only", "ornn_cell", "indrnn", "--rounds", "1", "--batch", "2", "--steps", "9", "--width", "8"]
+    small = ["--batch", "2", "--steps", "9", "--width", "8", "--newton-steps", "9", "--newton-widths", "4"]
+    return cells, ["--only", "ornn_cell", "indrnn", "--rounds", "1", *small]
 
 
 def run_hub(monkeypatch):

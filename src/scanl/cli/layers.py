@@ -60,14 +60,15 @@ def options_of(name: str) -> dict[str, Any]:
 def meanings(name: str) -> list[str]:
     """Return the meaning of each option from the Args of a layer's docstring: `conv_size: window of the convolution.`.
 
-    A preset has the options of its layer.
+    After them come those that a base class adds. A preset has the options of its layer.
     """
     cls = get(name)
     while cls.preset_of is not None:
         cls = cls.preset_of
     args = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     each = re.findall(r"^    (\S.*(?:\n {8}.*)*)", args, re.MULTILINE)
-    return [" ".join(text.split()) for text in each if not text.startswith("dim:")]
+    own = [" ".join(text.split()) for text in each if not text.startswith("dim:")]
+    return [*own, *(f"{option}: {meaning}." for option, meaning in cls.added.items())]
 
 
 def list_layers(argv: Sequence[str]) -> int:

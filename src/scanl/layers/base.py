@@ -53,6 +53,7 @@ class Layer(Module):
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
     takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `forward`, among `TAKES`
+    added: ClassVar[Mapping[str, str]] = {}  # options that a base class adds to the constructor: name -> meaning
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
 
     hints: ClassVar[Mapping[str, Hint]] = {}  # by name of a parameter or of a module; a subclass adds to them

@@ -2,8 +2,8 @@ r"""A cell: a nonlinear recurrence, written once as a plain torch function of on
 
 .. math:: y_t, s_t = f(x_t, \theta, s_{t-1})
 
-From this step, scanl derives the loop over time, which is the reference, and fused kernels for a CPU and for a GPU,
-with their backward passes.
+From this step, scanl derives the loop over time, which is the reference, fused kernels for a CPU and for a GPU with
+their backward passes, and Newton's method for all steps at once (`Cell.solve`).
 
     @cell("x: B T D, u: D D, state: B D -> B T D", equation="h_t = tanh(x_t + U h_{t-1})", source="Elman 1990")
     def elman(x, u, state):
@@ -21,6 +21,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, get_args
 
 import torch
@@ -28,8 +29,12 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.ops._frame.compiled import Kernels, compiled
-from scanl.ops._frame.declaration import FLOATING, HALF, Call
-from scanl.ops._frame.op import REGISTRY, Op
+from scanl.ops._frame.declaration import FLOATING, HALF, WIDER, Call, full_shape
+from scanl.ops._frame.op import REGISTRY, Op, cast
+from scanl.ops._newton import METHODS as METHODS
+from scanl.ops._newton import Newton, Starts, Trajectory, previous, products
+from scanl.ops.fixed_point import Convergence
+from scanl.ops.offsets import check_kind, check_numbers
 
 Step = Callable[..., tuple[Tensor, Any]]
 _KINDS = {  # of kernels, by backend: module and class, device, package
@@ -54,10 +59,15 @@ class Cell(Op[..., Any]):
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
         self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
+        self._jacobians: dict[tuple, Any] = {}  # by options, operands and sizes; None where the step cannot be traced
         for backend, (_, _, device, package) in _KINDS.items():
-            calls = (functools.partial(each, backend) for each in (self._forward, self._backward, self._numbers))
+            kernels = Kernels(
+                functools.partial(self._forward, backend),
+                functools.partial(self._backward, backend),
+                functools.partial(self._numbers, backend),
+            )
             compiled(
-                self, backend, saves=(*self.names, "y", "kept"), kernels=Kernels(*calls), devices=(device,),
+                self, backend, saves=(*self.names, "y", "kept"), kernels=kernels, devices=(device,),
                 dtypes=FLOATING, package=package, needs=functools.partial(self._refusals, backend),
             )  # fmt: skip
 
@@ -106,22 +116,28 @@ class Cell(Op[..., Any]):
             for name in self.axes
             if name in sizes
         }
-        shapes: dict[str, tuple[str, ...] | None] = {}
-        for operand in self.operands:
-            there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
-            present = operand.name in given or operand.name == self.state
-            shapes[operand.name] = tuple(axis for axis in next(there) if axis != "T") if present else None
+        shapes, output = self._shapes(sizes, given)
         known = self._compiled.setdefault((backend, *shapes.values(), *options.values()), [])
         found = next((each for each in known if each.axes.fits(sizes)), None)
         if found is None:
             timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
             fixed = self.static & set(sizes)
-            output = tuple(axis for axis in self.output if axis != "T")
             module, kind, *_ = _KINDS[backend]
             kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
             found = generate(kind, self.name, self.step, shapes, output, timed, sizes, fixed, options)
             known.append(found)
         return found
+
+    def _shapes(
+        self, sizes: Mapping[str, Any], given: frozenset[str]
+    ) -> tuple[dict[str, tuple[str, ...] | None], tuple[str, ...]]:
+        """Return the axes of every operand, None if it is not given, and of the output, all without time."""
+        shapes: dict[str, tuple[str, ...] | None] = {}
+        for operand in self.operands:
+            there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
+            present = operand.name in given or operand.name == self.state
+            shapes[operand.name] = tuple(axis for axis in next(there) if axis != "T") if present else None
+        return shapes, tuple(axis for axis in self.output if axis != "T")
 
     def _of_call(
         self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
@@ -174,6 +190,149 @@ class Cell(Op[..., Any]):
                 what = next(iter(str(error).splitlines()), "")
                 self._refused[key] = [f"its step cannot be traced: {type(error).__name__}: {what}"]
         return self._refused[key]
+
+    # --- all steps at once
+
+    def solve(
+        self,
+        method: str,
+        /,
+        *args: Tensor | None,
+        tolerance: float | None = None,
+        max_iterations: int = 100,
+        reverse: bool = False,
+        cu_seqlens: Tensor | None = None,
+        **more: Any,
+    ) -> Trajectory:
+        r"""Run the cell over time, all steps at once by Newton's method.
+
+        .. math:: s^{k+1}_t = f(s^k_{t-1}, x_t) + J_t\,(s^{k+1}_{t-1} - s^k_{t-1})
+
+        `nonlinear_scan` has the method, its source and its gradient. It equals backpropagation through time.
+
+        method: "sequential", which is a call of the cell; "newton", with the full Jacobians J_t, E² numbers a step for
+        a state of E; "quasi_newton", with the blocks of J_t that couple the variables of one channel, K E numbers a
+        step. Axes of the state that are numbers count its K variables, and letters its channels: `state: B 2 D` has
+        blocks 2 x 2. Where a cell treats each channel by itself, both methods are the same.
+        args, more: operands and options, as of a call, with `reverse` and `cu_seqlens`.
+        tolerance, max_iterations: as in `nonlinear_scan`.
+
+        Returns the outputs and the last state, as a call does. `.convergence` of the pair has the iterations, the
+        residual and the tolerance. J comes from the operations of the step, at about E² numbers for each. A step that
+        cannot be traced (`explain` says so) takes E vector-Jacobian products instead. Sequences of one step run
+        sequentially. Raises ConvergenceError when the tolerance was not reached, ConfigError for an option out of
+        range, and what a call raises. Second derivatives of the Newton methods raise RuntimeError.
+
+        >>> from scanl.ops import indrnn
+        >>> x, a = torch.tensor([[[1.0], [-3.0], [2.0]]]), torch.tensor([2.0])
+        >>> result = indrnn.solve("newton", x, a)  # relu(1); relu(2·1 - 3); relu(2·0 + 2)
+        >>> y, last = result
+        >>> y.flatten().tolist(), last.tolist(), result.convergence.iterations
+        ([1.0, 0.0, 2.0], [[2.0]], 1)
+        """
+        newton = Newton(f"{self.name}.solve", method, tolerance, max_iterations)
+        operands, options = self.bind(args, more)
+        check_kind(self.name, cu_seqlens)
+        if self.check is not None:
+            self.check(operands, options, cu_seqlens)
+        sizes = self.sizes(operands, cu_seqlens)
+        _, dtype, common = self.kinds(operands)
+        compute, steps = WIDER.get(common, common), sizes["T"]
+        if method == "sequential" or steps <= 1 or not sizes["B"]:
+            y, last = self._call(reverse=reverse, cu_seqlens=cu_seqlens, **operands, **options)
+            return Trajectory(y, last, Convergence(steps, 0.0, newton.limit(compute)))
+        first = operands[self.names[0]]
+        assert first is not None
+        rows = sizes["B"]
+        if cu_seqlens is not None:
+            check_numbers(self.name, cu_seqlens, steps)
+            rows = cu_seqlens.shape[0] - 1
+        state = operands.pop(self.state)
+        if state is None:
+            shape = full_shape(self.operands[-1].choices[0][1:], sizes)
+            state = self.initial(torch.zeros((rows, *shape), dtype=compute, device=first.device))
+        for at, to in self._casts({**operands, self.state: None}, compute):
+            operands[self.names[at]] = cast(operands[self.names[at]], to)
+        given = {name: value for name, value in operands.items() if value is not None}
+        timed = [operand.name for operand in self.operands if operand.name in given and "T" in operand.choices[0]]
+        state = state.to(compute)
+        if reverse:
+            given |= {name: given[name].flip(1) for name in timed}
+            if cu_seqlens is not None:
+                state, cu_seqlens = state.flip(0), steps - cu_seqlens.flip(0)
+        given |= {name: given[name].flatten(0, 1) for name in timed}
+        starts, ends = None, None
+        if cu_seqlens is not None:
+            some = (cu_seqlens.diff() > 0).nonzero()[:, 0]
+            starts, ends = Starts(cu_seqlens[some].long(), some), cu_seqlens[some + 1].long() - 1
+        y, s, convergence = self._solve(newton, given, timed, state, steps, sizes, options, starts)
+        if starts is not None and ends is not None:
+            last = state.index_copy(0, starts.rows, s[0, ends])
+            last = last.flip(0) if reverse else last
+        else:
+            last = s[:, -1]
+        if reverse:
+            y = y.flip(1)
+        return Trajectory(cast(y, dtype), last, convergence)
+
+    def _solve(
+        self,
+        newton: Newton,
+        given: Mapping[str, Tensor],
+        timed: Sequence[str],
+        state: Tensor,
+        steps: int,
+        sizes: Mapping[str, Any],
+        options: Mapping[str, Any],
+        starts: Starts | None,
+    ) -> tuple[Tensor, Tensor, Convergence]:
+        """Return the outputs and the states of all steps; the inputs are given with a row for every step."""
+        operands = [given.get(name) for name in self.names[:-1]]
+        full = newton.method == "newton"
+        places = self._places(sizes).to(state.device)
+        jacobian = self._jacobian(sizes, options, frozenset(given), places)
+        fixed = {name: value.detach() for name, value in given.items()}
+        rows = {name: fixed[name] for name in timed}
+        constants = None
+
+        def linearise(before: Tensor) -> tuple[Tensor, Tensor | None]:
+            nonlocal constants
+            if jacobian is None:
+                values = [fixed.get(name) for name in self.names[:-1]]
+                return products(lambda s: self.step(*values, s, **options)[1], before, None if full else places)
+            constants = constants or jacobian.constants({**fixed, "state": before})
+            return jacobian({**rows, "state": before}, constants, full=full)
+
+        s, convergence = newton.solve(
+            lambda before: self.step(*operands, before, **options)[1], state, steps, linearise, starts
+        )
+        y, _ = self.step(*operands, previous(s, state, starts), **options)
+        return y.unflatten(0, s.shape[:2]), s, convergence
+
+    def _places(self, sizes: Mapping[str, Any]) -> Tensor:
+        """Return where in the flat state the variables of each channel are, (K, C)."""
+        axes = next(axes for axes in self.operands[-1].choices if all(a in {"B", *sizes} or a.isdigit() for a in axes))
+        shape = full_shape(axes[1:], sizes)
+        order = sorted(range(len(shape)), key=lambda axis: not axes[1 + axis].isdigit())
+        variables = prod(int(axis) for axis in axes if axis.isdigit())
+        return torch.arange(prod(shape)).view(shape).permute(order).reshape(variables, -1)
+
+    def _jacobian(
+        self, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str], places: Tensor
+    ) -> Any:
+        """Return the `Jacobian` for operands of these sizes, traced when first asked for; None if it cannot be."""
+        from scanl.ops._cells.jacobian import Jacobian
+        from scanl.ops._cells.trace import Unsupported
+
+        own = {name: sizes[name] for name in self.axes if name in sizes}
+        shapes, output = self._shapes(own, given)
+        key = (*shapes.values(), *own.values(), *options.values())
+        if key not in self._jacobians:
+            try:
+                self._jacobians[key] = Jacobian(self.step, shapes, output, own, options, places)
+            except (Unsupported, RuntimeError, ValueError):
+                self._jacobians[key] = None
+        return self._jacobians[key]
 
 
 def cell(declaration: str, **declared: Any) -> Callable[[Step], Cell]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import nearest
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
 from scanl.layers.ode._timed import ACTIVATIONS, Draw, at_least, samples
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import durations
 from scanl.layers.state import Device, DType
@@ -62,7 +63,7 @@ class TARNNState(NamedTuple):
 
 
 @register("tarnn")
-class TARNN(Layer):
+class TARNN(SolvedLayer):
     """Time adaptive RNN: a gate that is shut skips an input, so noise leaves the state alone.
 
     Args:
@@ -138,7 +139,7 @@ class TARNN(Layer):
         operands = [given, spans, self.U1, torch.stack([self.U2, self.Ug, self.B2]), self.A1[:, 0]]
         options = {"variant": self.variant, "nonlinearity": self.nonlinearity}
         with as_widened(x):
-            y, h = tarnn_cell(*map(widen, operands), h, cu_seqlens=cu_seqlens, **options)
+            y, h = self.run_cell(tarnn_cell, *map(widen, operands), h, cu_seqlens=cu_seqlens, **options)
         return y.to(x.dtype), TARNNState(h, shift)
 
 

@@ -1,19 +1,72 @@
 """Base classes of layers whose recurrence is one cell, checks of their options, and samples of such cells."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.state import Device, DType
-from scanl.ops.cell import Cell
+from scanl.ops.cell import METHODS, Cell
 from scanl.ops.registry import Sample
 
 
-class CellBase(Layer):
+class SolvedLayer(Layer):
+    """Layer whose recurrence is one cell, with an option `method` that every subclass gets.
+
+    The constructor of a subclass does not name the option. A subclass whose constructor has another `method`, such as
+    that of an ODE, does not get it, and runs sequentially.
+    """
+
+    added: ClassVar = {
+        "method": 'how the steps are solved, "sequential", "newton" or "quasi_newton"; see `Cell.solve`. One step '
+        "alone runs sequentially"
+    }
+    method: str = "sequential"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        start = vars(cls).get("__init__")
+        if start is None:
+            return
+        if "method" in inspect.signature(start).parameters:
+            cls.added = {}
+        else:
+            type.__setattr__(cls, "__init__", _with_method(start))
+
+    def run_cell(self, cell: Cell, *operands: Tensor | None, cu_seqlens: Tensor | None, **options: Any) -> Any:
+        """Run the cell over time by the method that the option names; the state is the last operand."""
+        if not self.added or self.method == "sequential":
+            return cell(*operands, cu_seqlens=cu_seqlens, **options)
+        return cell.solve(self.method, *operands, cu_seqlens=cu_seqlens, **options)
+
+
+def _with_method(start: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor with the option `method`."""
+    signature = inspect.signature(start)
+    own = list(signature.parameters.values())
+    option = inspect.Parameter("method", inspect.Parameter.KEYWORD_ONLY, default="sequential", annotation=str)
+    own.insert(len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD), option)
+
+    @functools.wraps(start)
+    def __init__(self: SolvedLayer, *args: Any, **kwargs: Any) -> None:
+        given = {"method": kwargs.pop("method")} if "method" in kwargs else {}
+        for method in given.values():
+            if method not in METHODS:
+                raise ConfigError(f"{self._who()}: {unknown('method', method, METHODS)}")
+        start(self, *args, **kwargs)  # may pass a method to the constructor of its base class
+        vars(self).update({"method": self.method, **given})
+
+    vars(__init__)["__signature__"] = signature.replace(parameters=own)
+    __init__.__annotations__ = {**start.__annotations__, "method": str}
+    return __init__
+
+
+class CellBase(SolvedLayer):
     """Layer that runs a cell over the whole sequence. A subclass sets `cell`.
 
     Where its state is not (B, D) it defines `state_shape`, and where the cell's output is not its own, `output`.
@@ -48,7 +101,7 @@ class CellBase(Layer):
         """Run the cell in float32 or wider, also under autocast."""
         wide = [each if each is None else widen(each) for each in operands]
         with as_widened(x):
-            return self.cell(*wide, state, cu_seqlens=cu_seqlens, **self.options())
+            return self.run_cell(self.cell, *wide, state, cu_seqlens=cu_seqlens, **self.options())
 
 
 class CellLayer(CellBase):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
@@ -54,7 +55,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @register("esn")
-class ESN(Layer):
+class ESN(SolvedLayer):
     """Echo state network: a sparse random reservoir and a linear readout.
 
     The reservoir is not trained. `scanl.learning.readout.fit_readout` fits the readout by ridge regression; gradient
@@ -124,7 +125,7 @@ class ESN(Layer):
         self._check(x, state, cu_seqlens)
         given = widen(F.linear(x, self.Win, self.bias))
         with as_widened(x):
-            s, last = esn_cell(given, self.W, state, leak=self.leak, cu_seqlens=cu_seqlens)
+            s, last = self.run_cell(esn_cell, given, self.W, state, leak=self.leak, cu_seqlens=cu_seqlens)
         return self.readout(s.to(x.dtype)), last
 
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import indrnn
 from scanl.ops.indrnn import check_activation
 
 
 @register("indrnn")
-class IndRNN(Layer):
+class IndRNN(SolvedLayer):
     """IndRNN: each channel feeds back only to itself; channels mix in the projection of the next layer.
 
     Differs: the authors' program clamps the parameter a before each step of training. Here a is clamped where it is
@@ -81,5 +82,5 @@ class IndRNN(Layer):
         a = self.weight_hh
         if self.bound is not None:
             a = a + (a.clamp(-self.bound, self.bound) - a).detach()
-        y, last = indrnn(widen(self.fc(x)), a, state, activation=self.activation, cu_seqlens=cu_seqlens)
+        y, last = self.run_cell(indrnn, widen(self.fc(x)), a, state, activation=self.activation, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last

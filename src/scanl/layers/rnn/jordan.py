@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
@@ -55,7 +56,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @register("jordan")
-class Jordan(Layer):
+class Jordan(SolvedLayer):
     """Jordan network: what feeds back is the output, one to one, and not the hidden units.
 
     Args:
@@ -102,5 +103,5 @@ class Jordan(Layer):
         weights, options = (self.A, self.C.weight, self.C.bias), {"alpha": self.alpha, "output": self.output}
         given = widen(self.B(x))
         with as_widened(x):
-            y, last = jordan_cell(given, *weights, state, **options, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(jordan_cell, given, *weights, state, **options, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
@@ -54,7 +55,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @register("layernorm_elman")
-class LayerNormElman(Layer):
+class LayerNormElman(SolvedLayer):
     """Elman network that normalises the sum of input and recurrent part, so the scale of W and U has no effect.
 
     Args:
@@ -95,5 +96,7 @@ class LayerNormElman(Layer):
         norm = torch.stack([self.layernorm.weight, self.layernorm.bias])
         options = {"nonlinearity": self.nonlinearity, "eps": self.eps}
         with as_widened(x):
-            y, last = layernorm_elman_cell(given, self.weight_hh, norm, state, **options, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(
+                layernorm_elman_cell, given, self.weight_hh, norm, state, **options, cu_seqlens=cu_seqlens
+            )
         return y.to(x.dtype), last

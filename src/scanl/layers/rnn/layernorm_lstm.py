@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
@@ -75,7 +76,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @register("layernorm_lstm")
-class LayerNormLSTM(Layer):
+class LayerNormLSTM(SolvedLayer):
     """LSTM with a layer norm over what the input gives to all gates, one over what the state gives, and one over c.
 
     Args:
@@ -131,5 +132,7 @@ class LayerNormLSTM(Layer):
         )
         options = {"carry_normed": self.carry_normed, "eps": self.eps}
         with as_widened(x):
-            y, last = layernorm_lstm_cell(gates, u, norm_h, norm_c, state, **options, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(
+                layernorm_lstm_cell, gates, u, norm_h, norm_c, state, **options, cu_seqlens=cu_seqlens
+            )
         return y.to(x.dtype), last

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import ligru
 
@@ -20,7 +21,7 @@ NORMALIZATIONS = ["batchnorm", "layernorm"]
 
 
 @register("ligru")
-class LiGRU(Layer):
+class LiGRU(SolvedLayer):
     """Light GRU: one gate, no reset gate, a rectified candidate, and a norm that keeps it from growing.
 
     With batch norm, in training mode the mean and variance are those of all steps of all rows, so an output depends on
@@ -69,7 +70,7 @@ class LiGRU(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         given = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
-        y, last = ligru(given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
+        y, last = self.run_cell(ligru, given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last
 
     def _normed(self, given: Tensor) -> Tensor:

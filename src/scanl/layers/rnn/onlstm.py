@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
@@ -74,7 +75,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 
 @register("onlstm")
-class ONLSTM(Layer):
+class ONLSTM(SolvedLayer):
     """Ordered-neuron LSTM: neurons late in the order keep what they hold for longer, so a hierarchy can emerge.
 
     Differs: drop-connect of the recurrent weights is omitted, as dropout is in every layer.
@@ -132,5 +133,5 @@ class ONLSTM(Layer):
             u.unflatten(0, (4, -1)),
         )
         with as_widened(x):
-            y, last = onlstm_cell(gates, m, u, v, state, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(onlstm_cell, gates, m, u, v, state, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last

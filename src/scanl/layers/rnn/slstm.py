@@ -17,6 +17,7 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.depth import rise, whole
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
@@ -51,7 +52,7 @@ class SLSTMCell(Module):
 
 
 @register("slstm")
-class SLSTM(Layer):
+class SLSTM(SolvedLayer):
     """The sLSTM layer of xLSTM: a convolution feeds the gates i and f, the input feeds z and o.
 
     Args:
@@ -119,5 +120,5 @@ class SLSTM(Layer):
         kernel, bias = self.slstm_cell.kernel_and_bias()
         gates = torch.stack([self.fgate(convolved), self.igate(convolved), self.zgate(x), self.ogate(x)], 2)
         gates = gates.unflatten(-1, (self.num_heads, self.dim // self.num_heads))
-        h, recurrent = slstm(gates + bias, kernel, recurrent, forget=self.forget, cu_seqlens=cu_seqlens)
+        h, recurrent = self.run_cell(slstm, gates + bias, kernel, recurrent, forget=self.forget, cu_seqlens=cu_seqlens)
         return self.group_norm(h).to(x.dtype), SLSTMState(recurrent, conv)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers.base import preset, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import sru
 
 
 @register("sru")
-class SRU(Layer):
+class SRU(SolvedLayer):
     """SRU: a gated average of projected inputs for each channel, and a highway past it.
 
     As in the released code, the gate r reads the old state; in the paper's first version it reads the new one.
@@ -84,7 +85,9 @@ class SRU(Layer):
         new, f, r = widen(given @ self.weight).unflatten(-1, (-1, 3)).unbind(-1)
         b_f, b_r = self.bias.chunk(2)
         v_f, v_r = (None, None) if self.v1 else self.weight_c.chunk(2)
-        y, last = sru(new, f + b_f, r + b_r, widen(x) * self.scale_x, v_f, v_r, state, cu_seqlens=cu_seqlens)
+        y, last = self.run_cell(
+            sru, new, f + b_f, r + b_r, widen(x) * self.scale_x, v_f, v_r, state, cu_seqlens=cu_seqlens
+        )
         return y.to(x.dtype), last
 
 

@@ -3,39 +3,20 @@
 The source of the kernels depends on the step, its options and which operands are given, never on sizes or lengths.
 """
 
-import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from scanl.ops._cells.files import load
 from scanl.ops._cells.plan import Plan, Root
 from scanl.ops._cells.sizes import Axes, choices
-from scanl.ops._cells.trace import Node, Ref, Unsupported, trace
-
-
-class Sizes:
-    """The real sizes of the axes in one call: they turn the numbers of a trace into real numbers."""
-
-    def __init__(self, axes: Axes, sizes: Mapping[str, int]):
-        self.names, self._axes = dict(sizes), axes
-        self._found: dict[int, int] = {}
-
-    def __getitem__(self, number: int) -> int:
-        if number not in self._found:
-            self._found[number] = eval(self._axes.expression(number), {}, self.names)
-        return self._found[number]
-
-    def all(self, numbers: Sequence[int]) -> list[int]:
-        return [self[number] for number in numbers]
+from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
+from scanl.ops._cells.values import Sizes, Values
 
 
 class _Place(NamedTuple):
@@ -168,12 +149,12 @@ class Compiled:
         return found
 
 
-class OfTorch:
-    """Values without a batch axis, computed by torch: the trace's functions, called on the real tensors."""
+class OfTorch(Values):
+    """Values without a batch axis that the kernels read, and those that follow from what the kernels sum."""
 
     def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
-        self.compiled, self.values, self.sizes = compiled, values, sizes
-        self._memory: dict[Node, Tensor] = {}
+        super().__init__(values, sizes)
+        self.compiled = compiled
 
     def operands(self, plan: Plan) -> dict[str, Tensor]:
         found = {f"v{node.index}": self.memory(node) for node in plan.values}
@@ -214,35 +195,6 @@ class OfTorch:
         offset = rows.storage_offset() + self.sizes[part.offset]
         return rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), offset)
 
-    def memory(self, node: Node) -> Tensor:
-        """Return the memory of a node as the trace has laid it out."""
-        if node not in self._memory:
-            if node.kind == "operand":
-                self._memory[node] = self.values[node.what].contiguous()
-            elif node.what is torch.full:
-                value, *shape = node.args
-                like = self.values["state"]
-                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=like.dtype, device=like.device)
-            else:
-                function, form = node.what
-                args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
-                self._memory[node] = function(*args, **kwargs)
-        return self._memory[node]
-
-    def view(self, ref: Ref) -> Tensor:
-        shape, strides, memory = self.sizes.all(ref.shape), self.sizes.all(ref.strides), self.memory(ref.node)
-        return memory.as_strided(shape, strides, memory.storage_offset() + self.sizes[ref.offset])
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return value.node.what if value.node.kind == "literal" else self.view(value)
-        if isinstance(value, torch.device):
-            return self.values["state"].device
-        if value is torch.float64:
-            return self.values["state"].dtype
-        plain = type(value) is not int or value >= 2**62
-        return value if plain else self.sizes[value]
-
 
 Made = TypeVar("Made", bound=Compiled)
 
@@ -262,7 +214,7 @@ def generate(
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed):
         try:
-            with _alone():
+            with alone():
                 one, other = (kind(name, step, shapes, output, timed, axes, options) for axes in pair)
         except (RuntimeError, ValueError) as error:
             failure = error
@@ -271,18 +223,6 @@ def generate(
             return one
         failure = Unsupported("numbers that depend on the sizes in a way that is not known")
     raise failure
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
-    with (
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
-        torch._C._DisablePythonDispatcher(),
-        torch.inference_mode(False),
-    ):
-        yield
 
 
 def _numbers(ref: Ref) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, Sizes, rows
+from scanl.ops._cells.compiled import Compiled, OfTorch, rows
 from scanl.ops._cells.plan import Plan
 from scanl.ops._cells.source import Layout, Writer, source
+from scanl.ops._cells.values import Sizes
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
 

@@ -5,16 +5,18 @@ dispatches becomes a node. Views make no node: they are offsets and strides into
 batch axis is described for one row of the batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from scanl.ops._cells import rules
 from scanl.ops._cells.sizes import Axes
@@ -34,6 +36,7 @@ class Node:
     and time), "outer" (a product of two values, summed over rows and time), "torch" (any function), "literal".
     size: the numbers of one row.   step: the distance of two rows in the traced memory; 0 without a batch axis.
     what: the expression, the reduction, or the function.   args: views, numbers.   whole: the view of all of it.
+    call: of an elementwise operation, torch's function, the form of its arguments, and these: views, numbers.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class Node:
     truth: bool
     index: int
     whole: "Ref"
+    call: tuple[Callable[..., Any], Any, tuple[Any, ...]] | None = None
 
     @property
     def batched(self) -> bool:
@@ -190,8 +194,20 @@ class Trace(TorchDispatchMode):
             found = rules.expression(name, args, kwargs)
             if found is None:
                 return False
-            operands = tuple(self.ref(each, like=out) if isinstance(each, Tensor) else each for each in found[1])
-            self.new("elementwise", out, found[0], operands)
+
+            def refs(values: Sequence[Any]) -> tuple[Any, ...]:  # a buffer that is not used has no node
+                known = [isinstance(each, Tensor) and self.node(each) is not None for each in values]
+                return tuple(
+                    self.ref(v, like=out) if is_known else v for v, is_known in zip(values, known, strict=True)
+                )
+
+            if func._schema.is_mutable:
+                func = getattr(getattr(torch.ops.aten, name), func._overloadname)
+            elif func.namespace == "prims":  # of a decomposition; it has no gradient
+                func = getattr(torch, name)
+            flat, form = pytree.tree_flatten((args, kwargs))
+            operands, call = refs(found[1]), (func, form, refs(flat))
+            self.new("elementwise", out, found[0], operands).call = call
             return True
         if name in ("mm", "bmm"):
             return self._product(out, *args)
@@ -294,6 +310,57 @@ class Trace(TorchDispatchMode):
         return True
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Trace as if called at the top of a program, not within a trace, a transformation or inference mode."""
+    with (
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch._C._DisablePythonDispatcher(),
+        torch.inference_mode(False),
+    ):
+        yield
+
+
+class Forward(NamedTuple):
+    """A traced step. operands: those that are given, by name.   y, last: the output and the next state."""
+
+    mode: Trace
+    operands: dict[str, Tensor]
+    y: Tensor
+    last: Tensor
+
+
+def trace_forward(
+    step: Callable[..., Any],
+    shapes: Mapping[str, tuple[str, ...] | None],
+    output: tuple[str, ...],
+    axes: Axes,
+    options: Mapping[str, Any],
+) -> Forward:
+    """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last.
+
+    output: the axes of the output, without time.
+    """
+    sizes = {"B": axes.batch, **axes.traced}
+
+    def tensor(names: Sequence[str]) -> Tensor:
+        return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=torch.float64, device="meta")
+
+    mode = Trace(axes.batch)
+    values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        mode.new("operand", value, name)
+    with mode, torch.enable_grad():
+        y, last = step(*values.values(), **options)
+    for name, value, wanted in (("output", y, output), ("next state", last, shapes["state"])):
+        expected = [int(n) if n.isdigit() else sizes[n] for n in wanted or ()]
+        if list(value.shape) != expected:
+            raise RuntimeError(f"the step's {name} has not the axes ({', '.join(wanted or ())})")
+    return Forward(mode, given, y, last)
+
+
 @dataclass
 class Traced:
     """A step and its vector-Jacobian product.
@@ -319,26 +386,8 @@ def trace(
     axes: Axes,
     options: Mapping[str, Any],
 ) -> Traced:
-    """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last.
-
-    output: the axes of the output, without time.
-    """
-    sizes = {"B": axes.batch, **axes.traced}
-
-    def tensor(names: Sequence[str]) -> Tensor:
-        return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=torch.float64, device="meta")
-
-    mode = Trace(axes.batch)
-    values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
-        mode.new("operand", value, name)
-    with mode, torch.enable_grad():
-        y, last = step(*values.values(), **options)
-    for name, value, wanted in (("output", y, output), ("next state", last, shapes["state"])):
-        expected = [int(n) if n.isdigit() else sizes[n] for n in wanted or ()]
-        if list(value.shape) != expected:
-            raise RuntimeError(f"the step's {name} has not the axes ({', '.join(wanted or ())})")
+    """Trace a step and its vector-Jacobian product; the arguments are those of `trace_forward`."""
+    mode, given, y, last = trace_forward(step, shapes, output, axes, options)
     forward = len(mode.nodes)
     seeds = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (y, last)]
     for name, seed in zip(("dy", "dlast"), seeds, strict=True):

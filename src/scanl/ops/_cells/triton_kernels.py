@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, Sizes, rows
+from scanl.ops._cells.compiled import Compiled, OfTorch, rows
 from scanl.ops._cells.tiles import Tiles
 from scanl.ops._cells.triton_source import Writer, source
+from scanl.ops._cells.values import Sizes
 
 CHANNELS = 64  # of a block, where channels are divided over programs
 WIDEST = 4096  # most channels of a program that sums over them

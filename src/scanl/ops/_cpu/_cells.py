@@ -86,8 +86,8 @@ def row_at(ranges, n, i, steps, reverse):
 @njit
 def copy(source, target, count, dtype):
     """Copy `count` elements between addresses. The loop compiles to one memory move."""
-    separate()
-    read, write = pointer(source, dtype), pointer(target, dtype)
+    separate()  # pyright: ignore[reportCallIssue]
+    read, write = pointer(source, dtype), pointer(target, dtype)  # pyright: ignore[reportCallIssue]
     for i in range(count):
         write[i] = read[i]
 
@@ -95,7 +95,7 @@ def copy(source, target, count, dtype):
 @njit
 def clear(target, count, dtype):
     """Set `count` elements at an address to zero."""
-    write = pointer(target, dtype)
+    write = pointer(target, dtype)  # pyright: ignore[reportCallIssue]
     for i in range(count):
         write[i] = dtype.type(0)
 

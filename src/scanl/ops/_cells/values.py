@@ -1,0 +1,64 @@
+"""Values of a traced step that have no batch axis, computed by torch on the real tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from scanl.ops._cells.sizes import Axes
+from scanl.ops._cells.trace import Node, Ref
+
+
+class Sizes:
+    """The real sizes of the axes in one call: they turn the numbers of a trace into real numbers."""
+
+    def __init__(self, axes: Axes, sizes: Mapping[str, int]):
+        self.names, self._axes = dict(sizes), axes
+        self._found: dict[int, int] = {}
+
+    def __getitem__(self, number: int) -> int:
+        if number not in self._found:
+            self._found[number] = eval(self._axes.expression(number), {}, self.names)
+        return self._found[number]
+
+    def all(self, numbers: Sequence[int]) -> list[int]:
+        return [self[number] for number in numbers]
+
+
+class Values:
+    """The memory of nodes without a batch axis: the trace's functions, called on the real operands."""
+
+    def __init__(self, values: Mapping[str, Tensor], sizes: Sizes):
+        self.values, self.sizes = values, sizes
+        self._memory: dict[Node, Tensor] = {}
+
+    def memory(self, node: Node) -> Tensor:
+        """Return the memory of a node as the trace has laid it out."""
+        if node not in self._memory:
+            if node.kind == "operand":
+                self._memory[node] = self.values[node.what].contiguous()
+            elif node.kind == "literal" or node.what is torch.full:
+                value, *shape = node.args or (node.what,)
+                like = self.values["state"]
+                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=like.dtype, device=like.device)
+            else:
+                function, form = node.what
+                args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
+                self._memory[node] = function(*args, **kwargs)
+        return self._memory[node]
+
+    def view(self, ref: Ref) -> Tensor:
+        shape, strides, memory = self.sizes.all(ref.shape), self.sizes.all(ref.strides), self.memory(ref.node)
+        return memory.as_strided(shape, strides, memory.storage_offset() + self.sizes[ref.offset])
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return value.node.what if value.node.kind == "literal" else self.view(value)
+        if isinstance(value, torch.device):
+            return self.values["state"].device
+        if value is torch.float64:
+            return self.values["state"].dtype
+        plain = type(value) is not int or value >= 2**62
+        return value if plain else self.sizes[value]
