@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from scanl.hub.patches.base import Patch, register
+from scanl.layers import GRU, LSTM, Elman
 from scanl.ops import elman, gru, lstm
 
 States = tuple[Tensor, ...]
@@ -151,11 +152,6 @@ def _dropped(x: Tensor, p: float, packing: _Packing | None) -> Tensor:
     return F.dropout(x.new_ones(x.shape[1], x.shape[0], x.shape[2]), p).transpose(0, 1)
 
 
-def _biases(weights: list[Tensor]) -> Tensor | None:
-    """Return the sum of both biases, for an op that takes them with the inputs."""
-    return weights[2] + weights[3] if len(weights) > 2 else None
-
-
 @register("torch_gru")
 class GRUPatch(TorchPatch):
     """The two biases stay apart: the reset gate multiplies that of the state."""
@@ -167,11 +163,7 @@ class GRUPatch(TorchPatch):
     def scan(
         module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
     ) -> tuple[Tensor, States]:
-        w, u, *biases = weights
-        b, recurrent = biases or (None, None)
-        recurrent = None if recurrent is None else recurrent.unflatten(0, (3, -1))
-        x, u = F.linear(x, w, b).unflatten(-1, (3, -1)), u.unflatten(0, (3, -1))
-        y, last = gru(x, u, recurrent, *state, **options)
+        y, last = gru(*GRU.operands(x, *weights), *state, **options)
         return y, (last,)
 
 
@@ -196,9 +188,8 @@ class LSTMPatch(TorchPatch):
     def scan(
         module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
     ) -> tuple[Tensor, States]:
-        x = F.linear(x, weights[0], _biases(weights)).unflatten(-1, (4, -1))
         given = torch.stack(state, 1) if state else None
-        y, last = lstm(x, weights[1].unflatten(0, (4, -1)), given, **options)
+        y, last = lstm(*LSTM.operands(x, *weights), given, **options)
         return y, last.unbind(1)
 
 
@@ -213,7 +204,6 @@ class RNNPatch(TorchPatch):
     def scan(
         module: Any, x: Tensor, weights: list[Tensor], state: list[Tensor], **options: Any
     ) -> tuple[Tensor, States]:
-        x = F.linear(x, weights[0], _biases(weights))
         nonlinearity = "relu" if module.mode == "RNN_RELU" else "tanh"
-        y, last = elman(x, weights[1], *state, nonlinearity=nonlinearity, **options)
+        y, last = elman(*Elman.operands(x, *weights), *state, nonlinearity=nonlinearity, **options)
         return y, (last,)

@@ -1,18 +1,20 @@
-"""Base class of Elman, LSTM and GRU: their parameters, and the call of PyTorch's kernels (cuDNN on a GPU)."""
+"""Base class of Elman, LSTM and GRU: their parameters, and what runs them: our cells, or PyTorch's kernels."""
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, as_widened, widen
+from scanl.layers.base import as_widened, widen
 from scanl.layers.packing import sequence_index
+from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType, State
 from scanl.ops._frame.opaque import opaque
+from scanl.ops.cell import Cell
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "gru": torch.gru,
@@ -45,9 +47,14 @@ def _whole(
         return list(KERNELS[kernel](x, _given(before), weights, bias, 1, 0.0, training, False, True))
 
 
-class TorchCell(Layer):
-    """Layer that runs a recurrent kernel of PyTorch. A subclass sets the number of gates and the kernel."""
+class TorchCell(SolvedLayer):
+    """Layer that runs a cell or PyTorch's kernel of it, whichever is faster. A subclass sets the cell and its gates.
 
+    On a CPU PyTorch computes a GRU and an Elman network several times as slowly as the cell, and several packed
+    sequences of an LSTM. On a GPU it calls cuDNN.
+    """
+
+    cell: ClassVar[Cell]
     gates: ClassVar[int]
     sample: ClassVar = {}
 
@@ -63,8 +70,21 @@ class TorchCell(Layer):
             self.bias_ih_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
             self.bias_hh_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
 
+    @staticmethod
+    def operands(x: Tensor, w: Tensor, u: Tensor, *biases: Tensor) -> Sequence[Tensor | None]:
+        """Return the operands of the cell, without the state, from the input and PyTorch's parameters."""
+        raise NotImplementedError
+
+    def _options(self) -> Mapping[str, Any]:
+        """Return the options of the cell."""
+        return {}
+
+    def _runs_cell(self, x: Tensor, cu_seqlens: Tensor | None) -> bool:
+        """Return whether the cell is faster."""
+        return x.device.type == "cpu"
+
     def _kernel(self) -> str:
-        """Name of the kernel, one of `KERNELS`."""
+        """Name of PyTorch's kernel, one of `KERNELS`."""
         raise NotImplementedError
 
     def _initial(self, batch_size: int, device: Device, dtype: DType) -> Tensor:
@@ -80,6 +100,12 @@ class TorchCell(Layer):
             return x.clone(), before
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
+        if self.method != "sequential" or self._runs_cell(x, cu_seqlens):
+            given = before[0] if len(before) == 1 else torch.stack(before, 1)
+            with as_widened(x):
+                operands = self.operands(wide, *weights)
+                y, last = self.run_cell(self.cell, *operands, given, cu_seqlens=cu_seqlens, **self._options())
+            return y.to(x.dtype), [last] if len(before) == 1 else list(last.unbind(1))
         if cu_seqlens is None:
             y, *after = _whole(self._kernel(), wide, before, weights, self.bias, self.training)
             return y.to(x.dtype), [each[0] for each in after]

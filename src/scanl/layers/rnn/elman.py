@@ -3,12 +3,17 @@ r"""Elman network.
 .. math:: h_t = \phi(W x_t + U h_{t-1} + b)
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.errors import nearest
 from scanl.layers.base import register
 from scanl.layers.rnn._base import TorchCell
 from scanl.layers.state import Device, DType
+from scanl.ops import elman
 
 
 @register("elman")
@@ -32,7 +37,8 @@ class Elman(TorchCell):
         'Elman, "Finding structure in time", Cognitive Science 14, 1990; identity start: Le, Jaitly and Hinton, '
         "arXiv:1504.00941"
     )
-    gates = 1
+    op = "elman"
+    cell, gates = elman, 1
 
     def __init__(
         self, dim: int, nonlinearity: str = "tanh", bias: bool = True, recurrent_init: str = "uniform"
@@ -49,6 +55,13 @@ class Elman(TorchCell):
             nn.init.eye_(self.weight_hh_l0)
             for vector in (self.bias_ih_l0, self.bias_hh_l0) if bias else ():
                 nn.init.zeros_(vector)
+
+    @staticmethod
+    def operands(x: Tensor, w: Tensor, u: Tensor, *biases: Tensor) -> Sequence[Tensor | None]:
+        return F.linear(x, w, biases[0] + biases[1] if biases else None), u
+
+    def _options(self) -> Mapping[str, Any]:
+        return {"nonlinearity": self.nonlinearity}
 
     def _kernel(self) -> str:
         return f"rnn_{self.nonlinearity}"

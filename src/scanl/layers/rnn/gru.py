@@ -3,12 +3,16 @@ r"""Gated recurrent unit.
 .. math:: n_t = \tanh(W x_t + b + r_t \odot (U h_{t-1} + b')), \; h_t = (1 - z_t) \odot n_t + z_t \odot h_{t-1}
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
+from torch.nn import functional as F
 
 from scanl.layers.base import register
 from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.layers.state import Device, DType
+from scanl.ops import gru
 
 
 @register("gru")
@@ -34,13 +38,20 @@ class GRU(TorchCell):
         'Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", arXiv:1406.1078, eq. (5) to (8); '
         "chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
-    gates = 3
+    op = "gru"
+    cell, gates = gru, 3
 
     def __init__(self, dim: int, bias: bool = True, t_max: int | None = None) -> None:
         check_memory("gru", bias, None, t_max)
         super().__init__(dim, bias)
         if bias:
             init_memory((self.bias_ih_l0, self.bias_hh_l0), slice(dim, 2 * dim), None, None, t_max)
+
+    @staticmethod
+    def operands(x: Tensor, w: Tensor, u: Tensor, *biases: Tensor) -> Sequence[Tensor | None]:
+        b, recurrent = biases or (None, None)
+        x = F.linear(x, w, b).unflatten(-1, (3, -1))
+        return x, u.unflatten(0, (3, -1)), None if recurrent is None else recurrent.unflatten(0, (3, -1))
 
     def _kernel(self) -> str:
         return "gru"

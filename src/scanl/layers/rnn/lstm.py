@@ -3,14 +3,17 @@ r"""Long short-term memory.
 .. math:: c_t = f_t \odot c_{t-1} + i_t \odot \tanh(\hat g_t), \; h_t = o_t \odot \tanh(c_t)
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from scanl.layers.base import register
 from scanl.layers.parts.chrono import check_memory, init_memory
 from scanl.layers.rnn._base import TorchCell
 from scanl.layers.state import Device, DType
+from scanl.ops import lstm
 
 
 class LSTMState(NamedTuple):
@@ -43,7 +46,7 @@ class LSTM(TorchCell):
         'Hochreiter and Schmidhuber, "Long short-term memory", Neural Computation 9, 1997; forget gate: Gers, '
         "Schmidhuber and Cummins, 2000; chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
-    gates = 4
+    cell, gates = lstm, 4
 
     def __init__(self, dim: int, bias: bool = True, forget_bias: float | None = None, t_max: int | None = None) -> None:
         check_memory("lstm", bias, forget_bias, t_max)
@@ -51,6 +54,14 @@ class LSTM(TorchCell):
         if bias:
             biases = self.bias_ih_l0, self.bias_hh_l0
             init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
+
+    @staticmethod
+    def operands(x: Tensor, w: Tensor, u: Tensor, *biases: Tensor) -> Sequence[Tensor | None]:
+        x = F.linear(x, w, biases[0] + biases[1] if biases else None)
+        return x.unflatten(-1, (4, -1)), u.unflatten(0, (4, -1))
+
+    def _runs_cell(self, x: Tensor, cu_seqlens: Tensor | None) -> bool:
+        return cu_seqlens is not None and cu_seqlens.shape[0] > 2 and super()._runs_cell(x, cu_seqlens)
 
     def _kernel(self) -> str:
         return "lstm"
