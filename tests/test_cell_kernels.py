@@ -209,7 +209,8 @@ def test_an_operation_that_no_kernel_has_is_refused_by_name():
         return h, h
 
     x = _draw(2, 3, 4)
-    assert sorted_cell.explain(x) == "cpu: its step uses operation aten.sort.default\nreference: can run"
+    *_, line, last = sorted_cell.explain(x).splitlines()
+    assert (line, last) == ("cpu: its step uses operation aten.sort.default", "reference: can run")
     with pytest.raises(BackendError, match=r"backend 'cpu' cannot run these arguments: its step uses .*aten.sort"):
         sorted_cell(x, backend="cpu")
     torch.testing.assert_close(sorted_cell(x), sorted_cell(x, backend="reference"))
@@ -226,7 +227,7 @@ def test_an_operation_that_no_kernel_has_is_refused_by_name():
 )
 def test_rows_of_the_batch_stay_apart(step, message):
     mixing = _cell("x: B T D, state: B D -> B T D")(_named(step))
-    assert message in mixing.explain(_draw(2, 3, 2)).splitlines()[0]
+    assert message in mixing.explain(_draw(2, 3, 2)).splitlines()[-2]
 
 
 TAU = torch.tensor(0.5, dtype=torch.float64)
@@ -244,8 +245,8 @@ TAU = torch.tensor(0.5, dtype=torch.float64)
 def test_what_cannot_be_compiled_runs_by_the_loop(step, message):
     """`auto` takes the loop then; a loop over an axis gives kernels for that size."""
     op, x = _cell("x: B T D, state: B D -> B T D")(_named(step)), _draw(2, 3, 2)
-    first = op.explain(x).splitlines()[0]
-    assert first == "cpu: can run" if message is None else message in first
+    _, line, _ = op.explain(x).splitlines()
+    assert line == "cpu: can run" if message is None else message in line
     torch.testing.assert_close(op(x), op(x, backend="reference"))
 
 
