@@ -23,7 +23,7 @@ from scanl.errors import BackendError, ShapeError
 from scanl.ops import linear_scan, registry
 from scanl.ops._cpu import _team
 from scanl.ops._cpu._team import array, take
-from scanl.ops.registry import Op, Sample
+from scanl.ops.registry import Cell, Op, Sample
 
 OPS = laws.OPS
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
@@ -235,6 +235,8 @@ def test_a_lazy_gradient_of_newtons_method_is_solved_at_once():
 @each
 def test_function_transforms(op, backend):
     """`torch.func`: gradients, Jacobians, and gradients of a batch are right on every backend."""
+    if isinstance(op, Cell) and backend == "triton" and EMULATED and not laws.ALL:
+        pytest.skip("a cell's two kernels have one operator: the check of the backend for a CPU has seen it")
     sample = _some(op, backend)[0]
     more = laws.options(sample, backend)
     operands = laws.at(op, sample, torch.float64, backend)
