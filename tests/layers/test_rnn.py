@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanl import layers
 from scanl.errors import ConfigError
 from scanl.layers import GRU, HGRN, LSTM, SLSTM, Elman, MinGRU
+from scanl.layers import state as states
 from scanl.models import Stack
 
 
@@ -204,3 +205,37 @@ WRONG = [
 def test_wrong_options_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [GRU, LSTM, Elman, lambda dim: GRU(dim, bias=False), lambda dim: LSTM(dim, bias=False),
+     lambda dim: Elman(dim, "relu", bias=False)],
+    ids=["gru", "lstm", "elman", "gru-unbiased", "lstm-unbiased", "relu-unbiased"],
+)  # fmt: skip
+def test_cells_and_kernels_of_pytorch_give_the_same_numbers(make, packed, monkeypatch):
+    layer, x = make(DIM).double(), torch.randn(1, 9, DIM, dtype=torch.float64) if packed else torch.randn(3, 4, DIM)
+    x = x.double().requires_grad_()
+    before = layer.init_state(3, dtype=torch.float64)
+    before = states.map_leaves(lambda each: torch.randn_like(each).requires_grad_(), before)
+    cu_seqlens = torch.tensor([0, 2, 2, 9]) if packed else None
+    found = []
+    for cell in (True, False):
+        monkeypatch.setattr(type(layer), "_runs_cell", lambda *_, cell=cell: cell)
+        y, after = layer(x, before, cu_seqlens=cu_seqlens)
+        after = [each for _, each in states.leaves(after)]
+        loss = y.square().sum() + sum(each.sin().sum() for each in after)
+        given = [x, *(each for _, each in states.leaves(before)), *layer.parameters()]
+        found.append([y, *after, *torch.autograd.grad(loss, given)])
+    torch.testing.assert_close(*found)
+
+
+def test_the_faster_one_runs():
+    x, cu_seqlens = torch.randn(1, 5, DIM), torch.tensor([0, 2, 5])
+    assert GRU(DIM)._runs_cell(x, None)
+    assert Elman(DIM)._runs_cell(x, None)
+    assert not GRU(DIM)._runs_cell(x.to("meta"), None)
+    assert not LSTM(DIM)._runs_cell(x, None)
+    assert not LSTM(DIM)._runs_cell(x, cu_seqlens[:2])
+    assert LSTM(DIM)._runs_cell(x, cu_seqlens)
