@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 import mackey_glass
 from scanl import tasks
 
@@ -46,12 +48,13 @@ class Side(NamedTuple):
 class Beside(NamedTuple):
     """A layer that learns a task, and one that does not with the same budget.
 
-    options: of every run.   reached: the score that the learner must reach; None: a better one than the other's.
+    stages: options of every run, one stage after the other.
+    reached: the score that the learner must reach; None: a better one than the other's.
     missed: the score that the other must not reach.
     """
 
     task: str
-    options: str
+    stages: tuple[str, ...]
     learner: Side
     other: Side
     reached: float | None = None
@@ -62,7 +65,7 @@ class Beside(NamedTuple):
         best = []
         for layer, runs in (self.learner, self.other):
             found = [
-                trained(f"{name}-{layer}-{number}", self.task, layer, (f"{self.options} {own}",))
+                trained(f"{name}-{layer}-{number}", self.task, layer, tuple(f"{stage} {own}" for stage in self.stages))
                 for number, own in enumerate(runs, 1)
             ]
             best.append(min(found) if task.best < task.chance else max(found))
@@ -79,6 +82,7 @@ class Forecast(NamedTuple):
     below: float
 
     def run(self, name: str) -> bool:
+        torch.set_num_threads(1)  # so that sums do not depend on the machine
         return mackey_glass.run(mackey_glass.Sizes(), self.below)
 
 
@@ -102,6 +106,8 @@ LASTING = (  # steps so small at the start that nothing is forgotten within 2^14
     "--layer-options '{dt_min: 1e-6, dt_max: 1e-4, dt_init_floor: 1e-7}' --channel-mixer none --dim 64 --depth 1 "
     "--batch-size 32 --weight-decay 0"
 )
+CELL = "--dim 32 --depth 1 --channel-mixer none --batch-size 32 --weight-decay 0 --eval-every 50 --eval-examples 256"
+RATES = ("3e-3", "5e-3", "1e-2")
 SEEN = {
     "selective_copy-mamba": short_then_long("mamba", "{}"),
     "selective_copy-gla": short_then_long("gla", "{num_heads: 4, expand_k: 1}"),
@@ -138,12 +144,33 @@ SEEN = {
     "mackey_glass-esn": Forecast(1e-2),
     "copy-exprnn": Beside(
         "copy",
-        "--task-options.length 500 --dim 128 --depth 1 --channel-mixer none --batch-size 32 --steps 500 "
-        "--weight-decay 0 --eval-every 100 --eval-examples 256 --until 0.999",
+        (
+            "--task-options.length 500 --dim 128 --depth 1 --channel-mixer none --batch-size 32 --steps 500 "
+            "--weight-decay 0 --eval-every 100 --eval-examples 256 --until 0.999",
+        ),
         Side("exprnn", ("--lr 1e-3",)),
         Side("elman", ("--lr 3e-4", "--lr 1e-3", "--lr 3e-3")),
         reached=0.99,
         missed=0.2,
+    ),
+    "irregular-cfc": Beside(  # with as many parameters: 12,705 and 12,736
+        "irregular",
+        ("--depth 1 --channel-mixer none --batch-size 50 --steps 3000 --weight-decay 0",),
+        Side(
+            "cfc", tuple(f"--dim 32 --layer-options '{{backbone_units: 64, activation: silu}}' --lr {r}" for r in RATES)
+        ),
+        Side("gru", tuple(f"--dim 45 --lr {r}" for r in RATES)),
+    ),
+    "adding-lem": Beside(
+        "adding",
+        (
+            f"--task-options.length 200 {CELL} --steps 1000 --until 0.003",
+            f"--task-options.length 2000 {CELL} --steps 200 --until 0.008",
+        ),
+        Side("lem", ("--layer-options '{dt: 0.1}' --lr 1e-2",)),
+        Side("lstm", ("--lr 1e-3", "--lr 3e-3", "--lr 1e-2")),
+        reached=0.01,
+        missed=0.01,
     ),
     "adding-lru": Seen(
         "adding",

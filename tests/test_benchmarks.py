@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -163,17 +164,18 @@ def test_a_row_that_compares_layers_trains_and_scores_each(tmp_path, monkeypatch
         return printed.getvalue()
 
     tiny = "--task-options.length 6 --dim 8 --depth 1 --steps 2 --eval-examples 8 --accelerator cpu"
-    sides = seen_to_learn.Side("elman", ("--lr 1e-2",)), seen_to_learn.Side("lru", ("--lr 1e-3", "--lr 1e-2"))
-    row = seen_to_learn.Beside("irregular", tiny, *sides, reached=0.0)
+    sides = seen_to_learn.Side("elman", ("--lr 1e-2",)), seen_to_learn.Side("lru", ("--lr 1e-3",))
+    row = seen_to_learn.Beside("irregular", (tiny,), *sides, reached=0.0)
     monkeypatch.setattr(seen_to_learn, "FOLDER", tmp_path)
     monkeypatch.setattr(seen_to_learn, "scanl", scanl)
     monkeypatch.setitem(seen_to_learn.SEEN, "tiny", row)
     monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "tiny"])
     assert seen_to_learn.main() == 1
-    shown = capfd.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in shown[:3]] == ["elman --lr 1e-2", "lru --lr 1e-3", "lru --lr 1e-2"]
-    assert shown[-1] == "the claim did not hold"
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny-elman-1-1", "tiny-lru-1-1", "tiny-lru-2-1"}
+    first, second, verdict = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"elman --lr 1e-2: mean squared error \d\S+", first)
+    assert re.fullmatch(r"lru --lr 1e-3: mean squared error \d\S+", second)
+    assert verdict == "the claim did not hold"
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny-elman-1-1", "tiny-lru-1-1"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_when_a_comparison_holds(task, reached, missed, ours, theirs, held, monk
     scores = iter([*ours, *theirs])
     monkeypatch.setattr(seen_to_learn, "trained", lambda *args: next(scores))
     sides = (seen_to_learn.Side(layer, ("",) * len(found)) for layer, found in (("lem", ours), ("lstm", theirs)))
-    assert seen_to_learn.Beside(task, "", *sides, reached, missed).run("name") == held
+    assert seen_to_learn.Beside(task, ("",), *sides, reached, missed).run("name") == held
 
 
 def test_the_mackey_glass_series_is_generated_freely(monkeypatch, capfd):
@@ -208,7 +210,17 @@ def test_the_mackey_glass_series_is_generated_freely(monkeypatch, capfd):
     torch.testing.assert_close(answers[1:], alone, rtol=0, atol=1e-9)
     assert answers.shape == (2, 84)
     assert (answers[:, 0] - x[[700, 750]]).abs().max() < 1e-3 < (x[[700, 750]] - x[[699, 749]]).abs().max()
+    assert (answers[:, 19] - x[[719, 769]]).abs().max() < 0.02
     monkeypatch.setattr(mackey_glass, "find_spec", lambda name: None)
     assert mackey_glass.run(sizes, math.inf)
     assert not mackey_glass.run(sizes, 0.0)
     assert "reservoirpy is not installed" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("beside", "held"), [([0.3, 0.1, 0.1], False), ([0.1, 0.2, 0.3], True)])
+def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, monkeypatch):
+    scores = {mackey_glass.ours: [0.15, 0.9, 0.1], mackey_glass.theirs: beside}
+    monkeypatch.setattr(mackey_glass, "find_spec", lambda name: name)
+    monkeypatch.setattr(mackey_glass, "nrmse", lambda sizes, generate: scores[generate])
+    assert mackey_glass.run(mackey_glass.Sizes(), 0.2) == held
+    assert not mackey_glass.run(mackey_glass.Sizes(), 0.15)
