@@ -3,17 +3,24 @@
     python benchmarks/seen_to_learn.py                       # lists them
     python benchmarks/seen_to_learn.py selective_copy-mamba  # minutes to half an hour on one core
 
-Each is one to three `scanl train` commands, which are printed: a later one starts from the weights of the one before,
+Most are one to three `scanl train` commands, which are printed: a later one starts from the weights of the one before,
 often of a shorter version of the task. Runs lie under runs/seen_to_learn and are exact to the seed.
+Others compare two layers. They print every score and whether the claim held; if not, they exit with status 1.
 """
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
+
+import mackey_glass
+from scanl import tasks
 
 FOLDER = Path("runs", "seen_to_learn")
 
@@ -25,6 +32,58 @@ class Seen(NamedTuple):
     layer: str
     stages: tuple[str, ...]
     length: int | None = None
+
+    def run(self, name: str) -> bool:
+        trained(name, *self)
+        return True
+
+
+class Side(NamedTuple):
+    """Options of `scanl train` for each run of a layer; the best run counts."""
+
+    layer: str
+    runs: tuple[str, ...]
+
+
+class Beside(NamedTuple):
+    """A layer that learns a task, and one that does not with the same budget.
+
+    stages: options of every run, one stage after the other.
+    reached: the score that the learner must reach; None: a better one than the other's.
+    missed: the score that the other must not reach.
+    """
+
+    task: str
+    stages: tuple[str, ...]
+    learner: Side
+    other: Side
+    reached: float | None = None
+    missed: float | None = None
+
+    def run(self, name: str) -> bool:
+        task = tasks.build(self.task)
+        best = []
+        for layer, runs in (self.learner, self.other):
+            found = [
+                trained(f"{name}-{layer}-{number}", self.task, layer, tuple(f"{stage} {own}" for stage in self.stages))
+                for number, own in enumerate(runs, 1)
+            ]
+            best.append(min(found) if task.best < task.chance else max(found))
+            for own, score in zip(runs, found, strict=True):
+                print(f"{layer} {own}: {task.metric} {score:.4g}")
+        ours, theirs = best
+        reached = ours != theirs and task.reaches(ours, theirs if self.reached is None else self.reached)
+        return reached and (self.missed is None or not task.reaches(theirs, self.missed))
+
+
+class Forecast(NamedTuple):
+    """An echo state network on the Mackey-Glass series. below: the bar of NRMSE_84."""
+
+    below: float
+
+    def run(self, name: str) -> bool:
+        torch.set_num_threads(1)  # so that sums do not depend on the machine
+        return mackey_glass.run(mackey_glass.Sizes(), self.below)
 
 
 def short_then_long(layer: str, options: str, steps: int = 3000, often: int = 250) -> Seen:
@@ -47,6 +106,8 @@ LASTING = (  # steps so small at the start that nothing is forgotten within 2^14
     "--layer-options '{dt_min: 1e-6, dt_max: 1e-4, dt_init_floor: 1e-7}' --channel-mixer none --dim 64 --depth 1 "
     "--batch-size 32 --weight-decay 0"
 )
+CELL = "--dim 32 --depth 1 --channel-mixer none --batch-size 32 --weight-decay 0 --eval-every 50 --eval-examples 256"
+RATES = ("3e-3", "5e-3", "1e-2")
 SEEN = {
     "selective_copy-mamba": short_then_long("mamba", "{}"),
     "selective_copy-gla": short_then_long("gla", "{num_heads: 4, expand_k: 1}"),
@@ -80,6 +141,37 @@ SEEN = {
         ),
         2**14,
     ),
+    "mackey_glass-esn": Forecast(1e-2),
+    "copy-exprnn": Beside(
+        "copy",
+        (
+            "--task-options.length 500 --dim 128 --depth 1 --channel-mixer none --batch-size 32 --steps 500 "
+            "--weight-decay 0 --eval-every 100 --eval-examples 256 --until 0.999",
+        ),
+        Side("exprnn", ("--lr 1e-3",)),
+        Side("elman", ("--lr 3e-4", "--lr 1e-3", "--lr 3e-3")),
+        reached=0.99,
+        missed=0.2,
+    ),
+    "irregular-cfc": Beside(  # with as many parameters: 12,705 and 12,736
+        "irregular",
+        ("--depth 1 --channel-mixer none --batch-size 50 --steps 3000 --weight-decay 0",),
+        Side(
+            "cfc", tuple(f"--dim 32 --layer-options '{{backbone_units: 64, activation: silu}}' --lr {r}" for r in RATES)
+        ),
+        Side("gru", tuple(f"--dim 45 --lr {r}" for r in RATES)),
+    ),
+    "adding-lem": Beside(
+        "adding",
+        (
+            f"--task-options.length 200 {CELL} --steps 1000 --until 0.003",
+            f"--task-options.length 2000 {CELL} --steps 200 --until 0.008",
+        ),
+        Side("lem", ("--layer-options '{dt: 0.1}' --lr 1e-2",)),
+        Side("lstm", ("--lr 1e-3", "--lr 3e-3", "--lr 1e-2")),
+        reached=0.01,
+        missed=0.01,
+    ),
     "adding-lru": Seen(
         "adding",
         "lru",
@@ -88,28 +180,43 @@ SEEN = {
 }
 
 
-def scanl(*arguments: str) -> None:
+def scanl(*arguments: str) -> str:
+    """Run a command of `scanl`, and return what it printed."""
     print("scanl", shlex.join(arguments), flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "scanl.cli", *arguments], check=True, env=environment)
+    command = [sys.executable, "-m", "scanl.cli", *arguments]
+    printed = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    print(printed, end="", flush=True)
+    return printed
 
 
-def main() -> None:
+def trained(name: str, task: str, layer: str, stages: tuple[str, ...], length: int | None = None) -> float:
+    """Train in the folder `name`-1, `name`-2 and so on, and return the score."""
+    folder, before = FOLDER, ""
+    for number, stage in enumerate(stages, 1):
+        folder = FOLDER / f"{name}-{number}"
+        first = ["--init", before] if before else []
+        scanl("train", "--task", task, "--layer", layer, *shlex.split(stage), *first, "--out", str(folder))
+        before = str(folder)
+    options = ["--count", "1000"] if length is None else ["--length", str(length), "--count", "200"]
+    found = re.search(r"this model +(\S+)", scanl("eval", str(folder), *options))
+    assert found is not None
+    return float(found[1])
+
+
+def main() -> int:
+    """Return the exit status: 1 when a claim did not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", choices=SEEN, default=None)
     name = parser.parse_args().name
     if name is None:
         print("\n".join(SEEN))
-        return
-    seen, folder, before = SEEN[name], FOLDER, ""
-    for number, stage in enumerate(seen.stages, 1):
-        folder = FOLDER / f"{name}-{number}"
-        first = ["--init", before] if before else []
-        scanl("train", "--task", seen.task, "--layer", seen.layer, *shlex.split(stage), *first, "--out", str(folder))
-        before = str(folder)
-    length = [] if seen.length is None else ["--length", str(seen.length)]
-    scanl("eval", str(folder), *length, "--count", "1000" if seen.length is None else "200")
+        return 0
+    held = SEEN[name].run(name)
+    if not isinstance(SEEN[name], Seen):
+        print("the claim held" if held else "the claim did not hold")
+    return 0 if held else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

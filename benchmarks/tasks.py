@@ -35,6 +35,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], float, dict[str, Any]]] = {
     "associative_recall": ({}, 0.99, {"length": 8, "vocab_size": 10}),
     "copy": ({}, 0.99, {"length": 10, "num_symbols": 3}),
     "induction": ({}, 0.99, {"length": 32}),
+    "irregular": ({}, 0.01, {"length": 12}),
     "mqar": ({}, 0.99, {"length": 16, "num_pairs": 2, "vocab_size": 1024}),
     "parity": ({}, 0.99, {"length": 10}),
     "selective_copy": ({"length": 256}, 0.99, {"length": 16, "num_symbols": 4}),  # 4096 takes a GPU

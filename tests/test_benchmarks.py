@@ -1,6 +1,10 @@
 """The benchmarks run: each on tiny operands, beside its peers of a CPU, and the summary of a GPU from their rows."""
 
+import contextlib
+import io
 import json
+import math
+import re
 import sys
 from pathlib import Path
 
@@ -11,9 +15,11 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import beside
 import cells
 import gpu
+import mackey_glass
 import run
+import seen_to_learn
 import tasks
-from scanl import layers
+from scanl import cli, layers
 from scanl.ops import registry
 
 TINY = {
@@ -147,3 +153,74 @@ def test_without_a_gpu(program, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x"] if program is gpu else ["x", "linear_scan", "--device", "cuda"])
     with pytest.raises(SystemExit, match="no CUDA device"):
         program.main()
+
+
+def test_a_row_that_compares_layers_trains_and_scores_each(tmp_path, monkeypatch, capfd):
+    """Two steps of each run; the scores of `scanl eval` are those that are compared."""
+
+    def scanl(*arguments):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert cli.main(list(arguments)) == 0
+        return printed.getvalue()
+
+    tiny = "--task-options.length 6 --dim 8 --depth 1 --steps 2 --eval-examples 8 --accelerator cpu"
+    sides = seen_to_learn.Side("elman", ("--lr 1e-2",)), seen_to_learn.Side("lru", ("--lr 1e-3",))
+    row = seen_to_learn.Beside("irregular", (tiny,), *sides, reached=0.0)
+    monkeypatch.setattr(seen_to_learn, "FOLDER", tmp_path)
+    monkeypatch.setattr(seen_to_learn, "scanl", scanl)
+    monkeypatch.setitem(seen_to_learn.SEEN, "tiny", row)
+    monkeypatch.setattr(sys, "argv", ["seen_to_learn.py", "tiny"])
+    assert seen_to_learn.main() == 1
+    first, second, verdict = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"elman --lr 1e-2: mean squared error \d\S+", first)
+    assert re.fullmatch(r"lru --lr 1e-3: mean squared error \d\S+", second)
+    assert verdict == "the claim did not hold"
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny-elman-1-1", "tiny-lru-1-1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "reached", "missed", "ours", "theirs", "held"),
+    [
+        ("adding", 0.01, 0.01, [0.009], [0.2, 0.011], True),
+        ("adding", 0.01, 0.01, [0.011], [0.2, 0.2], False),
+        ("adding", 0.01, 0.01, [0.009], [0.2, 0.009], False),
+        ("copy", 0.99, 0.2, [0.1, 1.0], [0.1, 0.19], True),
+        ("copy", 0.99, 0.2, [0.98], [0.1, 0.1], False),
+        ("copy", 0.99, 0.2, [1.0], [0.1, 0.2], False),
+        ("adding", None, None, [0.3, 0.1], [0.2], True),
+        ("adding", None, None, [0.2, 0.3], [0.2], False),
+        ("copy", None, None, [0.3], [0.4, 0.2], False),
+    ],
+)
+def test_when_a_comparison_holds(task, reached, missed, ours, theirs, held, monkeypatch):
+    scores = iter([*ours, *theirs])
+    monkeypatch.setattr(seen_to_learn, "trained", lambda *args: next(scores))
+    sides = (seen_to_learn.Side(layer, ("",) * len(found)) for layer, found in (("lem", ours), ("lstm", theirs)))
+    assert seen_to_learn.Beside(task, ("",), *sides, reached, missed).run("name") == held
+
+
+def test_the_mackey_glass_series_is_generated_freely(monkeypatch, capfd):
+    sizes = mackey_glass.Sizes(units=60, washout=100, fitted=600, starts=3, apart=20, seeds=1)
+    x = mackey_glass.series(900)
+    slope = 0.2 * (x[:-17] + 1) / (1 + (x[:-17] + 1) ** 10) - 0.1 * (x[17:] + 1)
+    torch.testing.assert_close(x[18:] - x[17:-1], slope[:-1], rtol=0, atol=0.02)  # one step of Euler's method
+    starts = torch.stack([x[600:700], x[650:750]])
+    answers = mackey_glass.ours(x[:600], starts, 0, sizes)
+    alone = mackey_glass.ours(x[:600], starts[1:], 0, sizes)
+    torch.testing.assert_close(answers[1:], alone, rtol=0, atol=1e-9)
+    assert answers.shape == (2, 84)
+    assert (answers[:, 0] - x[[700, 750]]).abs().max() < 1e-3 < (x[[700, 750]] - x[[699, 749]]).abs().max()
+    assert (answers[:, 19] - x[[719, 769]]).abs().max() < 0.02
+    monkeypatch.setattr(mackey_glass, "find_spec", lambda name: None)
+    assert mackey_glass.run(sizes, math.inf)
+    assert not mackey_glass.run(sizes, 0.0)
+    assert "reservoirpy is not installed" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("beside", "held"), [([0.3, 0.1, 0.1], False), ([0.1, 0.2, 0.3], True)])
+def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, monkeypatch):
+    scores = {mackey_glass.ours: [0.15, 0.9, 0.1], mackey_glass.theirs: beside}
+    monkeypatch.setattr(mackey_glass, "find_spec", lambda name: name)
+    monkeypatch.setattr(mackey_glass, "nrmse", lambda sizes, generate: scores[generate])
+    assert mackey_glass.run(mackey_glass.Sizes(), 0.2) == held
+    assert not mackey_glass.run(mackey_glass.Sizes(), 0.15)

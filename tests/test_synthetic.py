@@ -32,6 +32,7 @@ SMALL = {  # options with which a sample shows every answer often
     "associative_recall": {"length": 10, "vocab_size": 9},
     "copy": {"length": 5, "num_symbols": 3},
     "induction": {"length": 9},
+    "irregular": {"length": 7},
     "mqar": {"length": 20, "vocab_size": 24},
     "parity": {"length": 6},
     "selective_copy": {"length": 8, "num_symbols": 4},
@@ -58,11 +59,18 @@ def asked(task: tasks.Task, targets: np.ndarray) -> np.ndarray:
     return targets if task.vocab_size is None else targets[targets != IGNORED]
 
 
+def assert_best(task: tasks.Task, scores: np.ndarray) -> None:
+    """Tokens are right. Numbers are rounded to float32, as the inputs are, and so is what is found from them."""
+    np.testing.assert_allclose(scores, task.best, rtol=0, atol=0 if task.vocab_size else (64 * 2.0**-24) ** 2)
+
+
 # Examples.
 
 
 VARIANTS = {
     "mqar_with_zeros": tasks.build("mqar", length=20, vocab_size=24, random_non_queries=False),
+    "irregular_without_a_drop": tasks.build("irregular", length=7, keep=1.0),
+    "irregular_of_a_quarter": tasks.build("irregular", length=9, keep=0.25),
     "parity_at_the_last_step": tasks.build("parity", length=6, last_only=True),
     "associative_recall_of_ten_tokens": tasks.build("associative_recall", length=20, vocab_size=10),
 }
@@ -72,7 +80,7 @@ VARIANTS = {
 def test_the_solver_is_right_of_variants_too(name):
     task = VARIANTS[name]
     inputs, targets = task.generate(200, 0)
-    np.testing.assert_array_equal(task.scores(task.solve(inputs), targets), task.best)
+    assert_best(task, task.scores(task.solve(inputs), targets))
 
 
 def test_what_fills_the_rest_of_mqar_is_an_option():
@@ -106,7 +114,7 @@ def test_the_solver_is_always_right(name):
             inputs, targets = task.generate(20, seed)
             scores = task.scores(task.solve(inputs), targets)
             assert len(scores) == len(asked(task, targets)) >= 20
-            np.testing.assert_array_equal(scores, task.best)
+            assert_best(task, scores)
 
 
 @each_task
@@ -129,7 +137,7 @@ def test_chance_is_what_a_guesser_gets(name):
     _, targets = task.generate(20_000, 1)
     wanted = asked(task, targets)
     if task.vocab_size is None:
-        scores = task.scores(np.ones_like(targets), targets)
+        scores = task.scores(np.full_like(targets, round(wanted.mean())), targets)
         assert abs(scores.mean() - task.chance) < 4 * scores.std() / math.sqrt(len(scores))
         assert task.scores(np.full_like(targets, wanted.mean()), targets).mean() == pytest.approx(task.chance, rel=0.05)
         return
@@ -193,6 +201,37 @@ def test_adding_marks_one_step_of_each_half():
     np.testing.assert_allclose(marks.mean(0), [1 / 3] * 3 + [1 / 4] * 4, atol=4 * 0.5 / math.sqrt(7000))
     assert 0 <= numbers.min() < 0.01 < 0.99 < numbers.max() < 1
     np.testing.assert_array_equal(targets, (numbers * marks).sum(1))
+
+
+def test_irregular_keeps_half_of_the_samples_of_a_wave():
+    inputs, targets = tasks.build("irregular", length=8).generate(4000, 0)
+    times = inputs[..., 2].cumsum(1)
+    np.testing.assert_array_equal(inputs[:, :, 1], [[0] * 7 + [1]] * 4000)
+    np.testing.assert_array_equal(inputs[:, -1, 0], 0)
+    assert inputs[..., 2].min() == 1
+    often = np.bincount(times.astype(int).ravel(), minlength=17)[1:] / 4000
+    np.testing.assert_allclose(often, [0.5] * 16, atol=4 * 0.5 / math.sqrt(4000))
+    np.testing.assert_allclose(np.append(inputs[:, :-1, 0], targets).var(), 1, atol=0.1)
+    assert (np.diff(tasks.build("irregular", keep=1.0).generate(3, 0).inputs[..., 2]) == 0).all()
+
+
+@pytest.mark.parametrize(("layer", "timed"), [("cfc", True), ("lru", True), ("gru", False), ("lru,gru", False)])
+def test_durations_reach_a_stack_whose_layers_all_take_them(layer, timed, monkeypatch):
+    """Other stacks read them as an input, and answer as they do without."""
+    config = config_of("irregular", layer=layer, depth=2)
+    model, task = seeded_model(config), small("irregular")
+    seen, forward = [], model.stack.forward
+    monkeypatch.setattr(
+        model.stack, "forward", lambda *args, **kw: (seen.append(kw["timespans"]), forward(*args, **kw))[1]
+    )
+    inputs, targets = map(torch.from_numpy, task.generate(3, 0))
+    answer(task.question, model, inputs, targets)
+    assert model.stack.timed == timed
+    assert len(seen) == 1
+    if timed:
+        assert torch.equal(seen[0], inputs[..., 2])
+    else:
+        assert seen == [None]
 
 
 def test_copy_is_symbols_blanks_markers():
@@ -305,6 +344,9 @@ def test_parity_is_the_running_sum_modulo_two():
         ("selective_copy", {"length": -1}, "selective_copy: length is -1, expected at least 0 noise tokens"),
         ("selective_copy", {"num_symbols": 0}, "selective_copy: num_symbols is 0, expected at least 1"),
         ("selective_copy", {"vocab_size": 2}, "expected at least 3 because of the noise and the marker"),
+        ("irregular", {"length": 4}, "irregular: length is 4, expected at least 5 because four samples determine"),
+        ("irregular", {"keep": 0}, "irregular: keep is 0, expected above 0 and at most 1"),
+        ("irregular", {"keep": 1.5}, "irregular: keep is 1.5, expected above 0 and at most 1"),
         (
             "induction",
             {"length": 2},
@@ -362,7 +404,8 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
     found, _ = loss(source.question, model, inputs, targets, None)
     outputs, _ = model(inputs)
     if task.vocab_size is None:
-        last = model.stack(model.input(inputs))[0][:, -1]
+        timespans = inputs[..., -1] if task.timed else None
+        last = model.stack(model.input(inputs), timespans=timespans)[0][:, -1]
         expected = F.mse_loss(model.head(last)[:, 0], targets)
     else:
         expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)

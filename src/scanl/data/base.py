@@ -41,12 +41,14 @@ class Question:
         "number": a number for the whole sequence; (N,) float32.
     vocab_size: V, if the inputs are tokens.
     channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
+    timed: the last channel is also the duration of the step, for layers that take `timespans`.
     """
 
     kind: Literal["next token", "label", "class", "number"]
     vocab_size: int | None = None
     channels: int | None = None
     classes: int | None = None
+    timed: bool = False
 
     def __post_init__(self) -> None:
         assert (self.vocab_size is None) != (self.channels is None), "tokens or features, one of the two"

@@ -51,7 +51,8 @@ def answer(
         asked = targets != IGNORED
         logits, state = model.logits_at(inputs, asked, state)
         return logits, targets[asked], state
-    outputs, state = model(inputs, state)
+    timespans = inputs[..., -1] if question.timed and model.stack.timed else None
+    outputs, state = model(inputs, state, timespans=timespans)
     return (outputs[:, 0] if question.kind == "number" else outputs), targets, state
 
 

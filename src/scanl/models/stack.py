@@ -75,6 +75,11 @@ class Stack(Module):
         """Whether any layer reads future steps."""
         return any(block.mixer.bidirectional for block in self._each())
 
+    @property
+    def timed(self) -> bool:
+        """Whether every layer takes the durations of steps, `timespans`."""
+        return all("timespans" in block.mixer.takes for block in self._each())
+
     def _each(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
 

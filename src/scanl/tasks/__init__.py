@@ -16,6 +16,7 @@ from scanl.tasks.base import get as get
 from scanl.tasks.base import names as names
 from scanl.tasks.copying import Copying as Copying
 from scanl.tasks.induction import Induction as Induction
+from scanl.tasks.irregular import Irregular as Irregular
 from scanl.tasks.mqar import MQAR as MQAR
 from scanl.tasks.parity import Parity as Parity
 from scanl.tasks.selective_copying import SelectiveCopying as SelectiveCopying

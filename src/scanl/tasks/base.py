@@ -48,6 +48,7 @@ class Task(ABC):
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
+    timed: ClassVar[bool] = False  # whether the last of them is the duration of the step
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.length"}
 
     length: int
@@ -97,7 +98,7 @@ class Task(ABC):
         """What the task asks: a token at some steps; for features, a number for the whole sequence."""
         if self.vocab_size is not None:
             return Question("label", vocab_size=self.vocab_size)
-        return Question("number", channels=self.channels)
+        return Question("number", channels=self.channels, timed=self.timed)
 
     @classmethod
     def reads(cls) -> frozenset[str]:
