@@ -55,10 +55,11 @@ class Cell(Op[..., Any]):
         self._compiled: dict[tuple, list[Any]] = {}
         self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
         for backend, (_, _, device, package) in _KINDS.items():
-            calls = (functools.partial(each, backend) for each in (self._forward, self._backward, self._numbers))
+            own = functools.partial
+            kernels = Kernels(own(self._forward, backend), own(self._backward, backend), own(self._numbers, backend))
             compiled(
-                self, backend, saves=(*self.names, "y", "kept"), kernels=Kernels(*calls), devices=(device,),
-                dtypes=FLOATING, package=package, needs=functools.partial(self._refusals, backend),
+                self, backend, saves=(*self.names, "y", "kept"), kernels=kernels, devices=(device,),
+                dtypes=FLOATING, package=package, needs=own(self._refusals, backend),
             )  # fmt: skip
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
