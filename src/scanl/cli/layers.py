@@ -172,6 +172,8 @@ def describe_layer(name: str, dim: int) -> str:
             lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings(name)]
     for one in _backends(cls):
         where = "any device" if one.devices is None else ", ".join(one.devices)
+        if one.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):
+            where += "; it refuses some cells, see docs/cells.md"
         lines.append(f"{'':<12}{one.name}: {where}")
     return "\n".join(lines)
 
