@@ -161,7 +161,7 @@ SEEN = {
         ),
         Side("gru", tuple(f"--dim 45 --lr {r}" for r in RATES)),
     ),
-    "adding-lem": Beside(
+    "adding-lem": Beside(  # does not hold: at 1e-2 the LSTM learns the task too, in twice as many steps
         "adding",
         (
             f"--task-options.length 200 {CELL} --steps 1000 --until 0.003",

@@ -70,7 +70,7 @@ class Irregular(Task):
         answers = []
         for sequence in inputs.astype(np.float64):
             phases = np.exp(2j * np.pi * np.outer(sequence[:, 2].cumsum(), 1 / np.array(PERIODS)))
-            rows = np.hstack([phases.real, phases.imag])
+            rows = np.hstack([np.real(phases), np.imag(phases)])
             wave, *_ = np.linalg.lstsq(rows[:-1], sequence[:-1, 0])
             answers.append(rows[-1] @ wave)
         return np.array(answers, np.float32)
