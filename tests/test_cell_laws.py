@@ -21,14 +21,23 @@ def _kinds(cell):
     return list(found.values())
 
 
+def _fit(cell, sample):
+    """Whether the sample runs on kernels that are compiled."""
+    sizes = cell.sizes({**dict.fromkeys(cell.names), **sample.operands}, None)
+    return any(each.axes.fits(sizes) for known in cell._compiled.values() for each in known)
+
+
 @each_cell
 def test_kernels_equal_the_loop(cell):
-    """Packed sequences run in reverse; without such a sample, the same sample runs both ways."""
+    """Packed sequences run in reverse; without such a sample, the same sample runs both ways.
+
+    The other sample does not run if it has kernels of its own, as two kinds of convolutions have.
+    """
     for samples in laws.some(_kinds(cell), 1):
         plain, packed = samples.get(False), samples.get(True)
-        if plain is not None:
-            laws.truth(cell, plain, {}, "cpu", torch.float64)
-        laws.truth(cell, packed or plain, {"reverse": True}, "cpu", torch.float64)
+        first = packed or plain
+        laws.truth(cell, first, {"reverse": True}, "cpu", torch.float64)
+        laws.truth(cell, plain if plain and (laws.ALL or _fit(cell, plain)) else first, {}, "cpu", torch.float64)
 
 
 @each_cell

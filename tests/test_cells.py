@@ -208,7 +208,9 @@ def _multiply(out, h, w, count):
 
 
 @kinds
-@pytest.mark.parametrize(("count", "n", "width"), [(1, 1, 1), (3, 7, 16), (5, 33, 40), (8, 65, 19), (2, 0, 8)])
+@pytest.mark.parametrize(
+    ("count", "n", "width"), [(1, 1, 1), (3, 7, 16), (5, 33, 40), (8, 65, 19), (2, 0, 8), (6, 40, 50), (1, 3, 150)]
+)
 def test_product_of_rows(count, n, width, dtype):
     out, h, w = (torch.randn(shape, dtype=dtype) for shape in ((count, width), (count, n), (n, width)))
     expected = out.double() + h.double() @ w.double()

@@ -5,16 +5,20 @@ a function of its own, whose pointers the compiler may take as not overlapping, 
 scratch memory of a sequence holds the state before and after the step, by turns, then the values that the plan stores.
 """
 
+import functools
+import hashlib
 import math
+import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scanl.ops import _cpu
 from scanl.ops._cells.plan import Loop, Plan, Reduce, squeezed
 from scanl.ops._cells.rules import CHOICES
 from scanl.ops._cells.trace import Node, Ref, contiguous
 
-HEADER = '''"""Kernels of the cell {name}, generated from its step."""
+HEADER = '''"""Kernels of the cell {name}, generated from its step, for helpers with the digest {helpers}."""
 
 import math
 
@@ -430,9 +434,16 @@ def _number(value: float) -> str:
     return f"c({text})" if math.isfinite(value) else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
 
 
+@functools.cache
+def _helpers() -> str:
+    """Return a digest of the functions that kernels call: numba keeps machine code until the source itself changes."""
+    files = sorted(pathlib.Path(_cpu.__path__[0]).glob("_*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def source(name: str, forward: Writer, backward: Writer) -> str:
     """Return the source of both kernels."""
-    parts = [HEADER.format(name=name)]
+    parts = [HEADER.format(name=name, helpers=_helpers())]
     for writer in (forward, backward):
         kernel = writer.kernel()
         parts += [writer.slots(), *writer.functions, "", kernel]

@@ -2,6 +2,9 @@
 
 The code uses explicit vectors. The sums of a tile of rows and columns then stay in registers from the first term to the
 last; from loops over arrays, the compiler does not achieve this. Each load of the matrix serves all rows of the tile.
+
+A sum waits for the one before it, for about four cycles on a processor that starts two in each cycle. So a tile has
+eight sums that do not wait for one another: four rows of two vectors, or one row of eight.
 """
 
 from typing import Any
@@ -10,14 +13,14 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-BYTES = 64  # bytes of a row in a tile
+BYTES = 64  # bytes of a vector
 TERMS = 32  # terms summed in registers
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
 
-def _tile(count: int) -> Any:
-    """Build an intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and as many columns as fit BYTES.
+def _tile(count: int, wide: int) -> Any:
+    """Build an intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and the columns of `wide` vectors.
 
     k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
     begins and the row stride.
@@ -38,17 +41,19 @@ def _tile(count: int) -> Any:
             def place(data, at, row, stride):
                 return builder.gep(data, [builder.add(at, builder.mul(row, stride))])
 
-            def row_of(data, at, row, stride):
-                return builder.bitcast(place(data, at, row, stride), vector.as_pointer())
+            def vectors_of(data, at, row, stride):
+                starts = (builder.add(at, _SIZE(lanes * i)) for i in range(wide))
+                return [builder.bitcast(place(data, start, row, stride), vector.as_pointer()) for start in starts]
 
             def with_term(sums, k):
-                column = builder.load(row_of(ws, w_at, k, w_row), align=bytes_each)
+                columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row)]
                 new = []
-                for r, total in enumerate(sums):
+                for r in range(count):
                     factor = builder.load(place(hs, builder.add(h_at, k), _SIZE(r), h_row))
                     spread = builder.insert_element(nothing, factor, ir.IntType(32)(0))
                     spread = builder.shuffle_vector(spread, nothing, first_lane)
-                    new.append(builder.fadd(total, builder.fmul(spread, column, flags=_FUSED), flags=_FUSED))
+                    for column, total in zip(columns, sums[r * wide : (r + 1) * wide], strict=True):
+                        new.append(builder.fadd(total, builder.fmul(spread, column, flags=_FUSED), flags=_FUSED))
                 return new
 
             before = builder.block
@@ -56,7 +61,7 @@ def _tile(count: int) -> Any:
             builder.branch(loop)
             builder.position_at_end(loop)
             k = builder.phi(_SIZE)
-            sums = [builder.phi(vector) for _ in range(count)]
+            sums = [builder.phi(vector) for _ in range(count * wide)]
             new = with_term(sums, k)
             k_next = builder.add(k, _SIZE(1))
             builder.cbranch(builder.icmp_signed("<", k_next, terms), loop, done)
@@ -66,9 +71,9 @@ def _tile(count: int) -> Any:
                 total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
-            for r, total in enumerate(new):
-                row = row_of(outs, out_at, _SIZE(r), out_row)
-                builder.store(builder.fadd(builder.load(row, align=bytes_each), total), row, align=bytes_each)
+            places = [each for r in range(count) for each in vectors_of(outs, out_at, _SIZE(r), out_row)]
+            for each, total in zip(places, new, strict=True):
+                builder.store(builder.fadd(builder.load(each, align=bytes_each), total), each, align=bytes_each)
             return context.get_dummy_value()
 
         integer = types.int64
@@ -77,7 +82,7 @@ def _tile(count: int) -> Any:
     return tile
 
 
-_four, _one = _tile(4), _tile(1)
+_four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
 
 
 @njit(forceinline=True, fastmath={"contract", "nsz"})
@@ -97,12 +102,20 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
     whole = width - width % lanes
     for k in range(0, n, TERMS):
         terms = min(TERMS, n - k)
-        for j in range(0, whole, lanes):
-            at, term = w_at + k * w_row + j, h_at + k
+        term, row = h_at + k, w_at + k * w_row
+        for j in range(0, whole - lanes, 2 * lanes):
             for r in range(0, count - 3, 4):
-                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, at, w_row, terms)
-            for r in range(count - count % 4, count):
-                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, at, w_row, terms)
+                o = out_at + r * out_row + j
+                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+        for j in range(whole - whole % (2 * lanes), whole, lanes):
+            for r in range(0, count - 3, 4):
+                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+        for r in range(count - count % 4, count):
+            for j in range(0, whole - 7 * lanes, 8 * lanes):
+                o = out_at + r * out_row + j
+                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+            for j in range(whole - whole % (8 * lanes), whole, lanes):
+                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
     for r in range(count):
         for j in range(whole, width):
             total = out.dtype.type(0)
