@@ -14,7 +14,6 @@ from scanl.ops.offsets import offsets
 NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
 WIDEST = 2048  # most channels of a block, so that its rows fit the first-level cache
 ROWS = 8  # sequences that are processed with each load of a matrix
-FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
 def sequences(first: torch.Tensor, cu_seqlens: torch.Tensor | None, name: str) -> np.ndarray:
@@ -42,20 +41,6 @@ def groups(count: int) -> tuple[int, int]:
 def rows(value: torch.Tensor) -> torch.Tensor:
     """Return the tensor with a contiguous last axis."""
     return value if value.ndim and value.stride(-1) == 1 else value.contiguous()
-
-
-def before(y: torch.Tensor, state: torch.Tensor, ranges: np.ndarray, reverse: bool) -> torch.Tensor:
-    """Return the state before every step of y: the previous step, or the initial state of the sequence."""
-    shifted = torch.empty_like(y, memory_format=torch.contiguous_format)
-    if reverse:
-        shifted[:, :-1] = y[:, 1:]
-    else:
-        shifted[:, 1:] = y[:, :-1]
-    found = torch.from_numpy(ranges)
-    some = found[:, 2] > found[:, 1]
-    start = found[:, 2] - 1 if reverse else found[:, 1]
-    shifted[found[some, 0], start[some]] = state[some]
-    return shifted
 
 
 @njit(forceinline=True)

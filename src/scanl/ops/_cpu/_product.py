@@ -86,15 +86,10 @@ _four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8)
 
 
 @njit(forceinline=True, fastmath={"contract", "nsz"})
-def add_products(out, h, w, count):
-    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), all flat."""
-    n, width = h.size // count, out.size // count
-    add_part_products(out, 0, width, width, h, 0, n, n, w, 0, width, count)
-
-
-@njit(forceinline=True, fastmath={"contract", "nsz"})
 def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w_row, count):
-    """Like `add_products`, for parts of flat arrays, each given by its start index (_at) and its row stride (_row).
+    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width).
+
+    Each is a part of a flat array, given by its start index (_at) and its row stride (_row).
 
     TERMS terms at a time are summed from zero and then added, so rounding errors of long sums stay small.
     """
