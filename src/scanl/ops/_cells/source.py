@@ -23,10 +23,10 @@ HEADER = '''"""Kernels of the cell {name}, generated from its step, for helpers 
 import math
 
 import numpy as np
-from numba import njit
 
 from scanl.ops._cpu._cells import clear, copy, longest, multiply, row_at
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import pointer, separate
 from scanl.ops._cpu._slots import Slots, loaded, view
@@ -75,7 +75,7 @@ class Writer:
         lanes = ["low", "high"] if self.plan.lanes else []
         parameters = ", ".join([*self.axes, *lanes, *made.pointers.values(), "dtype"])
         self.functions.append(
-            "\n".join(["", "@njit(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
+            "\n".join(["", "@helper(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
         )
         places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
         return f"{name}({', '.join([*self.axes, *lanes, *places, 'dtype'])})"

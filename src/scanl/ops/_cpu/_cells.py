@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import torch
-from numba import njit
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._pointers import pointer, separate
 from scanl.ops._cpu._product import add_part_products
 from scanl.ops._cpu._team import CORES, array
@@ -43,14 +43,14 @@ def rows(value: torch.Tensor) -> torch.Tensor:
     return value if value.ndim and value.stride(-1) == 1 else value.contiguous()
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def piece(ranges, unit, count, size, width):
     """Return a unit's sequence, batch row, first step, end step, first channel and number of channels."""
     n, channel = unit // count, unit % count * size
     return n, ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2], channel, min(size, width - channel)
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def longest(ranges, first, count):
     """Return the length of the longest of `count` sequences, starting with sequence `first`."""
     steps = 0
@@ -59,7 +59,7 @@ def longest(ranges, first, count):
     return steps
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def row_at(ranges, n, i, steps, reverse):
     """Return the index, among all B·T rows, of the i-th step of sequence n; -1 after its end."""
     begin, end = ranges[3 * n + 1], ranges[3 * n + 2]
@@ -68,7 +68,7 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
-@njit
+@helper()
 def copy(source, target, count, dtype):
     """Copy `count` elements between addresses. The loop compiles to one memory move."""
     separate()  # pyright: ignore[reportCallIssue]
@@ -77,7 +77,7 @@ def copy(source, target, count, dtype):
         write[i] = read[i]
 
 
-@njit
+@helper()
 def clear(target, count, dtype):
     """Set `count` elements at an address to zero."""
     write = pointer(target, dtype)  # pyright: ignore[reportCallIssue]
@@ -85,7 +85,7 @@ def clear(target, count, dtype):
         write[i] = dtype.type(0)
 
 
-@njit
+@helper()
 def multiply(out, out_row, width, h, h_row, n, w, count, dtype):
     """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), by address and row stride.
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
@@ -57,13 +57,13 @@ def summed(parts: torch.Tensor) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def share(part, parts, count):
     """Divide range(count) into `parts`; return the start and the end of one part."""
     return count * part // parts, count * (part + 1) // parts
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def load(matrix, start, rows, width, size, scratch):
     """Copy `size` columns of a matrix of row length `width`, from index `start` on, into scratch."""
     for i in range(rows):
@@ -71,7 +71,7 @@ def load(matrix, start, rows, width, size, scratch):
             scratch[i * WIDTH + j] = matrix[start + i * width + j]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def store(scratch, rows, width, size, matrix, start):
     for i in range(rows):
         for j in range(size):

@@ -6,21 +6,22 @@ Division follows IEEE here: Python's check for zero would add a branch per eleme
 import math
 
 import numpy as np
-from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import float32, int32, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, exp, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
 _LARGE = np.float32(20)  # for 2 |x| above this, |tanh x| is 1 in float32
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _sigmoid32(x):
     return float32(1) / (float32(1) + exp(-x))
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _sigmoid64(x):
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
@@ -37,7 +38,7 @@ def _sigmoid(x):
     return lambda x: _sigmoid64(x)
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _tanh32(x):
     """Return u / (u + 2), u = e^2|x| - 1 = 2^n (e^r - 1) + (2^n - 1), |r| <= ln(2)/2, signed: exact for small x too."""
     inside = min(abs(x + x), _LARGE)
@@ -68,7 +69,7 @@ def _tanh(x):
     return lambda x: math.tanh(x)
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _log_sigmoid32(x):
     """Return min(x, 0) - log(1 + u), u = e^-|x|. log(1 + u) = 2 artanh s, s = u/(2 + u) <= 1/3, is a series to s^17."""
     u = exp(-abs(x))
@@ -85,7 +86,7 @@ def _log_sigmoid32(x):
     return min(x, float32(0)) - float32(2) * (s + s * square * p)
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _log_sigmoid64(x):
     return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
 

@@ -5,8 +5,10 @@
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int32, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import float32, int32, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic, overload
+
+from scanl.ops._cpu._helper import helper
 
 # ln 2 in two parts. The first has few digits, so its product with an exponent is exact.
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -32,7 +34,7 @@ def _bits_of_float(typingctx, number):
     return types.int32(types.float32), codegen
 
 
-@njit(forceinline=True, fastmath={"contract", "nsz"})
+@helper(forceinline=True, fastmath={"contract", "nsz"})
 def _exp32(x):
     """Return e^x to 1.02 units in the last place; 0 below e^-86.99, inf above the largest float32, NaN for NaN.
 

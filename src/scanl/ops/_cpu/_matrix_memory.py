@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from scanl.ops._cpu._columns import CHUNK, divide, load, share, store, summed
 from scanl.ops._cpu._columns import WIDTH as W
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, scratch, take
 from scanl.ops._cpu._vectors import STRIP, Emitter
@@ -91,7 +93,7 @@ _pass_low_rank, _pass_columns, _pass_rows = (
 )
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _pass(S, source, target, keys, c, before, now, size, x, kind, columns):
     """Finish the step whose vectors begin at `before` in c, and read the state for the step at `now`.
 
@@ -202,7 +204,7 @@ _back_rows, _back_bonus, _back_columns = (
 )
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _step_back(P, at, dS, keys, c, size, x, kind, columns):
     """Write dv and the gradient of the column decays to x, and sums over columns to c; move dS to before the step."""
     fours = -(-keys // 4) * 4
@@ -258,7 +260,7 @@ def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add
     return types.void(c, n, scale, weight, n, n, dq, dk, n, n, da, db, dg, n, n, n), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _settle(c, keys, scale, weight, kind, d_key, dq, dk, t, add_t, da, db, dg, row, add_row):
     """Write the gradients of q, k, a, b and the decay, from sums over columns; the delta rule adds a, b to k."""
     c[SUM_D] = c[K_DA] = 0
@@ -361,7 +363,7 @@ class _Place(NamedTuple):
     weight: Any
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _sizes(slots):
     return _Sizes(
         slots.sequences, slots.shared, slots.heads, slots.keys, slots.values, slots.rows, slots.column_parts,
@@ -369,7 +371,7 @@ def _sizes(slots):
     )  # fmt: skip
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _given(slots, dtype):
     rows, shared, heads, keys, values = slots.rows, slots.shared, slots.heads, slots.keys, slots.values
     return _Given(
@@ -387,7 +389,7 @@ def _given(slots, dtype):
     )
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _unit(unit, slots, ranges):
     parts = slots.head_parts * slots.column_parts
     part, group = unit % parts, unit // parts
@@ -401,7 +403,7 @@ def _unit(unit, slots, ranges):
     return _Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _place(sizes, given, unit, h, first, i):
     """Return the indices of a unit's i-th step, for head h and its columns from `first` on."""
     r = unit.start + unit.direction * i
@@ -411,7 +413,7 @@ def _place(sizes, given, unit, h, first, i):
     return _Place(r, t, at, row, d, h * sizes.keys, weight)
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _step(sizes, given, place, ahead, c, at):
     """Write the vectors of one step to c, from `at` on; prefetch q and k at distance `ahead`."""
     if c.itemsize == 8:  # there is no vector exp for float64
@@ -454,7 +456,7 @@ def _output_strip(typingctx, v, av, place, ahead, weight, size, x, c, at, kind, 
     return types.void(v, av, n, n, weight, n, x, c, n, n, n, out, n), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _output(v, av, place, ahead, weight, size, x, c, at, kind, columns, out):
     """Load the values of the step for which `_pass` just read the state; write its output."""
     for lane in range(0, size, STRIP // x.itemsize):
@@ -478,7 +480,7 @@ def _values_strip(typingctx, v, av, place, ahead, weight, size, x, columns, ys, 
     return types.void(v, av, n, n, weight, n, x, n, ys, n, d_out, n), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _values(v, av, place, ahead, weight, size, x, columns, ys, start, d_out):
     """Load the values of the step for which `_pass` just read the state; store its y."""
     for lane in range(0, size, STRIP // x.itemsize):
@@ -507,7 +509,7 @@ def _enter_strip(typingctx, v, av, place, weight, size, x, c, kind, columns, ys,
     return types.void(v, av, n, weight, n, x, c, n, n, ys, n, d_out, n), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _enter(v, av, place, weight, size, x, c, kind, columns, ys, start, d_out):
     """Load v, y and the output gradient of a step, before its backward step."""
     c[Y_DO] = c[V_DO] = 0
@@ -534,7 +536,7 @@ def _leave_strip(typingctx, v, dv, dav, place, weight, size, x, c, kind, columns
     return types.void(v, dv, dav, n, weight, n, x, c, n, n, n), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _leave(v, dv, dav, place, weight, size, x, c, kind, columns):
     """Write the gradients of the values and of the column decays."""
     c[V_DV] = 0
@@ -542,13 +544,7 @@ def _leave(v, dv, dav, place, weight, size, x, c, kind, columns):
         _leave_strip(v, dv, dav, place, weight, size, x, c, kind, columns, lane)
 
 
-@njit(forceinline=True)
-def _copy(source, start, n, target, at):
-    for i in range(n):
-        target[at + i] = source[start + i]
-
-
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _idle(keys, c, at):
     """Set the vectors at `at` to those of a step that neither changes nor reads the state."""
     for i in range(keys):
@@ -575,12 +571,12 @@ def _build_forward(dtype):
                 h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
                 size = min(W, values - first)
                 corner = (unit.n * heads + h) * keys * values + first
-                S[:] = 0
-                x[:] = 0  # also the lanes without a column
+                fill(S, 0, S.size, 0)
+                fill(x, 0, x.size, 0)  # also the lanes without a column
                 load(given.state, corner, keys, values, size, S)
                 before, now = 0, STEP
                 _idle(keys, c, before)
-                x[E : E + W] = 1
+                fill(x, E, W, 1)
                 for i in range(unit.steps):
                     place = _place(sizes, given, unit, h, first, i)
                     _step(sizes, given, place, next_t, c, now)
@@ -621,7 +617,7 @@ class _Scratch(NamedTuple):
     u_sums: Any  # the gradient of the bonus, summed over time
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _made(slots, given, dtype):
     parts, column_parts = slots.head_parts * slots.column_parts, slots.column_parts
     return _Made(
@@ -638,7 +634,7 @@ def _made(slots, given, dtype):
     )
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, mine):
     """Run `steps` steps forwards, from the state in `held`.
 
@@ -649,8 +645,8 @@ def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, m
     next_at = AHEAD * unit.direction * sizes.heads * sizes.values
     before, now = 0, STEP
     _idle(keys, c, before)
-    x[: Y + W] = 0
-    x[E : E + W] = 1
+    fill(x, 0, Y + W, 0)
+    fill(x, E, W, 1)
     for i in range(steps):
         place = _place(sizes, given, unit, h, first, begin + i)
         _step(sizes, given, place, next_t, c, now)
@@ -663,7 +659,7 @@ def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, m
         _pass(mine.held, 0, 0, keys, c, before, now, size, x, kind, columns)
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, again, do, mine):
     """Go back through step i and write its gradients. held: the index of its state among those of the chunk."""
     keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
@@ -686,7 +682,7 @@ def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, aga
             mine.u_sums[m] += c[TO_U + m]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
     """Write the gradients of a decay and a bonus that are constant over time."""
     keys = sizes.keys
@@ -726,22 +722,22 @@ def _build_backward(dtype):
                 size = min(W, values - first)
                 corner = (unit.n * heads + h) * keys * values + first
                 constant = 0.0  # the gradient of a decay that is constant over time
-                S[:] = 0
-                dS[:] = 0
-                x[:] = 0
-                mine.u_sums[:] = 0
+                fill(S, 0, S.size, 0)
+                fill(dS, 0, dS.size, 0)
+                fill(x, 0, x.size, 0)
+                fill(mine.u_sums, 0, mine.u_sums.size, 0)
                 load(given.state, corner, keys, values, size, S)
                 load(dlast, corner, keys, values, size, dS)
-                starts[:block] = S
+                move(S, 0, block, starts, 0)
                 for turn in range(2 * chunks - 1):
                     # run forwards over all chunks but the last, storing each one's last state; then backwards over all
                     back = turn >= chunks - 1
                     chunk = 2 * chunks - 2 - turn if back else turn
                     steps = min(CHUNK, unit.steps - chunk * CHUNK)
-                    _copy(starts, chunk * block, block, held, 0)
+                    move(starts, chunk * block, block, held, 0)
                     _replay(sizes, given, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
                     if not back:
-                        _copy(held, 0, block, starts, (chunk + 1) * block)
+                        move(held, 0, block, starts, (chunk + 1) * block)
                         continue
                     for i in range(steps - 1, -1, -1):
                         step = chunk * CHUNK + i

@@ -10,8 +10,10 @@ eight sums that do not wait for one another: four rows of two vectors, or one ro
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
+
+from scanl.ops._cpu._helper import helper
 
 BYTES = 64  # bytes of a vector
 TERMS = 32  # terms summed in registers
@@ -85,7 +87,7 @@ def _tile(count: int, wide: int) -> Any:
 _four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
 
 
-@njit(forceinline=True, fastmath={"contract", "nsz"})
+@helper(forceinline=True, fastmath={"contract", "nsz"})
 def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w_row, count):
     """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width).
 

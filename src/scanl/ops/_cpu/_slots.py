@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import from_dtype, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic, overload, typeof_impl
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._team import array
 
 _FILLED = ("counter", "units")  # the first two slots, which `Kernel.run` fills
@@ -94,7 +95,7 @@ def _view(typingctx, pointer, slots):
 view: Any = intrinsic(_view)  # view(pointer, SLOTS) returns the arguments of a kernel; its attributes are the slots
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def loaded(slot):
     """Return an operand's address and strides, read once: after a store, a loop would read the slots again."""
     return Operand(slot.at, slot.batch, slot.time)
@@ -111,7 +112,7 @@ def _itemsize(dtype):
     return lambda dtype: size
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def channels(operand, batch, t, first, size, dtype):
     """Return `size` channels, from `first` on, of row (batch, t) of an operand."""
     place = batch * operand.batch + t * operand.time + first

@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
-from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
+
+from scanl.ops._cpu._helper import helper
 
 CORES = os.cpu_count() or 1
 SMALL = 1 << 15  # with fewer elements, waking other threads costs more than the work
@@ -49,13 +51,13 @@ def _take(typingctx, pointer):
     return types.int64(types.voidptr), codegen
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def array(address, size, dtype):
     """Return the flat array of `size` elements at an address."""
     return carray(_pointer(address), (size,), dtype)  # pyright: ignore[reportCallIssue]
 
 
-@njit
+@helper()
 def scratch(size, dtype):
     """Return zeros aligned to a cache line: a vector that crosses two lines takes twice as long."""
     whole = np.zeros(size + 64, dtype)
@@ -63,7 +65,7 @@ def scratch(size, dtype):
     return whole[start : start + size]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def take(counter):
     """Take the next unit of work from the common counter at this address."""
     return _take(_pointer(counter))  # pyright: ignore[reportCallIssue]

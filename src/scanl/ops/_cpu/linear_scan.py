@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
@@ -33,7 +34,7 @@ PIECES = 4  # pieces of time, or blocks of channels with one da; a constant, sin
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _forward_row(x, a, h, y):
     if a.size == y.size:
         for i in range(y.size):
@@ -44,7 +45,7 @@ def _forward_row(x, a, h, y):
             y[i] = x[i] + decay * h[i]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _backward_row(dy, a, after, before, dx, da):
     """Take one step backwards, with one da per channel."""
     for i in range(dx.size):
@@ -53,7 +54,7 @@ def _backward_row(dy, a, after, before, dx, da):
         da[i] = d * np.conj(before[i])
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _backward_row_summed(dy, a, after, before, dx, total):
     """Like `_backward_row`, but add da to a sum over time."""
     for i in range(dx.size):
@@ -62,7 +63,7 @@ def _backward_row_summed(dy, a, after, before, dx, total):
         total[i] += d * np.conj(before[i])
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _backward_row_shared(dy, a, after, before, dx):
     """Like `_backward_row`, for one a for all channels; return its da."""
     decay = np.conj(a[0])
@@ -74,7 +75,7 @@ def _backward_row_shared(dy, a, after, before, dx):
     return total
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _forward_repair_row(p, a, y, tiny):
     """Add the decayed carry to a row; return whether later rows need it too.
 
@@ -89,7 +90,7 @@ def _forward_repair_row(p, a, y, tiny):
     return alive
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _backward_repair_row(p, a, before, dx, da, tiny):
     alive = False
     for i in range(p.size):
@@ -166,8 +167,8 @@ def _build_backward(dtype):
             c = array(carry + item * (n * width + channel), size, dtype)
             start = state + item * (n * width + channel)
             decays, after = ones[:a_size], c
-            recent[:] = 0
-            total[:] = 0
+            fill(recent, 0, recent.size, 0)
+            fill(total, 0, total.size, 0)
             for i in range(steps):
                 t = i if reverse else steps - 1 - i
                 k = item * ((begin + t) * width + channel)
@@ -228,7 +229,7 @@ def _build_forward_repair(dtype):
             for s in range(1, sequences):
                 n, source = (sequences - 1 - s, sequences - s) if reverse else (s, s - 1)
                 begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-                p[:] = array(carry + item * (source * width + channel), size, dtype)
+                move(array(carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
                 for i in range(steps):
                     t = steps - 1 - i if reverse else i
                     k = item * ((begin + t) * width + channel)
@@ -270,7 +271,7 @@ def _build_backward_repair(dtype):
             for s in range(1, sequences):
                 n, source = (s, s - 1) if reverse else (sequences - 1 - s, sequences - s)
                 begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-                p[:] = array(carry + item * (source * width + channel), size, dtype)
+                move(array(carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
                 for i in range(steps):
                     t = i if reverse else steps - 1 - i
                     k = item * ((begin + t) * width + channel)

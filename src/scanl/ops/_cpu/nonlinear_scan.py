@@ -1,8 +1,8 @@
 """CPU kernel of Newton's method: the dense recurrence d_t = b_t + J_t d_{t-1}, or d_t = b_t + J_{t+1}ᵀ d_{t+1}."""
 
 import torch
-from numba import njit
 
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, take
@@ -10,7 +10,7 @@ from scanl.ops._cpu._team import Kernel, array, take
 AFFINE = Slots("steps width jacobians offsets out")  # for both kernels
 
 
-@njit(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
+@helper(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
 def _inner(a, b):
     total = a.dtype.type(0)
     for i in range(a.size):

@@ -20,13 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import Slots, channels, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
@@ -60,13 +62,13 @@ def _lane(b, j):
     return (lambda b, j: b[j]) if isinstance(b, types.Array) else (lambda b, j: b)
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _positive(x):
     """Return softplus(x) as torch computes it: x itself above 20."""
     return x if x > 20 else -log_sigmoid(-x)
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _enter(z, u, delta, positive):
     """Load the inputs of a step: Δ, Δ u, and D u, the initial value of the sum for y."""
     if positive:
@@ -80,7 +82,7 @@ def _enter(z, u, delta, positive):
         z[Y + j] = z[SKIP + j] * u[j]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _advance(s, z, size, b, c):
     """Advance state n by one step, and add its contribution to y."""
     for j in range(size):
@@ -89,14 +91,14 @@ def _advance(s, z, size, b, c):
         z[Y + j] += (h * lane(c, j)).real
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _carry(s, z, size, b):
     """Advance state n by one step."""
     for j in range(size):
         s[H + j] = exp(z[DELTA + j] * s[A + j]) * s[H + j] + z[DU + j] * lane(b, j)
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _keep(kept, s, z, size, b):
     """Like `_carry`, but store the decay and the state before the step."""
     for j in range(size):
@@ -105,7 +107,7 @@ def _keep(kept, s, z, size, b):
         s[H + j] = a * h + z[DU + j] * lane(b, j)
 
 
-@njit(fastmath={"reassoc", "contract", "nsz"})
+@helper(fastmath={"reassoc", "contract", "nsz"})
 def _retreat(kept, s, z, size, b, c):
     """Move the gradient of state n one step back; return the gradients of b and c."""
     db = dc = s.dtype.type(0)
@@ -125,7 +127,7 @@ def _retreat(kept, s, z, size, b, c):
     return db, dc
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _retreat_rows(kept, s, z, size, b, c, db, dc):
     """Like `_retreat`, but add the gradients to rows."""
     for j in range(size):
@@ -143,26 +145,26 @@ def _retreat_rows(kept, s, z, size, b, c, db, dc):
         s[DA + j] += d * z[DELTA + j]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _gate(z, y, gate):
     for j in range(y.size):
         y[j] = z[Y + j] * (gate[j] * sigmoid(gate[j]))
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _ungate(z, dy, gate):
     for j in range(dy.size):
         z[DY + j] = dy[j] * (gate[j] * sigmoid(gate[j]))
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _gate_backward(z, dy, gate, dgate):
     for j in range(dy.size):
         p = sigmoid(gate[j])
         dgate[j] = dy[j] * z[Y + j] * (p + gate[j] * p * (1 - p))
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _leave(z, u, delta, du, ddelta, sums, positive):
     """Write the gradients of u and Δ; add to the sums for the gradients of D and the bias."""
     for j in range(u.size):
@@ -177,7 +179,7 @@ def _leave(z, u, delta, du, ddelta, sums, positive):
         sums[W + j] += ddelta[j]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _load(s, at, step, matrix, start, states, size):
     """Transpose (size, states), from `start` on, into rows at stride `step`."""
     for n in range(states):
@@ -186,7 +188,7 @@ def _load(s, at, step, matrix, start, states, size):
             row[j] = column[j * states]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _store(s, at, step, matrix, start, states, size):
     for j in range(size):
         row, column = matrix[start + j * states : start + (j + 1) * states], s[at + j :]
@@ -194,7 +196,7 @@ def _store(s, at, step, matrix, start, states, size):
             row[n] = column[n * step]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _spread(target, B, row, groups, width, first, states, size):
     """Copy B of one step to the lanes: each channel gets the B of its group."""
     for j in range(size):
@@ -203,7 +205,7 @@ def _spread(target, B, row, groups, width, first, states, size):
             target[n * W + j] = B[at + n]
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _gather(source, dB, row, groups, width, first, states, size):
     """Sum rows over the channels of each group, then clear the rows."""
     each = width // groups
@@ -215,7 +217,7 @@ def _gather(source, dB, row, groups, width, first, states, size):
             source[n * W + j] = 0
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _flush(source, at, step, total, start, states, size):
     """Add a chunk's sums to the sums over all time, which have a wider dtype; then clear the chunk's sums."""
     for n in range(states):
@@ -224,7 +226,7 @@ def _flush(source, at, step, total, start, states, size):
             source[at + n * step + j] = 0
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _nth(source, n, step):
     """Return the rows of state n."""
     return source[n * step : (n + 1) * step]
@@ -253,7 +255,7 @@ class _Block(NamedTuple):
     size: int
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _sizes(slots):
     return _Sizes(
         slots.states, slots.width, slots.rows, slots.B_groups, slots.C_groups, slots.B_parts, slots.C_parts,
@@ -261,36 +263,36 @@ def _sizes(slots):
     )  # fmt: skip
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _columns(slots):
     """Return the number of all blocks of channels."""
     return slots.width // max(1, slots.span) * slots.blocks
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _block(column, span, blocks, block):
     group = column // blocks
     first = group * span + column % blocks * block
     return _Block(column, group, first, min(block, (group + 1) * span - first))
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _time(i, begin, end, reverse):
     """Return the time index of the i-th step of the scan."""
     return end - 1 - i if reverse else begin + i
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _open(slots, s, step, z, bs, cs, block, dtype, real):
     """Load what is constant over time: A, D, the bias of Δ, and B and C if they are."""
     width, states, first, size = slots.width, slots.states, block.first, block.size
     _load(s, A, step, array(slots.A, width * states, dtype), first * states, states, size)
-    z[SKIP : SKIP + W] = 0
-    z[BIAS : BIAS + W] = 0
+    fill(z, SKIP, W, 0)
+    fill(z, BIAS, W, 0)
     if slots.D:
-        z[SKIP : SKIP + size] = array(slots.D, width, real)[first : first + size]
+        move(array(slots.D, width, real), first, size, z, SKIP)
     if slots.bias:
-        z[BIAS : BIAS + size] = array(slots.bias, width, real)[first : first + size]
+        move(array(slots.bias, width, real), first, size, z, BIAS)
     if slots.B_groups == 0:
         _load(bs, 0, W, array(slots.B, width * states, dtype), first * states, states, size)
     if slots.C_groups == 0:
@@ -351,23 +353,21 @@ def _build_forward(dtype):
     return forward
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _remember(starts, s, step, at, states, block, size):
     """Store the states before chunk `at`."""
     for m in range(states):
-        start, h = (at * states + m) * block, m * step + H
-        starts[start : start + size] = s[h : h + size]
+        move(s, m * step + H, size, starts, (at * states + m) * block)
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _recall(starts, s, step, at, states, block, size):
     """Load the states that `_remember` stored."""
     for m in range(states):
-        start, h = (at * states + m) * block, m * step + H
-        s[h : h + size] = starts[start : start + size]
+        move(starts, (at * states + m) * block, size, s, m * step + H)
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place, back, real):
     """Advance all states by one step. If `back`, store each one's decay and its value before the step."""
     states, first, size, wide = sizes.states, block.first, block.size, sizes.wide
@@ -389,7 +389,7 @@ def _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, place,
             _carry(sm, z, size, B[b + m])
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place):
     """Move the gradients of all states one step back; write those of B and C."""
     states, width, first, size, group = sizes.states, sizes.width, block.first, block.size, block.group
@@ -418,15 +418,15 @@ def _states_back(sizes, block, row, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, 
             dC[(C_row * C_groups + group % C_groups) * states + m] = dc
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, place, sums, real):
     """Move all gradients one step back, and write those of the step's inputs: u, Δ, B, C and the gate."""
     first, size = block.first, block.size
     us = channels(slots.u, batch, t, first, size, real)
     deltas = channels(slots.delta, batch, t, first, size, real)
     _enter(z, us, deltas, sizes.positive)
-    z[WRITTEN : WRITTEN + W] = 0
-    z[STEP : STEP + W] = 0
+    fill(z, WRITTEN, W, 0)
+    fill(z, STEP, W, 0)
     dy = channels(slots.dy, batch, t, first, size, real)
     if slots.z.at:
         _ungate(z, dy, channels(slots.z, batch, t, first, size, real))
@@ -442,7 +442,7 @@ def _step_back(slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, 
         _gate_backward(z, dy, gates, channels(slots.dz, batch, t, first, size, real))
 
 
-@njit(**FLAGS)
+@helper(**FLAGS)
 def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
     """Write the sums over time: the gradients of A, D and the bias, and those of B and C if constant over time."""
     states, width, first, size = sizes.states, sizes.width, block.first, block.size
@@ -488,11 +488,11 @@ def _build_backward(dtype):
             size = block.size
             _open(slots, s, step, z, bs, cs, block, dtype, real)
             for m in range(states):
-                s[m * step + DA : m * step + DA + W] = 0
-            totals[:] = 0
-            sums[:] = 0
-            dbs[:] = 0
-            dcs[:] = 0
+                fill(s, m * step + DA, W, 0)
+            fill(totals, 0, totals.size, 0)
+            fill(sums, 0, sums.size, 0)
+            fill(dbs, 0, dbs.size, 0)
+            fill(dcs, 0, dcs.size, 0)
             for n in range(sequences * part // parts, sequences * (part + 1) // parts):
                 batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
                 corner = (n * width + block.first) * states

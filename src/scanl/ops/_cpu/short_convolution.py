@@ -12,11 +12,12 @@ import functools
 import itertools
 
 import numpy as np
-from numba import njit
 
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import sigmoid
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
@@ -33,31 +34,31 @@ PER_TAP = 4
 _FLAGS = {"forceinline": True, "error_model": "numpy"}
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _copy(target, source):
     for i in range(target.size):
         target[i] = source[i]
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _tap(y, x, w):
     for i in range(y.size):
         y[i] += w[i] * x[i]
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _taps(y, x0, x1, x2, x3, w0, w1, w2, w3):
     for i in range(y.size):
         y[i] += (w0[i] * x0[i] + w1[i] * x1[i]) + (w2[i] * x2[i] + w3[i] * x3[i])
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _silu(y):
     for i in range(y.size):
         y[i] = y[i] * sigmoid(y[i])
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _silu_backward(s, dy):
     """Overwrite s with ds."""
     one = s.dtype.type(1)
@@ -66,13 +67,13 @@ def _silu_backward(s, dy):
         s[i] = dy[i] * gate * (one + s[i] * (one - gate))
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _add(target, source):
     for i in range(target.size):
         target[i] += source[i]
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _products(sums, d, x0, x1, x2, x3):
     """Add to the gradients of four weights; their sums are WIDEST apart."""
     for i in range(d.size):
@@ -82,13 +83,13 @@ def _products(sums, d, x0, x1, x2, x3):
         sums[3 * WIDEST + i] += d[i] * x3[i]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _row(i, start, step, other, other_step):
     """Return the address of row i. Rows with i < 0 are at other + i * other_step."""
     return start + i * step if i >= 0 else other + i * other_step
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _convolve(out, i, taps, start, step, other, other_step, w, w_step):
     """Add w_j times row i - j to `out`, for j < taps."""
     size, kind, j = out.size, out.dtype, 0
@@ -111,7 +112,7 @@ def _convolve(out, i, taps, start, step, other, other_step, w, w_step):
         j += 1
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _correlate(sums, d, i, taps, start, step, other, other_step):
     """Add step i to the weight gradients: d times row i - j, into row j of the sums."""
     size, kind, j = d.size, d.dtype, 0
@@ -131,7 +132,7 @@ def _correlate(sums, d, i, taps, start, step, other, other_step):
         j += 1
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _gather(target, source, count, size, step, stride):
     """Copy rows of channels, with row stride `step` and channel stride `stride`, to rows WIDEST apart.
 
@@ -148,13 +149,13 @@ def _gather(target, source, count, size, step, stride):
                 row[i] = column[i * (stride // item)]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _begin(out, source):
     """Copy the row at an address; write zeros if the address is 0."""
     if source != 0:
         _copy(out, array(source, out.size, out.dtype))
     else:
-        out[:] = 0
+        fill(out, 0, out.size, 0)
 
 
 def _build_forward(dtype):
@@ -238,8 +239,8 @@ def _build_backward(dtype):
             if silu:
                 ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
             bias_sums = array(dbias + item * (unit // count * width + channel), part, dtype)
-            bias_sums[:] = 0
-            sums[:] = 0
+            fill(bias_sums, 0, bias_sums.size, 0)
+            fill(sums, 0, sums.size, 0)
             if begin == 0:
                 for r in range(kept):
                     _begin(array(dold + r * row, part, dtype), dnew + (r - steps) * row if r >= steps else 0)

@@ -19,11 +19,12 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
 from scanl.ops._cpu._cells import blocks, longest, piece, rows, sequences
+from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._rows import move
 from scanl.ops._cpu._slots import Slots, channels, loaded, view
 from scanl.ops._cpu._team import Kernel, array, take
 
@@ -43,7 +44,7 @@ TO_K, TO_V, TO_W = (n * WIDTH for n in range(3))
 _FLAGS = {"forceinline": True, "error_model": "numpy"}
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _weigh(k, w, s, c):
     """Write the weight of the current step and 1 minus that of the past; update m. NaN or +inf makes all NaN."""
     kind = c.dtype.type
@@ -66,7 +67,7 @@ def _weigh(k, w, s, c):
         s[M + i] = most if good else math.nan
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _weigh_bonus(k, u, s, c):
     """Write the weights of the output with a bonus, which is read before the step is written."""
     one, zero, nan = c.dtype.type(1), c.dtype.type(0), c.dtype.type(math.nan)
@@ -80,7 +81,7 @@ def _weigh_bonus(k, u, s, c):
         c[READ_B + i] = present if now < math.inf and s[M + i] < math.inf else nan
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _write(v, s, c):
     for i in range(v.size):
         old, new = 1.0 - c[LOST + i], np.float64(c[NEW + i])
@@ -88,14 +89,14 @@ def _write(v, s, c):
         s[Z + i] = old * s[Z + i] + new
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _output(s, o):
     for i in range(o.size):
         z = s[Z + i]
         o[i] = s[P + i] / (z if z != 0 else 1.0)
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _output_bonus(v, s, c, o):
     for i in range(o.size):
         a, b = np.float64(c[READ_A + i]), np.float64(c[READ_B + i])
@@ -103,7 +104,7 @@ def _output_bonus(v, s, c, o):
         o[i] = (a * s[P + i] + b * v[i]) / (z if z != 0 else 1.0)
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _backward_row(do, v, s, x, c):
     """Go back one step without a bonus. The gradients overwrite the weights in c."""
     for i in range(do.size):
@@ -125,7 +126,7 @@ def _backward_row(do, v, s, x, c):
         s[DZ + i] = a * to_z
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _backward_row_bonus(do, v, s, x, c):
     for i in range(do.size):
         a, b, p, z = 1.0 - c[LOST + i], np.float64(c[NEW + i]), x[P + i], x[Z + i]
@@ -149,19 +150,19 @@ def _backward_row_bonus(do, v, s, x, c):
         s[DZ + i] = a * to_z - read_a * g * o
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _of_step(scratch, count, step):
     """Return the rows of one step as an array: offsets in the indices would hide from LLVM that rows are disjoint."""
     return scratch[step * count * WIDTH : (step + 1) * count * WIDTH]
 
 
-@njit(forceinline=True)
+@helper(forceinline=True)
 def _put(source, start, target):
     for i in range(target.size):
         target[i] = source[start + i]
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _start(state, step, size, s):
     for i in range(size):
         s[P + i] = state[i]
@@ -170,7 +171,7 @@ def _start(state, step, size, s):
         s[M + i] = LEAST if m < LEAST else m
 
 
-@njit(**_FLAGS)
+@helper(**_FLAGS)
 def _finish(s, size, state, step):
     """Write the state in the operands' dtype; scale p and z by m as rounded to that dtype."""
     for i in range(size):
@@ -245,7 +246,7 @@ def _build_backward(dtype):
             _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
             for i in range(steps):
                 if i % CHUNK == 0:
-                    kept[i // CHUNK * 3 * WIDTH : (i // CHUNK + 1) * 3 * WIDTH] = s[: 3 * WIDTH]
+                    move(s, 0, 3 * WIDTH, kept, i // CHUNK * 3 * WIDTH)
                 t = end - 1 - i if reverse else begin + i
                 ks = channels(k, b, t, channel, part, dtype)
                 vs = channels(v, b, t, channel, part, dtype)
@@ -258,14 +259,14 @@ def _build_backward(dtype):
                 s[DW + i] = s[DU + i] = 0
             for chunk in range((steps - 1) // CHUNK, -1, -1):
                 first = chunk * CHUNK
-                s[: 3 * WIDTH] = kept[chunk * 3 * WIDTH : (chunk + 1) * 3 * WIDTH]
+                move(kept, chunk * 3 * WIDTH, 3 * WIDTH, s, 0)
                 for i in range(first, min(first + CHUNK, steps)):
                     t = end - 1 - i if reverse else begin + i
                     ks = channels(k, b, t, channel, part, dtype)
                     vs = channels(v, b, t, channel, part, dtype)
                     ws = channels(w, b, t, channel, part, dtype)
                     x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
-                    x[:] = s[: 2 * WIDTH]
+                    move(s, 0, 2 * WIDTH, x, 0)
                     if u != 0:
                         _weigh_bonus(ks, us, s, c)
                     _weigh(ks, ws, s, c)
