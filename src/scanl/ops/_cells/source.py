@@ -36,6 +36,7 @@ erf, expm1, log, log1p, cos, sin, sqrt = (
     math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt
 )
 _FLAGS = {{"error_model": "numpy", "fastmath": {{"contract", "nsz"}}}}
+_SUM = {{"error_model": "numpy", "fastmath": {{"contract", "nsz", "reassoc"}}}}  # many partial sums, in vectors
 '''
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
@@ -44,12 +45,13 @@ FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 class Layout:
     """Where the kernels find their operands, by name.
 
-    timed, results: inputs and results with a row for every step, and the numbers of a row.   sums: sums over time, and
-    their sizes.   state: the numbers of the state.
+    timed, results: inputs and results with a row for every step, and the numbers of a row.   passing: results with a
+    row for every step of one window.   sums: sums over time, and their sizes.   state: the numbers of the state.
     """
 
     timed: Mapping[str, int]
     results: Mapping[str, int]
+    passing: Mapping[str, int]
     sums: Mapping[str, int]
     state: int
 
@@ -67,7 +69,7 @@ class Writer:
 
     # --- loops
 
-    def row_function(self, name: str, body: Callable[["_Body"], list[str]]) -> str:
+    def row_function(self, name: str, body: Callable[["_Body"], list[str]], flags: str = "_FLAGS") -> str:
         """Add a function for one row; return the call."""
         made = _Body(self)
         lines = body(made)
@@ -75,7 +77,7 @@ class Writer:
         lanes = ["low", "high"] if self.plan.lanes else []
         parameters = ", ".join([*self.axes, *lanes, *made.pointers.values(), "dtype"])
         self.functions.append(
-            "\n".join(["", "@njit(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
+            "\n".join(["", f"@njit(**{flags})", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
         )
         places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
         return f"{name}({', '.join([*self.axes, *lanes, *places, 'dtype'])})"
@@ -88,7 +90,8 @@ class Writer:
         return self.row_function(name, lambda body: body.loop(loop))
 
     def reduce(self, name: str, item: Reduce) -> str:
-        return self.row_function(name, lambda body: body.reduce(item.node))
+        flags = "_SUM" if item.node.what[0] in ("sum", "mean") else "_FLAGS"
+        return self.row_function(name, lambda body: body.reduce(item.node), flags)
 
     # --- the kernel
 
@@ -96,9 +99,9 @@ class Writer:
         timed = [f"in_{name}" for name in self.layout.timed]
         numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
-        numbers += [f"out_{name}" for name in self.layout.results]
+        numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
-            numbers += ["carry", "sums"]
+            numbers += ["carry", "sums", "begin", "window"]
         return f'{self.which.upper()} = Slots("{" ".join(numbers)}", rows="{" ".join(timed)}")'
 
     def kernel(self) -> str:
@@ -118,7 +121,7 @@ class Writer:
             "        state, kept, history, pitch = slots.state, slots.kept, slots.history, slots.pitch",
             *[f"        at_v{node.index} = slots.v{node.index}" for node in plan.values],
             *[f"        in_{name} = loaded(slots.in_{name})" for name in self.layout.timed],
-            *[f"        out_{name} = slots.out_{name}" for name in self.layout.results],
+            *[f"        out_{name} = slots.out_{name}" for name in (*self.layout.results, *self.layout.passing)],
             f"        whole = {state}",
             "        width = 2 * whole",
         ]
@@ -208,12 +211,16 @@ class Writer:
             return re.search(rf"\bat_{name}\b", text) is not None
 
         timed = [name for name in self.layout.timed if used(name)]
-        if timed:
+        passing = {name: numbers for name, numbers in self.layout.passing.items() if used(name)}
+        if timed or passing:
             lines += ["b = row // steps", "t = row - b * steps"]
         lines += [f"at_{n} = in_{n}.at + item * (b * in_{n}.batch + t * in_{n}.time)" for n in timed]
         for name, numbers in self.layout.results.items():
             if used(name):
                 lines.append(f"at_{name} = out_{name} + item * row * ({self.size(numbers)})")
+        if passing:
+            lines.append("place = b * slots.window + t - slots.begin")
+        lines += [f"at_{n} = out_{n} + item * place * ({self.size(each)})" for n, each in passing.items()]
         if self.which == "backward":
             if used("state"):
                 lines += [
