@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import laws
 from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
-from scanl.ops._cells import files
+from scanl.ops._cells import files, kernels
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
 
@@ -320,6 +320,23 @@ def test_memory_of_a_step():
         op(**operands, backend="cpu")
         found = next(iter(op._compiled.values()))[0]
         assert found.kept_numbers(found.sizes(_sizes(op, operands))) == numbers * 6, op.name
+
+
+@pytest.mark.parametrize("op", [wave, two_products, heads], ids=lambda op: op.name)
+def test_the_backward_pass_in_windows(op, monkeypatch):
+    """Windows and chunks that end anywhere, with more sequences than a chunk has rows."""
+    monkeypatch.setattr(kernels, "WINDOW", 4)
+    monkeypatch.setattr(kernels, "CHUNK", 5)
+    for batch, steps, more in (
+        (3, 9, {}),
+        (3, 8, {"reverse": True}),
+        (7, 2, {}),
+        (7, 2, {"reverse": True}),
+        (1, 13, {"cu_seqlens": torch.tensor([0, 2, 2, 11, 13, 13])}),
+        (1, 13, {"reverse": True, "cu_seqlens": torch.tensor([0, 0, 6, 12, 13])}),
+    ):
+        packed = len(more["cu_seqlens"]) - 1 if "cu_seqlens" in more else None
+        laws.truth(op, Sample(_operands(op, batch, steps, 6, packed)), more, "cpu", torch.float64)
 
 
 SCRIPT = """

@@ -18,12 +18,53 @@ from scanl.ops._cells.sizes import Axes, choices
 from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
 from scanl.ops._cells.values import Sizes, Values
 
+AFTER, BEFORE = "states after", "states before"  # the steps; no operand has such a name
+
 
 class _Place(NamedTuple):
     """Where a value of every step is: an array, or a part of its rows."""
 
     array: str
     part: Ref | None
+
+
+class States:
+    """The states of all steps, which the forward pass has stored.
+
+    after: the states after the steps, whose rows have at least `size` numbers.   first: the state of every sequence
+    before its first step.   reverse, cu_seqlens: as in the call.
+    """
+
+    def __init__(self, after: Tensor, size: int, first: Tensor, reverse: bool, cu_seqlens: Tensor | None):
+        self.steps = after.shape[1]
+        self.after = flat(after)[:, :size]
+        self.first = first.reshape(len(first), size)
+        self.reverse, self.cu_seqlens = reverse, cu_seqlens
+
+    def entering(self, low: int, high: int) -> Tensor:
+        """Return the states of all sequences before these steps."""
+        at = high if self.reverse else low - 1
+        if self.cu_seqlens is not None or not 0 <= at < self.steps:
+            return self.first.contiguous()
+        return self.after[at :: self.steps].contiguous()
+
+    def before(self, low: int, high: int) -> Tensor:
+        """Return the states before the steps of these rows."""
+        shift, last = (1, self.steps - 1) if self.reverse else (-1, 0)
+        some = slice(-((last - low) // self.steps), -((last - high) // self.steps))  # sequences that begin here
+        if self.cu_seqlens is None and some.start == some.stop:
+            return self.after[low + shift : high + shift]
+        count = high - low
+        begin, end = max(low + shift, 0), min(high + shift, len(self.after))
+        found = self.after.new_empty((count + 1, self.after.shape[1]))
+        found[begin - shift - low : end - shift - low] = self.after[begin:end]
+        if self.cu_seqlens is None:
+            found[some.start * self.steps + last - low : count : self.steps] = self.first[some]
+            return found[:count]
+        ends = self.cu_seqlens.long()
+        starts = ends[1:] - 1 if self.reverse else ends[:-1]
+        here = (ends.diff() > 0) & (starts >= low) & (starts < high)  # nothing here waits for a GPU:
+        return found.index_copy_(0, torch.where(here, starts - low, count), self.first)[:count]  # the others go last
 
 
 class Compiled:
@@ -73,21 +114,19 @@ class Compiled:
     def _plan_backward(self) -> None:
         """Plan the backward pass: what has a row for every step, what is summed, and what torch does afterwards."""
         traced, roots = self.traced, []
-        self._rows: dict[str, int] = {}  # results with a row for every step, and the numbers of a row
+        self._rows: dict[str, int] = {}  # gradients with a row for every step, and the numbers of a row
+        self._factors: dict[str, int] = {}  # of products, likewise
         self._sums: dict[str, int] = {}
         self._outer: dict[Node, list[_Place]] = {}  # the arrays whose product over rows and time a node is
-        places: dict[tuple, _Place] = {}
+        places: dict[tuple, _Place] = {_key(traced.y): _Place("y", None)}
+        places |= _parts(AFTER, traced.last)
         for operand in self.timed:
             places[_key(traced.operands[operand])] = _Place(operand, None)
             ref = traced.gradients[operand]
             if ref is not None:
                 self._rows[f"d{operand}"] = _numbers(ref)
                 roots.append(Root(f"d{operand}", ref))
-                places.setdefault(_key(ref), _Place(f"d{operand}", None))
-                if ref.node.kind == "join" and ref == ref.node.whole:
-                    for at, value in ref.node.args:
-                        if isinstance(value, Ref):
-                            places.setdefault(_key(value), _Place(f"d{operand}", at))
+                places = _parts(f"d{operand}", ref) | places
         if traced.gradients["state"] is not None:
             roots.append(Root("dstate", traced.gradients["state"]))
         todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
@@ -106,9 +145,11 @@ class Compiled:
                 for side, ref in enumerate(node.args):
                     ordered = _rows_first(ref, side, grouped=len(node.whole.shape) == 3)
                     place = places.get(_key(ordered))
-                    if place is None:
-                        place = places[_key(ordered)] = _Place(f"r{len(places)}", None)
-                        self._rows[place.array] = _numbers(ordered)
+                    if ordered.node is traced.operands["state"].node:
+                        place = _Place(BEFORE, ordered)
+                    elif place is None:
+                        place = places[_key(ordered)] = _Place(f"r{len(self._factors)}", None)
+                        self._factors[place.array] = _numbers(ordered)
                         roots.append(Root(place.array, ordered))
                     pair.append(place)
                 self._outer[node] = pair
@@ -162,33 +203,47 @@ class OfTorch(Values):
             found[f"w{node.index}"] = self.view(node.args[1]).contiguous()
         return found
 
-    def results(self, rows: Mapping[str, Tensor], sums: Tensor) -> None:
-        """Take in what the backward pass has found."""
+    def start(self, arrays: Mapping[str, Tensor], states: States) -> None:
+        """Set the products of rows, summed over the rows, to zero. arrays: those with a row for every step."""
+        outer = self.compiled._outer
+        used = {place.array for places in outer.values() for place in places}
+        self.states = states
+        self.arrays = {name: flat(value) for name, value in {**self.values, **arrays}.items() if name in used}
+        self.arrays[AFTER] = states.after
+        self._memory |= {node: states.after.new_zeros(self.sizes.all(node.whole.shape)) for node in outer}
+
+    def add(self, low: int, high: int, factors: Mapping[str, Tensor]) -> None:
+        """Add the products of these rows. factors: arrays that have these rows alone."""
+        found = {BEFORE: self.states.before(low, high), **factors}
+        for node, places in self.compiled._outer.items():
+            for place in places:
+                if place.array not in found:
+                    found[place.array] = self.arrays[place.array][low:high]
+            if not all(found[place.array].numel() for place in places):
+                continue
+            total = self._memory[node]
+            *groups, m, n = total.shape
+            a, b = (self._rows(found[place.array], place.part) for place in places)
+            if groups:
+                a, b = (
+                    each.reshape(len(each), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
+                    for each, width in ((a, m), (b, n))
+                )
+                total.baddbmm_(a.mT, b)
+            else:
+                total.addmm_(a.reshape(-1, m).T, b.reshape(-1, n))
+
+    def finish(self, sums: Tensor) -> None:
+        """Take in the sums over time."""
         at = 0
         for name, numbers in self.compiled._sums.items():
             size = self.sizes[numbers]
             node = self.compiled.traced.nodes[int(name[1:])]
             self._memory[node] = sums[at : at + size]
             at += size
-        every = {**self.values, **rows}
-        for node, places in self.compiled._outer.items():
-            *groups, m, n = self.sizes.all(node.whole.shape)
-            if not all(every[place.array].numel() for place in places):
-                self._memory[node] = sums.new_zeros((*groups, m, n))
-                continue
-            a, b = (self._rows(every[place.array], place.part) for place in places)
-            if groups:
-                a, b = (
-                    each.reshape(len(each), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
-                    for each, width in ((a, m), (b, n))
-                )
-                self._memory[node] = a.mT @ b
-            else:
-                self._memory[node] = a.reshape(-1, m).T @ b.reshape(-1, n)
 
-    def _rows(self, array: Tensor, part: Ref | None) -> Tensor:
-        """Return an array with a row for every step and sequence, or a part of every row."""
-        rows = array.reshape(array.shape[0] * array.shape[1], -1)
+    def _rows(self, rows: Tensor, part: Ref | None) -> Tensor:
+        """Return a part of every row."""
         if part is None:
             return rows
         shape, strides = self.sizes.all(part.shape), self.sizes.all(part.strides)
@@ -230,7 +285,23 @@ def _numbers(ref: Ref) -> int:
 
 
 def _key(ref: Ref) -> tuple:
-    return ref.node, ref.offset, tuple((n, by) for n, by in zip(ref.shape, ref.strides, strict=True) if n != 1)
+    """Return what two views of the same numbers in the same order have in common: axes that can be merged are."""
+    axes: list[tuple[int, int]] = []
+    for n, by in zip(ref.shape, ref.strides, strict=True):
+        if n != 1:
+            merged = bool(axes) and axes[-1][1] == n * by
+            axes[-1:] = [(axes[-1][0] * n, by)] if merged else [*axes[-1:], (n, by)]
+    return ref.node, ref.offset, tuple(axes)
+
+
+def _parts(array: str, ref: Ref) -> dict[tuple, _Place]:
+    """Return the places of a value, and of what it joins, in the rows of an array."""
+    found = {_key(ref): _Place(array, None)}
+    if ref.node.kind == "join" and ref == ref.node.whole:
+        for at, value in ref.node.args:
+            if isinstance(value, Ref):
+                found.setdefault(_key(value), _Place(array, at))
+    return found
 
 
 def _rows_first(ref: Ref, side: int, *, grouped: bool) -> Ref:
@@ -240,6 +311,11 @@ def _rows_first(ref: Ref, side: int, *, grouped: bool) -> Ref:
         order = [*range(first), *range(first + 1, len(ref.shape)), first]
         return Ref(ref.node, ref.offset, *(tuple(each[i] for i in order) for each in (ref.shape, ref.strides)))
     return ref
+
+
+def flat(value: Tensor) -> Tensor:
+    """Return (B·T, E)."""
+    return value.reshape(value.shape[0] * value.shape[1], math.prod(value.shape[2:]))
 
 
 def rows(value: Tensor) -> Tensor:

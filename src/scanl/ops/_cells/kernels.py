@@ -10,22 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, rows
+from scanl.ops._cells.compiled import Compiled, OfTorch, States, rows
 from scanl.ops._cells.plan import Plan
 from scanl.ops._cells.source import Layout, Writer, source
 from scanl.ops._cells.values import Sizes
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
 
+WINDOW = 256  # steps of the backward pass whose factors of products are in memory at the same time
+CHUNK = 4096  # rows of one such product, where the states before the steps have to be copied
+
 
 class OnCpu(Compiled):
     """The kernels of a cell for a CPU."""
 
     def source(self, name: str) -> str:
-        layout = Layout({n: self._size(n) for n in self.timed}, {"y": self.y}, {}, self.state)
+        layout = Layout({n: self._size(n) for n in self.timed}, {"y": self.y}, {}, {}, self.state)
         forward = Writer("forward", self._forward_plan, layout, self._kept, not self.y_is_state)
         timed_too = {**layout.timed, "dy": self.y}
-        back = Layout(timed_too, self._rows, self._sums, self.state)
+        back = Layout(timed_too, self._rows, self._factors, self._sums, self.state)
         backward = Writer("backward", self._backward_plan, back, self._kept, not self.y_is_state)
         return source(name, forward, backward)
 
@@ -56,23 +59,40 @@ class OnCpu(Compiled):
         first = values[self.timed[0]]
         if kept.shape[-1] != self.kept_numbers(sizes):
             y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
-        ranges = sequences(first, cu_seqlens, name)
-        steps = first.shape[:2]
-        results = {n: empty((*steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
+        batch, steps = first.shape[:2]
+        results = {n: empty((batch, steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
+        window = WINDOW if self._factors and cu_seqlens is None else max(steps, 1)
+        factors = {
+            n: empty((batch * min(window, steps), sizes[numbers]), first.dtype) for n, numbers in self._factors.items()
+        }
+        states = States(y if self.y_is_state else kept, sizes[self.state], values["state"], reverse, cu_seqlens)
+        torchs = OfTorch(self, values, sizes)
+        torchs.start({**results, "y": y}, states)
         carry = dlast.clone(memory_format=torch.contiguous_format)
+        history = y.contiguous() if self.y_is_state else kept
+        ranges = sequences(first, cu_seqlens, name)
         units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
         added = sum(sizes[each] for each in self._sums.values())
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
-        torchs = OfTorch(self, values, sizes)
-        history = y.contiguous() if self.y_is_state else kept
-        slots = self.module.BACKWARD.pack(
-            **head, state=values["state"].contiguous(), kept=kept,
-            history=history, pitch=history[0, 0].numel() if history.numel() else 0,
-            **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in results.items()},
-            carry=carry, sums=sums, **{f"in_{n}": rows(values[n]) for n in self.timed}, in_dy=rows(dy),
-        )  # fmt: skip
-        self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
-        torchs.results(results, sums.sum(0))
+        call = {
+            **head, "kept": kept, "history": history, "pitch": history[0, 0].numel() if history.numel() else 0,
+            **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in (results | factors).items()},
+            "carry": carry, "sums": sums, **{f"in_{n}": rows(values[n]) for n in self.timed}, "in_dy": rows(dy),
+        }  # fmt: skip
+        lows = range(0, steps, window)
+        for low in lows if reverse else reversed(lows):
+            high = min(low + window, steps)
+            if cu_seqlens is None:
+                ranges[:, 1:] = low, high
+            slots = self.module.BACKWARD.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
+            self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
+            if high - low == steps:
+                pieces = [(at, min(at + CHUNK, batch * steps), at) for at in range(0, batch * steps, CHUNK)]
+            else:
+                pieces = [(b * steps + low, b * steps + high, b * (high - low)) for b in range(batch)]
+            for start, end, at in pieces:
+                torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
+        torchs.finish(sums.sum(0))
         return self._gradients(values, results, carry, torchs)
 
     def _head(

@@ -36,6 +36,7 @@ erf, expm1, log, log1p, cos, sin, sqrt = (
     math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt
 )
 _FLAGS = {{"error_model": "numpy", "fastmath": {{"contract", "nsz"}}}}
+_SUM = {{"error_model": "numpy", "fastmath": {{"contract", "nsz", "reassoc"}}}}  # many partial sums, in vectors
 '''
 FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 
@@ -44,12 +45,13 @@ FLUSH = 256  # steps of a partial sum; adding partial sums keeps long sums exact
 class Layout:
     """Where the kernels find their operands, by name.
 
-    timed, results: inputs and results with a row for every step, and the numbers of a row.   sums: sums over time, and
-    their sizes.   state: the numbers of the state.
+    timed, results: inputs and results with a row for every step, and the numbers of a row.   passing: results with a
+    row for every step of one window.   sums: sums over time, and their sizes.   state: the numbers of the state.
     """
 
     timed: Mapping[str, int]
     results: Mapping[str, int]
+    passing: Mapping[str, int]
     sums: Mapping[str, int]
     state: int
 
@@ -62,21 +64,20 @@ class Writer:
         self.kept, self.keeps_state = kept, keeps_state
         self.axes = list(plan.traced.axes.traced)
         self.size = plan.traced.axes.expression
-        self.functions: list[str] = []
+        self.functions: dict[str, str] = {}
         self.matrices = {node: f"w{node.index}" for node in plan.lefts}
 
     # --- loops
 
-    def row_function(self, name: str, body: Callable[["_Body"], list[str]]) -> str:
-        """Add a function for one row; return the call."""
+    def row_function(self, body: Callable[["_Body"], list[str]], flags: str = "_FLAGS") -> str:
+        """Add a function for one row, unless the source has it; return the call."""
         made = _Body(self)
         lines = body(made)
         constants = [f"    {made.constants[value]} = dtype.type({value})" for value in made.constants]
         lanes = ["low", "high"] if self.plan.lanes else []
         parameters = ", ".join([*self.axes, *lanes, *made.pointers.values(), "dtype"])
-        self.functions.append(
-            "\n".join(["", "@helper(**_FLAGS)", f"def {name}({parameters}):", "    separate()", *constants, *lines, ""])
-        )
+        text = "\n".join([f"({parameters}):", "    separate()", *constants, *_renumbered(lines), ""])
+        name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{text}", f"_row_{len(self.functions)}")
         places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
         return f"{name}({', '.join([*self.axes, *lanes, *places, 'dtype'])})"
 
@@ -84,11 +85,12 @@ class Writer:
         base = f"at_{buffer}"
         return base if offset == 0 else f"{base} + item * ({self.size(offset)})"
 
-    def loop(self, name: str, loop: Loop) -> str:
-        return self.row_function(name, lambda body: body.loop(loop))
+    def loop(self, loop: Loop) -> str:
+        return self.row_function(lambda body: body.loop(loop))
 
-    def reduce(self, name: str, item: Reduce) -> str:
-        return self.row_function(name, lambda body: body.reduce(item.node))
+    def reduce(self, item: Reduce) -> str:
+        flags = "_SUM" if item.node.what[0] in ("sum", "mean") else "_FLAGS"
+        return self.row_function(lambda body: body.reduce(item.node), flags)
 
     # --- the kernel
 
@@ -96,12 +98,14 @@ class Writer:
         timed = [f"in_{name}" for name in self.layout.timed]
         numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
-        numbers += [f"out_{name}" for name in self.layout.results]
+        numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
-            numbers += ["carry", "sums"]
+            numbers += ["carry", "sums", "begin", "window"]
         return f'{self.which.upper()} = Slots("{" ".join(numbers)}", rows="{" ".join(timed)}")'
 
-    def kernel(self) -> str:
+    def kernel(self, functions: dict[str, str]) -> str:
+        """Return the kernel, and add the functions that it calls to these: names by text."""
+        self.functions = functions
         back = self.which == "backward"
         plan, size = self.plan, self.size
         state = size(self.layout.state)
@@ -118,7 +122,7 @@ class Writer:
             "        state, kept, history, pitch = slots.state, slots.kept, slots.history, slots.pitch",
             *[f"        at_v{node.index} = slots.v{node.index}" for node in plan.values],
             *[f"        in_{name} = loaded(slots.in_{name})" for name in self.layout.timed],
-            *[f"        out_{name} = slots.out_{name}" for name in self.layout.results],
+            *[f"        out_{name} = slots.out_{name}" for name in (*self.layout.results, *self.layout.passing)],
             f"        whole = {state}",
             "        width = 2 * whole",
         ]
@@ -158,12 +162,7 @@ class Writer:
         ]
         turned = "1 - reverse" if back else "reverse"
         for number, segment in enumerate(plan.segments):
-            calls = [
-                self.loop(f"_{self.which}_{number}_{i}", item)
-                if isinstance(item, Loop)
-                else self.reduce(f"_{self.which}_{number}_{i}", item)
-                for i, item in enumerate(segment.items)
-            ]
+            calls = [self.loop(item) if isinstance(item, Loop) else self.reduce(item) for item in segment.items]
             last = number == len(plan.segments) - 1
             zeroed = segment.products
             ending = self._ending() if last else []
@@ -208,12 +207,16 @@ class Writer:
             return re.search(rf"\bat_{name}\b", text) is not None
 
         timed = [name for name in self.layout.timed if used(name)]
-        if timed:
+        passing = {name: numbers for name, numbers in self.layout.passing.items() if used(name)}
+        if timed or passing:
             lines += ["b = row // steps", "t = row - b * steps"]
         lines += [f"at_{n} = in_{n}.at + item * (b * in_{n}.batch + t * in_{n}.time)" for n in timed]
         for name, numbers in self.layout.results.items():
             if used(name):
                 lines.append(f"at_{name} = out_{name} + item * row * ({self.size(numbers)})")
+        if passing:
+            lines.append("place = b * slots.window + t - slots.begin")
+        lines += [f"at_{n} = out_{n} + item * place * ({self.size(each)})" for n, each in passing.items()]
         if self.which == "backward":
             if used("state"):
                 lines += [
@@ -434,6 +437,12 @@ def _number(value: float) -> str:
     return f"c({text})" if math.isfinite(value) else f"c({text.replace('inf', 'np.inf').replace('nan', 'np.nan')})"
 
 
+def _renumbered(lines: Sequence[str]) -> list[str]:
+    """Number the values in the order in which they appear, so that equal loops have equal text."""
+    numbers: dict[str, int] = {}
+    return [re.sub(r"\bt\d+\b", lambda found: f"t{numbers.setdefault(found[0], len(numbers))}", line) for line in lines]
+
+
 @functools.cache
 def _helpers() -> str:
     """Return a digest of the functions that kernels call: numba keeps machine code until the source itself changes."""
@@ -442,10 +451,9 @@ def _helpers() -> str:
 
 
 def source(name: str, forward: Writer, backward: Writer) -> str:
-    """Return the source of both kernels."""
-    parts = [HEADER.format(name=name, helpers=_helpers())]
-    for writer in (forward, backward):
-        kernel = writer.kernel()
-        parts += [writer.slots(), *writer.functions, "", kernel]
-    parts.append("forward, backward = Kernel(_build_forward), Kernel(_build_backward)\n")
-    return "\n".join(parts)
+    """Return the source of both kernels. They share functions: each takes numba as long to compile as twenty lines."""
+    functions: dict[str, str] = {}
+    kernels = [each for writer in (forward, backward) for each in (writer.slots(), "", writer.kernel(functions))]
+    made = [text.replace("NAME", name, 1) for text, name in functions.items()]
+    last = "forward, backward = Kernel(_build_forward), Kernel(_build_backward)\n"
+    return "\n\n".join([HEADER.format(name=name, helpers=_helpers()), *made, "\n".join(kernels), last])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, rows
+from scanl.ops._cells.compiled import Compiled, OfTorch, States, flat, rows
 from scanl.ops._cells.tiles import Tiles
 from scanl.ops._cells.triton_source import Writer, source
 from scanl.ops._cells.values import Sizes
@@ -28,9 +28,9 @@ class OnGpu(Compiled):
     def source(self, name: str) -> str:
         plans = self._forward_plan, self._backward_plan
         self.tiles = tiles = Tiles(self.axes, plans)
-        common = (self._kept, self.y_is_state)
+        common, rows = (self._kept, self.y_is_state), {**self._rows, **self._factors}
         self._forward_writer = Writer("forward", plans[0], tiles, self.timed, {"y": self.y}, {}, *common)
-        self._backward_writer = Writer("backward", plans[1], tiles, self.timed, self._rows, self._sums, *common)
+        self._backward_writer = Writer("backward", plans[1], tiles, self.timed, rows, self._sums, *common)
         reduces = any(node.kind == "reduce" for plan in plans for node in plan.needed)
         self.multiplies = any(plan.lefts for plan in plans)
         self.divided = not (reduces or self.multiplies) and len(tiles.widths) == 1
@@ -67,20 +67,26 @@ class OnGpu(Compiled):
         first, state = values[self.timed[0]], values["state"].contiguous()
         if kept.shape[-1] != self.kept_numbers(sizes):
             y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
-        results = {n: first.new_empty((*first.shape[:2], sizes[numbers])) for n, numbers in self._rows.items()}
+        results, factors = (
+            {n: first.new_empty((*first.shape[:2], sizes[numbers])) for n, numbers in found.items()}
+            for found in (self._rows, self._factors)
+        )
         dstate = torch.empty_like(state)
         torchs = OfTorch(self, values, sizes)
+        states = States(y if self.y_is_state else kept, sizes[self.state], values["state"], reverse, cu_seqlens)
         added = sum(sizes[each] for each in self._sums.values())
         programs = -(-len(state) // _sequences(len(state)))
         sums = first.new_zeros((programs, added))
         operands = {
             "state": state, "kept": kept, "history": y.contiguous() if self.y_is_state else kept,
-            "carry": dlast.contiguous(), "dstate": dstate, "sums": sums, **results,
+            "carry": dlast.contiguous(), "dstate": dstate, "sums": sums, **results, **factors,
             **torchs.operands(self._backward_plan),
         }  # fmt: skip
         timed = {n: rows(values[n]) for n in self.timed} | {"dy": rows(dy)}
         self._launch("backward", operands, timed, sizes, reverse, cu_seqlens)
-        torchs.results(results, sums.sum(0))
+        torchs.start({**results, "y": y}, states)
+        torchs.add(0, len(states.after), {name: flat(value) for name, value in factors.items()})
+        torchs.finish(sums.sum(0))
         return self._gradients(values, results, dstate, torchs)
 
     def _launch(

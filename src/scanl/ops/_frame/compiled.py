@@ -89,9 +89,16 @@ def compiled(
         ctx.save_for_backward(*[values[key] for key in saves], inputs[count + 1])
         ctx.reverse, ctx.options = inputs[count], inputs[count + 2 : count + 2 + len(op.options)]
         ctx.present = [value is not None for value in inputs[:count]]
+        ctx.results = [(result.shape, result.dtype) for result in output[:2]]
+        ctx.set_materialize_grads(False)  # else torch makes zeros for `kept`, which may be the largest tensor of all
 
     def forward_backward(ctx, dy, dlast, dkept=None):
         *saved, cu_seqlens = ctx.saved_tensors
+        like = next(value for value in saved if value is not None)
+        dy, dlast = (
+            like.new_zeros(shape, dtype=dtype) if by is None else by
+            for by, (shape, dtype) in zip((dy, dlast), ctx.results, strict=True)
+        )
         grads = iter(backward(dy, dlast, *saved, ctx.reverse, cu_seqlens, *ctx.options))
         return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(more)
 
