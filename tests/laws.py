@@ -33,6 +33,19 @@ def backends(op: Op) -> list[str]:
     return [backend for backend in op.preference() if backend != "triton" or not alike]
 
 
+def of_the_frame(op: Op, backend: str) -> bool:
+    """Return whether a law of what the frame does around kernels runs over this backend of an op.
+
+    The frame registers every compiled backend in the same way. Where Triton is emulated, two ops stand for all of its
+    kernels; on a CPU two cells stand for all cells.
+    """
+    if ALL:
+        return True
+    if backend == "triton" and not torch.cuda.is_available():
+        return op.name in ("linear_scan", "linear_attention")
+    return not isinstance(op, Cell) or op.name in ("lstm", "indrnn")
+
+
 def close(actual: Tensor, exact: Tensor, rounding: float, what: str, dtype: torch.dtype | None = None) -> None:
     """Assert that the error is at most 2 (rounding + 1) eps times the largest value.
 

@@ -29,6 +29,7 @@ OPS = laws.OPS
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
+each_in_the_frame = pytest.mark.parametrize(("op", "backend"), [c for c in CASES if laws.of_the_frame(*c.values)])
 EMULATED = not torch.cuda.is_available()  # Triton's interpreter is thousands of times slower than a GPU
 
 
@@ -45,7 +46,7 @@ def _lazy(value: Tensor) -> Tensor:
     return lazy
 
 
-@each
+@each_in_the_frame
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=["negative", "conjugate"])
 def test_lazy_bits(op, backend, dtype):
     """A lazily negated or conjugated operand, state or incoming gradient is what it stands for."""
@@ -232,7 +233,7 @@ def test_a_lazy_gradient_of_newtons_method_is_solved_at_once():
     torch.autograd.grad(y, x, _lazy(torch.ones_like(y)))
 
 
-@each
+@each_in_the_frame
 def test_function_transforms(op, backend):
     """`torch.func`: gradients, Jacobians, and gradients of a batch are right on every backend."""
     if isinstance(op, Cell) and backend == "triton" and EMULATED and not laws.ALL:
@@ -265,7 +266,7 @@ def test_function_transforms(op, backend):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, when it loads its decompositions
-@each
+@each_in_the_frame
 def test_second_derivatives_by_function_transforms(op, backend):
     sample = _some(op, backend)[0]
     more = laws.options(sample, backend)

@@ -32,6 +32,7 @@ OPS = [*laws.OPS, *registry.instances()]
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]
 each = pytest.mark.parametrize(("op", "backend"), CASES)
+IN_THE_FRAME = [case for case in CASES if laws.of_the_frame(*case.values)]
 directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 # Kernels are made for every dtype, and turn time alike in all: float32 runs both ways, the other dtypes one way each.
 ONE_WAY = {
@@ -257,7 +258,7 @@ def test_second_derivatives_in_half_precision(op, backend):
         laws.close(value, exact[name], rounding, f"{op.name} {backend} {name}", dtype)
 
 
-@pytest.mark.parametrize(("op", "backend"), FUSED)
+@pytest.mark.parametrize(("op", "backend"), [case for case in IN_THE_FRAME if case in FUSED])
 @directions
 def test_opcheck(op, backend, reverse):
     if reverse and backend == "triton" and not laws.ALL:
@@ -284,7 +285,7 @@ def test_opcheck(op, backend, reverse):
         torch.library.opcheck(backward, (*leaves, *rest), test_utils=registered)
 
 
-@each
+@pytest.mark.parametrize(("op", "backend"), IN_THE_FRAME)
 @directions
 def test_compiled_gives_the_same_numbers(op, backend, reverse):
     if reverse and not op.backends[backend].whole:
