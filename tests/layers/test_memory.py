@@ -335,11 +335,46 @@ def hgrn2(layer, xs):
 
 def hgrn2_of_a_stack():
     """The third of four, whose bound is learned."""
-    stack = [layers.build("hgrn2", DIM, head_dim=4) for _ in range(4)]
-    for index, layer in enumerate(stack):
-        layer.enter_stack(index, stack)
-    stack[0].gamma.requires_grad_(False).normal_()
-    return stack[2]
+    layer = in_a_stack("hgrn2", 2, 4, head_dim=4)
+    layer._bound.lowest.gamma.requires_grad_(False).normal_()
+    return layer
+
+
+def in_a_stack(name, index, depth, **options):
+    stack = [layers.build(name, DIM, **options) for _ in range(depth)]
+    for at, layer in enumerate(stack):
+        layer.enter_stack(at, stack)
+    return stack[index]
+
+
+def lightning(layer, xs, depth=0.0):
+    """depth: index of the layer over that of the highest."""
+    H, K = layer.num_heads, layer.head_dim
+    S, ys = torch.zeros(H, K, K), []
+    for x in xs:
+        q, k, v = silu(linear(layer.qkv_proj, x)).view(H, 3, K).unbind(1)
+        decays = [math.exp(-(2 ** (-8 * (h + 1) / H)) * (1 - depth + 1e-5)) for h in range(H)]
+        S = torch.stack([decays[h] * S[h] + torch.outer(k[h], v[h]) for h in range(H)])
+        o = rms(torch.cat([S[h].T @ q[h] for h in range(H)]), 1e-6) * layer.norm.weight
+        ys.append(linear(layer.out_proj, o * sigmoid(linear(layer.output_gate, x))))
+    return ys
+
+
+def transnormerllm(layer, xs, depth=0.0, slopes=(2**-4, 2**-8)):
+    """The quadratic form: positions are cosines of the angles between steps."""
+    H, ys = layer.num_heads, []
+    parts = [linear(layer.qkvu_proj, x).chunk(4) for x in xs]
+    for t in range(len(xs)):
+        o = [0] * H
+        for s in range(t + 1):
+            q, k, v = silu(parts[t][0]).view(H, -1), silu(parts[s][1]).view(H, -1), parts[s][2].view(H, -1)
+            turn = torch.ones(q.shape) if layer.lrpe is None else torch.cos((t - s) * layer.lrpe.theta)
+            for h in range(H):
+                weight = (q[h] * k[h] * turn[h]).sum() * math.exp(-slopes[h] * (1 - depth + 1e-5) * (t - s))
+                o[h] = o[h] + weight * v[h]
+        o = torch.cat(o)
+        ys.append(linear(layer.out_proj, parts[t][3] * o / (o.norm() / math.sqrt(len(o)) + 1e-8)))
+    return ys
 
 
 def mlstm(layer, xs):
@@ -557,6 +592,20 @@ EQUATIONS = {
     ),
     "hgrn2": (lambda: layers.build("hgrn2", DIM), hgrn2),
     "hgrn2_in_a_stack": (hgrn2_of_a_stack, hgrn2),
+    "lightning": (lambda: layers.build("lightning", DIM, num_heads=3, head_dim=2), lightning),
+    "lightning_in_a_stack": (
+        lambda: in_a_stack("lightning", 1, 4, num_heads=2),
+        lambda layer, xs: lightning(layer, xs, 1 / (3 + 1e-5)),
+    ),
+    "transnormerllm": (lambda: layers.build("transnormerllm", DIM, num_heads=2), transnormerllm),
+    "transnormerllm_in_a_stack": (
+        lambda: in_a_stack("transnormerllm", 2, 4, num_heads=4),
+        lambda layer, xs: transnormerllm(layer, xs, 2 / 3, (2**-2, 2**-4, 2**-6, 2**-8)),
+    ),
+    "transnormerllm_positioned": (
+        lambda: in_a_stack("transnormerllm", 3, 4, num_heads=1, lrpe=True),
+        lambda layer, xs: transnormerllm(layer, xs, 1.0, (2**-8,)),
+    ),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
     "gateloop_polar": (
@@ -770,6 +819,28 @@ def test_weights_of_abc_stay_finite():
     torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["lightning", "transnormerllm"])
+def test_init_of_lightning(name):
+    layer = layers.build(name, 256)
+    projections = [module for module in layer.children() if isinstance(module, torch.nn.Linear)]
+    assert len(projections) == {"lightning": 3, "transnormerllm": 2}[name]
+    for project in projections:
+        assert_normal(project.weight, 0.02)
+    if name == "transnormerllm":
+        torch.testing.assert_close(layer.lrpe.theta.flatten(), 10000 ** (-2 * torch.arange(256) / 256))
+    else:
+        assert (layer.norm.weight == 1).all()
+
+
+def test_positions_of_transnormerllm_are_in_the_lowest_layer():
+    at = [in_a_stack("transnormerllm", index, 3, num_heads=2).lrpe is not None for index in range(3)]
+    assert at == [True, False, False]
+    assert in_a_stack("transnormerllm", 0, 3, num_heads=2, lrpe=False).lrpe is None
+    highest = in_a_stack("transnormerllm", 2, 3, num_heads=2)
+    assert highest.rate == pytest.approx(1e-5)
+    assert highest.init_state(1).recurrent.shape == (1, 2, 4, 4)
+
+
 def test_init_of_mlstm():
     layer = layers.build("mlstm", 200, num_blocks=3)
     assert layer.width == 448
@@ -856,6 +927,9 @@ WRONG = [
     ("abc", {"num_slots": 0}, "num_slots is 0 and clamp is 32.0, expected positive numbers"),
     ("abc", {"num_heads": 4}, "expand_k is 0.5, expected heads of an even width and not 1 because of use_rope"),
     ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
+    ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
+    ("lightning", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
+    ("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
 ]
 
