@@ -8,6 +8,7 @@ from by_hand import (
     DIM,
     T,
     assert_normal,
+    assert_orthogonal,
     assert_uniform,
     convolve,
     layer_norm,
@@ -340,6 +341,93 @@ def hgrn2_of_a_stack():
     return layer
 
 
+def transnormer(layer, xs, blocks, weight, norm):
+    """Both kinds of TransNormer, as a sum over pairs of steps of one block."""
+    H, K, ys = layer.num_heads, layer.head_dim, []
+
+    def placed(z, t):
+        z = z - 2 * layer.urpe.v * (layer.urpe.v @ z)
+        turned = torch.view_as_complex(z[: K // 2 * 2].view(-1, 2)) * torch.exp(1j * layer.urpe.theta[0, 0] * t)
+        return torch.cat([torch.view_as_real(turned).flatten(), z[K // 2 * 2 :]])
+
+    parts = [[linear(project, x).view(H, K) for project in (layer.q_proj, layer.k_proj, layer.v_proj)] for x in xs]
+    for t in range(len(xs)):
+        seen, heads = range(t // blocks * blocks, t + 1), []
+        for h in range(H):
+            scores = weight([(parts[t][0][h], parts[s][1][h], placed, t % blocks, s % blocks) for s in seen])
+            heads.append(sum(score * parts[s][2][h] for score, s in zip(scores, seen, strict=True)))
+        o = torch.cat(heads)
+        ys.append(linear(layer.out_proj, o / (o.norm() / math.sqrt(len(o)) + 1e-8) if norm else o))
+    return ys
+
+
+def norm_attention(layer, xs):
+    plus = layer.activation == "elu_plus_one"
+
+    def phi(v):
+        return torch.where(v > 0, v, v.exp() - 1) + plus
+
+    def weight(pairs):
+        return [placed(phi(q), t) @ placed(phi(k), s) for q, k, placed, t, s in pairs]
+
+    return transnormer(layer, xs, len(xs), weight, True)
+
+
+def diag_attention(layer, xs):
+    def weight(pairs):
+        scores = torch.stack([placed(q, t) @ placed(k, s) / math.sqrt(len(q)) for q, k, placed, t, s in pairs])
+        return torch.exp(scores) / torch.exp(scores).sum() if layer.softmax else F.relu(scores)
+
+    return transnormer(layer, xs, layer.block_size, weight, not layer.softmax)
+
+
+def expanded(x, p):
+    return torch.stack([x[i] * p[j] for j in range(len(p)) for i in range(len(x))])
+
+
+def gated_outer_products(layer, x, expansions):
+    """k, q, v, β and γ of every head, and its expansions, before any activation."""
+    H = layer.num_heads
+    parts = linear(layer.linear_kqvbetagammas, x).view(H, 5, -1)
+    return zip(*parts.unbind(1), linear(layer.linear_p1p2p3, x).view(H, expansions, -1), strict=True)
+
+
+def relit(layer, xs):
+    H, K = layer.num_heads, layer.head_dim
+    C, s, ys = [0] * H, [0] * H, []
+    for x in xs:
+        o = []
+        for h, (k, q, v, beta, gamma, (p1, p3)) in enumerate(gated_outer_products(layer, x, 2)):
+            k, gamma = expanded(F.relu(k), F.relu(p1)), expanded(sigmoid(gamma), sigmoid(p3))
+            q = F.relu(layer.query_weight[h] @ q + layer.query_bias[h])
+            q, write = expanded(q[:K], q[K:]), torch.outer(sigmoid(beta), gamma)
+            C[h] = (1 - write) * C[h] + write * torch.outer(v, k)
+            s[h] = (1 - gamma) * s[h] + gamma * k
+            o.append(C[h] @ q / (s[h] @ q + layer.eps))
+        ys.append(linear(layer.project, torch.cat(o)))
+    return ys
+
+
+def arelit(layer, xs):
+    H, r = layer.num_heads, layer.r
+    omegas = [-math.pi + 2 * math.pi * m / max(1, r - 1) for m in range(r)]
+    ks, vs, s, ys = [[0] * r for _ in range(H)], [[0] * r for _ in range(H)], [0] * H, []
+    for t, x in enumerate(xs):
+        o = []
+        for h, (k, q, v, beta, gamma, (p1, p2, p3)) in enumerate(gated_outer_products(layer, x, 3)):
+            k, q = expanded(F.relu(k), F.relu(p1)), expanded(F.relu(q), F.relu(p2))
+            gamma, beta, top = expanded(sigmoid(gamma), sigmoid(p3)), sigmoid(beta), 0
+            for m in range(r):
+                wave = math.cos(omegas[m] * (t + 2))
+                ks[h][m] = (1 - gamma) * ks[h][m] + wave * gamma * k
+                vs[h][m] = (1 - beta) * vs[h][m] + wave * beta * v
+                top = top + (ks[h][m] @ q) * vs[h][m]
+            s[h] = (1 - gamma) * s[h] + gamma * k
+            o.append(top / (2 * r * (s[h] @ q) + layer.eps))
+        ys.append(linear(layer.project, torch.cat(o)))
+    return ys
+
+
 def in_a_stack(name, index, depth, **options):
     stack = [layers.build(name, DIM, **options) for _ in range(depth)]
     for at, layer in enumerate(stack):
@@ -606,6 +694,15 @@ EQUATIONS = {
         lambda: in_a_stack("transnormerllm", 3, 4, num_heads=1, lrpe=True),
         lambda layer, xs: transnormerllm(layer, xs, 1.0, (2**-8,)),
     ),
+    "norm_attention": (lambda: layers.build("norm_attention", DIM, num_heads=2), norm_attention),
+    "norm_attention_t2": (lambda: layers.build("norm_attention_t2", DIM, num_heads=1), norm_attention),
+    "diag_attention": (lambda: layers.build("diag_attention", DIM, num_heads=2, block_size=3), diag_attention),
+    "diag_attention_whole": (lambda: layers.build("diag_attention", DIM, num_heads=4, softmax=True), diag_attention),
+    "diag_attention_t2": (lambda: layers.build("diag_attention_t2", DIM, num_heads=2, block_size=2), diag_attention),
+    "relit": (lambda: layers.build("relit", DIM, num_heads=2, head_dim=5, eta=3), relit),
+    "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
+    "arelit": (lambda: layers.build("arelit", DIM, num_heads=2, head_dim=5), arelit),
+    "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=7, eps=0.5), arelit),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
     "gateloop_polar": (
@@ -841,6 +938,51 @@ def test_positions_of_transnormerllm_are_in_the_lowest_layer():
     assert highest.init_state(1).recurrent.shape == (1, 2, 4, 4)
 
 
+@pytest.mark.parametrize("name", ["norm_attention", "diag_attention"])
+def test_init_of_transnormer(name):
+    layer = layers.build(name, 256)
+    for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
+        gain = 0.5 if name == "norm_attention" and project is not layer.out_proj else 1
+        limit = math.sqrt(gain * 6 / 512)
+        assert_uniform(project.weight, -limit, limit)
+    assert_uniform(layer.v_proj.bias, -1 / 16, 1 / 16)
+    assert not layer.out_proj.bias.any()
+    torch.testing.assert_close(layer.urpe.theta.flatten(), 10000 ** (-2 * torch.arange(16) / 32))
+    assert layer.urpe.v.norm().item() == pytest.approx(1)
+    assert "urpe.v" in layer.state_dict()
+
+
+@pytest.mark.parametrize("name", ["relit", "arelit"])
+def test_init_of_relit(name):
+    layer = layers.build(name, 32, num_heads=2, head_dim=8, eta=4)
+    for project in (layer.linear_kqvbetagammas, layer.linear_p1p2p3, layer.project):
+        assert_orthogonal(project.weight, math.sqrt(2))
+        assert not project.bias.any()
+    if name == "relit":
+        for head in layer.query_weight:
+            assert_orthogonal(head[:8], math.sqrt(2))
+            assert_orthogonal(head[8:], math.sqrt(2))
+        assert not layer.query_bias.any()
+
+
+@pytest.mark.usefixtures("double")
+def test_arelit_with_many_frequencies_has_a_decay_of_rows_times_one_of_columns():
+    torch.manual_seed(0)
+    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=128, eps=0.0)
+    torch.nn.init.ones_(layer.linear_kqvbetagammas.bias)  # so that no denominator is 0
+    torch.nn.init.ones_(layer.linear_p1p2p3.bias)
+    xs, S, s = list(torch.randn(20, DIM)), 0, 0
+    y, _ = layer(torch.stack(xs)[None])
+    for t, x in enumerate(xs):
+        ((k, q, v, beta, gamma, (p1, p2, p3)),) = gated_outer_products(layer, x, 3)
+        k, q = expanded(F.relu(k), F.relu(p1)), expanded(F.relu(q), F.relu(p2))
+        gamma, beta = expanded(sigmoid(gamma), sigmoid(p3)), sigmoid(beta)
+        S = torch.outer(1 - beta, 1 - gamma) * S + torch.outer(beta * v, gamma * k)
+        s = (1 - gamma) * s + gamma * k
+        if t > 3:
+            torch.testing.assert_close(4 * y[0, t], layer.project(S @ q / (s @ q)), rtol=0, atol=0.05)
+
+
 def test_init_of_mlstm():
     layer = layers.build("mlstm", 200, num_blocks=3)
     assert layer.width == 448
@@ -930,6 +1072,13 @@ WRONG = [
     ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
     ("lightning", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("norm_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("norm_attention", {"activation": "relu"}, "activation is 'relu', expected 'elu' or 'elu_plus_one'"),
+    ("diag_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("diag_attention", {"block_size": 0}, "block_size is 0, expected at least 1"),
+    ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
+    ("arelit", {"head_dim": 0}, "dim is 8, num_heads is 4, head_dim is 0 and eta is 4, expected at least 1"),
+    ("arelit", {"r": 0}, "r is 0, expected at least 1"),
     ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
 ]
 
