@@ -14,6 +14,7 @@ RANDOM = {
     "positive": maps.positive_random_features,
     "trigonometric": maps.trigonometric_random_features,
     "fourier": maps.fourier_features,
+    "arc_cosine": maps.arc_cosine_features,
 }
 every = pytest.mark.parametrize("name", FEATURE_MAPS)
 every_random = pytest.mark.parametrize("name", RANDOM)
@@ -43,11 +44,13 @@ KERNELS = {
     "dpfp": kernel_dpfp,
     "taylor": lambda q, k: 1 + dot(q, k) + dot(q, k) ** 2 / 2,
     "polynomial": lambda q, k: (1 + dot(q, k)) ** 2,
+    "quadratic": lambda q, k: dot(q, k) ** 2,
 }
 SIZES = dict.fromkeys(("identity", "relu", "squared_relu", "elu_plus_one"), lambda K: K) | {
     "dpfp": lambda K: 2 * K,
     "taylor": lambda K: 1 + K + K * (K + 1) // 2,
     "polynomial": lambda K: 1 + K + K * (K + 1) // 2,
+    "quadratic": lambda K: K * (K + 1) // 2,
 }
 
 
@@ -131,7 +134,13 @@ EXPECTED = {
     "positive": lambda q, k: (q @ k).exp(),
     "trigonometric": lambda q, k: (q @ k).exp(),
     "fourier": lambda q, k: (-(q - k).square().sum() / 2).exp(),
+    "arc_cosine": lambda q, k: arc_cosine_kernel(q, k),
 }
+
+
+def arc_cosine_kernel(q, k):
+    angle = torch.arccos((q @ k / q.norm() / k.norm()).clamp(-1, 1))
+    return q.norm() * k.norm() * (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
 
 
 def estimates(name, q, k, draws, features, orthogonal, seed=0):
@@ -188,6 +197,14 @@ def test_a_stream_has_the_features_of_the_whole(name):
     whole = RANDOM[name](x, w)
     for t in range(9):
         torch.testing.assert_close(RANDOM[name](x[:, t], w), whole[:, t], rtol=1e-4, atol=1e-6)
+
+
+@every_random
+def test_each_head_may_have_its_projection(name):
+    x, w = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(3, 6, 4, dtype=torch.float64)
+    found = RANDOM[name](x, w)
+    for head in range(3):
+        torch.testing.assert_close(found[:, :, head], RANDOM[name](x[:, :, head], w[head]))
 
 
 def test_random_projection():
@@ -287,6 +304,11 @@ def _errors():
         who = function.__name__
         yield function, (x, w.T), f"{who}: projection has shape (4, 3), expected (m, K) with K=4 from x and m > 0"
         yield function, (x, w[:0]), f"{who}: projection has shape (0, 4), expected (m, K)"
+        yield (
+            function,
+            (x, w.expand(2, 3, 4)),
+            f"{who}: projection has shape (2, 3, 4), expected (H, m, K) with H and K of x's shape (2, 5, 4) and m > 0",
+        )
         yield function, (x, w.long()), f"{who}: projection is int64, expected a tensor of a real floating dtype"
         yield function, (x, w.to("meta")), f"{who}: projection is on meta, expected cpu because of x"
         yield function, (x.long(), w), f"{who}: x is int64"

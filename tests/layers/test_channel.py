@@ -5,6 +5,7 @@ import torch
 from by_hand import DIM, T, relu_squared, shaken, sigmoid, with_before
 
 from scanl.errors import ConfigError
+from scanl.layers.channel.gated_mlp import GatedMLP
 from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 from scanl.models import Stack
 
@@ -33,7 +34,12 @@ def rwkv7_channel_mix(layer, xs):
     return ys
 
 
+def sglu(layer, xs):
+    return [layer.down.weight @ ((layer.gate.weight @ x) * (layer.up.weight @ x)) for x in xs]
+
+
 EQUATIONS = {
+    "gated_mlp_identity": (lambda: GatedMLP(DIM, activation="identity"), sglu),
     "rwkv4_channel_mix": (lambda: RWKV4ChannelMix(DIM, 10), rwkv4_channel_mix),
     "rwkv6_channel_mix": (lambda: RWKV6ChannelMix(DIM, 10), rwkv6_channel_mix),
     "rwkv7_channel_mix": (lambda: RWKV7ChannelMix(DIM, 10), rwkv7_channel_mix),

@@ -4,7 +4,21 @@ import math
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, assert_uniform, convolve, linear, rms, sigmoid, silu, softplus, unit
+from by_hand import (
+    DIM,
+    T,
+    assert_normal,
+    assert_orthogonal,
+    assert_uniform,
+    convolve,
+    layer_norm,
+    linear,
+    rms,
+    sigmoid,
+    silu,
+    softplus,
+    unit,
+)
 from torch.nn import functional as F
 
 from scanl import layers
@@ -46,26 +60,63 @@ def delta(S, q, k, v, beta, decay=1.0):
     return S, S.T @ q / math.sqrt(len(q))
 
 
-def gated_deltanet(layer, xs):
+def gated_deltanet(layer, xs, step=None, gate=silu, decay=None):
+    """Of n writes a step: the first sees the decayed memory, the others what the one before left.
+
+    step: (S, q, k, v, beta, alpha, head of keys) -> S and what is read, instead of the delta rule.
+    """
     H, G, K, V = layer.num_v_heads, layer.num_heads, layer.head_dim, layer.head_v_dim
+    n = layer.num_householder
     pairs = [(layer.q_conv1d, layer.q_proj), (layer.k_conv1d, layer.k_proj), (layer.v_conv1d, layer.v_proj)]
     qs, ks, vs = (convolved(conv, [linear(project, x) for x in xs]) for conv, project in pairs)
     S, ys = torch.zeros(H, K, V), []
     for x, q, k, v in zip(xs, qs, ks, vs, strict=True):
-        beta = (2 if layer.allow_neg_eigval else 1) * sigmoid(linear(layer.b_proj, x))
-        alpha = torch.exp(-layer.A_log.exp() * softplus(linear(layer.a_proj, x) + layer.dt_bias))
-        q, k, v = q.view(G, K), k.view(G, K), v.view(H, V)
+        beta = ((2 if layer.allow_neg_eigval else 1) * sigmoid(linear(layer.b_proj, x))).view(n, H)
+        if decay is not None:
+            alpha = torch.exp(decay(layer, x))
+        elif layer.use_forget_gate:
+            alpha = torch.exp(-layer.A_log.exp() * softplus(linear(layer.a_proj, x) + layer.dt_bias))
+        else:
+            alpha = torch.ones(H)
+        q, k, v = q.view(G, K), k.view(n, G, K), v.view(n, H, V)
         rows, read = [], []
         for h in range(H):
-            g = h // (H // G)
-            row, o = delta(S[h], unit(q[g]), unit(k[g]), v[h], beta[h], alpha[h])
+            g, row = h // (H // G), S[h]
+            for j in range(n):
+                kept = alpha[h] if j == 0 else torch.ones(())
+                if step is None:
+                    row, o = delta(row, unit(q[g]), unit(k[j, g]), v[j, h], beta[j, h], kept.unsqueeze(-1))
+                else:
+                    row, o = step(layer, row, q[g], k[j, g], v[j, h], beta[j, h], kept, g)
             rows.append(row)
             read.append(rms(o, layer.o_norm.eps) * layer.o_norm.weight)
         S, y = torch.stack(rows), torch.cat(read)
         if layer.g_proj is not None:
-            y = y * silu(linear(layer.g_proj, x))
+            w = x
+            for module in layer.g_proj if isinstance(layer.g_proj, torch.nn.Sequential) else [layer.g_proj]:
+                w = linear(module, w)
+            y = y * gate(w)
         ys.append(linear(layer.o_proj, y))
     return ys
+
+
+def kda(layer, xs):
+    def decay(layer, x):
+        f = linear(layer.f_proj[1], linear(layer.f_proj[0], x)) + layer.dt_bias
+        f, rate = f.view(layer.num_v_heads, -1), layer.A_log.exp()[:, None]
+        return -5 * sigmoid(rate * f) if layer.safe_gate else -rate * softplus(f)
+
+    return gated_deltanet(layer, xs, gate=sigmoid, decay=decay)
+
+
+def comba(layer, xs):
+    def step(layer, S, q, k, v, beta, alpha, g):
+        p = sigmoid(layer.decay[g]) * k
+        read = unit(q - layer.D[g] * p)
+        S = alpha * S + beta * torch.outer(unit(k), v - S.T @ unit(p))
+        return S, S.T @ read / math.sqrt(len(q))
+
+    return gated_deltanet(layer, xs, step, sigmoid)
 
 
 def projected(layer, xs, activation):
@@ -147,6 +198,10 @@ def kernel(layer, q, k, apart, h):
         return q @ k
     if name == "taylor":
         return 1 + scaled + scaled**2 / 2
+    if name == "quadratic":
+        return scaled**2
+    if name == "arc_cosine_features":
+        return F.relu(fm.projection @ q) @ F.relu(fm.projection @ k) / len(fm.projection)
     if name == "polynomial":
         return (1 + q @ k) ** 2
     if name == "cosine_reweighting":
@@ -155,8 +210,8 @@ def kernel(layer, q, k, apart, h):
         phi = [torch.exp(fm.projection @ z - z @ z / 2) for z in (q / len(q) ** 0.25, k / len(k) ** 0.25)]
         return phi[0] @ phi[1] / len(fm.projection)
     assert name == "fourier_features"
-    w = fm.projection * fm.sigma[h]
-    return torch.cos(w @ (q / q.norm() - k / k.norm())).mean()
+    w = fm.projection[h] * fm.sigma[h]
+    return torch.cos(w @ (q / (q.norm() + 1e-3) - k / (k.norm() + 1e-3))).mean()
 
 
 def linear_attention(layer, xs):
@@ -167,10 +222,10 @@ def linear_attention(layer, xs):
         for h in range(H):
             top, bottom = torch.zeros(layer.head_v_dim), torch.zeros(())
             for s in range(t + 1 if layer.causal else len(xs)):
-                q, k, v = (
-                    linear(project, z).view(H, -1)[h]
-                    for project, z in ((layer.q_proj, x), (layer.k_proj, xs[s]), (layer.v_proj, xs[s]))
-                )
+                q, k, v = linear(layer.q_proj, x), linear(layer.k_proj, xs[s]), linear(layer.v_proj, xs[s])
+                if layer.q_norm is not None:
+                    q, k = layer_norm(q, layer.q_norm), layer_norm(k, layer.k_norm)
+                q, k, v = (part.view(H, -1)[h] for part in (q, k, v))
                 if layer.feature_map.name == "dpfp":
                     q, k = (dpfp(z, layer.feature_map.nu) for z in (q, k))
                     weight = (q / (q.sum() + 1e-4)) @ (k / (k.sum() + 1e-4))
@@ -180,7 +235,7 @@ def linear_attention(layer, xs):
                     gates = [sigmoid(linear(layer.gate_proj, xs[r])[h]) for r in range(s, t + 1)]
                     weight = weight * (1 - gates[0]) * math.prod(gates[1:])
                 top, bottom = top + weight * v, bottom + weight
-            o = top / bottom.clamp(min=1e-6) if layer.normalize else top
+            o = top / bottom.clamp(min=layer.eps) if layer.normalize else top
             heads.append(o if layer.norm is None else rms(o) * layer.norm.weight)
         ys.append(linear(layer.o_proj, torch.cat(heads)))
     return ys
@@ -193,6 +248,221 @@ def dpfp(v, nu):
 
 def attention(name="linear_attention", **options):
     return lambda: layers.build(name, DIM, num_heads=2, **options), linear_attention
+
+
+def decaying_fast_weights(layer, xs):
+    H, K, V = layer.num_heads, layer.head_k_dim, layer.head_v_dim
+    S, ys = torch.zeros(H, K, V), []
+    for x in xs:
+        q, k, fk = (linear(project, x).view(H, K) for project in (layer.q_proj, layer.k_proj, layer.fk_proj))
+        v, fv = (linear(project, x).view(H, V) for project in (layer.v_proj, layer.fv_proj))
+        S = torch.stack(
+            [torch.outer(sigmoid(fk[h]), sigmoid(fv[h])) * S[h] + torch.outer(k[h], v[h]) for h in range(H)]
+        )
+        ys.append(linear(layer.o_proj, torch.cat([S[h].T @ q[h] for h in range(H)])))
+    return ys
+
+
+def slots(layer, xs, kept, written, queries, read):
+    """Slots m of keys and values, each kept and written by numbers of its own, that softmax attention reads."""
+    H, M = layer.num_heads, layer.num_slots
+    keys, values = torch.zeros(H, M, layer.head_k_dim), torch.zeros(H, M, layer.head_v_dim)
+    ys = []
+    for t, x in enumerate(xs):
+        q, k, v = queries(t, x)
+        o = []
+        for h in range(H):
+            for m in range(M):
+                keys = keys.index_put(
+                    (torch.tensor(h), torch.tensor(m)), kept[t][h, m] * keys[h, m] + written[t][h, m] * k[h]
+                )
+                values = values.index_put(
+                    (torch.tensor(h), torch.tensor(m)), kept[t][h, m] * values[h, m] + written[t][h, m] * v[h]
+                )
+            weights = torch.exp(keys[h] @ q[h])
+            o.append(values[h].T @ weights / weights.sum())
+        ys.append(linear(layer.o_proj, read(x, o)))
+    return ys
+
+
+def gsa(layer, xs):
+    H = layer.num_heads
+    kept = [(sigmoid(linear(layer.f_proj, x)) ** (1 / layer.gate_logit_normalizer)).view(H, -1) for x in xs]
+
+    def queries(t, x):
+        return [silu(linear(project, x)).view(H, -1) for project in (layer.q_proj, layer.k_proj, layer.v_proj)]
+
+    def read(x, o):
+        return rms(silu(torch.cat(o)), layer.g_norm.eps) * layer.g_norm.weight
+
+    return slots(layer, xs, kept, [1 - a for a in kept], queries, read)
+
+
+def abc(layer, xs):
+    """A mean over so many weights keeps the part that the ones before are of all."""
+    H, K = layer.num_heads, layer.head_k_dim
+    weights = [torch.exp(linear(layer.s_proj, x).clamp(-layer.clamp, layer.clamp)).view(H, -1) for x in xs]
+    sums = [sum(weights[: t + 1]) for t in range(len(xs))]
+
+    def turn(v, t):
+        half = layer.rotated // 2
+        angles = t * 10000.0 ** (-torch.arange(half) / max(1, half))
+        a, b, rest = v.split([half, half, K - 2 * half], -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    def queries(t, x):
+        q, k, v = (linear(project, x).view(H, -1) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
+        return turn(q, t) / math.sqrt(K), turn(k, t), v
+
+    def read(x, o):
+        y = torch.cat([rms(part, layer.g_norm.eps) * layer.g_norm.weight for part in o])
+        return y if layer.g_proj is None else y * silu(linear(layer.g_proj, x))
+
+    kept = [1 - e / z for e, z in zip(weights, sums, strict=True)]
+    return slots(layer, xs, kept, [e / z for e, z in zip(weights, sums, strict=True)], queries, read)
+
+
+def hgrn2(layer, xs):
+    H, K = layer.dim // layer.head_dim, layer.head_dim
+    bound, S, ys = layer.lower_bound(), torch.zeros(layer.dim // layer.head_dim, layer.head_dim, layer.head_dim), []
+    for x in xs:
+        f = (bound + (1 - bound) * sigmoid(linear(layer.f_proj, x))).view(H, K)
+        q, v = silu(linear(layer.q_proj, x)).view(H, K), linear(layer.i_proj, x).view(H, K)
+        S = torch.stack([torch.diag(f[h]) @ S[h] + torch.outer(1 - f[h], v[h]) for h in range(H)])
+        o = torch.cat([S[h].T @ q[h] for h in range(H)])
+        ys.append(linear(layer.o_proj, rms(o, layer.g_norm.eps) * layer.g_norm.weight))
+    return ys
+
+
+def hgrn2_of_a_stack():
+    """The third of four, whose bound is learned."""
+    layer = in_a_stack("hgrn2", 2, 4, head_dim=4)
+    layer._bound.lowest.gamma.requires_grad_(False).normal_()
+    return layer
+
+
+def transnormer(layer, xs, blocks, weight, norm):
+    """Both kinds of TransNormer, as a sum over pairs of steps of one block."""
+    H, K, ys = layer.num_heads, layer.head_dim, []
+
+    def placed(z, t):
+        z = z - 2 * layer.urpe.v * (layer.urpe.v @ z)
+        turned = torch.view_as_complex(z[: K // 2 * 2].view(-1, 2)) * torch.exp(1j * layer.urpe.theta[0, 0] * t)
+        return torch.cat([torch.view_as_real(turned).flatten(), z[K // 2 * 2 :]])
+
+    parts = [[linear(project, x).view(H, K) for project in (layer.q_proj, layer.k_proj, layer.v_proj)] for x in xs]
+    for t in range(len(xs)):
+        seen, heads = range(t // blocks * blocks, t + 1), []
+        for h in range(H):
+            scores = weight([(parts[t][0][h], parts[s][1][h], placed, t % blocks, s % blocks) for s in seen])
+            heads.append(sum(score * parts[s][2][h] for score, s in zip(scores, seen, strict=True)))
+        o = torch.cat(heads)
+        ys.append(linear(layer.out_proj, o / (o.norm() / math.sqrt(len(o)) + 1e-8) if norm else o))
+    return ys
+
+
+def norm_attention(layer, xs):
+    plus = layer.activation == "elu_plus_one"
+
+    def phi(v):
+        return torch.where(v > 0, v, v.exp() - 1) + plus
+
+    def weight(pairs):
+        return [placed(phi(q), t) @ placed(phi(k), s) for q, k, placed, t, s in pairs]
+
+    return transnormer(layer, xs, len(xs), weight, True)
+
+
+def diag_attention(layer, xs):
+    def weight(pairs):
+        scores = torch.stack([placed(q, t) @ placed(k, s) / math.sqrt(len(q)) for q, k, placed, t, s in pairs])
+        return torch.exp(scores) / torch.exp(scores).sum() if layer.softmax else F.relu(scores)
+
+    return transnormer(layer, xs, layer.block_size, weight, not layer.softmax)
+
+
+def expanded(x, p):
+    return torch.stack([x[i] * p[j] for j in range(len(p)) for i in range(len(x))])
+
+
+def gated_outer_products(layer, x, expansions):
+    """k, q, v, β and γ of every head, and its expansions, before any activation."""
+    H = layer.num_heads
+    parts = linear(layer.linear_kqvbetagammas, x).view(H, 5, -1)
+    return zip(*parts.unbind(1), linear(layer.linear_p1p2p3, x).view(H, expansions, -1), strict=True)
+
+
+def relit(layer, xs):
+    H, K = layer.num_heads, layer.head_dim
+    C, s, ys = [0] * H, [0] * H, []
+    for x in xs:
+        o = []
+        for h, (k, q, v, beta, gamma, (p1, p3)) in enumerate(gated_outer_products(layer, x, 2)):
+            k, gamma = expanded(F.relu(k), F.relu(p1)), expanded(sigmoid(gamma), sigmoid(p3))
+            q = F.relu(layer.query_weight[h] @ q + layer.query_bias[h])
+            q, write = expanded(q[:K], q[K:]), torch.outer(sigmoid(beta), gamma)
+            C[h] = (1 - write) * C[h] + write * torch.outer(v, k)
+            s[h] = (1 - gamma) * s[h] + gamma * k
+            o.append(C[h] @ q / (s[h] @ q + layer.eps))
+        ys.append(linear(layer.project, torch.cat(o)))
+    return ys
+
+
+def arelit(layer, xs):
+    H, r = layer.num_heads, layer.r
+    omegas = [-math.pi + 2 * math.pi * m / max(1, r - 1) for m in range(r)]
+    ks, vs, s, ys = [[0] * r for _ in range(H)], [[0] * r for _ in range(H)], [0] * H, []
+    for t, x in enumerate(xs):
+        o = []
+        for h, (k, q, v, beta, gamma, (p1, p2, p3)) in enumerate(gated_outer_products(layer, x, 3)):
+            k, q = expanded(F.relu(k), F.relu(p1)), expanded(F.relu(q), F.relu(p2))
+            gamma, beta, top = expanded(sigmoid(gamma), sigmoid(p3)), sigmoid(beta), 0
+            for m in range(r):
+                wave = math.cos(omegas[m] * (t + 2))
+                ks[h][m] = (1 - gamma) * ks[h][m] + wave * gamma * k
+                vs[h][m] = (1 - beta) * vs[h][m] + wave * beta * v
+                top = top + (ks[h][m] @ q) * vs[h][m]
+            s[h] = (1 - gamma) * s[h] + gamma * k
+            o.append(top / (2 * r * (s[h] @ q) + layer.eps))
+        ys.append(linear(layer.project, torch.cat(o)))
+    return ys
+
+
+def in_a_stack(name, index, depth, **options):
+    stack = [layers.build(name, DIM, **options) for _ in range(depth)]
+    for at, layer in enumerate(stack):
+        layer.enter_stack(at, stack)
+    return stack[index]
+
+
+def lightning(layer, xs, depth=0.0):
+    """depth: index of the layer over that of the highest."""
+    H, K = layer.num_heads, layer.head_dim
+    S, ys = torch.zeros(H, K, K), []
+    for x in xs:
+        q, k, v = silu(linear(layer.qkv_proj, x)).view(H, 3, K).unbind(1)
+        decays = [math.exp(-(2 ** (-8 * (h + 1) / H)) * (1 - depth + 1e-5)) for h in range(H)]
+        S = torch.stack([decays[h] * S[h] + torch.outer(k[h], v[h]) for h in range(H)])
+        o = rms(torch.cat([S[h].T @ q[h] for h in range(H)]), 1e-6) * layer.norm.weight
+        ys.append(linear(layer.out_proj, o * sigmoid(linear(layer.output_gate, x))))
+    return ys
+
+
+def transnormerllm(layer, xs, depth=0.0, slopes=(2**-4, 2**-8)):
+    """The quadratic form: positions are cosines of the angles between steps."""
+    H, ys = layer.num_heads, []
+    parts = [linear(layer.qkvu_proj, x).chunk(4) for x in xs]
+    for t in range(len(xs)):
+        o = [0] * H
+        for s in range(t + 1):
+            q, k, v = silu(parts[t][0]).view(H, -1), silu(parts[s][1]).view(H, -1), parts[s][2].view(H, -1)
+            turn = torch.ones(q.shape) if layer.lrpe is None else torch.cos((t - s) * layer.lrpe.theta)
+            for h in range(H):
+                weight = (q[h] * k[h] * turn[h]).sum() * math.exp(-slopes[h] * (1 - depth + 1e-5) * (t - s))
+                o[h] = o[h] + weight * v[h]
+        o = torch.cat(o)
+        ys.append(linear(layer.out_proj, parts[t][3] * o / (o.norm() / math.sqrt(len(o)) + 1e-8)))
+    return ys
 
 
 def mlstm(layer, xs):
@@ -286,6 +556,25 @@ EQUATIONS = {
         lambda: layers.build("qwen3_next_deltanet", DIM, head_dim=3, num_heads=2, num_v_heads=4),
         gated_deltanet,
     ),
+    "gated_deltaproduct": (
+        lambda: layers.build("gated_deltaproduct", DIM, head_dim=3, num_heads=2, num_v_heads=4),
+        gated_deltanet,
+    ),
+    "deltaproduct": (
+        lambda: layers.build("deltaproduct", DIM, head_dim=3, num_heads=2, num_householder=3, expand_v=1.0),
+        gated_deltanet,
+    ),
+    "kda": (lambda: layers.build("kda", DIM, head_dim=3, num_heads=2, num_v_heads=4, expand_v=2.0), kda),
+    "kda_safe": (
+        lambda: layers.build("kda", DIM, head_dim=4, safe_gate=True, use_short_conv=False),
+        kda,
+    ),
+    "kda_negative_eigenvalues": (lambda: layers.build("kda_negative_eigenvalues", DIM, head_dim=4), kda),
+    "comba": (lambda: layers.build("comba", DIM, head_dim=3, num_heads=2, num_v_heads=4), comba),
+    "comba_plain": (
+        lambda: layers.build("comba", DIM, num_heads=2, use_gate=False, use_short_conv=False, correction_factor=0.02),
+        comba,
+    ),
     "gla": (lambda: layers.build("gla", DIM, num_heads=2, gate_low_rank_dim=3), gla),
     "gla_convolved": (
         lambda: layers.build(
@@ -328,8 +617,13 @@ EQUATIONS = {
     "linear_attention_taylor": attention(feature_map="taylor"),
     "polynomial_attention": attention("polynomial_attention"),
     "performer": attention("performer", num_features=5),
-    "rfa": attention("rfa", num_features=64),
-    "rfa_gate": attention("rfa_gate", num_features=64),
+    "rfa": attention("rfa"),
+    "rfa_unbounded": attention("rfa", num_features=5, eps=1e-6),
+    "rfa_gate": attention("rfa_gate"),
+    "arc_cosine_attention": attention("arc_cosine_attention"),
+    "fwp": attention("fwp"),
+    "based": attention("based", head_k_dim=3),
+    "rebased": attention("rebased", head_k_dim=3),
     "dpfp": attention("dpfp"),
     "dpfp_normalised": attention("dpfp", normalize=True),
     "cosformer": attention("cosformer", horizon=20),
@@ -364,6 +658,51 @@ EQUATIONS = {
         ),
         mlstm_large,
     ),
+    "decaying_fast_weights": (
+        lambda: layers.build("decaying_fast_weights", DIM, num_heads=2, expand_k=0.5, expand_v=1.5),
+        decaying_fast_weights,
+    ),
+    "decaying_fast_weights_unbiased": (
+        lambda: layers.build("decaying_fast_weights", DIM, num_heads=4, bias=False),
+        decaying_fast_weights,
+    ),
+    "gsa": (lambda: layers.build("gsa", DIM, num_heads=2, num_slots=3), gsa),
+    "gsa_wide": (
+        lambda: layers.build("gsa", DIM, num_heads=4, num_slots=5, expand_k=0.5, expand_v=2.0, gate_logit_normalizer=1),
+        gsa,
+    ),
+    "abc": (lambda: layers.build("abc", DIM, num_heads=2, num_slots=3), abc),
+    "abc_plain": (
+        lambda: layers.build(
+            "abc", DIM, num_heads=2, num_slots=5, expand_k=0.75, use_rope=False, use_output_gate=False, clamp=0.5
+        ),
+        abc,
+    ),
+    "hgrn2": (lambda: layers.build("hgrn2", DIM), hgrn2),
+    "hgrn2_in_a_stack": (hgrn2_of_a_stack, hgrn2),
+    "lightning": (lambda: layers.build("lightning", DIM, num_heads=3, head_dim=2), lightning),
+    "lightning_in_a_stack": (
+        lambda: in_a_stack("lightning", 1, 4, num_heads=2),
+        lambda layer, xs: lightning(layer, xs, 1 / (3 + 1e-5)),
+    ),
+    "transnormerllm": (lambda: layers.build("transnormerllm", DIM, num_heads=2), transnormerllm),
+    "transnormerllm_in_a_stack": (
+        lambda: in_a_stack("transnormerllm", 2, 4, num_heads=4),
+        lambda layer, xs: transnormerllm(layer, xs, 2 / 3, (2**-2, 2**-4, 2**-6, 2**-8)),
+    ),
+    "transnormerllm_positioned": (
+        lambda: in_a_stack("transnormerllm", 3, 4, num_heads=1, lrpe=True),
+        lambda layer, xs: transnormerllm(layer, xs, 1.0, (2**-8,)),
+    ),
+    "norm_attention": (lambda: layers.build("norm_attention", DIM, num_heads=2), norm_attention),
+    "norm_attention_t2": (lambda: layers.build("norm_attention_t2", DIM, num_heads=1), norm_attention),
+    "diag_attention": (lambda: layers.build("diag_attention", DIM, num_heads=2, block_size=3), diag_attention),
+    "diag_attention_whole": (lambda: layers.build("diag_attention", DIM, num_heads=4, softmax=True), diag_attention),
+    "diag_attention_t2": (lambda: layers.build("diag_attention_t2", DIM, num_heads=2, block_size=2), diag_attention),
+    "relit": (lambda: layers.build("relit", DIM, num_heads=2, head_dim=5, eta=3), relit),
+    "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
+    "arelit": (lambda: layers.build("arelit", DIM, num_heads=2, head_dim=5), arelit),
+    "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=7, eps=0.5), arelit),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
     "gateloop_polar": (
@@ -414,6 +753,38 @@ def test_init_of_gated_deltanet():
     assert {"A_log", "dt_bias"} <= undecayed(layer)
 
 
+def test_init_of_deltaproduct():
+    layer = layers.build("gated_deltaproduct", 64, head_dim=8, num_heads=4)
+    assert (layer.k_proj.out_features, layer.v_proj.out_features, layer.b_proj.out_features) == (64, 128, 8)
+    for project in (layer.k_proj, layer.v_proj, layer.b_proj):
+        assert_normal(project.weight, 0.02)
+    names = dict(layers.build("deltaproduct", 64).named_parameters())
+    assert not {"A_log", "dt_bias", "a_proj.weight", "g_proj.weight"} & names.keys()
+
+
+def test_init_of_kda():
+    layer = layers.build("kda", 64, head_dim=2, num_heads=4000)
+    assert_uniform(layer.A_log.exp(), 1, 16)
+    assert_time_steps(layer.dt_bias)
+    assert layer.dt_bias.shape == (8000,)
+    for project in (layer.q_proj, layer.b_proj, layer.o_proj, *layer.f_proj, *layer.g_proj):
+        assert_normal(project.weight, 0.02)
+    assert not layer.g_proj[1].bias.any()
+    assert {"A_log", "dt_bias"} <= undecayed(layer)
+    assert layers.build("kda", 512).num_heads == 4
+    assert not layers.build("kda", 128, safe_gate=True).A_log.any()
+
+
+def test_init_of_comba():
+    layer = layers.build("comba", 64, head_dim=2, num_heads=4000, correction_factor=0.02)
+    assert_uniform(layer.A_log.exp(), 0, 16)
+    assert_time_steps(layer.dt_bias)
+    assert_normal(layer.g_proj.weight, 0.02)
+    assert (layer.decay == 1).all()
+    assert (layer.D == 0.02).all()
+    assert {"A_log", "dt_bias", "D"} <= undecayed(layer)
+
+
 def test_init_of_gla():
     layer = layers.build("gla", 256)
     for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, *layer.gk_proj, layer.o_proj):
@@ -452,15 +823,49 @@ def test_retention_does_not_care_where_it_starts():
 
 
 def test_init_of_linear_attention():
-    layer = layers.build("linear_attention", 64, num_heads=1, gate=True, feature_map="fourier_features")
+    layer = layers.build("performer", 64, num_heads=1, gate=True, norm_qk=True)
     for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gate_proj):
         assert_uniform(project.weight, -1 / 8, 1 / 8)
-    assert (layer.feature_map.sigma == 1).all()
-    assert layer.feature_map.projection.shape == (round(64 * math.log(64)), 64)
+    for norm in (layer.q_norm, layer.k_norm):
+        assert (norm.weight == 1).all()
+        assert not norm.bias.any()
+    assert layer.feature_map.projection.shape == (266, 64)  # 64 ln 64 = 266.17
     assert "feature_map.projection" in layer.state_dict()
     block = layer.feature_map.projection[:64].double()
     angles = F.normalize(block) @ F.normalize(block).T
     torch.testing.assert_close(angles, torch.eye(64).double(), rtol=0, atol=1e-5)
+
+
+def test_init_of_rfa():
+    layer = layers.build("rfa", 128, num_heads=2)
+    for project, gain in ((layer.q_proj, 0.5), (layer.k_proj, 0.5), (layer.v_proj, 0.5), (layer.o_proj, 1)):
+        limit = math.sqrt(gain * 6 / 256)
+        assert_uniform(project.weight, -limit, limit)
+        assert not project.bias.any()
+    assert (layer.feature_map.sigma == 1).all()
+    assert layer.feature_map.projection.shape == (2, 64, 64)
+    assert_normal(layer.feature_map.projection, 1.0)
+
+
+@pytest.mark.parametrize("name", ["performer", "rfa"])
+def test_projections_are_redrawn_on_demand(name):
+    layer = layers.build(name, DIM, num_heads=2)
+    kept = {key: value.clone() for key, value in layer.state_dict().items()}
+    layer.feature_map.redraw(torch.Generator().manual_seed(1))
+    drawn = layer.feature_map.projection.clone()
+    assert (drawn != kept["feature_map.projection"]).all()
+    layer.feature_map.redraw(torch.Generator().manual_seed(1))
+    assert torch.equal(layer.feature_map.projection, drawn)
+    layer.load_state_dict(kept)
+    assert torch.equal(layer.feature_map.projection, kept["feature_map.projection"])
+    with pytest.raises(ConfigError, match="redraw is called, expected a random map and not 'elu_plus_one'"):
+        layers.build("linear_attention", DIM).feature_map.redraw()
+
+
+def test_sizes_of_based():
+    layer = layers.build("based", 24)
+    assert (layer.head_k_dim, layer.head_v_dim, layer.feature_map.width) == (16, 3, 153)
+    assert layers.build("rebased", 24).feature_map.width == 136
 
 
 def test_performer_comes_near_softmax():
@@ -472,6 +877,110 @@ def test_performer_comes_near_softmax():
     q, k, v = (project(x).view(2, 20, 2, 4).transpose(1, 2) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     torch.testing.assert_close(layer(x)[0], layer.o_proj(expected), rtol=0, atol=0.03)
+
+
+def test_init_of_decaying_fast_weights():
+    layer = layers.build("decaying_fast_weights", 64)
+    for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.fk_proj, layer.fv_proj, layer.o_proj):
+        assert_uniform(project.weight, -1 / 8, 1 / 8)
+
+
+@pytest.mark.parametrize("name", ["gsa", "abc", "hgrn2"])
+def test_init_of_slots_and_hgrn2(name):
+    layer = layers.build(name, 256)
+    projections = [module for module in layer.children() if isinstance(module, torch.nn.Linear)]
+    assert len(projections) == {"gsa": 5, "abc": 6, "hgrn2": 4}[name]
+    for project in projections:
+        assert_normal(project.weight, 0.02)
+    assert (layer.g_norm.weight == 1).all()
+
+
+def test_bounds_of_hgrn2_rise_with_depth():
+    stack = [layers.build("hgrn2", 256) for _ in range(4)]
+    for index, layer in enumerate(stack):
+        layer.enter_stack(index, stack)
+    assert [float(torch.as_tensor(layer.lower_bound()).detach().mean()) for layer in stack] == [0, 0.25, 0.5, 0.75]
+    assert stack[1].init_state(1).shape == (1, 2, 128, 128)
+    assert [layer.gamma is None for layer in stack] == [False, True, True, True]
+
+
+def test_weights_of_abc_stay_finite():
+    """Logits of ±1000 are clipped; a slot that got e^32 and then e^-32 forgets nothing."""
+    layer = layers.build("abc", DIM, num_heads=2, num_slots=3)
+    with torch.no_grad():
+        layer.s_proj.weight.mul_(1e5)
+    x = torch.randn(2, 300, DIM)
+    y, state = layer(x)
+    exact, _ = layer.double()(x.double())
+    assert all(leaf.isfinite().all() for _, leaf in states.leaves(state))
+    torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lightning", "transnormerllm"])
+def test_init_of_lightning(name):
+    layer = layers.build(name, 256)
+    projections = [module for module in layer.children() if isinstance(module, torch.nn.Linear)]
+    assert len(projections) == {"lightning": 3, "transnormerllm": 2}[name]
+    for project in projections:
+        assert_normal(project.weight, 0.02)
+    if name == "transnormerllm":
+        torch.testing.assert_close(layer.lrpe.theta.flatten(), 10000 ** (-2 * torch.arange(256) / 256))
+    else:
+        assert (layer.norm.weight == 1).all()
+
+
+def test_positions_of_transnormerllm_are_in_the_lowest_layer():
+    at = [in_a_stack("transnormerllm", index, 3, num_heads=2).lrpe is not None for index in range(3)]
+    assert at == [True, False, False]
+    assert in_a_stack("transnormerllm", 0, 3, num_heads=2, lrpe=False).lrpe is None
+    highest = in_a_stack("transnormerllm", 2, 3, num_heads=2)
+    assert highest.rate == pytest.approx(1e-5)
+    assert highest.init_state(1).recurrent.shape == (1, 2, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["norm_attention", "diag_attention"])
+def test_init_of_transnormer(name):
+    layer = layers.build(name, 256)
+    for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
+        gain = 0.5 if name == "norm_attention" and project is not layer.out_proj else 1
+        limit = math.sqrt(gain * 6 / 512)
+        assert_uniform(project.weight, -limit, limit)
+    assert_uniform(layer.v_proj.bias, -1 / 16, 1 / 16)
+    assert not layer.out_proj.bias.any()
+    torch.testing.assert_close(layer.urpe.theta.flatten(), 10000 ** (-2 * torch.arange(16) / 32))
+    assert layer.urpe.v.norm().item() == pytest.approx(1)
+    assert "urpe.v" in layer.state_dict()
+
+
+@pytest.mark.parametrize("name", ["relit", "arelit"])
+def test_init_of_relit(name):
+    layer = layers.build(name, 32, num_heads=2, head_dim=8, eta=4)
+    for project in (layer.linear_kqvbetagammas, layer.linear_p1p2p3, layer.project):
+        assert_orthogonal(project.weight, math.sqrt(2))
+        assert not project.bias.any()
+    if name == "relit":
+        for head in layer.query_weight:
+            assert_orthogonal(head[:8], math.sqrt(2))
+            assert_orthogonal(head[8:], math.sqrt(2))
+        assert not layer.query_bias.any()
+
+
+@pytest.mark.usefixtures("double")
+def test_arelit_with_many_frequencies_has_a_decay_of_rows_times_one_of_columns():
+    torch.manual_seed(0)
+    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=128, eps=0.0)
+    torch.nn.init.ones_(layer.linear_kqvbetagammas.bias)  # so that no denominator is 0
+    torch.nn.init.ones_(layer.linear_p1p2p3.bias)
+    xs, S, s = list(torch.randn(20, DIM)), 0, 0
+    y, _ = layer(torch.stack(xs)[None])
+    for t, x in enumerate(xs):
+        ((k, q, v, beta, gamma, (p1, p2, p3)),) = gated_outer_products(layer, x, 3)
+        k, q = expanded(F.relu(k), F.relu(p1)), expanded(F.relu(q), F.relu(p2))
+        gamma, beta = expanded(sigmoid(gamma), sigmoid(p3)), sigmoid(beta)
+        S = torch.outer(1 - beta, 1 - gamma) * S + torch.outer(beta * v, gamma * k)
+        s = (1 - gamma) * s + gamma * k
+        if t > 3:
+            torch.testing.assert_close(4 * y[0, t], layer.project(S @ q / (s @ q)), rtol=0, atol=0.05)
 
 
 def test_init_of_mlstm():
@@ -530,9 +1039,11 @@ WRONG = [
     ("mamba2", {"d_state": 0}, "d_state is 0 and d_conv is 4, expected at least 1"),
     ("mamba2", {"headdim": 4, "A_init_range": (0, 1)}, r"A_init_range is \(0, 1\), expected 0 < low <= high"),
     ("mamba2", {"headdim": 4, "dt_min": 1.0}, "dt_min is 1.0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-    ("gated_deltanet", {"head_dim": 0}, "head_dim is 0, num_heads is 6 and conv_size is 4, expected at least 1"),
+    ("gated_deltanet", {"head_dim": 0}, "head_dim is 0, num_heads is 6, num_householder is 1 and conv_size is"),
     ("gated_deltanet", {"num_v_heads": 7}, "num_v_heads is 7, expected a multiple of num_heads=6"),
     ("gated_deltanet", {"head_dim": 3, "expand_v": 0.5}, "expand_v is 0.5, expected a whole number of channels of"),
+    ("gated_deltaproduct", {"num_householder": 0}, "num_householder is 0 and conv_size is 4, expected at least 1"),
+    ("kda", {"head_dim": 0}, "head_dim is 0, num_heads is 8, num_householder is 1 and conv_size is 4, expected"),
     ("gla", {"expand_k": 0.3}, r"expand_k is 0.3 and num_heads is 4, expected expand_k \* dim=2.4 to be a multiple"),
     ("gla", {"num_heads": 3}, r"expand_k is 0.5 and num_heads is 3, expected expand_k \* dim=4 to be a multiple"),
     ("gla", {"gate_low_rank_dim": 0}, "gate_low_rank_dim is 0, gate_logit_normalizer is 16 and conv_size is 4"),
@@ -543,6 +1054,7 @@ WRONG = [
     ("retnet", {"num_heads": 8}, "num_heads is 8, expected a divisor of dim/2=4"),
     ("retnet", {"num_heads": 2, "value_dim": 5}, "value_dim is 5, expected a multiple of num_heads=2"),
     ("linear_attention", {"num_heads": 3}, "num_heads is 3, expected expand_k"),
+    ("linear_attention", {"head_k_dim": 0}, "head_k_dim is 0, expected at least 1"),
     ("linear_attention", {"gate": True, "causal": False}, "gate is True, expected False because of causal=False"),
     ("linear_attention", {"output_norm": "l2"}, "output_norm is 'l2', expected 'identity' or 'rmsnorm'"),
     ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of proj_factor"),
@@ -551,6 +1063,22 @@ WRONG = [
     ("mlstm_large", {"num_heads": 3}, "num_heads is 3, expected a divisor of 4 channels because of qk_dim_factor=0.5"),
     ("mlstm_large", {"num_heads": 4, "v_dim_factor": 0}, "of 0 channels because of v_dim_factor=0"),
     ("mlstm_large", {"num_heads": 4, "gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
+    ("decaying_fast_weights", {"num_heads": 3}, "expand_k is 1.0 and num_heads is 3, expected"),
+    ("gsa", {"num_heads": 3}, "expand_k is 1.0 and num_heads is 3, expected"),
+    ("gsa", {"num_slots": 0}, "num_slots is 0 and gate_logit_normalizer is 8, expected positive numbers"),
+    ("abc", {"num_slots": 0}, "num_slots is 0 and clamp is 32.0, expected positive numbers"),
+    ("abc", {"num_heads": 4}, "expand_k is 0.5, expected heads of an even width and not 1 because of use_rope"),
+    ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
+    ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
+    ("lightning", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
+    ("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("norm_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("norm_attention", {"activation": "relu"}, "activation is 'relu', expected 'elu' or 'elu_plus_one'"),
+    ("diag_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("diag_attention", {"block_size": 0}, "block_size is 0, expected at least 1"),
+    ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
+    ("arelit", {"head_dim": 0}, "dim is 8, num_heads is 4, head_dim is 0 and eta is 4, expected at least 1"),
+    ("arelit", {"r": 0}, "r is 0, expected at least 1"),
     ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
 ]
 

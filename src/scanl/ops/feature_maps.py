@@ -7,6 +7,8 @@ Each map takes (..., K) to (..., K'), one vector at a time. No step depends on a
 features whole or piece by piece. Each docstring states κ. "Exact" maps equal it; random maps equal it in the mean over
 projections. Scale q and k beforehand: for softmax's κ = exp(q·k/√K), multiply both by K^(-1/4) and use exp(q·k).
 Half precision is computed in float32 and returned in the input's dtype. Integers raise ShapeError.
+
+The projection of a random map is (m, K), or (H, m, K) with one for each head of x (..., H, K).
 """
 
 import math
@@ -19,6 +21,7 @@ from scanl.errors import ConfigError, ShapeError
 
 __all__ = [
     "FEATURE_MAPS",
+    "arc_cosine_features",
     "cosine_reweighting",
     "dpfp",
     "elu_plus_one",
@@ -26,6 +29,7 @@ __all__ = [
     "identity",
     "polynomial",
     "positive_random_features",
+    "quadratic",
     "random_projection",
     "relu",
     "squared_relu",
@@ -110,6 +114,17 @@ def polynomial(x: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(wide[..., :1]), math.sqrt(2) * wide, _squares(wide)], -1).to(x.dtype)
 
 
+def quadratic(x: Tensor) -> Tensor:
+    """κ(q, k) = (q·k)², exactly. K' = K(K+1)/2. Features x_i² and √2 x_i x_j for i < j, row by row.
+
+    Aksenov et al., "ReBased", arXiv:2402.10644, section 4, without its norm.
+
+    >>> [round(v, 4) for v in quadratic(torch.tensor([2.0, 3.0])).tolist()]  # 4; √2 · 6; 9
+    [4.0, 8.4853, 9.0]
+    """
+    return _squares(_compute("quadratic", x)).to(x.dtype)
+
+
 def cosine_reweighting(x: Tensor, positions: Tensor, horizon: int | float) -> Tensor:
     """cosFormer: κ(q_i, k_j) = relu(q_i)·relu(k_j) cos(π(i - j)/(2M)), exactly. K' = 2K.
 
@@ -154,7 +169,7 @@ def positive_random_features(x: Tensor, projection: Tensor) -> Tensor:
     [0.7071, 0.013]
     """
     wide, w = _project("positive_random_features", x, projection)
-    return ((wide @ w.mT - _half_square(wide)).exp() / math.sqrt(w.shape[0])).to(x.dtype)
+    return ((_rows(wide, w) - _half_square(wide)).exp() / math.sqrt(w.shape[-2])).to(x.dtype)
 
 
 def trigonometric_random_features(x: Tensor, projection: Tensor) -> Tensor:
@@ -182,6 +197,20 @@ def fourier_features(x: Tensor, projection: Tensor) -> Tensor:
     """
     wide, w = _project("fourier_features", x, projection)
     return _fourier(wide, w).to(x.dtype)
+
+
+def arc_cosine_features(x: Tensor, projection: Tensor) -> Tensor:
+    """φ(x) = ReLU(Wx)/√m >= 0; the mean of φ(q)·φ(k) over W is ‖q‖‖k‖ (sin θ + (π - θ) cos θ) / (2π). K' = m.
+
+    θ is the angle between q and k. projection: W, (m, K), rows from N(0, I). This is the arc-cosine kernel of order 1.
+    Peng et al., "Random Feature Attention", arXiv:2103.02143, appendix, after Cho and Saul (2009).
+
+    >>> phi = arc_cosine_features(torch.tensor([2.0]), torch.tensor([[1.0], [-1.0]]))
+    >>> [round(v, 4) for v in phi.tolist()]  # 2/√2, 0
+    [1.4142, 0.0]
+    """
+    wide, w = _project("arc_cosine_features", x, projection)
+    return (_rows(wide, w).relu() / math.sqrt(w.shape[-2])).to(x.dtype)
 
 
 def random_projection(
@@ -219,7 +248,8 @@ def random_projection(
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    function.__name__: function for function in (identity, relu, squared_relu, elu_plus_one, dpfp, taylor, polynomial)
+    function.__name__: function
+    for function in (identity, relu, squared_relu, elu_plus_one, dpfp, taylor, polynomial, quadratic)
 }  # the maps whose only argument is x
 
 
@@ -230,8 +260,13 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _fourier(x: Tensor, w: Tensor) -> Tensor:
-    angle = x @ w.mT
-    return torch.cat([angle.sin(), angle.cos()], -1) / math.sqrt(w.shape[0])
+    angle = _rows(x, w)
+    return torch.cat([angle.sin(), angle.cos()], -1) / math.sqrt(w.shape[-2])
+
+
+def _rows(x: Tensor, w: Tensor) -> Tensor:
+    """Return the inner products of x with the rows of w, or of each head's w."""
+    return x @ w.mT if w.ndim == 2 else torch.einsum("...hk,hmk->...hm", x, w)
 
 
 def _half_square(x: Tensor) -> Tensor:
@@ -254,9 +289,13 @@ def _project(who: str, x: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(projection, Tensor) or not projection.is_floating_point():
         kind = str(getattr(projection, "dtype", type(projection).__name__)).removeprefix("torch.")
         raise ShapeError(f"{who}: projection is {kind}, expected a tensor of a real floating dtype")
-    if projection.ndim != 2 or projection.shape[1] != x.shape[-1] or projection.shape[0] == 0:
-        found = f"shape {tuple(projection.shape)}"
-        raise ShapeError(f"{who}: projection has {found}, expected (m, K) with K={x.shape[-1]} from x and m > 0")
+    heads = projection.shape[:-2]
+    fits = projection.ndim in (2, 3) and heads == x.shape[-2:-1][: len(heads)] and projection.shape[-1] == x.shape[-1]
+    if not fits or projection.shape[-2] == 0:
+        form = f"(m, K) with K={x.shape[-1]} from x"
+        if projection.ndim == 3:
+            form = f"(H, m, K) with H and K of x's shape {tuple(x.shape)}"
+        raise ShapeError(f"{who}: projection has shape {tuple(projection.shape)}, expected {form} and m > 0")
     if projection.device != x.device:
         raise ShapeError(f"{who}: projection is on {projection.device}, expected {x.device} because of x")
     return wide, projection.to(wide.dtype)

@@ -56,7 +56,7 @@ class Attention(SoftmaxAttention):
         bias: bool = False,
     ) -> None:
         if max_length < 1:
-            raise ConfigError(f"attention: max_length is {max_length}, expected at least 1")
+            raise ConfigError(f"{self._who()}: max_length is {max_length}, expected at least 1")
         heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__(dim, num_heads, heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
 
@@ -78,6 +78,6 @@ class Attention(SoftmaxAttention):
             return
         if length > self.reach:
             raise ShapeError(
-                f"attention: x makes a sequence of {length} steps, expected at most max_length={self.reach}; build the "
-                "layer with a larger one"
+                f"{self._who()}: x makes a sequence of {length} steps, expected at most max_length={self.reach}; build "
+                "the layer with a larger one"
             )

@@ -83,13 +83,20 @@ class SoftmaxAttention(Layer):
         read = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
         steps, _ = positions(read[:, None], x.shape[1], cu_seqlens)
         q, k = (rotate(each, steps, self.rotated, self.rope_base) for each in (q, k))
+        y, memory = self._over(q, k, v, state, cu_seqlens)
+        return self.o_proj(y.flatten(2)), memory
+
+    def _over(
+        self, q: Tensor, k: Tensor, v: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, SegmentMemory]:
+        """Attend with queries to keys and values (B, T, heads, channels), and to those of the state."""
         # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
         wide = torch.promote_types(q.dtype, torch.float32)
         memory = None
         if state is not None and not _empty(state):
             memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
         # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
-        plain = sdpa_kernel(SDPBackend.MATH) if x.dtype == torch.float64 else contextlib.nullcontext()
+        plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
         with plain:
             if cu_seqlens is None:
                 keys, values, read = (None, None, None) if memory is None else memory
@@ -98,7 +105,7 @@ class SoftmaxAttention(Layer):
             else:
                 y, memory = segment_attention(q, k, v, memory, window=self.reach, cu_seqlens=cu_seqlens)
         memory = memory._replace(keys=memory.keys.to(wide), values=memory.values.to(wide))
-        return self.o_proj(y.flatten(2)), memory
+        return y, memory
 
 
 def _attended_shapes(

@@ -9,7 +9,11 @@ from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, channel_mixers
 from scanl.layers.state import Device, DType, State
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"silu": nn.SiLU, "gelu_tanh": partial(nn.GELU, approximate="tanh")}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "silu": nn.SiLU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "identity": nn.Identity,
+}
 
 
 @channel_mixers.add("gated_mlp")
@@ -21,7 +25,8 @@ class GatedMLP(Layer):
         expand, round_up_to_multiple_of: there are int(expand * D) hidden features, rounded up to a multiple of
             round_up_to_multiple_of.
         bias: biases in the three projections.
-        activation: f, "silu" (SwiGLU) or "gelu_tanh" (GEGLU, with GELU's approximation by tanh).
+        activation: f, "silu" (SwiGLU), "gelu_tanh" (GEGLU, with GELU's approximation by tanh) or "identity" (SGLU of
+            TransNormerLLM, arXiv:2307.14995).
         intermediate_size: number of hidden features; if given, `expand` has no effect.
 
     Initialisation: weights N(0, 1/fan_in), biases 0.

@@ -1,5 +1,7 @@
 """Published models that are linear attention with a particular feature map or normalisation."""
 
+from typing import ClassVar
+
 from scanl.layers.base import preset
 from scanl.layers.memory.linear_attention import LinearAttention
 
@@ -39,7 +41,7 @@ class Performer(LinearAttention):
     """Performer, FAVOR+: linear attention whose positive random features estimate the kernel of softmax.
 
     Differs: no maximum is subtracted from the exponents, and nothing is added to the features. The projection is drawn
-    once, when the layer is made; assign `feature_map.projection` to replace it.
+    when the layer is made; `feature_map.redraw()` draws it anew, in training every 1000 steps, say.
     """
 
     id = "S-performer"
@@ -50,12 +52,14 @@ class Performer(LinearAttention):
     source = 'Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794, lemma 1'
 
 
-@preset("rfa", feature_map="fourier_features")
+@preset(
+    "rfa", feature_map="fourier_features", num_features=64, bias=True, xavier=True, eps=1.5625
+)  # eps: the released code's 1 with its features of 1/10 in place of 1/sqrt(m)
 class RFA(LinearAttention):
     """Random feature attention: linear attention with sines and cosines of random projections of unit vectors.
 
-    Differs: all heads use one projection, which is drawn once. The released code draws one for each head and training
-    step.
+    The projection of each head is drawn when the layer is made. The released code draws it anew for every training
+    step; call `feature_map.redraw()` for that. With m features, its least denominator is `eps` = 100 / m.
     """
 
     id = "S-rfa"
@@ -65,11 +69,12 @@ class RFA(LinearAttention):
     source = 'Peng et al., "Random Feature Attention", arXiv:2103.02143, eq. (5)'
 
 
-@preset("rfa_gate", feature_map="fourier_features", gate=True)
+@preset("rfa_gate", feature_map="fourier_features", num_features=64, bias=True, xavier=True, gate=True)
 class RFAGate(LinearAttention):
     """Random feature attention with a forget gate for each head, which favours recent steps.
 
-    Differs from the paper as `rfa` does.
+    The released code has no gate. `feature_map.redraw()` draws the projection anew, as for `rfa`. The denominator is
+    an average of numbers up to 1, so its least value is 1e-6 here.
     """
 
     id = "S-rfa-gate"
@@ -79,6 +84,62 @@ class RFAGate(LinearAttention):
     )
     source = 'Peng et al., "Random Feature Attention", arXiv:2103.02143, sec. 3.2'
     own_path = True
+
+
+@preset("arc_cosine_attention", feature_map="arc_cosine_features", num_features=64, bias=True, xavier=True)
+class ArcCosineAttention(LinearAttention):
+    """Random feature attention with the arc-cosine kernel: the features are ReLUs of random projections.
+
+    Differs: queries and keys are not scaled to unit length, and all heads use one projection, with orthogonal rows.
+    """
+
+    id = "S-arccos"
+    equation = "o_t = S_t^T phi(q_t) / (z_t . phi(q_t)),  phi(x) = ReLU(W x) / sqrt(m)"
+    source = 'Peng et al., "Random Feature Attention", arXiv:2103.02143, appendix; Cho and Saul, NeurIPS 2009, eq. (1)'
+
+
+@preset("fwp", feature_map="identity", normalize=False)
+class FastWeightProgrammer(LinearAttention):
+    """Fast weight programmer: a slow network writes outer products into the weights of a fast one.
+
+    Differs: the fast weights are not squashed, so that steps can be computed in parallel. `odefwp` is its form in
+    continuous time, `deltanet_2021` the one that corrects what it wrote.
+    """
+
+    id = "S-fwp"
+    equation = "S_t = S_{t-1} + (W_k x_t) (W_v x_t)^T,  o_t = S_t^T W_q x_t"
+    source = (
+        'Schmidhuber, "Learning to Control Fast-Weight Memories", Neural Computation 4(1), 1992; Schlag, Irie and '
+        'Schmidhuber, "Linear Transformers Are Secretly Fast Weight Programmers", arXiv:2102.11174, eq. (4) and (5)'
+    )
+
+
+@preset("based", feature_map="taylor", head_k_dim=16, eps=1e-12)
+class Based(LinearAttention):
+    """Based: linear attention whose kernel is the exponential's Taylor polynomial of degree 2, with narrow keys.
+
+    Differs: features that are equal are one, so 16 channels have 153 features and not 273; the kernel is the same.
+    The authors' models have 12 heads or more.
+    """
+
+    id = "S-based"
+    equation = "o_t = sum_{j<=t} (1 + s + s^2 / 2) v_j / sum_{j<=t} (1 + s + s^2 / 2),  s = q_t . k_j / sqrt(K)"
+    source = 'Arora et al., "Simple Linear Attention Language Models", arXiv:2402.18668, sec. 4.1'
+
+
+@preset("rebased", feature_map="quadratic", head_k_dim=16, norm_qk=True, eps=1e-12)
+class ReBased(LinearAttention):
+    """ReBased: linear attention whose kernel is the square of the inner product, of normed queries and keys.
+
+    The denominator is 0 only where all keys so far are orthogonal to the query. The authors' models have 12 heads.
+    """
+
+    id = "S-rebased"
+    equation = "o_t = sum_{j<=t} s^2 v_j / sum_{j<=t} s^2,  s = LN(q_t) . LN(k_j) / sqrt(K)"
+    source = (
+        "Aksenov et al., arXiv:2402.10644, sec. 4, "
+        '"Linear Transformers with Learnable Kernel Functions are Better In-Context Models"'
+    )
 
 
 @preset("dpfp", feature_map="dpfp", nu=2, norm_q=True, norm_k=True, normalize=False)
@@ -99,7 +160,7 @@ class DPFP(LinearAttention):
     )
 
 
-@preset("cosformer", feature_map="cosine_reweighting")
+@preset("cosformer", feature_map="cosine_reweighting", bias=True)
 class CosFormer(LinearAttention):
     """cosFormer: linear attention with ReLU features and a cosine decay with distance, up to `horizon` steps.
 
@@ -112,4 +173,5 @@ class CosFormer(LinearAttention):
         "c_j = cos(pi j / (2 M))"
     )
     source = 'Qin et al., "cosFormer: Rethinking Softmax in Attention", arXiv:2202.08791, sec. 3'
+    sample: ClassVar = {"num_heads": 1, "expand_k": 4.0}  # with few channels, all ReLUs of a step may be 0
     own_path = True

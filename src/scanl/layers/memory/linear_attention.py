@@ -36,29 +36,34 @@ class LinearAttention(Layer):
     """Linear attention with any feature map, normalised or not, causal or not.
 
     The defaults are the linear transformer. Models with other options have their own names: `performer`, `rfa`,
-    `rfa_gate`, `dpfp`, `cosformer`, `polynomial_attention`, `unnormalised_linear_attention` and
-    `noncausal_linear_attention`.
+    `rfa_gate`, `arc_cosine_attention`, `dpfp`, `fwp`, `cosformer`, `polynomial_attention`, `based`, `rebased`,
+    `unnormalised_linear_attention` and `noncausal_linear_attention`.
 
     Args:
         dim: D, model width.
         expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
         num_heads: H.
+        head_k_dim: K; if given, `expand_k` has no effect.
         feature_map: φ, from K to K' channels, for both queries and keys: the name of a function in
             `scanl.ops.feature_maps`.
-        num_features: m, rows of the projection of a random map; by default K ln K.
+        num_features: m, rows of the projection of a random map; by default K ln K, rounded down.
         nu: ν, shifts of dpfp.
         horizon: M, the longest distance of cosine_reweighting, in steps.
         normalize: divide by z_t · φ(q_t), clipped to at least eps.
         norm_q, norm_k: divide the features of each query, and of each key, by their sum plus 1e-4.
         gate: S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head.
         causal: if False, every step reads all steps, including future ones.
+        norm_qk: LayerNorm of the H K channels of queries, and of keys, before they are split into heads.
         output_norm: norm of each head's output, "identity" or "rmsnorm".
+        bias: biases in q_proj, k_proj, v_proj and o_proj.
+        xavier: initialise these four as fairseq does its attention: Xavier uniform, the first three of gain 1/sqrt(2),
+            biases 0.
         eps: minimum of the denominator.
         norm_eps: ε of the norm.
 
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj (H V, D); o_proj (D, H V); norm.weight (V);
-    in addition gate_proj (H, D) with a bias, and the parameters of feature_map.
-    Initialisation: as in PyTorch; norm 1.
+    in addition gate_proj (H, D) with a bias, q_norm and k_norm (H K), and the parameters of feature_map.
+    Initialisation: as in PyTorch unless `xavier`; norms 1, their biases 0.
     State: S (B, H, K', V), zeros; z is one more column if `normalize`; for cosine_reweighting a count of steps.
     """
 
@@ -75,6 +80,7 @@ class LinearAttention(Layer):
         expand_k: float = 1.0,
         expand_v: float = 1.0,
         num_heads: int = 8,
+        head_k_dim: int | None = None,
         feature_map: str = "elu_plus_one",
         num_features: int | None = None,
         nu: int = 1,
@@ -84,12 +90,19 @@ class LinearAttention(Layer):
         norm_k: bool = False,
         gate: bool = False,
         causal: bool = True,
+        norm_qk: bool = False,
         output_norm: str = "identity",
+        bias: bool = False,
+        xavier: bool = False,
         eps: float = 1e-6,
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
+        if head_k_dim is None:
+            head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
+        if head_k_dim < 1:
+            raise ConfigError(f"{self._who()}: head_k_dim is {head_k_dim}, expected at least 1")
+        self.head_k_dim = head_k_dim
         self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
         if gate and not causal:
             raise ConfigError(f"{self._who()}: gate is True, expected False because of causal=False")
@@ -98,11 +111,17 @@ class LinearAttention(Layer):
         self.dim, self.num_heads, self.normalize, self.eps = dim, num_heads, normalize, eps
         self.norm_q, self.norm_k, self.causal, self.bidirectional = norm_q, norm_k, causal, not causal
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for width in (key, key, value))
-        self.feature_map = FeatureMap(feature_map, num_heads, self.head_k_dim, num_features, nu, horizon)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=bias) for width in (key, key, value))
+        self.q_norm, self.k_norm = (nn.LayerNorm(key) if norm_qk else None for _ in range(2))
+        self.feature_map = FeatureMap(feature_map, num_heads, head_k_dim, num_features, nu, horizon)
         self.gate_proj = nn.Linear(dim, num_heads) if gate else None
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
-        self.o_proj = nn.Linear(value, dim, bias=False)
+        self.o_proj = nn.Linear(value, dim, bias=bias)
+        if xavier:
+            for project, gain in ((self.q_proj, 0.5), (self.k_proj, 0.5), (self.v_proj, 0.5), (self.o_proj, 1)):
+                nn.init.xavier_uniform_(project.weight, gain=gain**0.5)
+                if bias:
+                    nn.init.zeros_(project.bias)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearAttentionState:
         shape = (batch_size, self.num_heads, self.feature_map.width, self.head_v_dim + self.normalize)
@@ -121,9 +140,10 @@ class LinearAttention(Layer):
         steps = None
         if read is not None:
             steps, read = positions(read, x.shape[1], cu_seqlens)
-        q, k, v = (
-            project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
         q, k = self.feature_map(q, steps), self.feature_map(k, steps)
         q = q / (q.sum(-1, keepdim=True) + 1e-4) if self.norm_q else q
         k = k / (k.sum(-1, keepdim=True) + 1e-4) if self.norm_k else k

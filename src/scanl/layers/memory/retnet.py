@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Layer, register
 from scanl.layers.parts.positions import positions
+from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 
@@ -88,17 +89,11 @@ class RetNet(Layer):
         exponents = torch.arange(self.key_dim // 2, device=x.device, dtype=torch.float64)
         angles = 10000.0 ** (-exponents / max(1, self.key_dim // 2 - 1))  # from 1 to 1/10000
         turn = steps[..., None, None] * angles  # in double: a stream may be a million steps long
-        q, k = (_rotate(project(x).unflatten(-1, (self.num_heads, -1)), turn) for project in (self.q_proj, self.k_proj))
+        q, k = (
+            rotate_pairs(project(x).unflatten(-1, (self.num_heads, -1)), turn) for project in (self.q_proj, self.k_proj)
+        )
         v = self.v_proj(x).unflatten(-1, (self.num_heads, -1))
         g = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.num_heads, device=x.device, dtype=torch.float64)))
         o, recurrent = linear_attention(q, k, v, g.to(q.dtype), state=recurrent, cu_seqlens=cu_seqlens)
         o = F.rms_norm(o, (self.head_dim,), eps=self.eps).to(x.dtype)
         return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, read)
-
-
-def _rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Multiply by e^{i turn}; two adjacent channels are the real and imaginary part of a number."""
-    x = widen(x)
-    re, im = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = turn.cos().to(x.dtype), turn.sin().to(x.dtype)
-    return torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)

@@ -4,13 +4,13 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.ops.feature_maps import (
     FEATURE_MAPS,
+    arc_cosine_features,
     cosine_reweighting,
     dpfp,
     fourier_features,
@@ -21,10 +21,11 @@ from scanl.ops.feature_maps import (
 
 _RANDOM = {
     function.__name__: function
-    for function in (positive_random_features, trigonometric_random_features, fourier_features)
+    for function in (positive_random_features, trigonometric_random_features, fourier_features, arc_cosine_features)
 }
-# The kernel of these maps is e^{q·k} or close to it. Scaling q and k by K^(-1/4) makes it the kernel of softmax.
-_SOFTMAX = ("taylor", "positive_random_features", "trigonometric_random_features")
+# The kernel of these maps is a function of q·k, that of softmax or close to it. Scaling q and k by K^(-1/4) makes it
+# one of q·k/sqrt(K).
+_SCALED = ("taylor", "quadratic", "positive_random_features", "trigonometric_random_features")
 
 
 class FeatureMap(Module):
@@ -33,13 +34,14 @@ class FeatureMap(Module):
     Args:
         name: name of a function in `scanl.ops.feature_maps`.
         num_heads, head_dim: H and K.
-        num_features: m, rows of a random projection; by default K ln K.
+        num_features: m, rows of a random projection; by default K ln K, rounded down.
         nu: ν of dpfp, the number of shifts.
         horizon: M of cosine_reweighting, the longest distance in steps.
 
-    Random maps have a buffer `projection` (m, K) with orthogonal rows, which all heads use. Assign
-    `random_projection(m, K)` to it to draw another. fourier_features scale x to unit length and multiply it by `sigma`
-    (H, 1, K), which is learned and starts at 1. taylor and the random maps for softmax multiply x by K^(-1/4).
+    Random maps have a buffer `projection`, which the state_dict keeps; `redraw` draws another. It is (m, K) with
+    orthogonal rows, which all heads use; for fourier_features it is (H, m, K) with independent rows. fourier_features
+    read x / (|x| + 0.001) multiplied by `sigma` (H, 1, K), which is learned and starts at 1. taylor, quadratic and the
+    random maps for softmax multiply x by K^(-1/4).
     """
 
     projection: Tensor | None
@@ -58,26 +60,36 @@ class FeatureMap(Module):
         if name not in known:
             raise nearest("feature map", name, known)
         if num_features is None:
-            num_features = max(1, round(head_dim * math.log(head_dim)))
+            num_features = max(1, int(head_dim * math.log(head_dim)))
         if num_features < 1 or not horizon > 0:
             found = f"num_features is {num_features} and horizon is {horizon}"
             raise ConfigError(f"feature_map: {found}, expected positive numbers")
         self.name, self.head_dim, self.nu, self.horizon = name, head_dim, nu, horizon
         self.positional = name == "cosine_reweighting"
-        device = torch.get_default_device()  # "meta" when only shapes are needed
-        projection = random_projection(num_features, head_dim, device=device) if name in _RANDOM else None
-        self.register_buffer("projection", projection)
-        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if name == "fourier_features" else None
+        each = name == "fourier_features"
+        shape = (num_heads, num_features, head_dim) if each else (num_features, head_dim)
+        self.register_buffer("projection", torch.empty(shape) if name in _RANDOM else None)
+        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if each else None
+        if name in _RANDOM:
+            self.redraw()
         probe = torch.zeros(1, 1, num_heads, head_dim)
         self.width = self(probe, probe.new_zeros(1, 1)).shape[-1]
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw the projection of a random map anew, in place. generator: as for `random_projection`."""
+        if self.projection is None:
+            raise ConfigError(f"feature_map: redraw is called, expected a random map and not {self.name!r}")
+        *heads, features, width = self.projection.shape
+        drawn = random_projection(math.prod(heads) * features, width, generator=generator, orthogonal=not heads)
+        self.projection.copy_(drawn.view_as(self.projection))
 
     def forward(self, x: Tensor, steps: Tensor | None) -> Tensor:
         """Apply φ. steps: (B, T), position of each step in its sequence; needed if the map is `positional`."""
         x = widen(x)
-        if self.name in _SOFTMAX:
+        if self.name in _SCALED:
             x = x * self.head_dim**-0.25
         if self.sigma is not None:
-            x = F.normalize(x, dim=-1, eps=1e-6) * widen(self.sigma)[:, 0]
+            x = x / (x.norm(dim=-1, keepdim=True) + 1e-3) * widen(self.sigma)[:, 0]
         if self.projection is not None:
             return _RANDOM[self.name](x, self.projection)
         if self.name == "dpfp":

@@ -1,5 +1,7 @@
 """Output norms of recurrent layers, over the channels of a head."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,15 +11,24 @@ from scanl.layers.module import Module
 
 
 class GatedRMSNorm(Module):
-    r"""y = x / rms(x) ⊙ weight ⊙ SiLU(gate), over the last axis. With `gate_first`, x is gated before the norm.
+    r"""y = x / rms(x) ⊙ weight ⊙ f(gate), over the last axis. With `gate_first`, x is gated before the norm.
 
-    gate None: y = x / rms(x) ⊙ weight.   groups: number of equal parts of the last axis, each with its own rms.
-    weight: (width,), initially 1. Computed in float32 or wider. Source: the norm of Gated Linear Attention,
-    arXiv:2312.06635, section 4.4, there LayerNorm; `gate_first` as in Mamba-2, arXiv:2405.21060, section 7.1.
+    activation: f, by default SiLU.   gate None: y = x / rms(x) ⊙ weight.   groups: number of equal parts of the last
+    axis, each with its own rms.   weight: (width,), initially 1. Computed in float32 or wider.
+    Source: the norm of Gated Linear Attention, arXiv:2312.06635, section 4.4, there LayerNorm; `gate_first` as in
+    Mamba-2, arXiv:2405.21060, section 7.1.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, gate_first: bool = False, groups: int = 1) -> None:
+    def __init__(
+        self,
+        width: int,
+        eps: float = 1e-5,
+        gate_first: bool = False,
+        groups: int = 1,
+        activation: Callable[[Tensor], Tensor] = F.silu,
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.parts, self.eps, self.gate_first = (groups, width // groups), eps, gate_first
         self.weight = nn.Parameter(torch.ones(width))
 
@@ -25,7 +36,7 @@ class GatedRMSNorm(Module):
         return f"{super().extra_repr()}, groups={self.parts[0]}, eps={self.eps}, gate_first={self.gate_first}"
 
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
-        gate = None if gate is None else F.silu(widen(gate))
+        gate = None if gate is None else self.activation(widen(gate))
         y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
         y = F.rms_norm(y.unflatten(-1, self.parts), self.parts[1:], None, self.eps).flatten(-2) * widen(self.weight)
         return (y if self.gate_first or gate is None else y * gate).to(x.dtype)
@@ -47,3 +58,12 @@ class HeadNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(widen(x), x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
+
+
+def simple_rms_norm(x: Tensor, eps: float = 1e-8) -> Tensor:
+    """Return x / (rms(x) + eps), over the last axis, in float32 or wider; there are no parameters.
+
+    Source: Qin et al., "TransNormerLLM", arXiv:2307.14995, eq. (11).
+    """
+    x = widen(x)
+    return x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5 + eps)

@@ -25,3 +25,19 @@ def rotate(x: Tensor, positions: Tensor, width: int, base: float) -> Tensor:
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     first, second, rest = x.split([width // 2, width // 2, x.shape[-1] - width], -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
+
+
+def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate adjacent channels of x (..., K), two of which are a pair, by angles (..., K/2). A last odd one stays.
+
+    Computed in float32 or wider. Give the angles in float64.
+
+    >>> [round(v, 4) for v in rotate_pairs(torch.tensor([1.0, 0.0]), torch.tensor([2.0])).tolist()]  # cos 2, sin 2
+    [-0.4161, 0.9093]
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    even = 2 * angles.shape[-1]
+    re, im = x[..., :even].unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    turned = torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)
+    return turned if even == x.shape[-1] else torch.cat([turned, x[..., even:]], -1)

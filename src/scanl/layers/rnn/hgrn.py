@@ -5,33 +5,20 @@ r"""Hierarchically gated recurrent unit.
           y_t = W_o (\mathrm{LN}([\mathrm{Re}\,h_t; \mathrm{Im}\,h_t]) \odot \mathrm{SiLU}(W_g x_t))
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import register, widen
+from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Reference to the lowest HGRN of a stack, from whose Γ the others read their bound, and the index into Γ.
-
-    The index is the number of HGRNs below. This is not a module, so torch counts Γ only as a parameter of the lowest
-    layer.
-    """
-
-    lowest: "HGRN"
-    below: int
-
-
 @register("hgrn")
-class HGRN(Layer):
+class HGRN(LowerBounded):
     """HGRU, the token mixer of HGRN: a complex recurrence with a lower bound on its forget gate.
 
     The bound rises with depth. In a stack of L such layers, layer l has γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of
@@ -61,8 +48,6 @@ class HGRN(Layer):
     sample: ClassVar = {}
     residual_out = "out_proj"
 
-    gamma: nn.Parameter | None  # only in the lowest layer of a stack
-
     def __init__(self, dim: int, bias: bool = True) -> None:
         super().__init__()
         self.dim = dim
@@ -72,24 +57,6 @@ class HGRN(Layer):
         self.out_proj = nn.Linear(2 * dim, dim, bias=bias)
         self.norm = nn.LayerNorm(2 * dim)
         self.theta = nn.Parameter((10000 ** (-2 / dim * torch.arange(dim))).reshape(1, 1, -1))
-        self.register_parameter("gamma", None)
-        self._bound: Bound | None = None
-
-    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        peers = [layer for layer in layers if isinstance(layer, HGRN)]
-        below = sum(isinstance(layer, HGRN) for layer in layers[:index])
-        if below:
-            self._bound = Bound(peers[0], below)
-        elif len(peers) > 1:
-            self.gamma = nn.Parameter(self.theta.new_zeros(len(peers), self.dim))
-
-    def lower_bound(self) -> Tensor | float:
-        """Return γ (D) of this layer; 0 if it is the lowest or not in a stack."""
-        if self._bound is None:
-            return 0.0
-        gamma = self._bound.lowest.gamma
-        assert gamma is not None
-        return gamma.softmax(0)[1 : self._bound.below + 1].sum(0)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.complex64)

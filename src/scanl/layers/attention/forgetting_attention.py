@@ -1,0 +1,93 @@
+r"""Forgetting attention of the Forgetting Transformer: softmax attention whose scores lose what forget gates take.
+
+.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\Big(q_t \cdot k_j / \sqrt K + \sum_{l=j+1}^{t} \ln f_l\Big)\, v_j,
+          \quad f_t = \sigma(W_f x_t + b)
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.attention.attention import Attention
+from scanl.layers.base import register, widen
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.state import Device, DType
+from scanl.ops import SegmentMemory, init_memory, linear_scan
+
+
+@register("forgetting_attention")
+class ForgettingAttention(Attention):
+    """Forgetting Transformer (FoX): each head forgets by a gate that depends on the input; there are no positions.
+
+    A longer sequence than `max_length` raises an error, as for `attention`. The gates enter as one more channel of
+    queries and keys, the sum of ln f since the key. It is computed in float32 or wider. The shift of keys and values in
+    the paper's "Pro" block is not part of this layer.
+
+    Args:
+        dim: D, model width; H queries, keys and values of K = D / H channels.
+        num_heads: H.
+        max_length: length of the longest sequence in tokens.
+        qk_norm: RMSNorm of each head of queries and of keys.
+        use_output_gate: a sigmoid gate on the output.
+        norm_eps: ε of the norms.
+
+    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj, o_proj (D, D); f_proj (H, D) with a bias; g_proj
+    (D, D) for the gate; q_norm.weight, k_norm.weight (D) for the norms.
+    Initialisation: linear weights N(0, 0.02²), the bias 0, so f is near 1/2; norms 1.
+    State: SegmentMemory: keys (B, max_length, H, K + 1), whose last channel is the sum of ln f since that step; values
+    (B, max_length, H, K); and position (B), the tokens read.
+    """
+
+    id = "S-fox"
+    equation = (
+        "y_t = W_o sum_{j<=t} softmax_j(q_t . k_j / sqrt(K) + sum_{l=j+1..t} ln f_l) v_j,  f_t = sigmoid(W_f x_t + b)"
+    )
+    source = (
+        'Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate", arXiv:2503.02130, eq. (5) to (8)'
+    )
+    sample: ClassVar = {"num_heads": 3, "max_length": 80}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        max_length: int = 2048,
+        qk_norm: bool = False,
+        use_output_gate: bool = False,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(dim, num_heads, max_length=max_length, rope_fraction=0.0)
+        self.f_proj = nn.Linear(dim, num_heads)
+        self.g_proj = nn.Linear(dim, dim, bias=False) if use_output_gate else None
+        self.q_norm, self.k_norm = (
+            GatedRMSNorm(dim, norm_eps, groups=num_heads) if qk_norm else None for _ in range(2)
+        )
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.f_proj.bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SegmentMemory:
+        like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
+        sizes = (batch_size, self.reach, self.num_heads, self.head_dim + 1, self.head_dim)
+        return init_memory(*sizes, device=like.device, dtype=like.dtype)
+
+    def _attend(
+        self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, SegmentMemory]:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, None), self.k_norm(k, None)
+        q, k, v = (widen(part).unflatten(-1, (self.num_heads, self.head_dim)) for part in (q, k, v))
+        log_f = F.logsigmoid(widen(self.f_proj(x)))
+        # Sums from the start of this segment. The scores are divided by sqrt(K + 1), so the queries make up for it.
+        since, whole = linear_scan(log_f, log_f.new_ones(()), cu_seqlens=cu_seqlens)
+        q = F.pad(q / math.sqrt(self.head_dim), (0, 1), value=1.0) * math.sqrt(self.head_dim + 1)
+        y, memory = self._over(q, torch.cat([k, -since.unsqueeze(-1)], -1), v, state, cu_seqlens)
+        forgotten = torch.cat([memory.keys[..., :-1], memory.keys[..., -1:] + whole[:, None, :, None]], -1)
+        y = y.flatten(2).to(x.dtype)
+        y = y if self.g_proj is None else self.g_proj(x).sigmoid() * y
+        return self.o_proj(y), memory._replace(keys=forgotten)

@@ -1,0 +1,102 @@
+r"""Approximate recurrent linear transformer: traces of keys and values, modulated by cosines, replace outer products.
+
+.. math:: \tilde k^m_t = (1 - \gamma_t) \tilde k^m_{t-1} + \cos(\omega_m \tau_t)\, \gamma_t k_t, \quad
+          \tilde v^m_t = (1 - \beta_t) \tilde v^m_{t-1} + \cos(\omega_m \tau_t)\, \beta_t v_t, \quad
+          o_t = \frac{\sum_m (\tilde k^m_t \cdot q_t)\, \tilde v^m_t}{2 r\, s_t \cdot q_t + \epsilon}
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register
+from scanl.layers.memory.relit import GatedOuterProducts, expand
+from scanl.layers.parts.positions import positions
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+class AReLiTState(NamedTuple):
+    """State of `AReLiT`.
+
+    keys: (B, r, H, η K).   values: (B, r, H, K).   normaliser: s (B, H, η K).   steps: (B, 1), int64.
+    """
+
+    keys: Tensor
+    values: Tensor
+    normaliser: Tensor
+    steps: Tensor
+
+
+@register("arelit")
+class AReLiT(GatedOuterProducts):
+    """AReLiT (later AGaLiTe): ReLiT with r traces of vectors in place of a memory of outer products.
+
+    With r above the length of the sequence, 4 o_t is the recurrence whose decay is (1 - β)(1 - γ)ᵀ, and not that of
+    `relit`; W_o can learn the factor. As in the released code, the frequencies are linspace(-π, π, r), and the count τ
+    is 2 at the first step. The block of the authors is not part of this layer, as for `relit`.
+
+    Args:
+        dim: D, model width.
+        num_heads: H.
+        head_dim: K, channels of keys, queries and values before their expansion; by default D / H, rounded down. The
+            authors have 64 for a D of 128.
+        eta: η, factor of the expansion.
+        r: number of frequencies.
+        eps: ε of the denominator.
+
+    Parameters as in the released code: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together;
+    linear_p1p2p3 (3 H η, D); project (D, H K); all with biases.
+    Initialisation: orthogonal with gain sqrt(2), biases 0.
+    State: traces of keys (B, r, H, η K) and of values (B, r, H, K), s (B, H, η K), zeros, and the count of steps.
+    """
+
+    id = "S-arelit"
+    equation = (
+        "k^m_t = (1 - g) * k^m_{t-1} + cos(w_m tau) g * k_t,  v^m_t = (1 - b) * v^m_{t-1} + cos(w_m tau) b * v_t,  "
+        "s_t = (1 - g) * s_{t-1} + g * k_t,  o_t = sum_m (k^m_t . q_t) v^m_t / (2 r s_t . q_t + eps)"
+    )
+    source = (
+        'Pramanik, Elelimy, Machado and White, "AGaLiTe: Approximate Gated Linear Transformers for Online '
+        'Reinforcement Learning", arXiv:2310.15719, sec. 4'
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"num_heads": 2, "head_dim": 5, "eta": 3}
+
+    def __init__(
+        self, dim: int, num_heads: int = 4, head_dim: int | None = None, eta: int = 4, r: int = 2, eps: float = 1e-5
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim, eta, 3)
+        if r < 1:
+            raise ConfigError(f"arelit: r is {r}, expected at least 1")
+        self.r, self.eps = r, eps
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> AReLiTState:
+        def zeros(*shape: int) -> Tensor:
+            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+
+        H, K, wide = self.num_heads, self.head_dim, self.eta * self.head_dim
+        steps = self._zeros(batch_size, 1, device=device, dtype=torch.int64)
+        return AReLiTState(zeros(self.r, H, wide), zeros(self.r, H, K), zeros(H, wide), steps)
+
+    def forward(
+        self, x: Tensor, state: AReLiTState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, AReLiTState]:
+        self._check(x, state, cu_seqlens)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        keys, values, normaliser, read = self.init_state(rows) if state is None else state
+        steps, read = positions(read, x.shape[1], cu_seqlens)
+        k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
+        q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())
+        k, v = gamma * expand(k.relu(), p1.relu()), beta * v
+        omegas = torch.linspace(-math.pi, math.pi, self.r, device=x.device, dtype=torch.float64)
+        waves = ((steps[..., None] + 2) * omegas).cos().to(k.dtype)[..., None, None]
+        ks, keys = linear_scan(waves * k.unsqueeze(2), 1 - gamma.unsqueeze(2), keys, cu_seqlens=cu_seqlens)
+        vs, values = linear_scan(waves * v.unsqueeze(2), 1 - beta.unsqueeze(2), values, cu_seqlens=cu_seqlens)
+        s, normaliser = linear_scan(k, 1 - gamma, normaliser, cu_seqlens=cu_seqlens)
+        top = torch.einsum("btrhk,bthk,btrhv->bthv", ks, q, vs)
+        o = top / (2 * self.r * (s * q).sum(-1, keepdim=True) + self.eps)
+        return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normaliser, read)

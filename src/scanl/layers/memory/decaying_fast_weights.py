@@ -1,0 +1,62 @@
+r"""Decaying fast weights: a matrix memory whose rows and columns decay by gates that depend on the input.
+
+.. math:: S_t = (f^k_t f^{v\top}_t) \odot S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
+          f^k_t = \sigma(W_{fk} x_t), \; f^v_t = \sigma(W_{fv} x_t)
+"""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import register, widen
+from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
+from scanl.ops import linear_attention
+
+
+@register("decaying_fast_weights")
+class DecayingFastWeights(QueryKeyValue):
+    """Decaying fast weights: each key channel and each value channel has its own decay; there is no normaliser.
+
+    Args:
+        dim: D, model width.
+        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
+        num_heads: H.
+        bias: biases of the two gates.
+
+    Parameters: q_proj, k_proj, fk_proj (H K, D); v_proj, fv_proj (H V, D); o_proj (D, H V). The released code has only
+    the kernels, which get the gates, so these names are ours.
+    Initialisation: as in PyTorch; the paper states none.
+    State: S (B, H, K, V), zeros.
+    """
+
+    id = "S-mao"
+    equation = (
+        "S_t = (f_k f_v^T) * S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  f_k = sigmoid(W_fk x_t),  f_v = sigmoid(W_fv x_t)"
+    )
+    source = 'Mao, "Fine-Tuning Pre-trained Transformers into Decaying Fast Weights", arXiv:2210.04243, sec. 3.2'
+    op = "linear_attention"
+    sample: ClassVar = {"num_heads": 2}
+    residual_out = "o_proj"
+
+    def __init__(
+        self, dim: int, expand_k: float = 1.0, expand_v: float = 1.0, num_heads: int = 8, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
+        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
+        self.dim, self.num_heads = dim, num_heads
+        key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
+        self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
+        self._make_projections((key, key, value), None, False)
+        self.fk_proj, self.fv_proj = nn.Linear(dim, key, bias=bias), nn.Linear(dim, value, bias=bias)
+        self.o_proj = nn.Linear(value, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MemoryState]:
+        qkv, recurrent, conv = self._read(x, state, cu_seqlens, (False, False, False))
+        decays = (F.logsigmoid(widen(project(x))) for project in (self.fk_proj, self.fv_proj))
+        q, k, v, g, gv = (part.unflatten(-1, (self.num_heads, -1)) for part in (*qkv, *decays))
+        o, recurrent = linear_attention(q, k, v, g, gv, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens)
+        return self.o_proj(o.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)

@@ -1,0 +1,78 @@
+r"""HGRN2: a matrix memory whose keys are one minus its decays.
+
+.. math:: S_t = \mathrm{Diag}(f_t) S_{t-1} + (1 - f_t) v_t^\top, \quad o_t = S_t^\top q_t, \quad
+          f_t = \gamma + (1 - \gamma)\, \sigma(W_f x_t)
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register, widen
+from scanl.layers.parts.lower_bound import LowerBounded
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_attention
+
+
+@register("hgrn2")
+class HGRN2(LowerBounded):
+    """HGRN2: outer products expand the state of HGRN; the input gate, which is the key, is one minus the forget gate.
+
+    The lower bound γ of the forget gate rises with depth. In a stack of L such layers, layer l has
+    γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The
+    lowest layer owns Γ as `gamma`. Outside a stack γ = 0.
+
+    Args:
+        dim: D, model width; queries, keys and values have D channels.
+        head_dim: K, channels of each of the H = D / K heads; by default 128, or D if that is smaller.
+        norm_eps: ε of the norm, which is over all heads.
+
+    Parameters as in flash-linear-attention: q_proj, f_proj, i_proj, o_proj (D, D); g_norm.weight (D).
+    Initialisation: linear weights N(0, 0.02²), norm 1, Γ = 0.
+    State: S (B, H, K, K), zeros.
+    """
+
+    id = "S-hgrn2"
+    equation = (
+        "S_t = Diag(f_t) S_{t-1} + (1 - f_t) v_t^T,  o_t = S_t^T SiLU(W_q x_t),  "
+        "f_t = gamma + (1 - gamma) sigmoid(W_f x_t);  y = W_o RMSNorm(o)"
+    )
+    source = (
+        'Qin et al., "HGRN2: Gated Linear RNNs with State Expansion", arXiv:2404.07904, eq. (5) and sec. 3.2; '
+        "the released code has SimpleRMSNorm"
+    )
+    op = "linear_attention"
+    sample: ClassVar = {"head_dim": 4}
+    residual_out = "o_proj"
+
+    def __init__(self, dim: int, head_dim: int | None = None, norm_eps: float = 1e-5) -> None:
+        super().__init__()
+        head_dim = min(128, dim) if head_dim is None else head_dim
+        if head_dim < 1 or dim % head_dim:
+            raise ConfigError(f"hgrn2: head_dim is {head_dim}, expected a divisor of dim={dim}")
+        self.dim, self.head_dim = dim, head_dim
+        self.q_proj, self.f_proj, self.i_proj = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.g_norm = GatedRMSNorm(dim, norm_eps)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        shape = (batch_size, self.dim // self.head_dim, self.head_dim, self.head_dim)
+        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        q, f, v = F.silu(self.q_proj(x)), widen(self.f_proj(x)), self.i_proj(x)
+        k = (1 - self.lower_bound()) * (-f).sigmoid()
+        g = F.logsigmoid(f) if self._bound is None else torch.log1p(-k)  # without a bound, k may round to 1
+        q, k, v, g = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v, g))
+        o, last = linear_attention(q, k, v, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
+        return self.o_proj(self.g_norm(o.flatten(-2), None).to(x.dtype)), last

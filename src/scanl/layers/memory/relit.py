@@ -1,0 +1,120 @@
+r"""Recurrent linear transformer: an outer-product memory whose every entry has its own gate.
+
+.. math:: C_t = (1 - \beta_t \gamma_t^\top) \odot C_{t-1} + (\beta_t \gamma_t^\top) \odot (v_t k_t^\top), \quad
+          s_t = (1 - \gamma_t) \odot s_{t-1} + \gamma_t \odot k_t, \quad
+          o_t = \frac{C_t q_t}{s_t^\top q_t + \epsilon}
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+class GatedOuterProducts(Layer):
+    """Base class of `relit` and `arelit`: expanded keys and gates.
+
+    Parameters as in the released code: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together;
+    linear_p1p2p3 (.., D); project (D, H K); all with biases.
+    Initialisation: orthogonal of gain sqrt(2), biases 0.
+    """
+
+    residual_out = "project"
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int | None, eta: int, expansions: int) -> None:
+        """expansions: number of vectors of η numbers that linear_p1p2p3 gives for each head."""
+        super().__init__()
+        head_dim = max(1, dim // max(1, num_heads)) if head_dim is None else head_dim
+        if min(dim, num_heads, head_dim, eta) < 1:
+            found = f"dim is {dim}, num_heads is {num_heads}, head_dim is {head_dim} and eta is {eta}"
+            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        self.dim, self.num_heads, self.head_dim, self.eta = dim, num_heads, head_dim, eta
+        self.linear_kqvbetagammas = nn.Linear(dim, 5 * num_heads * head_dim)
+        self.linear_p1p2p3 = nn.Linear(dim, expansions * num_heads * eta)
+        self.project = nn.Linear(num_heads * head_dim, dim)
+        for linear in (self.linear_kqvbetagammas, self.linear_p1p2p3, self.project):
+            nn.init.orthogonal_(linear.weight, math.sqrt(2))
+            nn.init.zeros_(linear.bias)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return k, q, v, β, γ (B, T, H, K) before any activation, then the expansions (B, T, H, η)."""
+        parts = widen(self.linear_kqvbetagammas(x)).unflatten(-1, (self.num_heads, 5, self.head_dim)).unbind(-2)
+        return *parts, *widen(self.linear_p1p2p3(x)).unflatten(-1, (self.num_heads, -1, self.eta)).unbind(-2)
+
+
+def expand(x: Tensor, p: Tensor) -> Tensor:
+    """Return all products of x (..., K) with p (..., η): (..., η K)."""
+    return (p.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
+
+
+@register("relit")
+class ReLiT(GatedOuterProducts):
+    """ReLiT (later GaLiTe): learned expansions of keys and queries, and a gate for each entry of the memory.
+
+    The gate is 1 - β γᵀ, no product of a decay of rows and one of columns. So a step needs H K (K + 1) η numbers, here
+    for all steps at once: long sequences need much space. `arelit` approximates it. The block of the authors, with
+    gates in place of residual sums, is not part of this layer, nor is their reset at the start of an episode.
+
+    Args:
+        dim: D, model width.
+        num_heads: H.
+        head_dim: K, channels of keys, queries and values before their expansion; by default D / H, rounded down. The
+            authors have 64 for a D of 128.
+        eta: η, factor of the expansion.
+        eps: ε of the denominator.
+
+    Parameters: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together; linear_p1p2p3 (2 H η, D);
+    query_weight (H, K + η, K) and query_bias (H, K + η), the second map of the queries; project (D, H K).
+    Initialisation: each linear map orthogonal with gain sqrt(2), biases 0.
+    State: (B, H, K + 1, η K), C with s as its last row, zeros.
+    """
+
+    id = "S-relit"
+    equation = (
+        "C_t = (1 - b g^T) * C_{t-1} + (b g^T) * (v k^T),  s_t = (1 - g) * s_{t-1} + g * k,  "
+        "o_t = C_t q_t / (s_t . q_t),  k = ReLU(W_k x) (x) ReLU(W_1 x),  g = sigmoid(W_g x) (x) sigmoid(W_3 x)"
+    )
+    source = (
+        'Pramanik, Elelimy, Machado and White, "Recurrent Linear Transformers", arXiv:2310.15719, sec. 3, with the '
+        "queries of the released code"
+    )
+    op = "linear_scan"
+    sample: ClassVar = {"num_heads": 2, "head_dim": 5, "eta": 3}
+
+    def __init__(
+        self, dim: int, num_heads: int = 4, head_dim: int | None = None, eta: int = 2, eps: float = 1e-10
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim, eta, 2)
+        self.eps = eps
+        width = self.head_dim
+        self.query_weight = nn.Parameter(torch.empty(num_heads, width + eta, width))
+        self.query_bias = nn.Parameter(torch.zeros(num_heads, width + eta))
+        for head in range(num_heads):
+            for part in (slice(width), slice(width, None)):
+                nn.init.orthogonal_(self.query_weight[head, part], math.sqrt(2))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        shape = (batch_size, self.num_heads, self.head_dim + 1, self.eta * self.head_dim)
+        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        k, q, v, beta, gamma, p1, p3 = self._project(x)
+        k, gamma = expand(k.relu(), p1.relu()), expand(gamma.sigmoid(), p3.sigmoid())
+        q = torch.einsum("...hk,hmk->...hm", q, widen(self.query_weight)) + widen(self.query_bias)
+        q = expand(*q.relu().split([self.head_dim, self.eta], -1))
+        v, beta = F.pad(v, (0, 1), value=1.0), F.pad(beta.sigmoid(), (0, 1), value=1.0)  # the last row is s
+        write = beta.unsqueeze(-1) * gamma.unsqueeze(-2)
+        C, last = linear_scan(write * v.unsqueeze(-1) * k.unsqueeze(-2), 1 - write, state, cu_seqlens=cu_seqlens)
+        o = torch.einsum("...vk,...k->...v", C, q)
+        o = o[..., :-1] / (o[..., -1:] + self.eps)
+        return self.project(o.flatten(-2).to(x.dtype)), last

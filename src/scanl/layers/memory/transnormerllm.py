@@ -1,0 +1,124 @@
+r"""Token mixer of TransNormerLLM: linear attention with decays of heads and a norm over all of them.
+
+.. math:: S_t = \lambda_h S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
+          y_t = W_o (W_u x_t \odot \mathrm{SRMSNorm}(o_t)), \quad
+          \lambda_h = \exp\Big(-s_h \big(1 - \tfrac{l}{L-1} + 10^{-5}\big)\Big)
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.depth import rise
+from scanl.layers.parts.lrpe import LRPE
+from scanl.layers.parts.norm import simple_rms_norm
+from scanl.layers.parts.positions import positions
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_attention
+
+
+class TransNormerState(NamedTuple):
+    """State of `TransNormerLLM`.
+
+    recurrent: S (B, H, K', K).   steps: number of steps read (B, 1), int64; None without positions.
+    """
+
+    recurrent: Tensor
+    steps: Tensor | None
+
+
+@register("transnormerllm")
+class TransNormerLLM(Layer):
+    """TransNormerLLM: lightning decays, a gate without an activation, and positions in the lowest layer alone.
+
+    The slopes s_h are those of ALiBi: 2^(-8 (h+1) / H) for H a power of 2. In a stack of L layers, of any class, l is
+    the layer's index from 0; outside a stack it is 0. So the highest layer hardly forgets. As in the released code; in
+    the paper the logarithm of the decay is linear in h. Its channel mixer, SGLU, is `gated_mlp` with
+    activation="identity".
+
+    Args:
+        dim: D, model width; H queries, keys and values of K = D / H channels.
+        num_heads: H.
+        lrpe: positions (LRPE), which double the features of queries and keys; by default in the lowest layer of a stack
+            and outside of stacks.
+
+    Parameters as in the released code: qkvu_proj (4D, D), out_proj (D, D); lrpe.theta (H, K) where there are positions.
+    The norm has none.
+    Initialisation: linear weights N(0, 0.02²); theta_j = 10000^(-2j/D) for channel j of all heads.
+    State: S (B, H, K, K), or (B, H, 2K, K) and the count of steps where there are positions; zeros.
+    """
+
+    id = "S-transnormerllm"
+    equation = (
+        "S_t = lambda_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  q, k = SiLU(W x),  "
+        "lambda_h = exp(-s_h (1 - l / (L-1)));  y = W_o (W_u x * SRMSNorm(o))"
+    )
+    source = (
+        'Qin et al., "TransNormerLLM: A Faster and Better Large Language Model with Improved TransNormer", '
+        "arXiv:2307.14995, sec. 3.1"
+    )
+    op = "linear_attention"
+    sample: ClassVar = {"num_heads": 3}
+    residual_out = "out_proj"
+
+    def __init__(self, dim: int, num_heads: int = 8, lrpe: bool | None = None) -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ConfigError(f"transnormerllm: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        self.dim, self.num_heads, self.head_dim, self.positioned = dim, num_heads, dim // num_heads, lrpe
+        self.qkvu_proj = nn.Linear(dim, 4 * dim, bias=False)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+        self.lrpe = None if lrpe is False else LRPE(num_heads, self.head_dim)
+        for linear in (self.qkvu_proj, self.out_proj):
+            nn.init.normal_(linear.weight, std=0.02)
+        self.enter_stack(0, [self])
+
+    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
+        self.rate = 1 - rise(index, len(layers)) + 1e-5
+        if self.positioned is None and index:
+            self.lrpe = None
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TransNormerState:
+        double = 1 if self.lrpe is None else 2
+        shape = (batch_size, self.num_heads, double * self.head_dim, self.head_dim)
+        return TransNormerState(
+            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
+            None if self.lrpe is None else self._zeros(batch_size, 1, device=device, dtype=torch.int64),
+        )
+
+    def forward(
+        self, x: Tensor, state: TransNormerState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, TransNormerState]:
+        self._check(x, state, cu_seqlens)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        recurrent, read = self.init_state(rows) if state is None else state
+        q, k, v, u = self.qkvu_proj(x).chunk(4, -1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), F.silu(k), v))
+        if self.lrpe is not None and read is not None:
+            steps, read = positions(read, x.shape[1], cu_seqlens)
+            q, k = self.lrpe(q, steps), self.lrpe(k, steps)
+        slopes = torch.tensor(alibi_slopes(self.num_heads), device=x.device, dtype=widen(q).dtype)
+        o, recurrent = linear_attention(
+            q, k, v.to(q.dtype), -self.rate * slopes, state=recurrent, scale=1.0, cu_seqlens=cu_seqlens
+        )
+        y = u * simple_rms_norm(o.flatten(-2)).to(x.dtype)
+        return self.out_proj(y), TransNormerState(recurrent, read)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Return the slopes of ALiBi: 2^(-8 (h+1) / H) for H a power of 2; else also every other one of twice as many.
+
+    Source: Press, Smith and Lewis, "Train Short, Test Long", arXiv:2108.12409, section 3, and its code for other H.
+
+    >>> alibi_slopes(2), alibi_slopes(3)
+    ([0.0625, 0.00390625], [0.0625, 0.00390625, 0.25])
+    """
+    below = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / below) for h in range(below)]
+    return slopes + [2 ** (-4 * (h + 1) / below) for h in range(0, 2 * (heads - below), 2)]
