@@ -218,4 +218,6 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
 
 def test_labels_of_features_have_no_model_yet():
     with pytest.raises(ConfigError, match="no model gives a label at every step of features yet; give tokens"):
-        model_for(Question("label", channels=3), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+        model_for(
+            Question("label", channels=3, classes=2), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}
+        )

@@ -1,6 +1,7 @@
 """Training data: the protocol of a source, and sources of real data."""
 
 from scanl.data.base import IGNORED as IGNORED
+from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam
 from scanl.data.base import Examples as Examples
 from scanl.data.base import Question as Question

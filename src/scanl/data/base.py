@@ -18,6 +18,7 @@ from scanl.errors import CheckpointError, nearest
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
+LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the quantiles by which forecasts are scored
 
 
 class Examples(NamedTuple):
@@ -36,23 +37,45 @@ class Question:
 
     kind: what to predict, and the form of the targets:
         "next token": the next token at every step; (N, T) integers, IGNORED after the end of a row.
-        "label": a token of the vocabulary at some steps; (N, T) integers, IGNORED at the others.
+        "label": a token of the vocabulary, or for features one of `classes`, at some steps; (N, T) integers, IGNORED
+            at the others.
         "class": one of `classes` for the whole sequence; (N,) integers.
         "number": a number for the whole sequence; (N,) float32.
+        "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets) float32, NaN where no
+            answer is wanted. A measurement scores the forecast after the last step alone: (N, 1, H, targets).
     vocab_size: V, if the inputs are tokens.
     channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
     timed: the last channel is also the duration of the step, for layers that take `timespans`.
+    scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
+        has done so. A source measures them on its training part alone.
+    missing: whether the features have NaN, which means that a number is missing.
+    horizon: H, of a forecast.
+    targets: number of the first channels, those that are forecast.
+    static: number of the channels after them that are constant over a sequence.
+    future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
+        after them: at each step the H values to come, one step after another.
+    distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
+        "student_t", "negative_binomial".
     """
 
-    kind: Literal["next token", "label", "class", "number"]
+    kind: Literal["next token", "label", "class", "number", "horizon"]
     vocab_size: int | None = None
     channels: int | None = None
     classes: int | None = None
     timed: bool = False
+    scales: tuple[tuple[float, float], ...] | None = None
+    missing: bool = False
+    horizon: int | None = None
+    targets: int = 1
+    static: int = 0
+    future: int = 0
+    distribution: str = "points"
 
     def __post_init__(self) -> None:
         assert (self.vocab_size is None) != (self.channels is None), "tokens or features, one of the two"
-        assert (self.classes is None) == (self.kind != "class"), "classes are of the question for a class"
+        classed = self.kind == "class" or (self.kind == "label" and self.channels is not None)
+        assert (self.classes is not None) == classed, "classes are of the questions for a class, or a label of features"
+        assert (self.horizon is not None) == (self.kind == "horizon"), "a horizon is of the question for one"
 
     @property
     def every_step(self) -> bool:
@@ -65,12 +88,13 @@ class Exam:
     """Examples on which a trained model is measured, with scores of others on the same examples.
 
     title: heading of the table.   examples: batches of rows.
-    beside: scores to compare with, by name.   digits: format of a score.
+    beside: scores to compare with, by name: of the metric alone, or of every score of `Source.scores`, by its name.
+    digits: format of a score.
     """
 
     title: str
     examples: Iterable[Examples]
-    beside: Mapping[str, float]
+    beside: Mapping[str, float | Mapping[str, float]]
     digits: str
 
 
@@ -152,12 +176,20 @@ class Source(ABC):
         """Return the sum of the scores, and how many answers were scored.
 
         The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
-        outputs: (n, V) logits, or (n,) numbers.   targets: (n,).
+        outputs: (n, V) logits, (n,) numbers, or of a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
+        targets: (n,), or of a forecast (n, H, targets).
         """
         if self.question.kind == "number":
             return float((outputs.double() - targets).square().sum()), len(targets)
         asked = targets != IGNORED
         return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
+        """Return of every score its sum and how many answers were scored, by name; the first is `metric`.
+
+        An exam prints the means of all of them. A source with more scores than one overrides this method.
+        """
+        return {self.metric: self.total(outputs, targets)}
 
     def beside(self, loss: float) -> dict[str, float]:
         """Return further columns of a row of metrics.csv that follow from the loss."""
