@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from scanl import tasks
 from scanl.cli import main
 from scanl.data import Corpus, Exam, Examples, Question, Source, Text, register, sources
+from scanl.data.base import padded
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
@@ -221,3 +222,20 @@ def test_labels_of_features_have_no_model_yet():
         model_for(
             Question("label", channels=3, classes=2), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}
         )
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_row_that_ends_early_is_read_to_its_end(tokens):
+    """In one piece and in chunks, one of which begins after the end of a row."""
+    question = Question("class", classes=3, padded=True, **({"vocab_size": 9} if tokens else {"channels": 2}))
+    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}).eval()
+    random, lengths = np.random.default_rng(0), (5, 2, 9)
+    rows = [random.integers(0, 9, n) if tokens else random.normal(size=(n, 2)).astype(np.float32) for n in lengths]
+    inputs = torch.from_numpy(padded(rows, 10))
+    alone = torch.cat([model(torch.from_numpy(row)[None])[0] for row in rows])
+    outputs, *_ = answer(question, model, inputs, torch.zeros(3))
+    torch.testing.assert_close(outputs, alone)
+    state = None
+    for chunk in inputs.split(4, 1):
+        outputs, _, state = answer(question, model, chunk, torch.zeros(3), state)
+    torch.testing.assert_close(outputs, alone)

@@ -7,10 +7,11 @@ name, and is imported in the `__init__` of its folder. `scanl train --task NAME`
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,6 +42,7 @@ class Question:
             at the others.
         "class": one of `classes` for the whole sequence; (N,) integers.
         "number": a number for the whole sequence; (N,) float32.
+        "numbers": `targets` numbers at every step; (N, T, targets) float32, NaN where no answer is wanted.
         "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets) float32, NaN where no
             answer is wanted. A measurement scores the forecast after the last step alone: (N, 1, H, targets).
     vocab_size: V, if the inputs are tokens.
@@ -49,8 +51,9 @@ class Question:
     scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
         has done so. A source measures them on its training part alone.
     missing: whether the features have NaN, which means that a number is missing.
+    padded: whether a row may end early. After its end there is IGNORED in place of tokens, NaN in all channels.
     horizon: H, of a forecast.
-    targets: number of the first channels, those that are forecast.
+    targets: number of the first channels, those that are forecast; or number of the numbers at a step.
     static: number of the channels after them that are constant over a sequence.
     future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
         after them: at each step the H values to come, one step after another.
@@ -58,13 +61,14 @@ class Question:
         "student_t", "negative_binomial".
     """
 
-    kind: Literal["next token", "label", "class", "number", "horizon"]
+    kind: Literal["next token", "label", "class", "number", "numbers", "horizon"]
     vocab_size: int | None = None
     channels: int | None = None
     classes: int | None = None
     timed: bool = False
     scales: tuple[tuple[float, float], ...] | None = None
     missing: bool = False
+    padded: bool = False
     horizon: int | None = None
     targets: int = 1
     static: int = 0
@@ -75,12 +79,13 @@ class Question:
         assert (self.vocab_size is None) != (self.channels is None), "tokens or features, one of the two"
         classed = self.kind == "class" or (self.kind == "label" and self.channels is not None)
         assert (self.classes is not None) == classed, "classes are of the questions for a class, or a label of features"
+        assert not (self.missing and self.padded), "NaN says one thing"
         assert (self.horizon is not None) == (self.kind == "horizon"), "a horizon is of the question for one"
 
     @property
     def every_step(self) -> bool:
         """Whether there is a target for each step. Otherwise the only answer is the one after the last step."""
-        return self.kind in ("next token", "label")
+        return self.kind in ("next token", "label", "numbers")
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,8 @@ class Source(ABC):
         outputs: (n, V) logits, (n,) numbers, or of a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
         targets: (n,), or of a forecast (n, H, targets).
         """
-        if self.question.kind == "number":
-            return float((outputs.double() - targets).square().sum()), len(targets)
+        if self.question.kind in ("number", "numbers"):
+            return float((outputs.double() - targets).square().sum()), targets.numel()
         asked = targets != IGNORED
         return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
 
@@ -226,6 +231,16 @@ class Source(ABC):
                 f"train: the {self.noun} has changed since the checkpoint; put back the {self.noun} to resume"
                 f"{self.moved}"
             )
+
+
+def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
+    """Make a batch (N, length, ...) of rows that end early, as `Question.padded` says: integers become int64."""
+    whole = np.issubdtype(rows[0].dtype, np.integer)
+    shape = (len(rows), length, *rows[0].shape[1:])
+    batch = np.full(shape, IGNORED, np.int64) if whole else np.full(shape, np.nan, np.float32)
+    for place, row in zip(batch, rows, strict=True):
+        place[: len(row)] = row[:length]
+    return batch
 
 
 class Opener(Protocol):

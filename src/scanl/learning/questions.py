@@ -20,6 +20,8 @@ def model_for(question: Question, options: Mapping[str, Any]) -> Model:
 
     For a number, the classifier has one logit and reads the last step.
     """
+    if question.kind == "numbers":
+        raise ConfigError("train: no model gives numbers at every step yet; `generate` and `solve` of the task work")
     if question.every_step:
         if question.vocab_size is None:
             raise ConfigError(f"train: no model gives a {question.kind} at every step of features yet; give tokens")
@@ -52,8 +54,14 @@ def answer(
         logits, state = model.logits_at(inputs, asked, state)
         return logits, targets[asked], state
     timespans = inputs[..., -1] if question.timed and model.stack.timed else None
-    outputs, state = model(inputs, state, timespans=timespans)
+    mask = present(inputs) if question.padded else None
+    outputs, state = model(inputs, state, mask=mask, timespans=timespans)
     return (outputs[:, 0] if question.kind == "number" else outputs), targets, state
+
+
+def present(inputs: Tensor) -> Tensor:
+    """Return which steps of a padded batch are of its sequences: (B, T) bool."""
+    return ~inputs.isnan().all(-1) if inputs.is_floating_point() else inputs != IGNORED
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
