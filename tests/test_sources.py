@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import published
 from scanl import tasks
 from scanl.cli import main
 from scanl.data import Corpus, Exam, Examples, Question, Source, Text, register, sources
 from scanl.data.base import padded
+from scanl.data.files import folders
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
@@ -39,10 +41,28 @@ DIGESTS = {
 each_source = pytest.mark.parametrize("name", sources.names())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_files(tmp_path_factory):
+    """Small files in the place of every published data set."""
+    root = tmp_path_factory.mktemp("published")
+    published.write_all(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCANL_DATA", str(root))
+        for files in folders.values():
+            patch.setattr(files, "sha256", {})
+            patch.setattr(files, "counts", {})
+        yield
+
+
+def config_of(name: str, **given: Any) -> TrainConfig:
+    """The options of a configuration; those of texts are short."""
+    short = {"sequence_length": 20, "carry_state": True} if "sequence_length" in sources.get(name).reads() else {}
+    return TrainConfig(task=name, task_options=published.OPTIONS.get(name, {}), **short, **given)
+
+
 def opened(name: str) -> Source:
-    """With the options of a configuration; text is of 3,000 known bytes."""
-    config = TrainConfig(task=name, sequence_length=20, carry_state=True) if name == "text" else TrainConfig(task=name)
-    source = config.source()
+    """With small files; text is of 3,000 known bytes."""
+    source = config_of(name).source()
     if isinstance(source, Text):
         data = (np.arange(3000) % 251).astype(np.uint8)
         source.corpus = Corpus(data[:2000], data[2000:])
@@ -50,13 +70,22 @@ def opened(name: str) -> Source:
 
 
 def test_every_task_is_a_source():
-    assert set(sources.names()) == {"text", *tasks.names()}
+    others = {name for name in sources.names() if sources.get(name).needs is not None}
+    assert set(sources.names()) == {"text", *others, *tasks.names()}
+
+
+def test_every_data_set_has_a_source_and_a_small_copy():
+    used = {files.name for name in sources.names() if (files := sources.get(name).needs) is not None}
+    assert used == set(folders) == set(published.WRITERS)
 
 
 @each_source
 def test_the_digest_is_the_one_that_checkpoints_hold(name):
     source = opened(name)
-    source.refuse_other(DIGESTS[name])
+    if name in DIGESTS:
+        source.refuse_other(DIGESTS[name])
+    else:  # of files: the same when they are read again
+        source.refuse_other(opened(name).digest())
     with pytest.raises(CheckpointError, match=f"the {source.noun} has changed since the checkpoint; put back the"):
         source.refuse_other("0" * 64)
 
@@ -76,7 +105,9 @@ def test_processes_share_the_batch_of_one(name):
 def test_the_model_answers_the_question(name):
     """Of as many answers as there are targets, and a loss that every parameter learns from."""
     source = opened(name)
-    model = build_model(TrainConfig(task=name, layer="lru", dim=8, depth=1))
+    if source.question.kind == "numbers":
+        pytest.skip("no model gives numbers at every step yet")
+    model = build_model(config_of(name, layer="lru", dim=8, depth=1))
     inputs, targets = map(torch.from_numpy, source.batch(0, 2))
     outputs, asked, _ = answer(source.question, model, inputs, targets)
     assert len(outputs) == len(asked) > 0

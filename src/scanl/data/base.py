@@ -9,13 +9,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanl.errors import CheckpointError, nearest
+from scanl.data.files import Files
+from scanl.errors import CheckpointError, ConfigError, nearest
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
@@ -112,6 +113,9 @@ class Source(ABC):
     """
 
     name: ClassVar[str] = ""  # set by `register`
+    id: ClassVar[str] = ""  # short names by which maintainers find published data
+    needs: ClassVar[Files | None] = None  # the files that it reads, if they are of a published data set
+    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes, which `scanl generate` continues
     metric: str  # name of the score: "accuracy", "bits per byte"
     higher_is_better: bool
     chance: float | None = None  # score of guessing, if known
@@ -233,6 +237,20 @@ class Source(ABC):
             )
 
 
+def summary(source: type[Any]) -> str:
+    """Return the first line of a source's docstring."""
+    return inspect.cleandoc(source.__doc__ or "").splitlines()[0]
+
+
+def check_types(source: str, options: Any, names: Iterable[str]) -> None:
+    """Raise ConfigError for an option of a dataclass whose value is not of the type of its field."""
+    hints = get_type_hints(type(options))
+    for name in names:
+        value, kind = getattr(options, name), hints[name]
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ConfigError(f"{source}: {name} is {value!r}, expected {kind.__name__}")
+
+
 def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
     """Make a batch (N, length, ...) of rows that end early, as `Question.padded` says: integers become int64."""
     whole = np.issubdtype(rows[0].dtype, np.integer)
@@ -247,6 +265,8 @@ class Opener(Protocol):
     """What the registry holds: a subclass of `Source`, or a class such as a task whose `open` makes a source."""
 
     name: ClassVar[str]
+    id: ClassVar[str]
+    needs: ClassVar[Files | None]
     instead: ClassVar[Mapping[str, str]]
 
     @classmethod

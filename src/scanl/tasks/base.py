@@ -1,7 +1,6 @@
 """The base class of synthetic tasks, their registry, and the source that feeds a task to a training run."""
 
 import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from scanl.data import base
 from scanl.data.base import IGNORED as IGNORED
-from scanl.data.base import Exam, Question, Source
+from scanl.data.base import Exam, Question, Source, check_types
 from scanl.data.base import Examples as Examples
+from scanl.data.files import Files
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
@@ -45,6 +45,7 @@ class Task(ABC):
     name: ClassVar[str] = ""  # set by `register`
     id: ClassVar[str] = ""  # a short name by which maintainers find a published task
     source: ClassVar[str] = ""
+    needs: ClassVar[Files | None] = None  # the files that its examples are made of
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
@@ -55,11 +56,7 @@ class Task(ABC):
     vocab_size: int | None
 
     def __post_init__(self) -> None:
-        for option in options(type(self)):
-            value, kind = getattr(self, option.name), option.type
-            assert isinstance(kind, type)
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise ConfigError(f"{self.name}: {option.name} is {value!r}, expected {kind.__name__}")
+        check_types(self.name, self, [option.name for option in options(type(self))])
         self.check()
 
     @abstractmethod
@@ -234,11 +231,6 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 def options(cls: type[Task]) -> list[Any]:
     """Return the dataclass fields that a caller may set. A fixed vocab_size is not among them."""
     return [field for field in fields(cls) if field.init]
-
-
-def summary(cls: type[Task]) -> str:
-    """Return the first line of a task's docstring."""
-    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
 
 
 def build(name: str, **given: Any) -> Task:

@@ -66,7 +66,7 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
         if rows := read_metrics(folder):
             title = f"{config.source_name}: {config.model.layer}, dim {config.model.dim}, depth {config.model.depth}"
             save_loss_curve(folder, rows, title, source)
-        if not keeper.interrupted and source.question.kind == "next token":
+        if not keeper.interrupted and source.reads_bytes:
             assert isinstance(model, LanguageModel)
             folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.run.seed))
     return outcome
