@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "lra_listops": {"most": 12},
     "hg38": {"interval": 40},
     "ucr": {"problem": "Small"},
+    "pendulum": {"count": 6},
 }
 
 

@@ -71,7 +71,7 @@ def opened(name: str) -> Source:
 
 def test_every_task_is_a_source():
     others = {name for name in sources.names() if sources.get(name).needs is not None}
-    assert set(sources.names()) == {"text", *others, *tasks.names()}
+    assert set(sources.names()) == {"text", "mackey_glass", "pendulum", *others, *tasks.names()}
 
 
 def test_every_data_set_has_a_source_and_a_small_copy():
@@ -121,6 +121,7 @@ def test_the_model_answers_the_question(name):
 @each_source
 def test_a_source_says_what_its_scores_mean(name):
     source = opened(name)
+    source.check()
     low, high = source.reachable()
     assert source.measured in source.columns
     assert source.comparable is None or source.comparable in source.columns

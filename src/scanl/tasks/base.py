@@ -38,8 +38,9 @@ class Task(ABC):
     after training, so that a model is scored at other lengths.
     vocab_size: V, number of tokens including special ones; None where the inputs are features.
 
-    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: (N, T) int64, the right token at each step,
-    IGNORED where no answer is wanted; or (N,) float32, the right number for the whole sequence.
+    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: by default (N, T) int64, the right token at
+    each step, IGNORED where no answer is wanted; or for features (N,) float32, the right number for the whole sequence.
+    A task with another `question` has the targets of that.
     """
 
     name: ClassVar[str] = ""  # set by `register`
@@ -84,9 +85,10 @@ class Task(ABC):
         return self._generate(count, np.random.default_rng(seed))
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
-        """Score each wanted answer (n,): 1 or 0 for a token, the squared error for a number."""
-        if self.vocab_size is None:
-            return (answers.astype(np.float64) - targets) ** 2
+        """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""
+        if self.question.kind in ("number", "numbers"):
+            asked = ~np.isnan(targets)
+            return (answers[asked].astype(np.float64) - targets[asked]) ** 2
         asked = targets != IGNORED
         return (answers[asked] == targets[asked]).astype(np.float64)
 
@@ -199,7 +201,8 @@ class FreshExamples(Source):
         return Exam(title, examples, {"chance": task.chance, "best": task.best}, ".4g")
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        answers = outputs.float() if self.question.kind == "number" else outputs.argmax(-1)
+        numbers = self.question.kind in ("number", "numbers")
+        answers = outputs.float() if numbers else outputs.argmax(-1)
         scores = self.task.scores(answers.cpu().numpy(), targets.cpu().numpy())
         return float(scores.sum()), len(scores)
 
