@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package
-from scanl.data.rows import Part, Parts, Rows, set_aside
+from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.errors import ConfigError, DataError
 
 FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
@@ -50,7 +50,7 @@ LISTOPS = Files(
 
 @register("imdb")
 @dataclass
-class IMDbReviews(Rows):
+class IMDbReviews(FixedRows):
     """IMDb: whether a review of a film is good, from its bytes.
 
     With the folders of the original download, the split is the published one of 25,000 and 25,000 reviews. The file
@@ -62,7 +62,7 @@ class IMDbReviews(Rows):
     is the text task of Tay et al., "Long Range Arena", arXiv:2011.04006.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         most: bytes of a review that are read, the first; 1000 to 4096 in the literature.
         validation: number of training reviews that are set aside.
     Chance: 1 of 2.
@@ -126,7 +126,7 @@ def part_of(texts: Sequence[tuple[str, int]]) -> Part:
 
 @register("lra_retrieval")
 @dataclass
-class PaperPairs(Rows):
+class PaperPairs(FixedRows):
     """AAN: whether one of two papers cites the other, from their bytes.
 
     A row is the first `most` bytes of the first paper, a zero byte, and as many of the second. In the literature one
@@ -135,7 +135,7 @@ class PaperPairs(Rows):
     Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.3.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         most: bytes of a paper that are read; 4000 in the literature.
     Chance: 1 of 2.
     """
@@ -178,7 +178,7 @@ LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 
 @register("lra_listops")
 @dataclass
-class LongListOps(Rows):
+class LongListOps(FixedRows):
     """Long ListOps, the published rows: the value of a nested list of operations on digits, 500 to 2,000 tokens.
 
     The files have a left-nested binary form. Parentheses are left out, and "]" is one token, X. `listops` generates
@@ -187,7 +187,7 @@ class LongListOps(Rows):
     Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.1.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         most: tokens of a row that are read.
     Chance: 17 % for the most frequent answer, 0.
     """

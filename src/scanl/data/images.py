@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package
-from scanl.data.rows import Part, Parts, Rows, set_aside
+from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.errors import ConfigError, DataError
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -152,7 +152,7 @@ def read_mnist(files: Files, folder: str) -> tuple[Part, Part]:
 def read_cifar(files: Files, folder: str, labels: int = 1) -> tuple[Part, Part]:
     """Read the binary form: records of `labels` bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
 
-    Rows are (1024, 3).
+    FixedRows are (1024, 3).
     """
     many = files is CIFAR10
     parts = []
@@ -229,11 +229,11 @@ def permutation(order: str, size: int) -> NDArray[np.int64]:
 
 
 @dataclass
-class Images(Rows):
+class Images(FixedRows):
     """Classify an image that is read pixel by pixel.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         order: of the pixels; see `permutation`.
         validation: number of training images that are set aside; which ones, the seed 42 decides.
     """

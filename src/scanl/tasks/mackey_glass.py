@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import Question, register
-from scanl.data.rows import Part, Parts, Rows
+from scanl.data.fixed import FixedRows, Part, Parts
 
 AHEAD = 15
 SERIES, STEPS, DROPPED = 128, 5000, 100
@@ -30,7 +30,7 @@ def euler(history: NDArray[np.float64], start: float, steps: int, fine: int = 10
 
 @register("mackey_glass")
 @dataclass
-class MackeyGlass(Rows):
+class MackeyGlass(FixedRows):
     """Mackey-Glass: the value of a chaotic series 15 steps ahead, at every step.
 
     The delay is 17. Each of 128 series begins at 1.2, after a history of 1.2 with uniform noise of width 0.2. It is
@@ -42,7 +42,7 @@ class MackeyGlass(Rows):
     Source: Voelker et al., "Legendre Memory Units", NeurIPS 2019, section 4.3; Mackey and Glass, Science 197, 1977.
 
     Args:
-        seed, eval_examples: see `Rows`.   folder: not used.
+        seed, eval_examples: see `FixedRows`.   folder: not used.
         series_seed: of the noise.
         delay: of the equation.
     Chance: the mean square of the answers, measured.

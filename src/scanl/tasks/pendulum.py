@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import Question, register
-from scanl.data.rows import Part, Parts, Rows
+from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.errors import ConfigError
 
 SIDE, FRAMES, INNER = 24, 100, 100
@@ -61,7 +61,7 @@ def spoil(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.
 
 @register("pendulum")
 @dataclass
-class Pendulum(Rows):
+class Pendulum(FixedRows):
     """Pendulum: the sine and cosine of its angle, from noisy pictures of 24 x 24 pixels at irregular times.
 
     100 pictures, 0.01 s apart, of which 50 at random are seen. A step has the 576 pixels, divided by 255, and the time
@@ -73,7 +73,7 @@ class Pendulum(Rows):
     Series with Continuous Recurrent Units", arXiv:2111.11344, section 5.2.
 
     Args:
-        seed, eval_examples: see `Rows`.   folder: not used.
+        seed, eval_examples: see `FixedRows`.   folder: not used.
         count: number of training sequences; the other parts have half as many.
         observed: pictures that are seen, of 100.
     Chance: 1/2, the variance of the two answers.

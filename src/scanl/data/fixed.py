@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 
 @dataclass
-class Rows(Source):
+class FixedRows(Source):
     """Fixed rows: every epoch reads each row of the training part once, in an order of its own.
 
     A subclass defines `needs`, `question`, `metric`, `read`, and `form` where a batch is not just its rows. While
@@ -151,7 +151,7 @@ class Rows(Source):
 class Batched(NamedTuple):
     """The rows of a part in batches, as often as they are asked for."""
 
-    source: Rows
+    source: FixedRows
     part: Part
 
     def __iter__(self) -> Iterator[Examples]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package, lines
-from scanl.data.rows import Part, Parts, Rows, set_aside
+from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.errors import ConfigError, DataError
 
 UCR_SHA256 = {
@@ -175,7 +175,7 @@ def _ended(row: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @dataclass
-class Series(Rows):
+class Recordings(FixedRows):
     """Rows of features of different lengths, in memory. A subclass defines `read`.
 
     The question is found in the rows, so they are read when the model is made.
@@ -224,7 +224,7 @@ def shares(part: Part, validation: float, test: float, seed: int) -> Parts:
 
 @register("ucr")
 @dataclass
-class ArchiveProblem(Series):
+class ArchiveProblem(Recordings):
     """A problem of the UCR or UEA archive: the class of a series, with the published training and test part.
 
     A fifth of the training part is set aside for validation, at random. Channels are standardised on the rest.
@@ -236,7 +236,7 @@ class ArchiveProblem(Series):
     series classification archive", arXiv:1811.00075.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         problem: name of the problem.
     """
 
@@ -259,7 +259,7 @@ class ArchiveProblem(Series):
 
 @register("eigenworms")
 @dataclass
-class EigenWorms(Series):
+class EigenWorms(Recordings):
     """EigenWorms: to which of five kinds a worm belongs, from 17,984 steps of its movement in six channels.
 
     The published parts are joined and split at random into 70, 15 and 15 %; the number of the split is its seed. The
@@ -269,7 +269,7 @@ class EigenWorms(Series):
     arXiv:2110.04744.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         split: seed of the split.
     """
 
@@ -287,7 +287,7 @@ class EigenWorms(Series):
 
 @register("bidmc")
 @dataclass
-class VitalSigns(Series):
+class VitalSigns(Recordings):
     """BIDMC: a vital sign (breaths or heart beats a minute, or oxygen in per cent) from 32 s of two channels.
 
     The published parts are joined and split at random into 70, 15 and 15 %. The score is the mean squared error; the
@@ -296,7 +296,7 @@ class VitalSigns(Series):
     Source: Tan et al., "Time series extrinsic regression", 2021; as in Gu et al., arXiv:2111.00396, appendix D.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         vital: RR, HR or SpO2.
         split: seed of the split.
     """
@@ -332,13 +332,13 @@ class VitalSigns(Series):
 
 @register("spoken_digits")
 @dataclass
-class SpokenDigits(Series):
+class SpokenDigits(Recordings):
     """Spoken digits: which of ten a speaker has said, from 13 coefficients (MFCC) of each frame.
 
     The package has the features of the Free Spoken Digit Dataset, not the sound, and no split and no speakers: 70, 10
     and 20 % at random, with the seed 42. Channels are standardised on the training part.
 
-    Source: Jackson et al., "Free Spoken Digit Dataset", 2018. Args: see `Rows`. Chance: 1 of 10.
+    Source: Jackson et al., "Free Spoken Digit Dataset", 2018. Args: see `FixedRows`. Chance: 1 of 10.
     """
 
     id = "B-digits"
@@ -361,14 +361,14 @@ class SpokenDigits(Series):
 
 @register("har2")
 @dataclass
-class Activity(Series):
+class Activity(Recordings):
     """HAR-2: whether a person sits, lies or walks up, or stands, walks or walks down, from 128 steps of 9 channels.
 
     The published parts; a tenth of the training part is set aside for validation. Channels are standardised on the
     rest.
 
     Source: Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", 2013; two
-    classes as in Kusupati et al., "FastGRNN", arXiv:1901.02358. Args: see `Rows`. Chance: 1 of 2, about.
+    classes as in Kusupati et al., "FastGRNN", arXiv:1901.02358. Args: see `FixedRows`. Chance: 1 of 2, about.
     """
 
     id = "B-har2"
@@ -400,7 +400,7 @@ class Activity(Series):
 
 @register("sepsis")
 @dataclass
-class Sepsis(Series):
+class Sepsis(Recordings):
     """Sepsis: whether a patient will have sepsis, from the first 72 hours of a stay; one step an hour.
 
     A step has the 34 measurements that vary and the hour, with 0 for what was not measured after standardisation by
@@ -412,7 +412,7 @@ class Sepsis(Series):
     published score is the area under the curve, so it does not compare.
 
     Args:
-        seed, eval_examples, folder: see `Rows`.
+        seed, eval_examples, folder: see `FixedRows`.
         intensity: add the counts of measurements.
         split: seed of the split.
     """
