@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import Corpus, Exam, Examples, Question, Source, Text, register, sources
+from scanl.data import IGNORED, Corpus, Exam, Examples, Question, Source, Text, register, sources
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
@@ -216,8 +216,43 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_of_features_have_no_model_yet():
-    with pytest.raises(ConfigError, match="no model gives a label at every step of features yet; give tokens"):
-        model_for(
-            Question("label", channels=3, classes=2), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}
-        )
+def test_labels_of_features_have_a_model():
+    question = Question("label", channels=3, classes=4)
+    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    inputs, targets = torch.randn(2, 5, 3), torch.tensor([[0, IGNORED, 3, 1, 1], [IGNORED] * 5])
+    outputs, asked, _ = answer(question, model, inputs, targets)
+    assert (outputs.shape, asked.tolist()) == ((4, 4), [0, 3, 1, 1])
+    torch.testing.assert_close(outputs, model(inputs)[0][0, [0, 2, 3, 4]])
+    found, _ = loss(question, model, inputs, targets, None)
+    torch.testing.assert_close(found, F.cross_entropy(outputs, asked))
+
+
+def test_channels_of_a_horizon_reach_their_arguments():
+    """Targets, covariates of the past, static ones, those known ahead, and the duration."""
+    question = Question(
+        "horizon", channels=2 + 1 + 3 + 2 * 4 + 1, horizon=4, targets=2, static=1, future=2, timed=True,
+        scales=tuple((float(i), i + 1.0) for i in range(8)), distribution="gaussian",
+    )  # fmt: skip
+    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, "lags": 2, "recursive": False}
+    model = model_for(question, options)
+    inputs, targets = torch.randn(2, 5, 15), torch.randn(2, 5, 4, 2)
+    inputs[..., 5] = inputs[:, :1, 5]
+    given = {
+        "static": inputs[:, 0, 5:6],
+        "future": inputs[..., 6:14].unflatten(-1, (4, 2)),
+        "timespans": inputs[..., 14],
+    }
+    x = inputs[..., :5]
+    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], model.loss(x, targets, **given)[0])
+    outputs, asked, _ = answer(question, model, inputs, targets)
+    torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
+    torch.testing.assert_close(asked, targets[:, -1])
+    assert model.config["scales"] == [[float(i), i + 1.0] for i in range(8)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("recursive", True), ("lags", 3), ("span", 5.0)])
+def test_options_of_forecasters_are_theirs(name, value):
+    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, name: value}
+    for question in (Question("next token", vocab_size=4), Question("class", channels=2, classes=2)):
+        with pytest.raises(ConfigError, match=f"train: {name} is {value}, but the data ask for no forecast; leave out"):
+            model_for(question, options)

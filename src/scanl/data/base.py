@@ -48,12 +48,13 @@ class Question:
     timed: the last channel is also the duration of the step, for layers that take `timespans`.
     scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
         has done so. A source measures them on its training part alone.
+    answer_scale: the location and the scale of a number; none for 0 and 1.
     missing: whether the features have NaN, which means that a number is missing.
     horizon: H, of a forecast.
-    targets: number of the first channels, those that are forecast.
-    static: number of the channels after them that are constant over a sequence.
+    targets: number of the first channels, those that are forecast. Covariates of the past follow.
+    static: number of the channels after those that are constant over a sequence.
     future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
-        after them: at each step the H values to come, one step after another.
+        after them: at each step the H values to come, one step after another. Their scales are given once, F.
     distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
         "student_t", "negative_binomial".
     """
@@ -64,6 +65,7 @@ class Question:
     classes: int | None = None
     timed: bool = False
     scales: tuple[tuple[float, float], ...] | None = None
+    answer_scale: tuple[float, float] | None = None
     missing: bool = False
     horizon: int | None = None
     targets: int = 1

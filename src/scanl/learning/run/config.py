@@ -32,6 +32,9 @@ class ModelConfig:
     norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
     dropout: Annotated[float, "fraction of what a layer or mixer adds to the residual stream that is left out"] = 0.0
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
+    recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
+    lags: Annotated[int, "of a forecast: last values that a linear map adds to it; 0: none"] = 1
+    span: Annotated[float | None, "of a forecast: numbers after which that past fades; none: never"] = None
 
 
 @dataclass
