@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import IGNORED, Corpus, Exam, Examples, Question, Source, Text, register, sources
+from scanl.data import IGNORED, Corpus, Exam, Examples, Question, Source, Table, Text, register, sources
+from scanl.data.series import Collection, Series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
-from scanl.learning.run.config import build_model
 
 ROOM = Path(__file__).parents[1] / "src" / "scanl"
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 30 --log-every 10 --lr 0.03".split()  # noqa: SIM905
@@ -33,13 +33,22 @@ DIGESTS = {
     "mqar": "2133fc54d9cb92651b5a25ab6cbe16f4ff05dab2340d9799989a91087bc11f79",
     "parity": "194f52e49ae84189e574fb544b841e831533d06ed2cca58f87183b42e8f70ec4",
     "selective_copy": "c56a74b447467d48bc27b83c9c0d3698cd858c7958bac56f609ccbc2cd50fadb",
+    "table": "985f1e890e59b4cb95d748a93882678a82900c45c2947aec343a10b18545d2db",
     "text": "f11eeb80c625a7b8d66834c24a1579547806051946533d2fa233e401ca47f353",
 }
 each_source = pytest.mark.parametrize("name", sources.names())
 
 
 def opened(name: str) -> Source:
-    """With the options of a configuration; text is of 3,000 known bytes."""
+    """With the options of a configuration; text is of 3,000 known bytes, a table of two known series."""
+    if name == "table":
+        rows = np.arange(60)
+        waves = [(rows * k % 7.0)[:, None] for k in (1, 2)]
+        table = Table(["t.csv"], "forecast", "y", horizon=3, sequence_length=20)
+        table.collection = Collection(
+            [Series("", y, y[:, :0], np.zeros(0), y[:, :0], None, rows * 1.0) for y in waves], [], 7, "two waves"
+        )
+        return table
     config = TrainConfig(task=name, sequence_length=20, carry_state=True) if name == "text" else TrainConfig(task=name)
     source = config.source()
     if isinstance(source, Text):
@@ -49,7 +58,7 @@ def opened(name: str) -> Source:
 
 
 def test_every_task_is_a_source():
-    assert set(sources.names()) == {"text", *tasks.names()}
+    assert set(sources.names()) == {"table", "text", *tasks.names()}
 
 
 @each_source
@@ -75,12 +84,15 @@ def test_processes_share_the_batch_of_one(name):
 def test_the_model_answers_the_question(name):
     """Of as many answers as there are targets, and a loss that every parameter learns from."""
     source = opened(name)
-    model = build_model(TrainConfig(task=name, layer="lru", dim=8, depth=1))
+    model = model_for(source.question, {"layer": "lru", "dim": 8, "depth": 1, "tie_embeddings": False})
     inputs, targets = map(torch.from_numpy, source.batch(0, 2))
-    outputs, asked, _ = answer(source.question, model, inputs, targets)
+    measured = map(torch.from_numpy, next(iter(source.unseen(0))))
+    read, wanted = (part if part.is_floating_point() else part.long() for part in measured)
+    outputs, asked, _ = answer(source.question, model, read, wanted)
     assert len(outputs) == len(asked) > 0
     total, count = source.total(outputs.detach(), asked)
-    assert (total >= 0, count) == (True, len(asked))
+    each = asked[:, -1].numel() if source.question.kind == "horizon" else len(asked)
+    assert (total >= 0, count) == (True, each)
     found, _ = loss(source.question, model, inputs, targets, None)
     found.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -246,7 +258,7 @@ def test_channels_of_a_horizon_reach_their_arguments():
     torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], model.loss(x, targets, **given)[0])
     outputs, asked, _ = answer(question, model, inputs, targets)
     torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
-    torch.testing.assert_close(asked, targets[:, -1])
+    assert asked is targets
     assert model.config["scales"] == [[float(i), i + 1.0] for i in range(8)]
 
 

@@ -11,6 +11,7 @@ from scanl.data.base import sources as sources
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import standard_library as standard_library
+from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams
 from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows

@@ -14,7 +14,7 @@ from scanl.models import Forecaster, LanguageModel, SequenceClassifier, Sequence
 
 Model = LanguageModel | SequenceClassifier | SequenceRegressor | SequenceLabeller | Forecaster
 
-FORECASTER = {"recursive": False, "lags": 1, "span": None}  # options of a forecaster alone
+FORECASTER = {"recursive": False, "lags": None, "span": None}  # options of a forecaster alone
 
 
 def model_for(question: Question, options: Mapping[str, Any]) -> Model:
@@ -61,6 +61,7 @@ def _forecaster(question: Question, options: Mapping[str, Any]) -> Forecaster:
     scales = None
     if question.scales is not None:  # those of the covariates that are known ahead are the same for each of the steps
         scales = [list(pair) for pair in question.scales[: once + question.future]]
+    lags = question.season if options["lags"] is None else options["lags"]
     return Forecaster(
         question.horizon,
         targets=question.targets,
@@ -70,7 +71,7 @@ def _forecaster(question: Question, options: Mapping[str, Any]) -> Forecaster:
         distribution=question.distribution,
         timed=question.timed,
         scales=scales,
-        **options,
+        **{**options, "lags": lags},
     )
 
 
@@ -81,7 +82,7 @@ def answer(
 
     For answers at steps: logits (n, V) and tokens or classes (n,). For a class: logits (B, C) and classes (B,). For a
     number: numbers (B,) and numbers (B,). For a horizon: of the forecast after the last step quantiles (B, H, C, Q) at
-    `LEVELS`, and numbers (B, H, C).
+    `LEVELS`, and the targets as they are.
     """
     if isinstance(model, LanguageModel):
         if question.kind == "next token":  # every step has an answer, so no step is selected
@@ -93,7 +94,7 @@ def answer(
     if isinstance(model, Forecaster):
         x, more = _parts(model, inputs)
         forecast, state = model.predict(x, state, levels=LEVELS, **more)
-        return forecast.quantiles, targets[:, -1], state
+        return forecast.quantiles, targets, state
     outputs, state = model(inputs, state, timespans=_durations(question, model, inputs))
     if isinstance(model, SequenceLabeller):
         asked = targets != IGNORED
