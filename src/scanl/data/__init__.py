@@ -16,6 +16,7 @@ from scanl.data.images import CIFAR10Images as CIFAR10Images
 from scanl.data.images import MNISTImages as MNISTImages
 from scanl.data.language import Enwik8 as Enwik8
 from scanl.data.recordings import ArchiveProblem as ArchiveProblem
+from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams
 from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows

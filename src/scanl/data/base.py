@@ -45,19 +45,23 @@ class Question:
         "number": a number for the whole sequence; (N,) float32.
         "numbers": `targets` numbers at every step; (N, T, targets) float32, NaN where no answer is wanted.
         "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets) float32, NaN where no
-            answer is wanted. A measurement scores the forecast after the last step alone: (N, 1, H, targets).
+            answer is wanted. A measurement scores the forecast after the last step alone: (N, 2, H, targets), the scale
+            of the errors and the numbers.
     vocab_size: V, if the inputs are tokens.
     channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
     timed: the last channel is also the duration of the step, for layers that take `timespans`.
     scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
         has done so. A source measures them on its training part alone.
+    answer_scale: the location and the scale of a number; none for 0 and 1.
     missing: whether the features have NaN, which means that a number is missing.
     padded: whether a row may end early. After its end there is IGNORED in place of tokens, NaN in all channels.
     horizon: H, of a forecast.
-    targets: number of the first channels, those that are forecast; or number of the numbers at a step.
-    static: number of the channels after them that are constant over a sequence.
+    targets: number of the first channels, those that are forecast, after which covariates of the past follow;
+        or number of the numbers at a step.
+    static: number of the channels after those that are constant over a sequence.
     future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
-        after them: at each step the H values to come, one step after another.
+        after them: at each step the H values to come, one step after another. Their scales are given once, F.
+    season: steps of a season, so many last values a forecast starts from.
     distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
         "student_t", "negative_binomial".
     """
@@ -68,12 +72,14 @@ class Question:
     classes: int | None = None
     timed: bool = False
     scales: tuple[tuple[float, float], ...] | None = None
+    answer_scale: tuple[float, float] | None = None
     missing: bool = False
     padded: bool = False
     horizon: int | None = None
     targets: int = 1
     static: int = 0
     future: int = 0
+    season: int = 1
     distribution: str = "points"
 
     def __post_init__(self) -> None:
@@ -125,6 +131,7 @@ class Source(ABC):
     measured: ClassVar[str] = "score"  # column of metrics.csv for the measurements
     comparable: ClassVar[str | None] = None  # column with the same metric on training batches, if any
     noun: ClassVar[str] = "data"  # name of the data in messages
+    names: Sequence[str] = ()  # of the numbers that are forecast
     moved: ClassVar[str] = ""  # end of the message about changed data: what to do when it has moved
     stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # options that may end a run early
     instead: ClassVar[Mapping[str, str]] = {}  # advice for each option that the source does not read
@@ -186,7 +193,7 @@ class Source(ABC):
 
         The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
         outputs: (n, V) logits, (n,) numbers, or of a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
-        targets: (n,), or of a forecast (n, H, targets).
+        targets: (n,), or of a forecast as the measurement has them.
         """
         if self.question.kind in ("number", "numbers"):
             return float((outputs.double() - targets).square().sum()), targets.numel()

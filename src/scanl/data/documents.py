@@ -56,7 +56,7 @@ class IMDbReviews(FixedRows):
     With the folders of the original download, the split is the published one of 25,000 and 25,000 reviews. The file
     `reviews.json` of the package has the same reviews without a split. Then duplicates are left out and the rest is
     split in half at random, with the seed 42, so results are close to published ones but not of the same split.
-    `validation` reviews of the training part are set aside.
+    `aside` reviews of the training part are set aside.
 
     Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; by bytes and with a length of 4096 it
     is the text task of Tay et al., "Long Range Arena", arXiv:2011.04006.
@@ -64,7 +64,7 @@ class IMDbReviews(FixedRows):
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: bytes of a review that are read, the first; 1000 to 4096 in the literature.
-        validation: number of training reviews that are set aside.
+        aside: number of training reviews that are set aside.
     Chance: 1 of 2.
     """
 
@@ -74,11 +74,11 @@ class IMDbReviews(FixedRows):
     question = Question("class", vocab_size=256, classes=2, padded=True)
 
     most: int = 1024
-    validation: int = 2500
+    aside: int = 2500
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("most", "validation"):
+        for name in ("most", "aside"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least 1")
 
@@ -88,10 +88,10 @@ class IMDbReviews(FixedRows):
 
     def read(self) -> Parts:
         train, test = self._folders() if IMDB.other(self.folder) else self._json()
-        if self.validation >= len(train.answers):
+        if self.aside >= len(train.answers):
             have = f"{len(train.answers)} training reviews"
-            raise DataError(f"{self.name}: validation is {self.validation}, expected less than the {have}")
-        return Parts(*set_aside(train, self.validation), test)
+            raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
+        return Parts(*set_aside(train, self.aside), test)
 
     def _json(self) -> tuple[Part, Part]:
         path = IMDB.path("reviews.json", self.folder)

@@ -152,7 +152,7 @@ def read_mnist(files: Files, folder: str) -> tuple[Part, Part]:
 def read_cifar(files: Files, folder: str, labels: int = 1) -> tuple[Part, Part]:
     """Read the binary form: records of `labels` bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
 
-    FixedRows are (1024, 3).
+    Rows are (1024, 3).
     """
     many = files is CIFAR10
     parts = []
@@ -235,18 +235,18 @@ class Images(FixedRows):
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         order: of the pixels; see `permutation`.
-        validation: number of training images that are set aside; which ones, the seed 42 decides.
+        aside: number of training images that are set aside; which ones, the seed 42 decides.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "an image has as many steps as pixels"}
 
     order: str = "raster"
-    validation: int = 6000
+    aside: int = 6000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.validation < 1:
-            raise ConfigError(f"{self.name}: validation is {self.validation}, expected at least 1")
+        if self.aside < 1:
+            raise ConfigError(f"{self.name}: aside is {self.aside}, expected at least 1")
         self.pixels = permutation(self.order, self.length)
 
     @abstractmethod
@@ -255,10 +255,10 @@ class Images(FixedRows):
 
     def read(self) -> Parts:
         train, test = self.images()
-        if self.validation >= len(train.answers):
+        if self.aside >= len(train.answers):
             have = f"{len(train.answers)} training images"
-            raise DataError(f"{self.name}: validation is {self.validation}, expected less than the {have}")
-        return Parts(*set_aside(train, self.validation), test)
+            raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
+        return Parts(*set_aside(train, self.aside), test)
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -319,7 +319,7 @@ class CIFAR10Images(Images):
     Modeling Long Sequences with Structured State Spaces", arXiv:2111.00396.
 
     Args:
-        seed, eval_examples, folder, order, validation: see `Images`.
+        seed, eval_examples, folder, order, aside: see `Images`.
         grey: one channel in place of three.
     Chance: 1 of 10.
     """
@@ -329,7 +329,7 @@ class CIFAR10Images(Images):
     length = 1024
     classes: ClassVar[int] = 10
 
-    validation: int = 5000
+    aside: int = 5000
     grey: bool = False
 
     @property
@@ -362,7 +362,7 @@ class CIFAR100Images(CIFAR10Images):
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 
     Args:
-        seed, eval_examples, folder, order, validation, grey: see `CIFAR10Images`.
+        seed, eval_examples, folder, order, aside, grey: see `CIFAR10Images`.
     Chance: 1 of 100.
     """
 
@@ -387,7 +387,7 @@ class NoisePaddedCIFAR10(CIFAR10Images):
     Source: Chang et al., "AntisymmetricRNN", arXiv:1902.09689, section 5.3.
 
     Args:
-        seed, eval_examples, folder, validation: see `CIFAR10Images`.
+        seed, eval_examples, folder, aside: see `CIFAR10Images`.
         order, grey: must be left as they are.
     Chance: 1 of 10.
     """
@@ -396,7 +396,7 @@ class NoisePaddedCIFAR10(CIFAR10Images):
     length = 1000
     question = Question("class", channels=96, classes=10)  # pyright: ignore[reportAssignmentType]
 
-    validation: int = 2000
+    aside: int = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -469,7 +469,7 @@ class CIFAR10Pixels(Pixels):
     needs = CIFAR10
     length = 3072
 
-    validation: int = 5000
+    aside: int = 5000
 
     def images(self) -> tuple[Part, Part]:
         return read_cifar(CIFAR10, self.folder) if CIFAR10.other(self.folder) else read_cifar_png(CIFAR10, self.folder)

@@ -11,7 +11,7 @@ def shuffled(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return an offset below `total`, and a piece, for each row that process `rank` of `world` reads at a step.
 
-    Each epoch reads every piece once, in an order of its own, and has one offset. FixedRows are counted over the processes:
+    Each epoch reads every piece once, in an order of its own, and has one offset. Rows are counted over the processes:
     these are rows rank*size to (rank+1)*size of the batch of world*size rows that one process would read.
     """
     epochs, places = np.divmod((step * world + rank) * size + np.arange(size), pieces)

@@ -270,19 +270,19 @@ class EigenWorms(Recordings):
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        split: seed of the split.
+        split_seed: seed of the split.
     """
 
     id = "B-eigenworms"
     needs = EIGENWORMS
     chance = 0.2
 
-    split: int = 1234
+    split_seed: int = 1234
 
     def read(self) -> Parts:
         both = pooled(EIGENWORMS, self.folder, "EigenWorms")
         EIGENWORMS.counted({"series": len(both.rows)}, self.folder)
-        return shares(both, 0.15, 0.15, self.split)
+        return shares(both, 0.15, 0.15, self.split_seed)
 
 
 @register("bidmc")
@@ -298,7 +298,7 @@ class VitalSigns(Recordings):
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         vital: RR, HR or SpO2.
-        split: seed of the split.
+        split_seed: seed of the split.
     """
 
     id = "B-bidmc"
@@ -308,7 +308,7 @@ class VitalSigns(Recordings):
     best = 0.0
 
     vital: str = "HR"
-    split: int = 0
+    split_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -327,7 +327,7 @@ class VitalSigns(Recordings):
             except ValueError as error:
                 raise BIDMC.damaged(BIDMC.path(name, self.folder), str(error), self.folder) from error
         BIDMC.counted({"series": len(rows)}, self.folder)
-        return shares(Part(rows, np.array(answers, np.float32)), 0.15, 0.15, self.split)
+        return shares(Part(rows, np.array(answers, np.float32)), 0.15, 0.15, self.split_seed)
 
 
 @register("spoken_digits")
@@ -414,14 +414,14 @@ class Sepsis(Recordings):
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         intensity: add the counts of measurements.
-        split: seed of the split.
+        split_seed: seed of the split.
     """
 
     id = "B-sepsis"
     needs = SEPSIS
 
     intensity: bool = True
-    split: int = 0
+    split_seed: int = 0
 
     def read(self) -> Parts:
         rows, answers = [], []
@@ -438,7 +438,7 @@ class Sepsis(Recordings):
                 answers.append(int(np.nanmax(hours[:, 40])))
         if len(rows) < 3:
             raise DataError(f"sepsis: {self.needs_folder} has {len(rows)} stays of more than two rows; give more")
-        parts = shares(Part(rows, np.array(answers, np.int64)), 0.15, 0.15, self.split)
+        parts = shares(Part(rows, np.array(answers, np.int64)), 0.15, 0.15, self.split_seed)
         seen = np.concatenate(list(parts.train.rows))[:, :34]
         known = np.where(np.isnan(seen).all(0), 0, seen)  # a column that was never measured
         location, scale = np.nanmean(known, 0), np.nanstd(known, 0) + 1e-5

@@ -35,7 +35,7 @@ class ListOps(Task):
     A node is an operator with probability 1/4, or else a digit; at depth 10 it is a digit. The root, at depth 1, is
     drawn in the same way. An operator (MIN, MAX, the integer part of the median, the sum modulo 10) has 2 to 10
     arguments. A tree is kept if its tokens are more than `least` and fewer than n, where an operator counts for two:
-    itself and its "]". FixedRows that end early are filled up. T = n - 1 steps. The vocabulary has ten digits, four
+    itself and its "]". Rows that end early are filled up. T = n - 1 steps. The vocabulary has ten digits, four
     operators and "]", in the order of `lra_listops`, which reads the published rows.
 
     One draw in twelve is kept with the default lengths, so a batch of 32 takes a good part of a second.
