@@ -440,7 +440,7 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
     if source.question.kind == "number":
         timespans = inputs[..., -1] if task.timed else None
         last = model.stack(model.input(inputs), timespans=timespans)[0][:, -1]
-        expected = F.mse_loss(model.head(last)[:, 0], targets)
+        expected = F.mse_loss(model.head.mean(model.head(last))[:, 0], targets)
     elif source.question.kind == "numbers":
         expected = F.mse_loss(outputs[targets.isfinite()], targets[targets.isfinite()])
     elif source.question.kind == "class":
@@ -450,7 +450,7 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
         expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     torch.testing.assert_close(found, expected)
     for again, same in zip(source.batch(5, 4), batch, strict=True):
-        assert torch.equal(torch.from_numpy(again), same)
+        np.testing.assert_array_equal(again, same)
 
 
 @each_task
@@ -468,7 +468,7 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
     whole = np.mean(found(30, (7, 0)))
     longest = lengths.pop()
     assert score(model, task, 30, (7,), chunk=2) == pytest.approx(whole)
-    assert max(lengths) == 2 < longest
+    assert max(lengths) <= (30 * 2 if task.question.padded else 2) < longest  # padded rows are packed
     assert score(model, task, 30, (7,), chunk=longest) == pytest.approx(whole)  # the last step ends a chunk
     assert model.training
     # Ten examples of which four fit at once are three parts, none like another.

@@ -64,6 +64,21 @@ def state(source: type[Opener]) -> str:
     return f"missing: {len(missing)} of {len(source.needs.needs)} files; {how}"
 
 
+def table() -> str:
+    """Return a Markdown table of the sources of published data."""
+    rows = ["| source | in the survey | predicts | files | from |", "|---|---|---|---|---|"]
+    for name in sources.names():
+        source = sources.get(name)
+        if source.needs is None:
+            continue
+        packages = ", ".join(
+            f"{package.manager} `{package.name}` {package.version}" for package in source.needs.packages
+        )
+        about = summary(source).rstrip(".").replace("|", "")
+        rows.append(f"| `{name}` | {source.id} | {about} | `{source.needs.name}` | {packages or source.needs.form} |")
+    return "\n".join(rows)
+
+
 def _get(name: str, archives: Sequence[str]) -> int:
     files = folders.get(name)
     if files is None and name in sources.names():
@@ -104,9 +119,9 @@ def _check(path: Path) -> int:
         )
     errors: list[str] = []
     for _, name in sorted(fitting, reverse=True):
-        options = {"folder": str(folder)}
+        short = {"sequence_length": 1} if "sequence_length" in sources.get(name).reads() else {}
         try:
-            source = TrainConfig(task=name, task_options=options).source()
+            source = TrainConfig(task=name, task_options={"folder": str(folder)}, **short).source()
             source.check()
         except ScanlError as error:
             errors.append(str(error))

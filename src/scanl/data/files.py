@@ -8,10 +8,16 @@ import gzip
 import hashlib
 import lzma
 import os
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scanl.errors import DataError
 
@@ -119,6 +125,16 @@ class Files:
             return self.read(name, folder).decode(encoding)
         except UnicodeDecodeError as error:
             raise self.damaged(self.path(name, folder), f"it is not {encoding}: {error.reason}", folder) from error
+
+    def arrays(self, name: str, wanted: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
+        """Return arrays of an .npz file, by name. Nothing in it is unpickled. Raises DataError as `read` does."""
+        content = BytesIO(self.read(name, folder))
+        try:
+            with np.load(content, allow_pickle=False) as found:
+                return [found[each] for each in wanted]
+        except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+            why = f"it is no npz file with {', '.join(wanted)}: {error}"
+            raise self.damaged(self.path(name, folder), why, folder) from error
 
     def below(self, name: str, pattern: str, folder: str = "") -> list[Path]:
         """Return the files below a folder that match a pattern, sorted. Raises DataError if there are none."""

@@ -495,11 +495,7 @@ class ImageNet64Pixels(Pixels):
 
     def _batch(self, name: str) -> NDArray[np.uint8]:
         path = IMAGENET64.path(name, self.folder)
-        try:
-            with np.load(BytesIO(IMAGENET64.read(name, self.folder)), allow_pickle=False) as found:
-                images = found["data"]
-        except (ValueError, OSError, KeyError, EOFError) as error:
-            raise IMAGENET64.damaged(path, f"it is no npz file with an array `data`: {error}", self.folder) from error
+        (images,) = IMAGENET64.arrays(name, ["data"], self.folder)
         if images.dtype != np.uint8 or images.shape[1:] != (12288,):
             why = f"its data is {images.dtype} {images.shape}, expected uint8 (N, 12288)"
             raise IMAGENET64.damaged(path, why, self.folder)

@@ -1,6 +1,5 @@
 """Series to classify, or whose number is asked for: UCR and UEA (.ts files), spoken digits, clinical series, HAR."""
 
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -347,11 +346,7 @@ class SpokenDigits(Recordings):
 
     def read(self) -> Parts:
         path = DIGITS.path("digits.npz", self.folder)
-        try:
-            with np.load(io.BytesIO(DIGITS.read("digits.npz", self.folder)), allow_pickle=False) as found:
-                values, answers, lengths = (found[name] for name in ("X", "y", "lengths"))
-        except (ValueError, OSError, KeyError, EOFError) as error:
-            raise DIGITS.damaged(path, f"it is no npz file with X, y, lengths: {error}", self.folder) from error
+        values, answers, lengths = DIGITS.arrays("digits.npz", ["X", "y", "lengths"], self.folder)
         if values.ndim != 2 or lengths.sum() != len(values) or len(lengths) != len(answers) or lengths.min() < 1:
             raise DIGITS.damaged(path, f"lengths of sum {lengths.sum()} do not fit X {values.shape}", self.folder)
         DIGITS.counted({"recordings": len(lengths)}, self.folder)

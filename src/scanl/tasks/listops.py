@@ -1,7 +1,7 @@
 """Nested lists of operations on digits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def value(operator: int, numbers: Sequence[int]) -> int:
 class ListOps(Task):
     """ListOps: the value of a nested list of operations on digits.
 
-    A node is an operator with probability 1/4, or else a digit; at depth 10 it is a digit. The root, at depth 1, is
+    A node is an operator with probability 1/4, or else a digit; at `depth` it is a digit. The root, at depth 1, is
     drawn in the same way. An operator (MIN, MAX, the integer part of the median, the sum modulo 10) has 2 to 10
     arguments. A tree is kept if its tokens are more than `least` and fewer than n, where an operator counts for two:
     itself and its "]". Rows that end early are filled up. T = n - 1 steps. The vocabulary has ten digits, four
@@ -43,6 +43,7 @@ class ListOps(Task):
     Args:
         length: n.
         least: tokens that are too few.
+        depth: of the deepest nodes; the root is at depth 1.
 
     inputs: (N, n - 1) int64.   targets: (N,) int64, the value.
     Chance: 17 % for the published lengths, by the answer 0; of short rows the answers are distributed otherwise.
@@ -56,11 +57,10 @@ class ListOps(Task):
 
     length: int = 2000
     least: int = 500
-    vocab_size: int = len(LISTOPS_TOKENS)
+    vocab_size: int = field(default=len(LISTOPS_TOKENS), init=False)
     depth: int = 10
 
     def check(self) -> None:
-        self._require(self.vocab_size == len(LISTOPS_TOKENS), "vocab_size", f"{len(LISTOPS_TOKENS)}")
         self._require(self.depth >= 1, "depth", "at least 1")
         self._require(self.least >= 0, "least", "at least 0")
         self._require(self.length >= self.least + 4, "length", f"at least {self.least + 4} because of least")
