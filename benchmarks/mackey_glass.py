@@ -17,6 +17,7 @@ from torch import Tensor
 
 from scanl.layers.rnn.esn import ESN
 from scanl.learning.readout import Ridge
+from scanl.tasks.mackey_glass import euler
 
 AHEAD = 84
 PENALTY = 1e-8
@@ -37,12 +38,8 @@ class Sizes(NamedTuple):
 
 
 def series(steps: int, delay: int = 17, fine: int = 10) -> Tensor:
-    """Return dx/dt = 0.2 x(t - delay) / (1 + x(t - delay)^10) - 0.1 x, less 1: (steps,), by Euler's method."""
-    x = [1.2] * (delay * fine + 1)
-    for _ in range(1000 * fine + steps * fine):  # the first 1000 still depend on the constant start
-        late = x[-delay * fine - 1]
-        x.append(x[-1] + (0.2 * late / (1 + late**10) - 0.1 * x[-1]) / fine)
-    return torch.tensor(x[-steps * fine :: fine], dtype=torch.float64) - 1
+    """Return the Mackey-Glass series, less 1: (steps,), after 1000 that still depend on the constant start."""
+    return torch.from_numpy(euler(np.full((1, delay * fine), 1.2), 1.2, 1000 + steps, fine)[0, 1000:]) - 1
 
 
 @torch.no_grad()

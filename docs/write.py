@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from scanl.cli import accelerate, layers, ops
+from scanl.cli import accelerate, data, layers, ops
 
 DOCS = Path(__file__).parent
-TABLES: dict[str, Callable[[], str]] = {"hub.md": accelerate.table, "ops.md": ops.table}
+TABLES: dict[str, Callable[[], str]] = {"data.md": data.table, "hub.md": accelerate.table, "ops.md": ops.table}
 
 
 def pages() -> dict[Path, str]:

@@ -22,7 +22,7 @@ def project(tmp_path_factory):
         shutil.copytree(ROOT / folder, copy / folder)
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+    block, _source = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
     file = re.match(r"# (src/\S+)\n", block)
     assert file is not None
     assert not (copy / file[1]).exists()

@@ -31,7 +31,7 @@ def write():
 def test_pages_are_the_registries(write):
     """docs/layers.md, and the tables of ops and of patches."""
     pages = write.pages()
-    assert [path.name for path in pages] == ["layers.md", "hub.md", "ops.md"]
+    assert [path.name for path in pages] == ["layers.md", "data.md", "hub.md", "ops.md"]
     stale = [path.name for path, text in pages.items() if _text(path) != text]
     assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
 

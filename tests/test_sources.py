@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import published
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import Corpus, Exam, Examples, Question, Source, Text, register, sources
+from scanl.data import IGNORED, Corpus, Exam, Examples, Question, Source, Table, Text, register, sources
+from scanl.data.base import padded
+from scanl.data.files import folders
+from scanl.data.series import Collection, Series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
-from scanl.learning.run.config import build_model
 
 ROOM = Path(__file__).parents[1] / "src" / "scanl"
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 30 --log-every 10 --lr 0.03".split()  # noqa: SIM905
@@ -33,15 +36,42 @@ DIGESTS = {
     "mqar": "2133fc54d9cb92651b5a25ab6cbe16f4ff05dab2340d9799989a91087bc11f79",
     "parity": "194f52e49ae84189e574fb544b841e831533d06ed2cca58f87183b42e8f70ec4",
     "selective_copy": "c56a74b447467d48bc27b83c9c0d3698cd858c7958bac56f609ccbc2cd50fadb",
+    "table": "985f1e890e59b4cb95d748a93882678a82900c45c2947aec343a10b18545d2db",
     "text": "f11eeb80c625a7b8d66834c24a1579547806051946533d2fa233e401ca47f353",
 }
 each_source = pytest.mark.parametrize("name", sources.names())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_files(tmp_path_factory):
+    """Small files in the place of every published data set."""
+    root = tmp_path_factory.mktemp("published")
+    published.write_all(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCANL_DATA", str(root))
+        for files in folders.values():
+            patch.setattr(files, "sha256", {})
+            patch.setattr(files, "counts", {})
+        yield
+
+
+def config_of(name: str, **given: Any) -> TrainConfig:
+    """The options of a configuration; those of texts are short."""
+    short = {"sequence_length": 20, "carry_state": True} if "sequence_length" in sources.get(name).reads() else {}
+    return TrainConfig(task=name, task_options=published.OPTIONS.get(name, {}), **short, **given)
+
+
 def opened(name: str) -> Source:
-    """With the options of a configuration; text is of 3,000 known bytes."""
-    config = TrainConfig(task=name, sequence_length=20, carry_state=True) if name == "text" else TrainConfig(task=name)
-    source = config.source()
+    """With small files; text is of 3,000 known bytes, a table of two known series."""
+    if name == "table":
+        rows = np.arange(60)
+        waves = [(rows * k % 7.0)[:, None] for k in (1, 2)]
+        table = Table(["t.csv"], "forecast", "y", horizon=3, sequence_length=20)
+        table.collection = Collection(
+            [Series("", y, y[:, :0], np.zeros(0), y[:, :0], None, rows * 1.0) for y in waves], [], 7, "two waves"
+        )
+        return table
+    source = config_of(name).source()
     if isinstance(source, Text):
         data = (np.arange(3000) % 251).astype(np.uint8)
         source.corpus = Corpus(data[:2000], data[2000:])
@@ -49,13 +79,22 @@ def opened(name: str) -> Source:
 
 
 def test_every_task_is_a_source():
-    assert set(sources.names()) == {"text", *tasks.names()}
+    others = {name for name in sources.names() if sources.get(name).needs is not None}
+    assert set(sources.names()) == {"table", "text", "mackey_glass", "pendulum", *others, *tasks.names()}
+
+
+def test_every_data_set_has_a_source_and_a_small_copy():
+    used = {files.name for name in sources.names() if (files := sources.get(name).needs) is not None}
+    assert used == set(folders) == set(published.WRITERS)
 
 
 @each_source
 def test_the_digest_is_the_one_that_checkpoints_hold(name):
     source = opened(name)
-    source.refuse_other(DIGESTS[name])
+    if name in DIGESTS:
+        source.refuse_other(DIGESTS[name])
+    else:  # of files: the same when they are read again
+        source.refuse_other(opened(name).digest())
     with pytest.raises(CheckpointError, match=f"the {source.noun} has changed since the checkpoint; put back the"):
         source.refuse_other("0" * 64)
 
@@ -75,12 +114,15 @@ def test_processes_share_the_batch_of_one(name):
 def test_the_model_answers_the_question(name):
     """Of as many answers as there are targets, and a loss that every parameter learns from."""
     source = opened(name)
-    model = build_model(TrainConfig(task=name, layer="lru", dim=8, depth=1))
+    model = model_for(source.question, {"layer": "lru", "dim": 8, "depth": 1, "tie_embeddings": False})
     inputs, targets = map(torch.from_numpy, source.batch(0, 2))
-    outputs, asked, _ = answer(source.question, model, inputs, targets)
+    measured = map(torch.from_numpy, next(iter(source.unseen(0))))
+    read, wanted = (part if part.is_floating_point() else part.long() for part in measured)
+    outputs, asked, _ = answer(source.question, model, read, wanted)
     assert len(outputs) == len(asked) > 0
     total, count = source.total(outputs.detach(), asked)
-    assert (total >= 0, count) == (True, len(asked))
+    each = asked[:, -1].numel() if source.question.kind == "horizon" else len(asked)
+    assert (total >= 0, count) == (True, each)
     found, _ = loss(source.question, model, inputs, targets, None)
     found.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -89,6 +131,7 @@ def test_the_model_answers_the_question(name):
 @each_source
 def test_a_source_says_what_its_scores_mean(name):
     source = opened(name)
+    source.check()
     low, high = source.reachable()
     assert source.measured in source.columns
     assert source.comparable is None or source.comparable in source.columns
@@ -216,6 +259,60 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_of_features_have_no_model_yet():
-    with pytest.raises(ConfigError, match="no model gives a label at every step of features yet; give tokens"):
-        model_for(Question("label", channels=3), {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_row_that_ends_early_is_read_to_its_end(tokens):
+    """In one piece and in chunks, one of which begins after the end of a row."""
+    question = Question("class", classes=3, padded=True, **({"vocab_size": 9} if tokens else {"channels": 2}))
+    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}).eval()
+    random, lengths = np.random.default_rng(0), (5, 2, 9)
+    rows = [random.integers(0, 9, n) if tokens else random.normal(size=(n, 2)).astype(np.float32) for n in lengths]
+    inputs = torch.from_numpy(padded(rows, 10))
+    alone = torch.cat([model(torch.from_numpy(row)[None])[0] for row in rows])
+    outputs, *_ = answer(question, model, inputs, torch.zeros(3))
+    torch.testing.assert_close(outputs, alone)
+    state = None
+    for chunk in inputs.split(4, 1):
+        outputs, _, state = answer(question, model, chunk, torch.zeros(3), state)
+    torch.testing.assert_close(outputs, alone)
+
+
+def test_labels_of_features_have_a_model():
+    question = Question("label", channels=3, classes=4)
+    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    inputs, targets = torch.randn(2, 5, 3), torch.tensor([[0, IGNORED, 3, 1, 1], [IGNORED] * 5])
+    outputs, asked, _ = answer(question, model, inputs, targets)
+    assert (outputs.shape, asked.tolist()) == ((4, 4), [0, 3, 1, 1])
+    torch.testing.assert_close(outputs, model(inputs)[0][0, [0, 2, 3, 4]])
+    found, _ = loss(question, model, inputs, targets, None)
+    torch.testing.assert_close(found, F.cross_entropy(outputs, asked))
+
+
+def test_channels_of_a_horizon_reach_their_arguments():
+    """Targets, covariates of the past, static ones, those known ahead, and the duration."""
+    question = Question(
+        "horizon", channels=2 + 1 + 3 + 2 * 4 + 1, horizon=4, targets=2, static=1, future=2, timed=True,
+        scales=tuple((float(i), i + 1.0) for i in range(8)), distribution="gaussian",
+    )  # fmt: skip
+    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, "lags": 2, "recursive": False}
+    model = model_for(question, options)
+    inputs, targets = torch.randn(2, 5, 15), torch.randn(2, 5, 4, 2)
+    inputs[..., 5] = inputs[:, :1, 5]
+    given = {
+        "static": inputs[:, 0, 5:6],
+        "future": inputs[..., 6:14].unflatten(-1, (4, 2)),
+        "timespans": inputs[..., 14],
+    }
+    x = inputs[..., :5]
+    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], model.loss(x, targets, **given)[0])
+    outputs, asked, _ = answer(question, model, inputs, targets)
+    torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
+    assert asked is targets
+    assert model.config["scales"] == [[float(i), i + 1.0] for i in range(8)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("recursive", True), ("lags", 3), ("span", 5.0)])
+def test_options_of_forecasters_are_theirs(name, value):
+    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, name: value}
+    for question in (Question("next token", vocab_size=4), Question("class", channels=2, classes=2)):
+        with pytest.raises(ConfigError, match=f"train: {name} is {value}, but the data ask for no forecast; leave out"):
+            model_for(question, options)

@@ -14,6 +14,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),
     "tasks": ("tasks:list_tasks", "print the synthetic tasks, and what guessing and solving them scores"),
+    "data": ("data:run", "print the sources of real data and whether they are there; get and check their files"),
     "ops": ("ops:list_ops", "print the ops and what each of their backends can do"),
     "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
     "accelerate": ("accelerate:run", "run a transformers model's recurrent modules on scanl's ops"),

@@ -1,12 +1,12 @@
 """`scanl eval RUN`: measure a run's model on data that it was not trained on, and compare with other scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Source
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder
-from scanl.learning.evaluation import measure
+from scanl.learning.evaluation import measures
 from scanl.learning.questions import Model
 from scanl.tasks.base import COUNT
 
@@ -37,6 +37,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def examined(model: Model, source: Source, exam: Exam) -> str:
-    """Return a table of the model's score and the scores to compare with."""
-    rows = {"this model": measure(model, source, exam.examples), **exam.beside}
-    return "\n".join([exam.title, *(f"  {name:<12}{value:{exam.digits}}" for name, value in rows.items())])
+    """Return a table of the model's scores and the scores to compare with. Several scores have their names above."""
+    found = measures(model, source, exam.examples)
+    rows = {"this model": found}
+    rows |= {name: dict(at) if isinstance(at, Mapping) else {source.metric: at} for name, at in exam.beside.items()}
+    lines = [exam.title]
+    if len(found) > 1:
+        lines.append("  " + " " * 16 + "".join(f"{name:>16}" for name in found))
+        for name, row in rows.items():
+            cells = (f"{row[score]:{exam.digits}}" if score in row else "" for score in found)
+            lines.append(f"  {name:<16}" + "".join(f"{cell:>16}" for cell in cells))
+        return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {name:<12}{row[source.metric]:{exam.digits}}" for name, row in rows.items())])

@@ -74,7 +74,7 @@ def _prompt(text: str, file: str | None) -> bytes:
 def _of_run(path: str, prompt: bytes, count: int, sampling: dict[str, Any]) -> None:
     folder = RunFolder.open(path)
     config = folder.config()
-    if config.source().question.kind != "next token":
+    if not config.source().reads_bytes:
         raise ConfigError(
             f"generate: {path} was trained on {config.data.task}, expected a run on text; scanl eval scores it"
         )

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from scanl.cli.parser import Parser
+from scanl.data.base import summary
 from scanl.tasks import build, get, names
-from scanl.tasks.base import options, summary
+from scanl.tasks.base import options
 
 
 def list_tasks(argv: Sequence[str]) -> int:

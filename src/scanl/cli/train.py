@@ -171,7 +171,7 @@ def _parser(defaults: TrainConfig) -> Parser:
         if option.kind is bool:
             how = {"action": "store_true"}
         elif option.kind == list[str]:
-            how = {"type": str, "nargs": "*", "metavar": "PATH"}
+            how = {"type": str, "nargs": "*", "metavar": "PATH" if name == "data" else "COLUMN"}
         parser.add_argument(f"--{name.replace('_', '-')}", default=values[name], help=option.meaning, **how)
     return parser
 

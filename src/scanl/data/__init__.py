@@ -1,6 +1,7 @@
 """Training data: the protocol of a source, and sources of real data."""
 
 from scanl.data.base import IGNORED as IGNORED
+from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam
 from scanl.data.base import Examples as Examples
 from scanl.data.base import Question as Question
@@ -10,6 +11,12 @@ from scanl.data.base import sources as sources
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import standard_library as standard_library
+from scanl.data.documents import IMDbReviews as IMDbReviews
+from scanl.data.images import CIFAR10Images as CIFAR10Images
+from scanl.data.images import MNISTImages as MNISTImages
+from scanl.data.language import Enwik8 as Enwik8
+from scanl.data.recordings import ArchiveProblem as ArchiveProblem
+from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams
 from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows

@@ -7,17 +7,20 @@ name, and is imported in the `__init__` of its folder. `scanl train --task NAME`
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanl.errors import CheckpointError, nearest
+from scanl.data.files import Files
+from scanl.errors import CheckpointError, ConfigError, nearest
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
+LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the quantiles by which forecasts are scored
 
 
 class Examples(NamedTuple):
@@ -36,28 +39,60 @@ class Question:
 
     kind: what to predict, and the form of the targets:
         "next token": the next token at every step; (N, T) integers, IGNORED after the end of a row.
-        "label": a token of the vocabulary at some steps; (N, T) integers, IGNORED at the others.
+        "label": a token of the vocabulary, or for features one of `classes`, at some steps; (N, T) integers, IGNORED
+            at the others.
         "class": one of `classes` for the whole sequence; (N,) integers.
         "number": a number for the whole sequence; (N,) float32.
+        "numbers": `targets` numbers at every step; (N, T, targets) float32, NaN where no answer is wanted.
+        "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets) float32, NaN where no
+            answer is wanted. A measurement scores the forecast after the last step alone: (N, 2, H, targets), the scale
+            of the errors and the numbers.
     vocab_size: V, if the inputs are tokens.
     channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
     timed: the last channel is also the duration of the step, for layers that take `timespans`.
+    scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
+        has done so. A source measures them on its training part alone.
+    answer_scale: the location and the scale of a number; none for 0 and 1.
+    missing: whether the features have NaN, which means that a number is missing.
+    padded: whether a row may end early. After its end there is IGNORED in place of tokens, NaN in all channels.
+    horizon: H, of a forecast.
+    targets: number of the first channels, those that are forecast, after which covariates of the past follow;
+        or number of the numbers at a step.
+    static: number of the channels after those that are constant over a sequence.
+    future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
+        after them: at each step the H values to come, one step after another. Their scales are given once, F.
+    season: steps of a season, so many last values a forecast starts from.
+    distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
+        "student_t", "negative_binomial".
     """
 
-    kind: Literal["next token", "label", "class", "number"]
+    kind: Literal["next token", "label", "class", "number", "numbers", "horizon"]
     vocab_size: int | None = None
     channels: int | None = None
     classes: int | None = None
     timed: bool = False
+    scales: tuple[tuple[float, float], ...] | None = None
+    answer_scale: tuple[float, float] | None = None
+    missing: bool = False
+    padded: bool = False
+    horizon: int | None = None
+    targets: int = 1
+    static: int = 0
+    future: int = 0
+    season: int = 1
+    distribution: str = "points"
 
     def __post_init__(self) -> None:
         assert (self.vocab_size is None) != (self.channels is None), "tokens or features, one of the two"
-        assert (self.classes is None) == (self.kind != "class"), "classes are of the question for a class"
+        classed = self.kind == "class" or (self.kind == "label" and self.channels is not None)
+        assert (self.classes is not None) == classed, "classes are of the questions for a class, or a label of features"
+        assert not (self.missing and self.padded), "NaN says one thing"
+        assert (self.horizon is not None) == (self.kind == "horizon"), "a horizon is of the question for one"
 
     @property
     def every_step(self) -> bool:
         """Whether there is a target for each step. Otherwise the only answer is the one after the last step."""
-        return self.kind in ("next token", "label")
+        return self.kind in ("next token", "label", "numbers")
 
 
 @dataclass(frozen=True)
@@ -65,12 +100,13 @@ class Exam:
     """Examples on which a trained model is measured, with scores of others on the same examples.
 
     title: heading of the table.   examples: batches of rows.
-    beside: scores to compare with, by name.   digits: format of a score.
+    beside: scores to compare with, by name: of the metric alone, or of every score of `Source.scores`, by its name.
+    digits: format of a score.
     """
 
     title: str
     examples: Iterable[Examples]
-    beside: Mapping[str, float]
+    beside: Mapping[str, float | Mapping[str, float]]
     digits: str
 
 
@@ -83,6 +119,9 @@ class Source(ABC):
     """
 
     name: ClassVar[str] = ""  # set by `register`
+    id: ClassVar[str] = ""  # short names by which maintainers find published data
+    needs: ClassVar[Files | None] = None  # the files that it reads, if they are of a published data set
+    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes, which `scanl generate` continues
     metric: str  # name of the score: "accuracy", "bits per byte"
     higher_is_better: bool
     chance: float | None = None  # score of guessing, if known
@@ -92,6 +131,7 @@ class Source(ABC):
     measured: ClassVar[str] = "score"  # column of metrics.csv for the measurements
     comparable: ClassVar[str | None] = None  # column with the same metric on training batches, if any
     noun: ClassVar[str] = "data"  # name of the data in messages
+    names: Sequence[str] = ()  # of the numbers that are forecast
     moved: ClassVar[str] = ""  # end of the message about changed data: what to do when it has moved
     stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # options that may end a run early
     instead: ClassVar[Mapping[str, str]] = {}  # advice for each option that the source does not read
@@ -152,12 +192,20 @@ class Source(ABC):
         """Return the sum of the scores, and how many answers were scored.
 
         The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
-        outputs: (n, V) logits, or (n,) numbers.   targets: (n,).
+        outputs: (n, V) logits, (n,) numbers, or of a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
+        targets: (n,), or of a forecast as the measurement has them.
         """
-        if self.question.kind == "number":
-            return float((outputs.double() - targets).square().sum()), len(targets)
+        if self.question.kind in ("number", "numbers"):
+            return float((outputs.double() - targets).square().sum()), targets.numel()
         asked = targets != IGNORED
         return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
+        """Return of every score its sum and how many answers were scored, by name; the first is `metric`.
+
+        An exam prints the means of all of them. A source with more scores than one overrides this method.
+        """
+        return {self.metric: self.total(outputs, targets)}
 
     def beside(self, loss: float) -> dict[str, float]:
         """Return further columns of a row of metrics.csv that follow from the loss."""
@@ -196,10 +244,36 @@ class Source(ABC):
             )
 
 
+def summary(source: type[Any]) -> str:
+    """Return the first line of a source's docstring."""
+    return inspect.cleandoc(source.__doc__ or "").splitlines()[0]
+
+
+def check_types(source: str, options: Any, names: Iterable[str]) -> None:
+    """Raise ConfigError for an option of a dataclass whose value is not of the type of its field."""
+    hints = get_type_hints(type(options))
+    for name in names:
+        value, kind = getattr(options, name), hints[name]
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ConfigError(f"{source}: {name} is {value!r}, expected {kind.__name__}")
+
+
+def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
+    """Make a batch (N, length, ...) of rows that end early, as `Question.padded` says: integers become int64."""
+    whole = np.issubdtype(rows[0].dtype, np.integer)
+    shape = (len(rows), length, *rows[0].shape[1:])
+    batch = np.full(shape, IGNORED, np.int64) if whole else np.full(shape, np.nan, np.float32)
+    for place, row in zip(batch, rows, strict=True):
+        place[: len(row)] = row[:length]
+    return batch
+
+
 class Opener(Protocol):
     """What the registry holds: a subclass of `Source`, or a class such as a task whose `open` makes a source."""
 
     name: ClassVar[str]
+    id: ClassVar[str]
+    needs: ClassVar[Files | None]
     instead: ClassVar[Mapping[str, str]]
 
     @classmethod

@@ -157,7 +157,8 @@ def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Examples:
     """
     streams = max(1, min(streams, len(data) // (4 * chunk)))
     length = math.ceil(len(data) / streams)
-    inputs, targets = np.zeros((2, streams * length), np.int16)  # int16: a quarter of int64's memory
+    # int16 is a quarter of int64's memory, and enough for bytes.
+    inputs, targets = np.zeros((2, streams * length), np.int16 if data.dtype == np.uint8 else np.int64)
     inputs[1 : len(data)], targets[: len(data)] = data[:-1], data
     targets[len(data) :] = IGNORED
     return Examples(inputs.reshape(streams, length), targets.reshape(streams, length))

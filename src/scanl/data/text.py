@@ -1,9 +1,10 @@
 """Text as a source: predict the next byte, in shuffled windows or in streams whose state is carried over."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -19,6 +20,7 @@ from scanl.data.corpus import compressed, side_by_side, spread
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import read_text as read_text
 from scanl.data.corpus import standard_library as standard_library
+from scanl.data.order import epoch, shuffled
 from scanl.errors import CheckpointError
 
 MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
@@ -46,14 +48,9 @@ class Windows:
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """See `Order.batch`."""
-        per_epoch = len(self.data) // self.length
-        epochs, places = np.divmod((step * world + rank) * size + np.arange(size), per_epoch)
-        starts = np.empty(size, np.int64)
-        for epoch in np.unique(epochs):
-            offset, order = _epoch(self.seed, int(epoch), len(self.data), per_epoch)
-            here = epochs == epoch
-            starts[here] = offset + order[places[here]] * self.length
-        return _cut(self.data, starts, self.length)
+        total = len(self.data)
+        offsets, pieces = shuffled(self.seed, total, total // self.length, step, size, rank, world)
+        return _cut(self.data, offsets + pieces * self.length, self.length)
 
 
 @dataclass(frozen=True)
@@ -69,16 +66,10 @@ class Streams:
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """See `Order.batch`."""
-        offset, _ = _epoch(self.seed, 0, len(self.data), 1)
+        offset, _ = epoch(self.seed, 0, len(self.data), 1)
         rows = rank * size + np.arange(size)
         starts = offset + rows * len(self.data) // (size * world) + step * self.length
         return _cut(self.data, starts, self.length)
-
-
-@lru_cache(maxsize=4)
-def _epoch(seed: int, epoch: int, total: int, pieces: int) -> tuple[int, NDArray[np.int64]]:
-    random = np.random.default_rng((seed, epoch))
-    return int(random.integers(total)), random.permutation(pieces)
 
 
 def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -86,50 +77,47 @@ def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int6
     return data.take(places, mode="wrap").astype(np.int64)
 
 
-@register("text")
 @dataclass
-class Text(Source):
-    """Predict the next byte of files and folders, split into a training part and a held-out part.
+class Tokens(Source):
+    """Predict the next token of a long text: bytes, words or other units, of which the training part is one array.
+
+    A subclass defines `corpus`, and `test` where the published test part is not the part held out while training.
+    The columns of metrics.csv bear the name of its `unit`.
 
     Args:
-        data: files and folders; if none, the source of Python's standard library.
-        held_out: fraction of the text that is not used for training, in (0, 1).
-        sequence_length: bytes of a training sequence.
+        sequence_length: tokens of a training sequence.
         carry_state: read the text in order (`Streams`), so that a state can be carried over; otherwise in shuffled
             `Windows`.
-        eval_bytes: held-out bytes in each measurement during training: a sample spread over all of them.
+        eval_bytes: held-out tokens in each measurement during training: a sample spread over all of them.
         seed: seed of the order.
     """
 
-    metric = "bits per byte"
+    unit: ClassVar[str] = "byte"
     higher_is_better = False
-    chance = 8.0
-    question = Question("next token", vocab_size=256)
-    measured = "held_out_bits_per_byte"
-    comparable = "bits_per_byte"
     noun = "text"
-    moved = ", or name where it has moved, its files and folders named as before: --data PATH"
     stops = ("patience",)
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("task_options", "eval_examples", "until"), "leave it out, or name a task: --task NAME"
-    )
-    examined_by = ("data",)
+    instead: ClassVar[Mapping[str, str]] = {"eval_examples": "give --eval-bytes", "until": "give --patience"}
 
-    data: Sequence[str | Path] = ()
-    held_out: float = 0.05
     sequence_length: int = 256
     carry_state: bool = False
     eval_bytes: int = 16384
     seed: int = 0
 
-    @classmethod
-    def reads(cls) -> frozenset[str]:
-        return super().reads() - {"task_options"}
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.metric = f"bits per {cls.unit}"
+        cls.comparable = f"bits_per_{cls.unit}"
+        cls.measured = f"held_out_{cls.comparable}"
 
-    @cached_property
+    @property
+    @abstractmethod
     def corpus(self) -> Corpus:
-        """The text; read on first use."""
-        return read_corpus(self.data, self.held_out)
+        """The training part and the part held out while training; read on first use."""
+
+    @property
+    def test(self) -> Bytes:
+        """The part on which a trained model is measured."""
+        return self.corpus.held_out
 
     @cached_property
     def order(self) -> Order:
@@ -154,8 +142,62 @@ class Text(Source):
         yield side_by_side(spread(self.corpus.held_out, self.eval_bytes))
 
     def exam_after_training(self) -> Exam:
-        text, whole = spread(self.corpus.held_out, MOST_HELD_OUT), len(self.corpus.held_out)
-        return exam(text, "held-out bytes" if len(text) == whole else f"bytes, a sample of {whole:,} held out")
+        text, whole = spread(self.test, MOST_HELD_OUT), len(self.test)
+        return self._exam(
+            text, f"held-out {self.unit}s" if len(text) == whole else f"{self.unit}s, a sample of {whole:,} held out"
+        )
+
+    def _exam(self, data: Bytes, what: str) -> Exam:
+        beside = compressed(data) if self.unit == "byte" else {}
+        return Exam(f"{self.metric} on {len(data):,} {what}:", [side_by_side(data)], beside, ".3f")
+
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
+        return nats / math.log(2), int((targets != IGNORED).sum())
+
+    def beside(self, loss: float) -> dict[str, float]:
+        assert self.comparable is not None
+        return {self.comparable: loss / math.log(2)}
+
+    def describe(self) -> str:
+        train, held_out = len(self.corpus.train), len(self.corpus.held_out)
+        return f"x {self.sequence_length} {self.unit}s; {train:,} {self.unit}s to train on, {held_out:,} held out"
+
+    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
+        held_out = "" if measured is None else f"  held-out sample {measured:.3f}"
+        return f"loss {row['loss']:.3f}  bits/{self.unit} {row[str(self.comparable)]:.3f}{held_out}"
+
+
+@register("text")
+@dataclass
+class Text(Tokens):
+    """Predict the next byte of files and folders, split into a training part and a held-out part.
+
+    Args:
+        data: files and folders; if none, the source of Python's standard library.
+        held_out: fraction of the text that is not used for training, in (0, 1).
+        sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
+    """
+
+    chance = 8.0
+    question = Question("next token", vocab_size=256)
+    reads_bytes = True
+    moved = ", or name where it has moved, its files and folders named as before: --data PATH"
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("task_options", "eval_examples", "until"), "leave it out, or name a task: --task NAME"
+    )
+    examined_by = ("data",)
+
+    data: Sequence[str | Path] = ()
+    held_out: float = 0.05
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        return super().reads() - {"task_options"}
+
+    @cached_property
+    def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return read_corpus(self.data, self.held_out)
 
     def exam(self, digest: str | None, **given: Any) -> Exam:
         """Measure on all of the held-out text, or on all of another text.
@@ -165,7 +207,7 @@ class Text(Source):
         paths = given.get("data", ())
         moved = replace(self, data=paths) if paths else self
         if moved.digest() == digest:
-            return exam(moved.corpus.held_out, "held-out bytes")
+            return moved._exam(moved.corpus.held_out, "held-out bytes")
         if not paths or [str(Path(path).resolve()) for path in paths] == self.data:
             found = "has changed since" if digest is not None else "may be another than that with which"
             raise CheckpointError(
@@ -173,24 +215,4 @@ class Text(Source):
                 "trained on; put it back, name where it has moved, its files and folders named as before, "
                 "or measure another text: --data PATH"
             )
-        return exam(read_text(paths), "bytes of another text than the run's")
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
-        return nats / math.log(2), int((targets != IGNORED).sum())
-
-    def beside(self, loss: float) -> dict[str, float]:
-        return {"bits_per_byte": loss / math.log(2)}
-
-    def describe(self) -> str:
-        train, held_out = len(self.corpus.train), len(self.corpus.held_out)
-        return f"x {self.sequence_length} bytes; {train:,} bytes to train on, {held_out:,} held out"
-
-    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        held_out = "" if measured is None else f"  held-out sample {measured:.3f}"
-        return f"loss {row['loss']:.3f}  bits/byte {row['bits_per_byte']:.3f}{held_out}"
-
-
-def exam(data: Bytes, what: str) -> Exam:
-    """Make an exam of all these bytes, with the scores of compressors to compare."""
-    return Exam(f"bits per byte on {len(data):,} {what}:", [side_by_side(data)], compressed(data), ".3f")
+        return self._exam(read_text(paths), "bytes of another text than the run's")

@@ -14,15 +14,21 @@ from scanl.tasks import Task
 from scanl.tasks.base import FreshExamples, groups
 
 
-@torch.no_grad()
 def measure(model: Model, source: Source, examples: Iterable[Examples], *, chunk: int = 256) -> float:
-    """Return the mean of the source's scores over all answers in the batches of `examples`.
+    """Return the mean of the source's metric over all answers in the batches of `examples`. See `measures`."""
+    return measures(model, source, examples, chunk=chunk)[source.metric]
+
+
+@torch.no_grad()
+def measures(model: Model, source: Source, examples: Iterable[Examples], *, chunk: int = 256) -> dict[str, float]:
+    """Return the mean of each of the source's scores over all answers in the batches of `examples`, by name.
 
     A batch is read in chunks of `chunk` steps with the state carried over, so memory does not grow with the length of
     the sequences. A bidirectional model reads whole sequences instead.
     """
     question, device = source.question, next(model.parameters()).device
-    total, count, training = 0.0, 0, model.training
+    totals: dict[str, tuple[float, int]] = {}
+    training = model.training
     model.eval()
     for group in examples:
         inputs, targets = map(torch.from_numpy, group)
@@ -35,10 +41,11 @@ def measure(model: Model, source: Source, examples: Iterable[Examples], *, chunk
             read, asked = (part if part.is_floating_point() else part.long() for part in (read, asked))
             outputs, asked, state = answer(question, model, read, asked, state)
             if question.every_step or now.stop >= steps:
-                more, scored = source.total(outputs, asked)
-                total, count = total + more, count + scored
+                for name, (more, scored) in source.scores(outputs, asked).items():
+                    total, count = totals.get(name, (0.0, 0))
+                    totals[name] = total + more, count + scored
     model.train(training)
-    return total / count
+    return {name: total / count for name, (total, count) in totals.items()}
 
 
 def bits_per_byte(model: LanguageModel, data: Bytes, *, streams: int = 32, chunk: int = 256) -> float:

@@ -6,34 +6,75 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question
+from scanl.data.base import IGNORED, LEVELS, Question
 from scanl.errors import ConfigError
 from scanl.layers.base import widen
 from scanl.layers.state import State
-from scanl.models import LanguageModel, SequenceClassifier
+from scanl.models import Forecaster, LanguageModel, SequenceClassifier, SequenceLabeller, SequenceRegressor
 
-Model = LanguageModel | SequenceClassifier
+Model = LanguageModel | SequenceClassifier | SequenceRegressor | SequenceLabeller | Forecaster
+
+FORECASTER = {"recursive": False, "lags": None, "span": None}  # options of a forecaster alone
 
 
 def model_for(question: Question, options: Mapping[str, Any]) -> Model:
-    """Make a language model for answers at every step, or a classifier for one answer to the whole sequence.
+    """Make the model that answers a question.
 
-    For a number, the classifier has one logit and reads the last step.
+    It is a language model for tokens at every step; a labeller for classes or numbers at steps of features; a
+    classifier or a regressor for one answer to the whole sequence; and a forecaster for a horizon. For a number, the
+    regressor reads the last step. Raises ConfigError for an option that the model does not have.
     """
-    if question.every_step:
-        if question.vocab_size is None:
-            raise ConfigError(f"train: no model gives a {question.kind} at every step of features yet; give tokens")
-        return LanguageModel(question.vocab_size, **options)
     given = dict(options)
+    own = {name: given.pop(name, default) for name, default in FORECASTER.items()}
+    if question.kind != "horizon":
+        for name, value in own.items():
+            if value != FORECASTER[name]:
+                raise ConfigError(
+                    f"train: {name} is {value}, but the data ask for no forecast; leave out --{name.replace('_', '-')}"
+                )
+    if question.every_step and question.vocab_size is not None:
+        return LanguageModel(question.vocab_size, **given)
     if given.pop("tie_embeddings"):
         raise ConfigError(
             "train: tie_embeddings is True, but the answers are no tokens of the input; leave out --tie-embeddings"
         )
-    reads = {"vocab_size": question.vocab_size, "input_dim": question.channels}
+    if question.kind == "horizon":
+        return _forecaster(question, {**given, **own})
+    reads = {
+        "vocab_size": question.vocab_size,
+        "input_dim": question.channels,
+        "scales": None if question.scales is None else [list(pair) for pair in question.scales],
+        "missing": question.missing,
+    }
     if question.kind == "number":
-        return SequenceClassifier(1, pool="last", **reads, **given)
+        answers = None if question.answer_scale is None else [list(question.answer_scale)]
+        return SequenceRegressor(1, distribution=question.distribution, output_scales=answers, **reads, **given)
+    if question.kind == "numbers":
+        return SequenceLabeller(question.targets, **reads, **given)
     assert question.classes is not None
-    return SequenceClassifier(question.classes, **reads, **given)
+    kind = SequenceLabeller if question.kind == "label" else SequenceClassifier
+    return kind(question.classes, **reads, **given)
+
+
+def _forecaster(question: Question, options: Mapping[str, Any]) -> Forecaster:
+    assert question.horizon is not None
+    assert question.channels is not None
+    once = question.channels - question.future * question.horizon - question.timed
+    scales = None
+    if question.scales is not None:  # those of the covariates that are known ahead are the same for each of the steps
+        scales = [list(pair) for pair in question.scales[: once + question.future]]
+    lags = question.season if options["lags"] is None else options["lags"]
+    return Forecaster(
+        question.horizon,
+        targets=question.targets,
+        static=question.static,
+        past=once - question.targets - question.static,
+        future=question.future,
+        distribution=question.distribution,
+        timed=question.timed,
+        scales=scales,
+        **{**options, "lags": lags},
+    )
 
 
 def answer(
@@ -41,8 +82,9 @@ def answer(
 ) -> tuple[Tensor, Tensor, State]:
     """Run the model and return its outputs where an answer is wanted, the targets there, and the state.
 
-    For answers at steps: logits (n, V) and tokens (n,). For a class: logits (B, C) and classes (B,). For a number:
-    numbers (B,) and numbers (B,).
+    For answers at steps: logits (n, V) and tokens or classes (n,). For a class: logits (B, C) and classes (B,). For a
+    number: numbers (B,) and numbers (B,). For numbers at steps: all those that are wanted, (n,) and (n,). For a
+    horizon: of the forecast after the last step quantiles (B, H, C, Q) at `LEVELS`, and the targets as they are.
     """
     if isinstance(model, LanguageModel):
         if question.kind == "next token":  # every step has an answer, so no step is selected
@@ -51,13 +93,50 @@ def answer(
         asked = targets != IGNORED
         logits, state = model.logits_at(inputs, asked, state)
         return logits, targets[asked], state
-    timespans = inputs[..., -1] if question.timed and model.stack.timed else None
-    outputs, state = model(inputs, state, timespans=timespans)
-    return (outputs[:, 0] if question.kind == "number" else outputs), targets, state
+    if isinstance(model, Forecaster):
+        x, more = _parts(model, inputs)
+        forecast, state = model.predict(x, state, levels=LEVELS, **more)
+        return forecast.quantiles, targets, state
+    mask = present(inputs) if question.padded else None
+    outputs, state = model(inputs, state, mask=mask, timespans=_durations(question, model, inputs))
+    if isinstance(model, SequenceLabeller):
+        asked = targets.isfinite() if question.kind == "numbers" else targets != IGNORED
+        return outputs[asked], targets[asked], state
+    return (model.head.mean(outputs)[:, 0] if isinstance(model, SequenceRegressor) else outputs), targets, state
+
+
+def present(inputs: Tensor) -> Tensor:
+    """Return which steps of a padded batch are of its sequences: (B, T) bool."""
+    return ~inputs.isnan().all(-1) if inputs.is_floating_point() else inputs != IGNORED
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return the mean loss and the state. The loss is cross entropy, or the squared error for numbers."""
+    """Return the mean loss and the state. The loss is cross entropy for tokens and classes; for numbers, their own."""
+    if isinstance(model, Forecaster):
+        x, more = _parts(model, inputs)
+        return model.loss(x, targets, state, **more)
+    if isinstance(model, SequenceRegressor):
+        return model.loss(inputs, targets[:, None], state, timespans=_durations(question, model, inputs))
     outputs, targets, state = answer(question, model, inputs, targets, state)
-    measure = F.mse_loss if question.kind == "number" else F.cross_entropy
-    return measure(widen(outputs), targets), state
+    if question.kind == "numbers":
+        return F.mse_loss(widen(outputs), targets), state
+    return F.cross_entropy(widen(outputs), targets), state
+
+
+def _durations(question: Question, model: Model, inputs: Tensor) -> Tensor | None:
+    """Return the durations of the steps for layers that take them, if all do."""
+    return inputs[..., -1] if question.timed and model.stack.timed else None
+
+
+def _parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cut the channels of the inputs as `Question` lays them out: what is read now, and the rest by its name."""
+    sizes = [model.targets + model.past, model.static, model.future * model.horizon, int(model.timed)]
+    x, static, future, spans = inputs.split(sizes, -1)
+    more = {}
+    if model.static:
+        more["static"] = static[:, -1]
+    if model.future:
+        more["future"] = future.unflatten(-1, (model.horizon, model.future))
+    if model.timed:
+        more["timespans"] = spans[..., 0]
+    return x, more

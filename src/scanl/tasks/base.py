@@ -1,7 +1,6 @@
 """The base class of synthetic tasks, their registry, and the source that feeds a task to a training run."""
 
 import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from scanl.data import base
 from scanl.data.base import IGNORED as IGNORED
-from scanl.data.base import Exam, Question, Source
+from scanl.data.base import Exam, Question, Source, check_types
 from scanl.data.base import Examples as Examples
+from scanl.data.files import Files
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
@@ -38,13 +38,15 @@ class Task(ABC):
     after training, so that a model is scored at other lengths.
     vocab_size: V, number of tokens including special ones; None where the inputs are features.
 
-    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: (N, T) int64, the right token at each step,
-    IGNORED where no answer is wanted; or (N,) float32, the right number for the whole sequence.
+    inputs: (N, T) int64 tokens, or (N, T, C) float32 features.   targets: by default (N, T) int64, the right token at
+    each step, IGNORED where no answer is wanted; or for features (N,) float32, the right number for the whole sequence.
+    A task with another `question` has the targets of that.
     """
 
     name: ClassVar[str] = ""  # set by `register`
     id: ClassVar[str] = ""  # a short name by which maintainers find a published task
     source: ClassVar[str] = ""
+    needs: ClassVar[Files | None] = None  # the files that its examples are made of
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
@@ -55,11 +57,7 @@ class Task(ABC):
     vocab_size: int | None
 
     def __post_init__(self) -> None:
-        for option in options(type(self)):
-            value, kind = getattr(self, option.name), option.type
-            assert isinstance(kind, type)
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise ConfigError(f"{self.name}: {option.name} is {value!r}, expected {kind.__name__}")
+        check_types(self.name, self, [option.name for option in options(type(self))])
         self.check()
 
     @abstractmethod
@@ -87,9 +85,10 @@ class Task(ABC):
         return self._generate(count, np.random.default_rng(seed))
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
-        """Score each wanted answer (n,): 1 or 0 for a token, the squared error for a number."""
-        if self.vocab_size is None:
-            return (answers.astype(np.float64) - targets) ** 2
+        """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""
+        if self.question.kind in ("number", "numbers"):
+            asked = ~np.isnan(targets)
+            return (answers[asked].astype(np.float64) - targets[asked]) ** 2
         asked = targets != IGNORED
         return (answers[asked] == targets[asked]).astype(np.float64)
 
@@ -202,7 +201,8 @@ class FreshExamples(Source):
         return Exam(title, examples, {"chance": task.chance, "best": task.best}, ".4g")
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        answers = outputs.float() if self.question.kind == "number" else outputs.argmax(-1)
+        numbers = self.question.kind in ("number", "numbers")
+        answers = outputs.float() if numbers else outputs.argmax(-1)
         scores = self.task.scores(answers.cpu().numpy(), targets.cpu().numpy())
         return float(scores.sum()), len(scores)
 
@@ -234,11 +234,6 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 def options(cls: type[Task]) -> list[Any]:
     """Return the dataclass fields that a caller may set. A fixed vocab_size is not among them."""
     return [field for field in fields(cls) if field.init]
-
-
-def summary(cls: type[Task]) -> str:
-    """Return the first line of a task's docstring."""
-    return inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
 
 
 def build(name: str, **given: Any) -> Task:

@@ -12,9 +12,11 @@ import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.data import Source, sources
+from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
 from scanl.models.block import CHANNEL_MIXERS, NORMS
+from scanl.models.heads import HEADS
 
 
 @dataclass
@@ -32,15 +34,31 @@ class ModelConfig:
     norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
     dropout: Annotated[float, "fraction of what a layer or mixer adds to the residual stream that is left out"] = 0.0
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
+    recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
+    lags: Annotated[int | None, "of a forecast: last values that a linear map adds to it; none: a season"] = None
+    span: Annotated[float | None, "of a forecast: numbers after which that past fades; none: never"] = None
 
 
 @dataclass
 class DataConfig:
     """The training data, and how it is read."""
 
-    paths: Annotated[list[str], "files and folders, read as bytes; none: the standard library's source"] = field(
-        default_factory=list
-    )
+    paths: Annotated[
+        list[str], "files and folders, read as bytes, or with --question a table; none: Python's library"
+    ] = field(default_factory=list)
+    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}"] = None
+    target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
+    time: Annotated[str | None, "of a table: column of the times"] = None
+    series: Annotated[str | None, "of a table: column of the series' names; none: one series"] = None
+    static: Annotated[list[str], "of a table: columns that are constant over a series"] = field(default_factory=list)
+    past: Annotated[list[str], "of a table: columns that are known up to the present"] = field(default_factory=list)
+    future: Annotated[list[str], "of a table: columns that are known ahead"] = field(default_factory=list)
+    horizon: Annotated[int, "of a table: steps to forecast"] = 12
+    season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
+    distribution: Annotated[str, f"of a table: of the answers, {', '.join(HEADS)}"] = "gaussian"
+    split: Annotated[str | None, "of a table: by time or by series"] = None
+    validation: Annotated[float, "of a table: fraction that is measured while training"] = 0.1
+    test: Annotated[float, "of a table: fraction that is measured at the end"] = 0.2
     task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
     task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
     held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
@@ -179,7 +197,7 @@ class TrainConfig:
     @property
     def source_name(self) -> str:
         """Return the registered name of the source."""
-        return self.data.task or "text"
+        return self.data.task or ("text" if self.data.question is None else "table")
 
     def source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""

@@ -1,4 +1,5 @@
-"""The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, sample.txt, checkpoint.ckpt.
+"""The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, checkpoint.ckpt, and what it can do:
+sample.txt of text, forecast.png of a forecast.
 
 Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
 checkpoint contain digests of their bytes.
@@ -29,12 +30,13 @@ class RunFolder:
         self.picture = self.path / "loss.png"
         self.weights = self.path / "model.safetensors"
         self.sample = self.path / "sample.txt"
+        self.forecast = self.path / "forecast.png"
         self.checkpoint = self.path / "checkpoint.ckpt"
 
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
-        stem = "-".join(filter(None, [config.data.task, *layer_names(config.model.layer)]))
+        stem = "-".join(filter(None, [config.data.task or config.data.question, *layer_names(config.model.layer)]))
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
         try:

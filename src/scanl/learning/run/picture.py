@@ -1,12 +1,17 @@
-"""Draw the loss curve."""
+"""Draw the loss curve, and forecasts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scanl.data.base import Source
+import torch
+from torch import Tensor
+
+from scanl.data.base import LEVELS, Examples, Source
 from scanl.files import written_whole
+from scanl.learning.questions import answer
 from scanl.learning.run.folder import RunFolder
+from scanl.models import Forecaster
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -56,6 +61,38 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -
         draw_loss(figure.add_subplot(), rows, source)
     figure.suptitle(title)
     return save_figure(figure, folder.picture)
+
+
+def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
+    """Write forecast.png: the first and the last forecast of the exam, with intervals, beside what came."""
+    from matplotlib.figure import Figure
+
+    examples = list(source.exam_after_training().examples)
+    shown = [Examples(*(part[:1] for part in examples[0])), Examples(*(part[-1:] for part in examples[-1]))]
+    figure = Figure(figsize=(11, 3.2 * model.targets), layout="constrained")
+    rows = figure.subplots(model.targets, 2, squeeze=False)
+    for k, (inputs, targets) in enumerate(map(torch.from_numpy, example) for example in shown):
+        quantiles, _, _ = answer(source.question, model, inputs, targets)
+        for channel, axes in enumerate(rows[:, k]):
+            draw_forecast(axes, inputs[0, :, channel], targets[0, -1, :, channel], quantiles[0, :, channel])
+            axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
+            axes.set(xlabel="steps from now", ylabel=source.names[channel])
+    rows[0, 0].legend(frameon=False, loc="best")
+    return save_figure(figure, folder.forecast)
+
+
+def draw_forecast(axes: Any, history: Tensor, truth: Tensor, quantiles: Tensor) -> None:
+    """Draw a forecast on one matplotlib axes. history: (T,).   truth: (H,).   quantiles: (H, Q) at `LEVELS`."""
+    ahead = range(1, len(truth) + 1)
+    shown = history[-4 * len(truth) - 20 :]
+    axes.plot(range(1 - len(shown), 1), shown, color="#636363", lw=1.2, label="what it read")
+    for low, high, shade in ((0, -1, 0.18), (2, -3, 0.3)):
+        label = f"{LEVELS[low]:.0%} to {LEVELS[high]:.0%}"
+        axes.fill_between(ahead, quantiles[:, low], quantiles[:, high], color="#08519c", alpha=shade, lw=0, label=label)
+    axes.plot(ahead, quantiles[:, LEVELS.index(0.5)], color="#08519c", lw=1.6, label="median forecast")
+    axes.plot(ahead, truth, color="#a63603", lw=1.2, label="what came")
+    axes.axvline(0.5, color="#bdbdbd", lw=0.8)
+    axes.grid(alpha=0.3)
 
 
 def save_figure(figure: Any, path: Path) -> Path:

@@ -20,8 +20,8 @@ from scanl.learning.run.config import TrainConfig, check_resumable
 from scanl.learning.run.folder import RunFolder, check_tensors
 from scanl.learning.run.metrics import Written, read_metrics
 from scanl.learning.run.module import Learning
-from scanl.learning.run.picture import save_loss_curve
-from scanl.models import LanguageModel
+from scanl.learning.run.picture import save_forecast, save_loss_curve
+from scanl.models import Forecaster, LanguageModel
 
 SAMPLE_BYTES = 600
 
@@ -66,9 +66,11 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
         if rows := read_metrics(folder):
             title = f"{config.source_name}: {config.model.layer}, dim {config.model.dim}, depth {config.model.depth}"
             save_loss_curve(folder, rows, title, source)
-        if not keeper.interrupted and source.question.kind == "next token":
+        if not keeper.interrupted and source.reads_bytes:
             assert isinstance(model, LanguageModel)
             folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.run.seed))
+        if not keeper.interrupted and isinstance(model, Forecaster):
+            save_forecast(folder, source, model.eval())
     return outcome
 
 

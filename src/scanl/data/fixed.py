@@ -1,0 +1,176 @@
+"""Sources whose examples are fixed rows in files, in three parts: for training, validation and test."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Exam, Examples, Source, check_types, padded
+from scanl.data.order import shuffled
+from scanl.errors import CheckpointError, ConfigError, DataError
+
+MOST_STEPS = 2**20  # measured at the end of training, at most; `scanl eval` reads all
+AT_ONCE = 2**16  # steps in a batch of a measurement, about
+
+
+class Part(NamedTuple):
+    """Rows and their answers. rows: an array (N, T, ...), or a sequence of arrays (t, ...).   answers: (N, ...)."""
+
+    rows: Sequence[NDArray[Any]] | NDArray[Any]
+    answers: NDArray[Any]
+
+    def take(self, places: Sequence[int] | NDArray[np.int64]) -> "Part":
+        """Return some of the rows, in the order of `places`."""
+        if isinstance(self.rows, np.ndarray):
+            return Part(self.rows[np.asarray(places, np.int64)], self.answers[np.asarray(places, np.int64)])
+        return Part([self.rows[place] for place in places], self.answers[np.asarray(places, np.int64)])
+
+
+class Parts(NamedTuple):
+    """The parts of a data set. Models never train on the last two."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+
+@dataclass
+class FixedRows(Source):
+    """Fixed rows: every epoch reads each row of the training part once, in an order of its own.
+
+    A subclass defines `needs`, `question`, `metric`, `read`, and `form` where a batch is not just its rows. While
+    training runs, `eval_examples` rows of the validation part are measured. At the end a sample of the test part is
+    measured, and `scanl eval` measures all of it.
+
+    Args:
+        seed: seed of the order.
+        eval_examples: number of rows in a measurement during training.
+        folder: where the files lie; none: in the folder of the data set.
+    """
+
+    metric = "accuracy"
+    higher_is_better = True
+    best = 1.0
+    noun = "data"
+    stops = ("until", "patience")
+    examined_by = ("count",)
+    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "the rows have the length that they have"}
+
+    seed: int
+    eval_examples: int = 512
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self.name, self, [option.name for option in fields(self)])
+
+    @abstractmethod
+    def read(self) -> Parts:
+        """Read the files. Raises DataError for a file that is missing or damaged."""
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Make the inputs of a batch from its rows."""
+        return padded(rows, self.length)
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        """Make the targets of a batch from its part."""
+        return part.answers
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The rows; read on first use."""
+        return self.read()
+
+    def check(self) -> None:
+        for name, part in zip(Parts._fields, self.parts, strict=True):
+            if len(part.answers) == 0:
+                raise DataError(f"{self.name}: the part for {name} has no row; give more of them")
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+        train = self.parts.train
+        _, places = shuffled(self.seed, 1, len(train.answers), step, size, rank, world)
+        return self._examples(train.take(places))
+
+    def digest(self) -> str:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256(f"{self.name} {len(self.parts.train.answers)}".encode())
+        for part in self.parts:
+            for row in [part.rows] if isinstance(part.rows, np.ndarray) else part.rows:
+                digest.update(np.ascontiguousarray(row).data)
+            digest.update(np.ascontiguousarray(part.answers).data)
+        return digest.hexdigest()
+
+    def unseen(self, step: int) -> Iterator[Examples]:
+        return self._batches(sample(self.parts.validation, self.eval_examples))
+
+    def exam_after_training(self) -> Exam:
+        return self._exam(max(self.eval_examples, MOST_STEPS // self.length))
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        """Measure on the test part.
+
+        count: number of rows, spread over the part; by default all.
+        """
+        if digest is not None and digest != self.digest():
+            raise CheckpointError(
+                f"eval: the {self.noun} of {self.name} has changed since the run was trained; put back the files or "
+                "the options"
+            )
+        if (count := given.get("count", 1)) < 1:
+            raise ConfigError(f"eval: count is {count}, expected at least 1")
+        return self._exam(given.get("count"))
+
+    def _exam(self, count: int | None) -> Exam:
+        test = self.parts.test
+        some = test if count is None else sample(test, count)
+        of = "" if len(some.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
+        beside = {} if self.chance is None else {"chance": self.chance}
+        title = f"{self.metric} on {len(some.answers):,} test rows of {self.name}{of}:"
+        return Exam(title, Batched(self, some), beside, ".4g")
+
+    def _batches(self, part: Part) -> Iterator[Examples]:
+        at_once = max(1, min(256, AT_ONCE // self.length))
+        for start in range(0, len(part.answers), at_once):
+            yield self._examples(part.take(range(start, min(start + at_once, len(part.answers)))))
+
+    def _examples(self, part: Part) -> Examples:
+        return Examples(self.form(list(part.rows)), self.answers(part))
+
+    def describe(self) -> str:
+        train, validation, test = (len(part.answers) for part in self.parts)
+        return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
+
+
+class Batched(NamedTuple):
+    """The rows of a part in batches, as often as they are asked for."""
+
+    source: FixedRows
+    part: Part
+
+    def __iter__(self) -> Iterator[Examples]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.source._batches(self.part)
+
+
+def sample(part: Part, count: int) -> Part:
+    """Return at most `count` rows at equal distances over a part."""
+    total = len(part.answers)
+    return part if total <= count else part.take(np.arange(count) * total // count)
+
+
+def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
+    """Split a training part: return it without `count` random rows, and these."""
+    order = np.random.default_rng(seed).permutation(len(part.answers))
+    return part.take(np.sort(order[count:])), part.take(np.sort(order[:count]))
+
+
+def standardised(values: NDArray[np.floating[Any]], train: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """Subtract from each channel its mean over the training rows, and divide by its standard deviation there."""
+    scale = train.std(0)
+    return ((values - train.mean(0)) / np.where(scale > 0, scale, 1)).astype(np.float32)

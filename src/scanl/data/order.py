@@ -1,0 +1,30 @@
+"""The order in which training reads pieces of data: a pure function of (seed, step), so resuming replays nothing."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def shuffled(
+    seed: int, total: int, pieces: int, step: int, size: int, rank: int = 0, world: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return an offset below `total`, and a piece, for each row that process `rank` of `world` reads at a step.
+
+    Each epoch reads every piece once, in an order of its own, and has one offset. Rows are counted over the processes:
+    these are rows rank*size to (rank+1)*size of the batch of world*size rows that one process would read.
+    """
+    epochs, places = np.divmod((step * world + rank) * size + np.arange(size), pieces)
+    offsets, found = np.empty((2, size), np.int64)
+    for one in np.unique(epochs):
+        offset, order = epoch(seed, int(one), total, pieces)
+        here = epochs == one
+        offsets[here], found[here] = offset, order[places[here]]
+    return offsets, found
+
+
+@lru_cache(maxsize=4)
+def epoch(seed: int, number: int, total: int, pieces: int) -> tuple[int, NDArray[np.int64]]:
+    """Return the offset of an epoch, and its order of the pieces."""
+    random = np.random.default_rng((seed, number))
+    return int(random.integers(total)), random.permutation(pieces)

@@ -1,0 +1,462 @@
+"""A user's own table as a source: forecast, classify, label or tell numbers of series."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scanl.data.base import IGNORED, LEVELS, Exam, Examples, Question, Source, register
+from scanl.data.columns import Numbers, read_table
+from scanl.data.naive import naive, season_errors
+from scanl.data.rows import Rows, scale_of
+from scanl.data.series import Collection, Series, series_of
+from scanl.errors import CheckpointError, ConfigError, DataError, nearest
+
+ASKS = {"forecast": "horizon", "classify": "class", "label": "label", "regress": "number"}
+SCORES = {  # of each kind of question: metric, whether more is better, the best
+    "horizon": ("CRPS", False, 0.0),
+    "class": ("accuracy", True, 1.0),
+    "label": ("accuracy", True, 1.0),
+    "number": ("mean squared error", False, 0.0),
+}
+MOST = 1024  # forecasts in a measurement, spread over the part
+ROWS = 64  # of a batch of a measurement
+TRAINING, VALIDATION, TEST = range(3)
+PARTS = ("training", "validation", "test")
+
+
+@register("table")
+@dataclass
+class Table(Source):
+    """Series in a table: forecast them, classify them, label their steps, or tell a number of each.
+
+    The training part alone sets the scales by which numbers are standardised, and the classes. Numbers that are missing
+    stay missing: the model has a flag for each, and no loss is taken there. Split by time, a series begins with
+    training, then come validation and test; a forecast of a later part may read what was before it. Split by series,
+    the digests of their names decide; classes are shared out evenly. A series that is classified, and is shorter than
+    the longest, begins with missing steps.
+
+    Args:
+        data: one file, .csv, .parquet or .npz.
+        ask: "forecast", "classify", "label" or "regress"; the option `--question`.
+        target: column of the answers; to forecast, several with commas between them.
+        time, series: columns of the times and of the series' names. Without them rows are steps of one series.
+        static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
+            For another question than "forecast" and without `past`, all columns without a role.
+        horizon: steps to forecast.   season: steps of a season; None: what the calendar says.
+        distribution: of the answers, by name.
+        split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
+        validation, test: fractions of the steps, or of the series, in these parts.
+        sequence_length: most steps that a forecast or a label reads.
+        seed: seed of the order.
+
+    Scores of forecasts: CRPS, twice the mean pinball loss over `LEVELS`, and MASE, the error of the median, both in
+    units of the seasonal naive's mean error in training; the coverage of the interval from 5 % to 95 %.
+    """
+
+    noun = "table"
+    instead: ClassVar[Mapping[str, str]] = {
+        "held_out": "give --test and --validation",
+        "task_options": "leave it out, or name a task: --task NAME",
+    }
+
+    data: Sequence[str | Path]
+    ask: str | None = None
+    target: str | None = None
+    time: str | None = None
+    series: str | None = None
+    static: Sequence[str] = ()
+    past: Sequence[str] = ()
+    future: Sequence[str] = ()
+    horizon: int = 12
+    season: int | None = None
+    distribution: str = "gaussian"
+    split: str | None = None
+    validation: float = 0.1
+    test: float = 0.2
+    sequence_length: int = 256
+    seed: int = 0
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        return (super().reads() | {"question"}) - {"ask", "task_options"}
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> "Table":
+        named = {field.name: options[field.name] for field in fields(cls) if field.name != "ask"}
+        return cls(ask=options["question"], **named)
+
+    def __post_init__(self) -> None:
+        if self.ask not in ASKS:
+            raise nearest("question", self.ask, list(ASKS))
+        if self.target is None:
+            raise ConfigError(f"table: target is none, expected the column to {self.ask}: --target COLUMN")
+        if len(self.data) != 1:
+            raise ConfigError(f"table: data is {list(map(str, self.data))}, expected one file: --data TABLE.csv")
+        if self.split not in (None, "time", "series"):
+            raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
+        if self.kind in ("class", "number") and self.split == "time":
+            raise ConfigError(
+                f"table: split is 'time', expected 'series' because to {self.ask} is to answer for series"
+            )
+        if self.kind in ("class", "number") and self.series is None:
+            raise ConfigError(
+                f"table: series is none, expected the column of the series to {self.ask}: --series COLUMN"
+            )
+        if self.future and self.kind != "horizon":
+            raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
+        for name in ("validation", "test"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"table: {name} is {getattr(self, name)}, expected between 0 and 1")
+        if self.validation + self.test >= 1:
+            raise ConfigError(
+                f"table: validation and test are {self.validation + self.test:g} of all, expected below 1"
+            )
+        if self.horizon < 1 or (self.season is not None and self.season < 1):
+            raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
+        self.metric, self.higher_is_better, self.best = SCORES[self.kind]
+        self.names = self.targets
+
+    @property
+    def kind(self) -> Any:
+        return ASKS[self.ask or ""]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.data[0])
+
+    @property
+    def targets(self) -> list[str]:
+        assert self.target is not None
+        return [name.strip() for name in self.target.split(",")] if self.kind == "horizon" else [self.target]
+
+    @cached_property
+    def collection(self) -> Collection:
+        """The series, read and checked on first use."""
+        frame, past = read_table(self.path), list(self.past)
+        roles = {*self.targets, self.time, self.series, *self.static}
+        if self.kind != "horizon" and not past:
+            past = [name for name in frame.columns if name not in roles and name != "step"]
+        found = series_of(
+            frame, self.path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
+            series=self.series, static=self.static, past=past, future=self.future,
+        )  # fmt: skip
+        self._check_answers(found)
+        return found
+
+    def _check_answers(self, found: Collection) -> None:
+        for one in found.each:
+            of = f" of series {one.name!r}" if one.name else ""
+            if self.kind in ("class", "number") and len(np.unique(one.target, axis=0)) > 1:
+                raise DataError(
+                    f"table: {self.path}: the target {self.target!r}{of} changes, expected one answer for a series; "
+                    "to answer at each step: --question label"
+                )
+            counts = self.distribution == "negative_binomial" and self.kind in ("horizon", "number")
+            if counts and not (np.isnan(one.target) | ((one.target >= 0) & (one.target % 1 == 0))).all():
+                odd = one.target[~(np.isnan(one.target) | ((one.target >= 0) & (one.target % 1 == 0)))][0]
+                raise DataError(
+                    f"table: {self.path}: the target{of} is {odd:g}, expected counts 0, 1, 2, ... because the "
+                    "distribution is negative_binomial"
+                )
+        if self.kind in ("class", "label") and len(found.classes) < 2:
+            raise DataError(f"table: {self.path}: the target has the classes {found.classes}, expected two or more")
+        if self.kind != "horizon" and not found.each[0].past.shape[1]:
+            raise DataError(f"table: {self.path} has no column to {self.ask} by; name columns: --past COLUMN ...")
+
+    @cached_property
+    def parts(self) -> list[list[tuple[int, int, int]]]:
+        """Of training, validation and test: series, first row, and the row after the last."""
+        each = self.collection.each
+        by_series = self.kind in ("class", "number") or (self.kind == "label" and len(each) > 1)
+        if self.split == "series" or (self.split is None and by_series):
+            return self._by_series(each)
+        found: list[list[tuple[int, int, int]]] = [[], [], []]
+        for i, one in enumerate(each):
+            last = len(one) - round(self.test * len(one))
+            first = last - round(self.validation * len(one))
+            for part, (begin, end) in enumerate(((0, first), (first, last), (last, len(one)))):
+                found[part].append((i, begin, end))
+        return found
+
+    def _by_series(self, each: list[Series]) -> list[list[tuple[int, int, int]]]:
+        order = sorted(range(len(each)), key=lambda i: hashlib.sha256(each[i].name.encode()).digest())
+        if self.kind == "class":  # share out each class by itself, one series after another
+            order.sort(key=lambda i: int(each[i].target[0]))
+        fractions = np.array([1 - self.validation - self.test, self.validation, self.test])
+        dealt, found = np.zeros(3), [[], [], []]
+        for rank, i in enumerate(order):  # the part that lacks most of its share, in parts of it, is dealt the next one
+            new = rank and self.kind == "class" and each[i].target[0] != each[order[rank - 1]].target[0]
+            part = TRAINING if new or not rank else int((rank + 1 - dealt / fractions).argmax())
+            dealt[part] += 1
+            found[part].append((i, 0, len(each[i])))
+        if not all(found):
+            raise DataError(
+                f"table: {self.path} has {len(each)} series, expected more because a part of the split by series has "
+                "none; give more series or larger --validation and --test"
+            )
+        return found
+
+    def check(self) -> None:
+        """Read the table, and refuse parts in which there is nothing to learn or to measure."""
+        if self.kind == "horizon":
+            for part in PARTS[1:]:
+                self._origins(PARTS.index(part))
+            if self.length < 1:
+                raise DataError(f"table: {self.path}: no series has two steps to train on; give a longer table")
+        if self.kind == "label":
+            self._refuse_unseen()
+        assert self.question
+
+    def _refuse_unseen(self) -> None:
+        each, classes = self.collection.each, self.collection.classes
+        seen = {int(label) for i, begin, end in self.parts[TRAINING] for label in each[i].target[begin:end]}
+        for part in (VALIDATION, TEST):
+            for i, begin, end in self.parts[part]:
+                for label in map(int, each[i].target[begin:end]):
+                    if label >= 0 and label not in seen:
+                        raise DataError(
+                            f"table: {self.path}: the label {classes[label]!r} is in the {PARTS[part]} part alone; it "
+                            "cannot be learnt: split otherwise, or leave these rows out"
+                        )
+
+    @cached_property
+    def length(self) -> int:
+        """Steps that a window of training has."""
+        spans = [end - begin for _, begin, end in self.parts[TRAINING]]
+        if self.kind in ("class", "number"):
+            return max(map(len, self.collection.each))
+        return min(self.sequence_length, max(spans) - (self.kind == "horizon"))
+
+    @cached_property
+    def flat(self) -> Rows:
+        return Rows(self.collection.each, self.kind, self.length, self.horizon)
+
+    @cached_property
+    def question(self) -> Question:
+        flat, regular = self.flat, self.collection.each[0].spans is None
+        rows = np.concatenate([flat.starts[i] + np.arange(begin, end) for i, begin, end in self.parts[TRAINING]])
+        once = [scale_of(values) for values in flat.once[rows].T]
+        more: dict[str, Any] = {}
+        if self.kind == "horizon":
+            ahead = [scale_of(values) for values in flat.ahead[rows].T]
+            ahead += [] if regular else [(0.0, float(self.horizon))]
+            more = {
+                "horizon": self.horizon,
+                "targets": len(self.targets),
+                "static": flat.static,
+                "future": len(ahead),
+                "distribution": self.distribution,
+                "season": self.steps_of_season,
+            }
+            scales, channels = once + ahead, len(once) + len(ahead) * self.horizon + (not regular)
+        else:
+            scales, channels = once + ([] if regular else [(0.0, 1.0)]), len(once) + (not regular)
+        if self.kind in ("class", "label"):
+            more["classes"] = len(self.collection.classes)
+        if self.kind == "number":
+            answers = np.array([self.collection.each[i].target[0, 0] for i, *_ in self.parts[TRAINING]])
+            more |= {"answer_scale": scale_of(answers), "distribution": self.distribution}
+        return Question(
+            self.kind,
+            channels=channels,
+            timed=not regular,
+            scales=tuple(scales),
+            missing=self.kind != "horizon",
+            **more,
+        )
+
+    @property
+    def steps_of_season(self) -> int:
+        return self.season or self.collection.season
+
+    @cached_property
+    def _windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where windows of training may begin: the first row of each part, and the running number of starts."""
+        parts = self.parts[TRAINING]
+        first = np.array([self.flat.starts[i] + begin for i, begin, _ in parts])
+        return first, np.cumsum([max(1, end - begin - self.length) for _, begin, end in parts])
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+        draw = np.random.default_rng((self.seed, TRAINING, step))
+        mine = slice(rank * size, (rank + 1) * size)
+        if self.kind in ("class", "number"):
+            parts = self.parts[TRAINING]
+            return self._whole([parts[k] for k in draw.integers(0, len(parts), size * world)[mine]])
+        first, counts = self._windows
+        drawn = draw.integers(0, counts[-1], size * world)[mine]
+        part = np.searchsorted(counts, drawn, side="right")
+        starts = first[part] + drawn - np.where(part, counts[part - 1], 0)
+        rows = starts[:, None] + np.arange(self.length)
+        ends = np.array([self.flat.starts[i] + end for i, _, end in self.parts[TRAINING]])[part]
+        if self.kind == "label":
+            labels = np.where(rows < ends[:, None], self.flat.labels[rows], IGNORED)
+            return Examples(self.flat.inputs(rows), labels)
+        after = rows[..., None] + 1 + np.arange(self.horizon)
+        targets = np.where((after < ends[:, None, None])[..., None], self.flat.answers[after], np.nan)
+        return Examples(self.flat.inputs(rows), targets.astype(np.float32))
+
+    def _whole(self, parts: Sequence[tuple[int, int, int]]) -> Examples:
+        """Whole series, which end together; what a shorter one lacks at its beginning is missing."""
+        each = self.collection.each
+        back = np.arange(self.length) - self.length
+        rows = np.stack([self.flat.starts[i] + np.maximum(len(each[i]) + back, -1) for i, *_ in parts])
+        # Row -1 of a series is a row of padding: that behind the series before it, or behind the last one.
+        answers = np.array([each[i].target.flat[0] for i, *_ in parts])
+        kind = np.float32 if self.kind == "number" else np.int64
+        return Examples(self.flat.inputs(rows), answers.astype(kind))
+
+    def _origins(self, part: int) -> list[tuple[int, int, int]]:
+        """Return series, number of steps before it that it reads, and last row read, of each forecast of a part."""
+        found, room = [], 0
+        for i, begin, end in self.parts[part]:
+            least = begin if begin else min(self.length, end - self.horizon)
+            room = max(room, end - begin - (0 if begin else 1))
+            found += [(i, min(self.length, last), last - 1) for last in range(max(1, least), end - self.horizon + 1)]
+        if not found:
+            raise DataError(
+                f"table: {self.path}: horizon is {self.horizon}, expected at most {room} because of the {PARTS[part]} "
+                f"part of the longest series; give a smaller --horizon or a larger --{PARTS[part]}"
+            )
+        return found[:: math.ceil(len(found) / MOST)]
+
+    def _forecasts(self, part: int) -> Iterator[tuple[list[tuple[int, int, int]], Examples]]:
+        """Yield batches of forecasts of a part: where each is, and scale and numbers as its targets."""
+        by_length: dict[int, list[tuple[int, int, int]]] = {}
+        for origin in self._origins(part):
+            by_length.setdefault(origin[1], []).append(origin)
+        for length, origins in by_length.items():
+            for begin in range(0, len(origins), ROWS):
+                now = origins[begin : begin + ROWS]
+                last = np.array([self.flat.starts[i] + row for i, _, row in now])
+                rows = last[:, None] + np.arange(1 - length, 1)
+                numbers = self.flat.answers[last[:, None] + 1 + np.arange(self.horizon)]
+                scale = np.stack([self._error_scales[i] for i, *_ in now])[:, None].repeat(self.horizon, 1)
+                yield now, Examples(self.flat.inputs(rows), np.stack([scale, numbers], 1).astype(np.float32))
+
+    @cached_property
+    def _naive_errors(self) -> list[tuple[Numbers, Numbers]]:
+        """Of each series: mean absolute error and root mean square of the seasonal naive in training."""
+        begins = {i: begin for part in (VALIDATION, TEST) for i, begin, _ in self.parts[part] if begin}
+        each = self.collection.each
+        cut = [begins.get(i, len(one)) for i, one in enumerate(each)]
+        for i, begin, _ in self.parts[VALIDATION]:
+            cut[i] = begin or cut[i]
+        return [season_errors(one.target[:end], self.steps_of_season) for one, end in zip(each, cut, strict=True)]
+
+    @cached_property
+    def _error_scales(self) -> list[Numbers]:
+        """Of each series, the unit of errors (C,); a constant series has the mean of the others, or 1."""
+        found = np.stack([mean for mean, _ in self._naive_errors])
+        found[~(found > 0)] = np.nan
+        with np.errstate(invalid="ignore"):
+            usual = np.nansum(found, 0) / np.maximum((~np.isnan(found)).sum(0), 1)
+        usual = np.where(usual > 0, usual, 1.0)
+        return list(np.where(np.isnan(found), usual, found))
+
+    def _labelled(self, part: int) -> Iterator[Examples]:
+        """Yield series one by one, with what is before the part to read, and labels in the part alone."""
+        for i, begin, end in self.parts[part]:
+            start = max(0, begin - self.length)
+            rows = (self.flat.starts[i] + np.arange(start, end))[None]
+            labels = np.where(np.arange(start, end) < begin, IGNORED, self.flat.labels[rows])
+            if (labels != IGNORED).any():
+                yield Examples(self.flat.inputs(rows), labels)
+
+    def _examples(self, part: int) -> Iterator[Examples]:
+        if self.kind == "horizon":
+            yield from (examples for _, examples in self._forecasts(part))
+        elif self.kind == "label":
+            yield from self._labelled(part)
+        else:
+            parts = self.parts[part]
+            yield from (self._whole(parts[begin : begin + ROWS]) for begin in range(0, len(parts), ROWS))
+
+    def unseen(self, step: int) -> Iterator[Examples]:
+        return self._examples(VALIDATION)
+
+    def exam_after_training(self) -> Exam:
+        return self.exam(None)
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        """Measure on the test part."""
+        if digest is not None and digest != self.digest():
+            raise CheckpointError(f"eval: {self.path} has changed since training; put back the table")
+        count = sum(len(examples.inputs) for examples in self._examples(TEST))
+        what = {"horizon": "forecasts", "label": "series"}.get(self.kind, "series")
+        unit = ", in units of the seasonal naive's error in training" if self.kind == "horizon" else ""
+        title = f"{self.metric} of {count:,} {what} in the test part of {self.path.name}{unit}:"
+        return Exam(title, self._examples(TEST), self._beside(), ".4g")
+
+    def _beside(self) -> dict[str, float | dict[str, float]]:
+        """Return the scores of who does not learn, on the test part."""
+        if self.kind == "horizon":
+            totals: dict[str, list[float]] = {}
+            for origins, examples in self._forecasts(TEST):
+                for name, pair in self.scores(self.naive(origins), torch.from_numpy(examples.targets)).items():
+                    totals[name] = [a + b for a, b in zip(totals.get(name, [0.0, 0.0]), pair, strict=True)]
+            return {"seasonal naive": {name: total / count for name, (total, count) in totals.items()}}
+        known = np.concatenate([self._known(*part) for part in self.parts[TRAINING]])
+        asked = np.concatenate([self._known(*part) for part in self.parts[TEST]])
+        if self.kind == "number":
+            return {"training mean": float(((asked - known.mean()) ** 2).mean())}
+        return {"most frequent": float((asked == np.bincount(known).argmax()).mean())}
+
+    def _known(self, i: int, begin: int, end: int) -> NDArray[Any]:
+        """Return the known answers of a part of a series: each step's, or the one of the series."""
+        answers = self.collection.each[i].target[begin : end if self.kind == "label" else begin + 1]
+        return answers[answers >= 0] if answers.ndim == 1 else answers[:, 0]
+
+    def naive(self, origins: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Return the seasonal naive's quantiles (n, H, C, Q) after the last row of each origin."""
+        found = []
+        for i, _, last in origins:
+            spread = np.nan_to_num(self._naive_errors[i][1])
+            history = self.collection.each[i].target[: last + 1]
+            found.append(naive(history, self.steps_of_season, self.horizon, spread, LEVELS))
+        return torch.from_numpy(np.stack(found).astype(np.float32))
+
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        return self.scores(outputs, targets)[self.metric]
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
+        if self.kind != "horizon":
+            return {self.metric: super().total(outputs, targets)}
+        outputs, levels = outputs.double().cpu(), torch.tensor(LEVELS, dtype=torch.float64)
+        scale, numbers = targets.double().cpu()[:, [0, -1]].unbind(1)
+        asked = ~numbers.isnan()
+        error = numbers[..., None] - outputs
+        crps = 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1) / scale
+        median = error[..., LEVELS.index(0.5)].abs() / scale
+        inside = (outputs[..., 0] <= numbers) & (numbers <= outputs[..., -1])
+        count = int(asked.sum())
+        scored = {"CRPS": crps, "MASE": median, "coverage": inside.double()}
+        return {name: (float(each[asked].sum()), count) for name, each in scored.items()}
+
+    def digest(self) -> str:
+        digest = hashlib.sha256(
+            repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "data"]).encode()
+        )
+        for one in self.collection.each:
+            for array in (one.target, one.past, one.static, one.future, one.times):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        said = self.collection.said
+        if self.kind == "horizon":
+            said += f", season {self.steps_of_season}"
+        elif self.collection.classes:
+            said += f", classes {', '.join(self.collection.classes[:10])}"
+        return f"x {self.length} steps of {self.path.name}: {said}"
+
+    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
+        return f"loss {row['loss']:.4g}" + ("" if measured is None else f"  {self.metric} of validation {measured:.4g}")

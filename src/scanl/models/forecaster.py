@@ -1,0 +1,366 @@
+"""A forecaster of series that can use any layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import state as states
+from scanl.layers.base import as_widened
+from scanl.layers.packing import pack, unpack
+from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.state import Device, DType
+from scanl.models.heads import LEVELS, as_levels, make_head
+from scanl.models.lags import Lags
+from scanl.models.reader import Features, Scales, Standard
+from scanl.models.running import Running, nothing_read, running
+from scanl.models.saving import Saved
+from scanl.models.stack import Stack, StackState
+
+EPSILON = 1e-5  # added to a variance, as in RevIN
+
+
+class ForecasterState(NamedTuple):
+    """State of a `Forecaster`.
+
+    stack: state of the blocks.   running: running mean and variance of the targets.   lags: (B, lags - 1, 2 C), the
+    last values of the targets and whether each is known.
+    """
+
+    stack: StackState
+    running: Running
+    lags: Tensor
+
+
+class Forecast(NamedTuple):
+    """A forecast of the next H steps of C targets, in their units.
+
+    mean: (B, H, C).   quantiles: (B, H, C, Q), at the levels that were asked for.
+    """
+
+    mean: Tensor
+    quantiles: Tensor
+
+
+class Forecaster(Saved):
+    r"""Forecast the next numbers of series: normalised by their past, read by a stack, and a head of distributions.
+
+    .. math::
+        z_t = (y_t - m_t) / s_t, \quad h_t = \mathrm{stack}(W [z_t, \mathrm{covariates}_t]), \quad
+        p_t = \mathrm{head}(h_t) + \mathrm{lags}(y_{\le t})
+
+    p_t are the parameters of the distributions of y_{t+1} ... y_{t+H}, in units of s_t about m_t.
+
+    Reversible normalisation (`normalise`): m_t and s_t are the running mean and the root of the running variance of the
+    targets up to step t, and what is forecast from step t is taken back by the same m_t and s_t. Source: Kim et al.,
+    "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are of the whole input
+    window; these are causal, so a series that is read sample by sample gives what it gives at once. While few numbers
+    are known, the scale of `scales` counts too (`running`). The affine map of RevIN is left out: the linear maps before
+    and behind the stack contain it. For counts m_t = 0 and s_t is the running mean plus one (Salinas et al.,
+    arXiv:1704.04110, sec. 3.3).
+
+    Args:
+        horizon: H, number of steps to forecast.
+        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, dropout: passed to `Stack`.
+        targets: C, number of series that are forecast together.
+        past: number of covariates that are known up to the present.
+        static: number of covariates that are constant over a series.
+        future: F, number of covariates that are known H steps ahead.
+        distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
+        recursive: the head forecasts one step; longer forecasts read what they have forecast, from the kept state. Not
+            recursive: the head forecasts all H steps at once.
+        lags: q, number of last values that a linear map adds to the forecast; 0 for no such map.
+        normalise: whether to normalise by the past. Otherwise by `scales` alone.
+        span: how many further numbers take about two thirds of a number's weight in mean and variance; None: it stays.
+        timed: whether the steps have durations, `timespans`. They are an input, and every layer that takes them gets
+            them if all layers do.
+        scales: (location, scale) of the targets, the past, the static and the future covariates, in this order,
+            measured on the training data; None: 0 and 1.
+
+    Numbers of the input that are NaN are missing: a flag says so, and they are left out of mean, variance and lags.
+    x: (B, T, C + past).   parameters: (B, T, H, C, P); H is 1 if recursive.
+    State: ForecasterState, of constant size.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        dim: int,
+        depth: int,
+        layer: str | Sequence[str] = "hawk",
+        *,
+        targets: int = 1,
+        past: int = 0,
+        static: int = 0,
+        future: int = 0,
+        distribution: str = "gaussian",
+        recursive: bool = False,
+        lags: int = 1,
+        normalise: bool = True,
+        span: float | None = None,
+        timed: bool = False,
+        scales: Scales | None = None,
+        layer_options: Mapping[str, Any] | None = None,
+        channel_mixer: str = "gated_mlp",
+        channel_options: Mapping[str, Any] | None = None,
+        norm: str = "rmsnorm",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(locals())
+        for name, least in (("horizon", 1), ("targets", 1), ("past", 0), ("static", 0), ("future", 0), ("lags", 0)):
+            if self.config[name] < least:
+                raise ConfigError(f"forecaster: {name} is {self.config[name]}, expected at least {least}")
+        if span is not None and not span > 1:
+            raise ConfigError(f"forecaster: span is {span}, expected above 1")
+        self.stack = Stack(**self.options_of(Stack))
+        if self.stack.bidirectional:
+            raise ConfigError(f"forecaster: layer {layer!r} is bidirectional, expected causal ones only")
+        self.horizon, self.targets, self.past, self.static, self.future = horizon, targets, past, static, future
+        self.recursive, self.normalise, self.span, self.timed = recursive, normalise, span, timed
+        self.ahead = 1 if recursive else horizon
+        self.standard = Standard("forecaster", targets + past + static + future, scales)
+        self.input = Features(targets + past + static + future * self.ahead + timed, dim, missing=True)
+        self.head = make_head(distribution, dim, self.ahead * targets)
+        self.lags = Lags(lags, self.ahead) if lags else None
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
+        weight = self.input.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        location, scale = (part[: self.targets].to(device, wide) for part in self._standards())
+        mean = (self.standard.location[: self.targets].to(location) - location) / scale
+        kept = max(0, 0 if self.lags is None else self.lags.lags - 1)
+        return ForecasterState(
+            self.stack.init_state(batch_size, device=device, dtype=dtype),
+            nothing_read(mean.repeat(batch_size, 1)),
+            torch.zeros(batch_size, kept, 2 * self.targets, device=device, dtype=wide),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        static: Tensor | None = None,
+        future: Tensor | None = None,
+        timespans: Tensor | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, ForecasterState]:
+        """Map x (B, T, C + past) to the parameters (B, T, H, C, P) of the forecasts after each step, and the state.
+
+        static: (B, S).   future: (B, T, H, F), the covariates of the H steps after each step.   timespans: (B, T).
+        mask: (B, T) bool, True at valid steps; parameters are zero at the others.   cu_seqlens: (N+1,) offsets of N
+        sequences packed over B == 1; `static` then has N rows.
+        """
+        read, spans = self._joined(x, static, future, timespans, cu_seqlens)
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ShapeError("forecaster: mask and cu_seqlens are both given, expected one of them")
+            spans = spans if spans is None else pack(spans, mask)[0]
+            read, cu_seqlens = pack(read, mask)
+        parameters, location, scale, state = self._read(read, spans, state, cu_seqlens)
+        parameters = self.head.in_units(parameters, location, scale)
+        return (parameters if mask is None else unpack(parameters, mask)), state
+
+    def loss(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        static: Tensor | None = None,
+        future: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, ForecasterState]:
+        """Return the mean loss of the forecasts after each step, and the state.
+
+        targets: (B, T, H, C), NaN where no answer is wanted. With `recursive` only the first of the H steps is learnt.
+        The loss is in units of the running scale, but for counts, whose likelihood is of the counts themselves.
+        """
+        expected = (*x.shape[:2], self.horizon, self.targets)
+        if targets.shape != expected:
+            raise ShapeError(
+                f"forecaster: targets has shape {tuple(targets.shape)}, expected {expected} because of x and the model"
+            )
+        read, spans = self._joined(x, static, future, timespans, None)
+        parameters, location, scale, state = self._read(read, spans, state, None)
+        targets = targets[:, :, : self.ahead].to(parameters.dtype)
+        asked = ~targets.isnan()
+        if self.head.counts:
+            parameters = self.head.in_units(parameters, location, scale)
+        else:
+            targets = (targets - location) / scale
+        # Numbers that are not asked for are replaced before the loss, because 0 times NaN is NaN in a gradient.
+        losses = self.head.loss(parameters, torch.where(asked, targets, 0))
+        return torch.where(asked, losses, 0).sum() / asked.sum().clamp(min=1), state
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        static: Tensor | None = None,
+        future: Tensor | None = None,
+        timespans: Tensor | None = None,
+        levels: Sequence[float] = LEVELS,
+        paths: int = 200,
+        seed: int = 0,
+    ) -> tuple[Forecast, ForecasterState]:
+        """Read x (B, T, C + past), T at least 1, and forecast the H steps after the last one.
+
+        The state goes into the next call, with the samples that have come since: one at a time, or several. The
+        forecasts are those of the whole history.
+
+        static, future, timespans: as in `forward`.   levels: of the quantiles.
+        paths: if recursive, how many futures are drawn, each number from the distribution after those before it; the
+        forecast is their mean and their quantiles. With "points" there is one, of the means. Covariates of the past are
+        missing there, and a step lasts 1.   seed: of the draws.
+        """
+        if x.ndim == 3 and x.shape[1] == 0:
+            raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
+        if paths < 1:
+            raise ConfigError(f"forecaster: paths is {paths}, expected at least 1")
+        wanted = as_levels(levels, self.standard.scale)
+        read, spans = self._joined(x, static, future, timespans, None)
+        parameters, state = self._after(read, spans, state)
+        if not self.recursive:
+            mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, wanted.to(parameters))
+            return Forecast(mean, quantiles), state
+        paths = 1 if self.config["distribution"] == "points" else paths
+        generator = torch.Generator(x.device).manual_seed(seed)
+        ahead = states.repeat(state, paths)
+        repeated = parameters.repeat_interleave(paths, 0)
+        constant = None if static is None else static.repeat_interleave(paths, 0)
+        numbers = []
+        for step in range(self.horizon):
+            drawn = self.head.mean(repeated) if paths == 1 else self.head.sample(repeated, generator)
+            numbers.append(drawn[:, 0])
+            if step + 1 == self.horizon:
+                break
+            unknown = x.new_full((len(drawn), 1, self.past), torch.nan)
+            known = None
+            if future is not None:
+                known = future.new_zeros(len(drawn), 1, self.horizon, self.future)
+                known[:, 0, 0] = future[:, -1, step + 1].repeat_interleave(paths, 0)
+            lasts = x.new_ones(len(drawn), 1) if self.timed else None
+            read, spans = self._joined(torch.cat([drawn.to(x), unknown], -1), constant, known, lasts, None)
+            repeated, ahead = self._after(read, spans, ahead)
+        drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
+        quantiles = drawn.quantile(wanted.to(drawn), dim=1).movedim(0, -1)
+        return Forecast(drawn.mean(1), quantiles), state
+
+    def _standards(self) -> tuple[Tensor, Tensor]:
+        """Return location and scale of every channel; the location of targets that are counts is 0."""
+        location = self.standard.location
+        if self.head.counts:
+            location = torch.cat([torch.zeros_like(location[: self.targets]), location[self.targets :]])
+        return location, self.standard.scale
+
+    def _joined(
+        self,
+        x: Tensor,
+        static: Tensor | None,
+        future: Tensor | None,
+        timespans: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Check the inputs, and return all numbers that are read at each step, (B, T, ·), and the durations."""
+        self._check(x, static, future, timespans, cu_seqlens)
+        parts = [x]
+        if static is not None:
+            lengths = None if cu_seqlens is None else cu_seqlens.diff()
+            rows = (
+                static[:, None].expand(-1, x.shape[1], -1)
+                if lengths is None
+                else static.repeat_interleave(lengths, 0)[None]
+            )
+            parts.append(rows.to(x))
+        if future is not None:
+            parts.append(future[:, :, : self.ahead].flatten(2).to(x))
+        return torch.cat(parts, -1), timespans
+
+    def _read(
+        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, ForecasterState]:
+        """Return the parameters (B, T, H, C, P) in units of the running scale, location and scale (B, T, 1, C), and
+        the state."""
+        hidden, lagged, location, scale, state = self._hidden(read, spans, state, cu_seqlens)
+        return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
+
+    def _after(
+        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None
+    ) -> tuple[Tensor, ForecasterState]:
+        """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
+        hidden, lagged, location, scale, state = self._hidden(read, spans, state, None)
+        parameters = self._distributions(hidden[:, -1:], None if lagged is None else lagged[:, -1:])
+        return self.head.in_units(parameters, location[:, -1:, None], scale[:, -1:, None])[:, 0], state
+
+    def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
+        shift = None if lagged is None else lagged.flatten(2)
+        return self.head(hidden, shift).unflatten(2, (self.ahead, self.targets))
+
+    def _hidden(
+        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
+        """Return the features of the stack, what the lags add, location and scale of the targets, and the state."""
+        rows = read.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        before = self.init_state(rows, device=read.device) if state is None else state
+        location, scale = self._standards()
+        once = self.targets + self.past + self.static  # channels that are there once, not for every step ahead
+        ahead = [part[once:].repeat(self.ahead) for part in (location, scale)]
+        read = (read - torch.cat([location[:once], ahead[0]])) / torch.cat([scale[:once], ahead[1]])
+        y, more = read[..., : self.targets], read[..., self.targets :]
+        with as_widened(read):
+            mean, spread, after = self._statistics(y, before.running, cu_seqlens)
+            lagged, kept = None, before.lags
+            if self.lags is not None:
+                lagged, kept = self.lags(y, mean, spread, before.lags, cu_seqlens)
+        z = (y - mean.to(y)) / spread.to(y)
+        durations = [] if spans is None else [spans[..., None].to(z)]
+        hidden, stack = self.stack(
+            self.input(torch.cat([z, more, *durations], -1)),
+            before.stack,
+            cu_seqlens=cu_seqlens,
+            timespans=spans if self.stack.timed else None,
+        )
+        own, unit = (part[: self.targets].to(mean) for part in (location, scale))
+        return hidden, lagged, own + unit * mean, unit * spread, ForecasterState(stack, after, kept)
+
+    def _statistics(self, y: Tensor, before: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
+        """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
+        mean, variance, after = running(y, before, self.span, cu_seqlens)
+        if not self.normalise:
+            return torch.zeros_like(mean), torch.ones_like(mean), after
+        if self.head.counts:
+            return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets].to(mean), after
+        return mean, (variance + EPSILON).sqrt(), after
+
+    def _check(
+        self,
+        x: Tensor,
+        static: Tensor | None,
+        future: Tensor | None,
+        timespans: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> None:
+        channels = self.targets + self.past
+        if x.ndim != 3 or x.shape[2] != channels or not x.is_floating_point():
+            raise ShapeError(
+                f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {channels})"
+            )
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        for name, given, size, shape in (
+            ("static", static, self.static, (rows, self.static)),
+            ("future", future, self.future, (*x.shape[:2], self.horizon, self.future)),
+            ("timespans", timespans, self.timed, tuple(x.shape[:2])),
+        ):
+            if given is None and size:
+                raise ShapeError(f"forecaster: {name} is None, expected {shape} because the model was made with {name}")
+            if given is not None and (not size or tuple(given.shape) != shape):
+                expected = shape if size else "None because the model was made without"
+                raise ShapeError(f"forecaster: {name} has shape {tuple(given.shape)}, expected {expected}")
+        check_timespans("forecaster", timespans, x)

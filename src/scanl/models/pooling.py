@@ -1,0 +1,76 @@
+"""A feature of a whole sequence: the mean over its steps, or the last one."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError
+from scanl.layers.packing import sequence_index
+from scanl.layers.state import Device, DType
+from scanl.models.reader import Reader
+from scanl.models.stack import StackState
+
+
+class PooledState(NamedTuple):
+    """State of a model that pools.
+
+    stack: state of the blocks.   pooled: (B, D), sum of the outputs so far, or the last output.
+    steps: (B,), number of steps read.
+    """
+
+    stack: StackState
+    pooled: Tensor
+    steps: Tensor
+
+
+class Pooled(Reader):
+    """A reader whose answer is for the whole sequence. Abstract. It reads the argument `pool` too."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        self.pool = self.config["pool"]
+        if self.pool not in ("mean", "last"):
+            raise ConfigError(f"{self.who}: pool is {self.pool!r}, expected 'mean' or 'last'")
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PooledState:
+        weight = self.input.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        return PooledState(
+            self.stack.init_state(batch_size, device=device, dtype=dtype),
+            torch.zeros(batch_size, self.stack.dim, device=device, dtype=wide),
+            torch.zeros(batch_size, device=device, dtype=torch.int64),
+        )
+
+    def _feature(
+        self,
+        x: Tensor,
+        state: PooledState | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        timespans: Tensor | None,
+    ) -> tuple[Tensor, PooledState]:
+        """Return the feature (B, D) of everything read so far, and the state."""
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        before = self.init_state(rows) if state is None else state
+        y, stack, cu_seqlens = self._hidden(x, before.stack, mask, cu_seqlens, timespans)
+        pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)
+        feature = pooled / count.clamp(min=1)[:, None] if self.pool == "mean" else pooled
+        return feature.to(y.dtype), PooledState(stack, pooled, count)
+
+    def _pool(self, y: Tensor, pooled: Tensor, count: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if cu_seqlens is None:
+            count = count + y.shape[1]
+            if self.pool == "mean":
+                return pooled + y.sum(1), count
+            return (y[:, -1] if y.shape[1] else pooled), count
+        lengths = cu_seqlens.diff()
+        if self.pool == "mean":
+            owner = sequence_index(cu_seqlens, y.shape[1])
+            return pooled.index_add(0, owner, y[0]), count + lengths
+        if y.shape[1]:
+            last = y[0, (cu_seqlens[1:] - 1).clamp(min=0)]
+            pooled = torch.where(lengths[:, None] > 0, last, pooled)
+        return pooled, count + lengths

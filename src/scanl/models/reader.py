@@ -1,0 +1,114 @@
+"""What models that read tokens or features have in common: the map of their input, and the stack behind it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import pack
+from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.state import Device, DType
+from scanl.models.block import embedded
+from scanl.models.saving import Saved
+from scanl.models.stack import Stack, StackState
+
+Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
+
+
+class Standard(nn.Module):
+    """Standardise channels: (x - location) / scale. The numbers are those of the configuration, not weights.
+
+    scales: (location, scale) of each channel; None changes nothing.
+    """
+
+    location: Tensor
+    scale: Tensor
+
+    def __init__(self, who: str, channels: int, scales: Scales | None) -> None:
+        super().__init__()
+        pairs = [[0.0, 1.0]] * channels if scales is None else [list(map(float, pair)) for pair in scales]
+        if len(pairs) != channels or any(len(pair) != 2 or not pair[1] > 0 for pair in pairs):
+            raise ConfigError(
+                f"{who}: scales is {scales}, expected a location and a scale above 0 for each of {channels} channels"
+            )
+        both = torch.tensor(pairs, dtype=torch.float64).reshape(channels, 2)
+        for name, values in (("location", both[:, 0]), ("scale", both[:, 1])):
+            self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.location) / self.scale
+
+
+class Features(nn.Linear):
+    """A linear map of features. missing: NaN is read as 0, and a flag beside each feature says whether it is known."""
+
+    def __init__(self, channels: int, dim: int, missing: bool = False) -> None:
+        super().__init__(channels * 2 if missing else channels, dim)
+        self.missing = missing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.missing:
+            known = ~x.isnan()
+            x = torch.cat([torch.where(known, x, 0), known.to(x.dtype)], -1)
+        return super().forward(x.to(self.weight.dtype) if not torch.is_autocast_enabled(x.device.type) else x)
+
+
+class Reader(Saved):
+    """A model that reads tokens (B, T) or features (B, T, C) with a stack of blocks. Abstract.
+
+    A subclass begins as one of `Saved` does. The arguments that are read here: vocab_size, input_dim, scales, missing,
+    and those of `Stack`.
+    """
+
+    who: ClassVar[str]  # its name in messages
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(arguments)
+        given = self.config
+        vocab_size, input_dim, scales, missing = (
+            given[name] for name in ("vocab_size", "input_dim", "scales", "missing")
+        )
+        if (vocab_size is None) == (input_dim is None):
+            raise ConfigError(
+                f"{self.who}: vocab_size is {vocab_size} and input_dim is {input_dim}, expected one of them"
+            )
+        if vocab_size is not None and (scales is not None or missing):
+            raise ConfigError(f"{self.who}: scales and missing are given, expected neither because the input is tokens")
+        self.vocab_size, self.input_dim = vocab_size, input_dim
+        self.standard = None if scales is None else Standard(self.who, input_dim, scales)
+        if vocab_size is None:
+            self.input = Features(input_dim, given["dim"], missing)
+        else:
+            self.input = nn.Embedding(vocab_size, given["dim"])
+            nn.init.normal_(self.input.weight, std=0.02)
+        self.stack = Stack(**self.options_of(Stack))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Any:
+        """Return the state before any step."""
+        raise NotImplementedError
+
+    def _hidden(
+        self,
+        x: Tensor,
+        state: StackState | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        timespans: Tensor | None,
+    ) -> tuple[Tensor, StackState, Tensor | None]:
+        """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
+        if self.vocab_size is not None and (x.ndim != 2 or x.is_floating_point()):
+            raise ShapeError(f"{self.who}: x is {x.dtype} {tuple(x.shape)}, expected integers (B, T) of tokens")
+        if self.input_dim is not None and (x.ndim != 3 or x.shape[2] != self.input_dim):
+            raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected (B, T, {self.input_dim})")
+        check_timespans(self.who, timespans, x)
+        if mask is not None:
+            if cu_seqlens is not None:
+                raise ShapeError(f"{self.who}: mask and cu_seqlens are both given, expected one of them")
+            timespans = timespans if timespans is None else pack(timespans, mask)[0]
+            x, cu_seqlens = pack(x, mask)
+        x = x if self.standard is None else self.standard(x)
+        x = embedded(self.who, self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
+        y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        return y, after, cu_seqlens

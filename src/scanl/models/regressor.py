@@ -1,0 +1,96 @@
+"""A regressor of sequences that can use any layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from scanl.errors import ShapeError
+from scanl.models.heads import make_head
+from scanl.models.pooling import Pooled, PooledState
+from scanl.models.reader import Scales, Standard
+
+
+class SequenceRegressor(Pooled):
+    """Tell numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
+
+    Args:
+        outputs: O, how many numbers.
+        dim, depth, layer, vocab_size, input_dim, scales, missing, layer_options, channel_mixer, channel_options, norm,
+            dropout: as in `SequenceClassifier`.
+        pool: the "last" step, or "mean" over the steps.
+        distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
+        output_scales: (location, scale) of each number; the head works in standardised units. The location of counts
+            is not used.
+
+    parameters: (B, O, P) of the distributions, in the units of the numbers; `head` has their meaning.
+    State: PooledState, as in `SequenceClassifier`.
+    """
+
+    who = "regressor"
+
+    def __init__(
+        self,
+        outputs: int,
+        dim: int,
+        depth: int,
+        layer: str | Sequence[str] = "hawk",
+        *,
+        vocab_size: int | None = None,
+        input_dim: int | None = None,
+        pool: str = "last",
+        distribution: str = "points",
+        output_scales: Scales | None = None,
+        scales: Scales | None = None,
+        missing: bool = False,
+        layer_options: Mapping[str, Any] | None = None,
+        channel_mixer: str = "gated_mlp",
+        channel_options: Mapping[str, Any] | None = None,
+        norm: str = "rmsnorm",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(locals())
+        self.outputs = outputs
+        self.head = make_head(distribution, dim, outputs)
+        self.answer = Standard(self.who, outputs, output_scales)
+        if self.head.counts:
+            self.answer.location.zero_()
+
+    def forward(
+        self,
+        x: Tensor,
+        state: PooledState | None = None,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, PooledState]:
+        """Map tokens (B, T) or features (B, T, input_dim) to parameters (B, O, P), and the state.
+
+        mask, cu_seqlens, timespans: as in `SequenceClassifier.forward`.
+        """
+        feature, state = self._feature(x, state, mask, cu_seqlens, timespans)
+        parameters = self.head(feature)
+        scale = self.answer.scale.to(parameters.dtype).expand(parameters.shape[:-1])
+        return self.head.in_units(parameters, self.answer.location.to(parameters.dtype), scale), state
+
+    def loss(
+        self, x: Tensor, targets: Tensor, state: PooledState | None = None, *, timespans: Tensor | None = None
+    ) -> tuple[Tensor, PooledState]:
+        """Return the mean loss of the numbers targets (B, O), and the state.
+
+        Squared errors and pinball losses are in standardised units. A likelihood of counts is of the counts themselves.
+        """
+        if targets.shape != (len(x), self.outputs):
+            raise ShapeError(
+                f"regressor: targets has shape {tuple(targets.shape)}, expected {(len(x), self.outputs)} because of x"
+            )
+        feature, state = self._feature(x, state, None, None, timespans)
+        parameters = self.head(feature)
+        targets = targets.to(parameters.dtype)
+        if self.head.counts:
+            scale = self.answer.scale.to(parameters.dtype).expand(targets.shape)
+            parameters = self.head.in_units(parameters, scale, scale)
+        else:
+            targets = self.answer(targets)
+        return self.head.loss(parameters, targets).mean(), state

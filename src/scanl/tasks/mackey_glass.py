@@ -1,0 +1,67 @@
+"""The Mackey-Glass series."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, register
+from scanl.data.fixed import FixedRows, Part, Parts
+
+AHEAD = 15
+SERIES, STEPS, DROPPED = 128, 5000, 100
+
+
+def euler(history: NDArray[np.float64], start: float, steps: int, fine: int = 10) -> NDArray[np.float64]:
+    """Return dx/dt = 0.2 x(t - delay) / (1 + x(t - delay)^10) - 0.1 x of several series: (S, steps), once a unit.
+
+    history: (S, delay * fine) values before the first, `fine` a unit of time.   start: the first value.
+    """
+    count, late = history.shape
+    x = np.empty((late + steps * fine, count))
+    x[:late] = history.T
+    x[late] = start
+    for t in range(late, len(x) - 1):
+        before = x[t - late]
+        x[t + 1] = x[t] + (0.2 * before / (1 + before**10) - 0.1 * x[t]) / fine
+    return x[late::fine].T
+
+
+@register("mackey_glass")
+@dataclass
+class MackeyGlass(FixedRows):
+    """Mackey-Glass: the value of a chaotic series 15 steps ahead, at every step.
+
+    The delay is 17. Each of 128 series begins at 1.2, after a history of 1.2 with uniform noise of width 0.2. It is
+    integrated by Euler's method with ten steps a unit. One value a unit is kept, as tanh(x - 1), after the first 100;
+    the mean over all series is subtracted. 32 series are for training, 32 for validation, 64 for the test.
+    T = 5000 steps. Voelker et al. carry the value of a series on to the next one.
+    The error divided by the mean square of the answers is the square of the published NRMSE.
+
+    Source: Voelker et al., "Legendre Memory Units", NeurIPS 2019, section 4.3; Mackey and Glass, Science 197, 1977.
+
+    Args:
+        seed, eval_examples: see `FixedRows`.   folder: not used.
+        series_seed: of the noise.
+        delay: of the equation.
+    Chance: the mean square of the answers, measured.
+    """
+
+    id = "B-mackeyglass"
+    metric = "mean squared error"
+    higher_is_better = False
+    best = 0.0
+    question = Question("numbers", channels=1, targets=1)
+    length = STEPS
+
+    series_seed: int = 0
+    delay: int = 17
+
+    def read(self) -> Parts:
+        noise = np.random.default_rng(self.series_seed).random((SERIES, self.delay * 10)) - 0.5
+        series = np.tanh(euler(1.2 + 0.2 * noise, 1.2, DROPPED + STEPS + AHEAD) - 1)[:, DROPPED:]
+        series = (series - series.mean()).astype(np.float32)[..., None]
+        bounds = (0, 32, 64, SERIES)
+        inputs, answers = series[:, :-AHEAD], series[:, AHEAD:]
+        return Parts(*(Part(inputs[a:b], answers[a:b]) for a, b in itertools.pairwise(bounds)))

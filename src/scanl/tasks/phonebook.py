@@ -1,0 +1,79 @@
+"""Looking up a number in a phone book."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+
+FIRST = "James Mary John Patricia Robert Linda Michael Barbara William Susan David Jessica Joseph Karen Thomas Sarah".split()  # noqa: E501, SIM905
+LAST = "Smith Jones Brown Davis Miller Wilson Moore Taylor Anderson Jackson White Harris Martin Thompson Garcia Clark Lewis Walker Hall Young King Wright Hill Green Baker Adams Nelson Carter Mitchell Turner Parker Collins".split()  # noqa: E501, SIM905
+NAMES = [f"{first} {last}" for first in FIRST for last in LAST]
+DIGITS = 10
+LONGEST = max(map(len, NAMES)) + 2 + DIGITS + 1  # of a line with its end
+
+
+@register("phonebook")
+@dataclass(frozen=True)
+class Phonebook(Task):
+    """Phone book: copy the number of a name from a book of n lines, byte by byte.
+
+    A line is "Full Name: dddddddddd"; the first of ten digits is 6 to 9. After the book come an empty line, two lines
+    of the book as examples, an empty line, and "Full Name:" of a third line; the answer is " " and its number. The
+    model reads all but the last byte of that, and is scored on the ten digits. Names are different; there are 512 of
+    them, made of 16 first and 32 last names. Line breaks before the book fill a row up. The authors draw names from a
+    larger list, where they may repeat, and score the whole number.
+
+    Args:
+        length: n, lines of the book; 20 by default in the authors' program.
+
+    inputs, targets: (N, T) int64 bytes; scored at the ten steps before a digit.
+    Chance: the first digit is one of 4, the others are of 10: 0.115.
+    """
+
+    id = "B-phonebook"
+    source = (
+        'Jelassi et al., "Repeat After Me: Transformers are Better than State Space Models at Copying", '
+        "arXiv:2402.01032, section 4.2"
+    )
+
+    length: int = 20
+    vocab_size: int = field(default=256, init=False)
+
+    def check(self) -> None:
+        right = 3 <= self.length <= len(NAMES)
+        self._require(right, "length", f"from 3 to {len(NAMES)} because of two examples, a question and the names")
+
+    @property
+    def chance(self) -> float:
+        return (1 / 4 + 9 / 10) / 10
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        steps = LONGEST * (self.length + 3) + 1
+        names = draw_distinct(random, count, len(NAMES), self.length)
+        numbers = random.integers(0, 10, (count, self.length, DIGITS))
+        numbers[..., 0] = random.integers(6, 10, (count, self.length))
+        shown = draw_distinct(random, count, self.length, 3)
+        inputs = np.full((count, steps), ord("\n"), np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        for row in range(count):
+            book = [
+                f"{NAMES[name]}: {''.join(map(str, number))}"
+                for name, number in zip(names[row], numbers[row].tolist(), strict=True)
+            ]
+            one, two, asked = (book[place] for place in shown[row])
+            text = np.frombuffer("\n".join([*book, "", one, two, "", asked]).encode(), np.uint8)
+            inputs[row, 1 - len(text) :] = text[:-1]
+            targets[row, -DIGITS:] = text[-DIGITS:]
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs, answers, strict=True):
+            text = bytes(sequence.tolist()).decode().lstrip("\n")
+            book, _examples, question = text.split("\n\n")
+            numbers = dict(line.split(": ") for line in book.split("\n"))
+            answer[-DIGITS:] = list(numbers[question.split(":")[0]].encode())
+        return answers

@@ -1,0 +1,220 @@
+"""Small data sets in the published formats, and the options with which sources read them."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from scanl.data.files import folders
+
+WRITERS: dict[str, Callable[[Path], None]] = {}
+# With which a source reads the small files. Other options are the defaults.
+OPTIONS: dict[str, dict[str, object]] = {
+    "mnist": {"aside": 4},
+    "fashion_mnist": {"aside": 4},
+    "mnist_pixels": {"aside": 4},
+    "cifar10": {"aside": 4},
+    "cifar100": {"aside": 2},
+    "cifar10_pixels": {"aside": 4},
+    "noise_padded_cifar10": {"aside": 4},
+    "imagenet64_pixels": {"aside": 2},
+    "imdb": {"aside": 2, "most": 12},
+    "lra_retrieval": {"most": 9},
+    "lra_listops": {"most": 12},
+    "hg38": {"interval": 40},
+    "ucr": {"problem": "Small"},
+    "pendulum": {"count": 6},
+}
+
+
+def writes(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
+    def add(write: Callable[[Path], None]) -> Callable[[Path], None]:
+        WRITERS[name] = write
+        return write
+
+    return add
+
+
+def write_all(root: Path) -> None:
+    """Write every data set below a folder."""
+    for name in folders:
+        (root / name).mkdir(parents=True)
+        WRITERS[name](root / name)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).integers(0, 256, shape).astype(np.uint8)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The IDX form: a big-endian magic number of the type (8) and the dimensions, the sizes, the bytes."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+
+
+@writes("mnist")
+def mnist(folder: Path) -> None:
+    for part, count in (("train", 24), ("t10k", 10)):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(random(count, 28, 28)))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx((np.arange(count) % 10).astype(np.uint8)))
+
+
+@writes("fashion_mnist")
+def fashion_mnist(folder: Path) -> None:
+    mnist(folder)
+    for path in list(folder.iterdir()):
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+
+@writes("cifar10")
+def cifar10(folder: Path) -> None:
+    from PIL import Image
+
+    for name in (*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png"):
+        Image.fromarray(random(4, 1024, 3)).save(folder / name)
+    (folder / "train_lables.json").write_text(json.dumps([i % 10 for i in range(20)]))
+    (folder / "test_lables.json").write_text("[3, 8, 8, 0]")
+
+
+@writes("cifar100")
+def cifar100(folder: Path) -> None:
+    (folder / "train.bin").write_bytes(random(8, 3074).__mod__(100).tobytes())
+    (folder / "test.bin").write_bytes(random(3, 3074).__mod__(100).tobytes())
+
+
+@writes("imagenet64")
+def imagenet64(folder: Path) -> None:
+    for name in (*(f"train_data_batch_{i}" for i in range(1, 11)), "val_data"):
+        np.savez(folder / f"{name}.npz", data=random(1, 12288), labels=np.array([1]))
+
+
+@writes("enwik8")
+def enwik8(folder: Path) -> None:
+    (folder / "enwik8").write_bytes(random(2000).tobytes())
+
+
+@writes("text8")
+def text8(folder: Path) -> None:
+    (folder / "text8").write_bytes(bytes(b"abcdefghijklmnopqrstuvwxyz "[i % 27] for i in random(2000)))
+
+
+@writes("ptb")
+def ptb(folder: Path) -> None:
+    for part in ("train", "valid", "test"):
+        (folder / f"ptb.{part}.txt").write_text(" no it was n't <unk> black monday \n but N is \n" * 9)
+
+
+@writes("wikitext103")
+def wikitext103(folder: Path) -> None:
+    for part in ("train", "valid", "test"):
+        (folder / f"wiki.{part}.tokens").write_text(" \n = Robert = \n \n Robert is an <unk> actor . \n" * 9)
+
+
+@writes("pg19")
+def pg19(folder: Path) -> None:
+    for part in ("train", "validation", "test"):
+        (folder / part).mkdir()
+        for book in (11, 5):
+            (folder / part / f"{book}.txt").write_text(f"{part} {book}: it was the best of times\n" * 3)
+
+
+@writes("ecoli")
+def ecoli(folder: Path) -> None:
+    bases = "".join("ACGT"[i % 4] for i in random(700))
+    fasta = ">gi|110640213 Escherichia coli 536\n" + "\n".join(bases[i : i + 70] for i in range(0, 700, 70)) + "\n"
+    (folder / "NC_008253.fna.gz").write_bytes(gzip.compress(fasta.encode()))
+
+
+@writes("hg38")
+def hg38(folder: Path) -> None:
+    (folder / "hg38.ml.fa").write_text(">chr1\n" + "ACGTNacgtn\n" * 12 + ">chr2\n" + "TTTTT\n" * 12)
+    lines = ["chr1\t0\t20\ttrain", "chr2\t10\t60\ttrain", "chr1\t50\t70\tvalid", "chr2\t20\t40\ttest"]
+    (folder / "human-sequences.bed").write_text("\n".join(lines) + "\n")
+
+
+@writes("imdb")
+def imdb(folder: Path) -> None:
+    reviews = [{"t": f"{'good' if i % 2 else 'bad'} film {i}é", "s": i % 2} for i in range(20)]
+    (folder / "reviews.json").write_text(json.dumps(reviews))
+
+
+@writes("aan")
+def aan(folder: Path) -> None:
+    for part in ("train", "eval", "test"):
+        rows = [f'{i % 2}.0\tid{i}\tid{i + 1}\tpaper "{i}"\tanother paper' for i in range(6)]
+        (folder / f"new_aan_pairs.{part}.tsv").write_text("\n".join(rows) + "\n")
+
+
+@writes("listops")
+def listops(folder: Path) -> None:
+    for part in ("train", "val", "test"):
+        rows = ["Source\tTarget", "( ( ( [MAX 4 ) 3 ) ] )\t4", "( ( ( ( [SM 9 ) 3 ) 1 ) ] )\t3", "5\t5"]
+        (folder / f"basic_{part}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def ts(rows: list[str], extra: str = "@classLabel true a b") -> str:
+    return "# a comment\n@problemName Small\n@timeStamps false\n" + f"{extra}\n@data\n" + "\n".join(rows) + "\n"
+
+
+def series(count: int, channels: int, steps: int) -> list[str]:
+    values = random(count, channels, steps) / 100
+    return [":".join(",".join(f"{v:.2f}" for v in channel) for channel in row) for row in values]
+
+
+@writes("ucr")
+def ucr(folder: Path) -> None:
+    for part, count in (("TRAIN", 10), ("TEST", 4)):
+        rows = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(series(count, 2, 5))]
+        rows[0] = "1.5,2.5,?:0,1,NaN:a"  # ends after two steps
+        (folder / f"Small_{part}.ts").write_text(ts(rows))
+
+
+@writes("eigenworms")
+def eigenworms(folder: Path) -> None:
+    for part in ("TRAIN", "TEST"):
+        rows = [f"{row}:{1 + i % 5}" for i, row in enumerate(series(10, 6, 7))]
+        (folder / f"EigenWorms_{part}.ts").write_text(ts(rows, "@classLabel true 1 2 3 4 5"))
+
+
+@writes("bidmc")
+def bidmc(folder: Path) -> None:
+    for vital in ("RR", "HR", "SpO2"):
+        for part in ("TRAIN", "TEST"):
+            rows = [f"{row}:{80 + i}.5" for i, row in enumerate(series(10, 2, 8))]
+            (folder / f"BIDMC32{vital}_{part}.ts").write_text(ts(rows, "@targetlabel true"))
+
+
+@writes("spoken_digits")
+def spoken_digits(folder: Path) -> None:
+    lengths = np.array([3 + i % 4 for i in range(20)])
+    values = random(lengths.sum(), 13) / 100
+    np.savez(folder / "digits.npz", X=values, y=np.arange(20) % 10, lengths=lengths, idxs=np.arange(10))
+
+
+@writes("har")
+def har(folder: Path) -> None:
+    for part in ("train", "test"):
+        (folder / part / "Inertial Signals").mkdir(parents=True)
+        (folder / part / f"y_{part}.txt").write_text("".join(f"{1 + i % 6}\n" for i in range(12)))
+        for kind in ("body_acc", "body_gyro", "total_acc"):
+            for axis in "xyz":
+                rows = [" ".join(f"{v:.7e}" for v in row) for row in random(12, 128) / 255]
+                (folder / part / "Inertial Signals" / f"{kind}_{axis}_{part}.txt").write_text("\n".join(rows) + "\n")
+
+
+@writes("sepsis")
+def sepsis(folder: Path) -> None:
+    vital = [f"V{i}" for i in range(34)]
+    columns = [*vital, "Age", "Gender", "Unit1", "Unit2", "HospAdmTime", "ICULOS", "SepsisLabel"]
+    for name in ("training_setA", "training_setB"):
+        (folder / name).mkdir()
+        for stay in range(8):
+            rows = ["|".join(columns)]
+            for hour in (1, 2, 4, 5 + stay):
+                values = [str(i) if (hour + i) % 3 else "NaN" for i in range(34)]
+                label = int(stay % 2 and hour > 4)
+                rows.append("|".join([*values, "60", "1", "NaN", "1", "-0.5", str(hour), str(label)]))
+            (folder / name / f"p{stay:06}.psv").write_text("\n".join(rows) + "\n")

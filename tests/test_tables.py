@@ -1,0 +1,398 @@
+"""A user's own table: what is read and split, what is refused, and what a run leaves."""
+
+import math
+import re
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scanl.cli import main
+from scanl.data import IGNORED, Table
+from scanl.data.base import LEVELS
+from scanl.data.naive import naive, season_errors
+from scanl.learning import RunFolder
+from scanl.models import Forecaster, SequenceClassifier, SequenceLabeller, SequenceRegressor
+
+pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+
+TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 3 --batch-size 4 --log-every 1".split()  # noqa: SIM905
+
+
+def waves(rows=200, series=1, step="D", **more):
+    """Daily waves of a week, each series at its own level."""
+    time = np.arange(rows)
+    frames = []
+    for i in range(series):
+        y = 10 * i + np.sin(2 * np.pi * time / 7) + 0.1 * np.random.default_rng(i).normal(size=rows)
+        dates = pd.date_range("2024-01-01", periods=rows, freq=step)
+        frames.append(pd.DataFrame({"id": f"s{i}", "ds": dates, "y": y, "u": np.cos(time), "size": i * 1.0, **more}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def table(tmp_path, frame, name="table.csv", **options):
+    path = tmp_path / name
+    frame.to_parquet(path) if name.endswith("parquet") else frame.to_csv(path, index=False)
+    given = {"ask": "forecast", "target": "y", "time": "ds", "horizon": 5, "sequence_length": 20, **options}
+    return Table([path], **given)
+
+
+def test_windows_hold_what_the_table_has(tmp_path):
+    """Channels in their order, targets the next steps, and nothing from behind the training part."""
+    frame = waves(series=2)
+    source = table(tmp_path, frame, series="id", past=["u"], static=["size"], future=["u"][:0])
+    source.check()
+    question = source.question
+    assert (question.targets, question.static, question.horizon, question.season) == (1, 1, 5, 7)
+    assert question.future == 2  # sine and cosine of the week; two years are not there
+    assert question.channels == 3 + 2 * 5
+    inputs, targets = source.batch(3, 50)
+    assert (inputs.shape, targets.shape) == ((50, 20, 13), (50, 20, 5, 1))
+    for window, wanted in zip(inputs, targets, strict=True):
+        one = frame[frame["size"] == window[0, 2]].reset_index()
+        (first,) = np.flatnonzero(one.y.to_numpy(np.float32) == window[0, 0])
+        np.testing.assert_allclose(window[:, :2], one[["y", "u"]].to_numpy(np.float32)[first : first + 20])
+        for step in range(20):
+            for ahead in range(5):
+                row = first + step + 1 + ahead
+                expected = one.y[row] if row < 140 else math.nan  # 70 % of 200 are for training
+                np.testing.assert_allclose(wanted[step, ahead, 0], expected, rtol=1e-6)
+                turn = 2 * math.pi * (one.ds[row] - pd.Timestamp(0)).total_seconds() / (7 * 86400)
+                np.testing.assert_allclose(window[step, 3 + 2 * ahead], math.sin(turn), atol=1e-5)
+    training = frame[frame.groupby("id").cumcount() < 140]
+    expected = [(part.mean(), part.std(ddof=0)) for part in (training.y, training.u, training["size"])]
+    np.testing.assert_allclose(question.scales[:3], expected)
+
+
+def test_forecasts_of_the_parts_read_only_the_past(tmp_path):
+    frame = waves()
+    source = table(tmp_path, frame)
+    y = frame.y.to_numpy(np.float32)
+    for part, (begin, end) in ((1, (140, 160)), (2, (160, 200))):
+        seen = []
+        for origins, (inputs, targets) in source._forecasts(part):
+            for (_, length, last), window, (scale, numbers) in zip(origins, inputs, targets, strict=True):
+                seen.append(last)
+                assert length == 20
+                np.testing.assert_array_equal(window[:, 0], y[last - 19 : last + 1])
+                np.testing.assert_array_equal(numbers[:, 0], y[last + 1 : last + 6])
+                np.testing.assert_allclose(scale, np.abs(y[7:140] - y[:133]).mean(), rtol=1e-5)
+        assert seen == list(range(begin - 1, end - 5))
+    few = table(tmp_path, waves(rows=4000))
+    assert 700 < sum(len(batch.inputs) for _, batch in few._forecasts(2)) <= 1024
+
+
+def test_series_are_split_by_their_names(tmp_path):
+    frame = waves(rows=30, series=10)
+    source = table(tmp_path, frame, series="id", split="series", horizon=3)
+    source.check()
+    parts = [[i for i, *_ in part] for part in source.parts]
+    assert sorted(i for part in parts for i in part) == list(range(10))
+    assert [len(part) for part in parts] == [7, 1, 2]
+    again = table(tmp_path, frame.sample(frac=1, random_state=0).sort_values("ds"), series="id", split="series")
+    names = [{again.collection.each[i].name for i, *_ in part} for part in again.parts]
+    assert names == [{source.collection.each[i].name for i in part} for part in parts]
+    values = source.batch(0, 200).inputs[..., 0]
+    of = set(np.round(np.nanmean(values, 1) / 10).astype(int).tolist())
+    assert of == {int(source.collection.each[i].name[1:]) for i in parts[0]}
+
+
+def test_missing_numbers_and_irregular_times(tmp_path):
+    frame = waves(rows=300)
+    frame.loc[::10, "y"] = math.nan
+    frame = frame.drop(index=range(5, 300, 3)).reset_index(drop=True)
+    source = table(tmp_path, frame, past=["u"])
+    source.check()
+    assert source.question.timed
+    said = source.describe()
+    assert "10.0% of the target is missing" in said
+    assert "times are irregular: durations are an input" in said
+    inputs, targets = source.batch(0, 40)
+    assert 0.05 < np.isnan(inputs[..., 0]).mean() < 0.15
+    assert np.isnan(targets).any()
+    spans = inputs[..., -1]
+    assert set(np.unique(spans)) == {1.0, 2.0}
+    clock = inputs[..., 2:-1].reshape(40, 20, 5, 3)[..., 2]  # behind sine and cosine of the week: the time until then
+    np.testing.assert_allclose(clock[:, :-1, 0], spans[:, 1:], atol=1e-5)
+    assert bool((np.diff(clock, axis=2) > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("step", "season", "regular"),
+    [("h", 24, True), ("D", 7, True), ("7D", 52, True), ("MS", 12, True), ("YS", 1, True), ("B", 7, False)],
+)
+def test_the_calendar_says_the_season(tmp_path, step, season, regular):
+    source = table(tmp_path, waves(rows=120, step=step))
+    assert source.steps_of_season == season
+    assert source.question.timed == (not regular)
+    assert table(tmp_path, waves(rows=120, step=step), season=3).question.season == 3
+
+
+def test_dates_of_eight_digits(tmp_path):
+    frame = waves()
+    frame["ds"] = frame.ds.dt.strftime("%Y%m%d").astype(int)
+    assert not table(tmp_path, frame).question.timed
+    assert table(tmp_path, frame).steps_of_season == 7
+
+
+def test_every_format_gives_the_same(tmp_path):
+    frame = waves(series=2).drop(columns="ds")
+    expected = table(tmp_path, frame, time=None, series="id").batch(0, 8)
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'scanl[series]'")
+    found = table(tmp_path, frame, "table.parquet", time=None, series="id").batch(0, 8)
+    np.testing.assert_allclose(found.inputs, expected.inputs, rtol=1e-6)
+    arrays = {name: frame[name].to_numpy().reshape(2, 200) for name in ("y", "u")}
+    np.savez(tmp_path / "table.npz", **arrays, size=np.arange(2.0))
+    whole = Table(
+        [tmp_path / "table.npz"], "forecast", "y", series="series", time="step", horizon=5, sequence_length=20
+    )
+    np.testing.assert_allclose(whole.batch(0, 8).inputs, expected.inputs, rtol=1e-6)
+
+
+def test_the_seasonal_naive_by_hand():
+    y = np.array([[1.0], [2.0], [3.0], [5.0], [math.nan], [8.0]])
+    mean, root = season_errors(y, 3)
+    assert (mean[0], root[0]) == ((4 + 5) / 2, math.sqrt((16 + 25) / 2))
+    found = naive(y, 3, 5, np.array([2.0]), LEVELS)
+    np.testing.assert_array_equal(found[:, 0, LEVELS.index(0.5)], [5.0, 2.0, 8.0, 5.0, 2.0])
+    widths = found[:, 0, -1] - found[:, 0, LEVELS.index(0.5)]
+    np.testing.assert_allclose(widths, 1.6448536 * 2 * np.sqrt([1, 1, 1, 2, 2]), rtol=1e-6)
+    np.testing.assert_array_equal(naive(y[:2], 3, 2, np.array([0.0]), LEVELS)[:, 0, 0], [2.0, 2.0])
+    assert np.isnan(season_errors(y[:1], 3)[0]).all()
+
+
+def test_scores_of_forecasts_by_hand(tmp_path):
+    source = table(tmp_path, waves())
+    quantiles = torch.tensor(LEVELS)[None, None, None] * 10  # 0.5 to 9.5, median 5
+    numbers = torch.tensor([[2.0], [9.8], [math.nan]])
+    targets = torch.stack([torch.full((3, 1), 4.0), numbers])[None]
+    found = source.scores(quantiles.expand(1, 3, 1, 11), targets)
+    crps = sum(2 * max(p * (y - 10 * p), (p - 1) * (y - 10 * p)) / 11 for y in (2.0, 9.8) for p in LEVELS) / 4
+    assert found["CRPS"] == (pytest.approx(crps, rel=1e-6), 2)
+    assert found["MASE"] == (pytest.approx((3 + 4.8) / 4, rel=1e-6), 2)
+    assert found["coverage"] == (1.0, 2)
+
+
+def labelled(rows=40, series=12):
+    frame = waves(rows=rows, series=series)
+    frame["kind"] = np.where(frame["size"] % 2 == 0, "even", "odd")
+    frame["up"] = np.where(frame.u > 0, "yes", "no")
+    return frame
+
+
+def test_classes_are_shared_out_evenly(tmp_path):
+    frame = labelled()
+    frame = frame.drop(index=frame.index[(frame.id == "s3") & (frame.groupby("id").cumcount() >= 25)])
+    source = table(tmp_path, frame, ask="classify", target="kind", series="id", past=["y", "u"])
+    source.check()
+    assert source.collection.classes == ["even", "odd"]
+    for part in source.parts:
+        kinds = [int(source.collection.each[i].target[0]) for i, *_ in part]
+        assert abs(kinds.count(0) - kinds.count(1)) <= 1
+    inputs, targets = source.batch(0, 60)
+    assert inputs.shape == (60, 40, 2)
+    assert set(targets.tolist()) == {0, 1}
+    short, answers = source._whole([(3, 0, 25)])
+    assert np.isnan(short[0, :15]).all()
+    np.testing.assert_allclose(short[0, 15:], frame[frame.id == "s3"][["y", "u"]], rtol=1e-6)
+    assert answers.tolist() == [1]
+
+
+@pytest.mark.parametrize("series", [None, "id"])
+def test_labels_are_asked_in_their_part_alone(tmp_path, series):
+    frame = labelled(rows=200, series=1 if series is None else 5)
+    frame.loc[3, "up"] = None
+    source = table(tmp_path, frame, ask="label", target="up", series=series, past=["u"])
+    source.check()
+    inputs, targets = source.batch(0, 60)
+    known = targets != IGNORED
+    np.testing.assert_array_equal(targets[known], (inputs[..., 0] > 0)[known].astype(int))
+    asked = sum(int((batch.targets != IGNORED).sum()) for batch in source._labelled(2))
+    assert asked == (40 if series is None else 200)
+
+
+RUNS = {
+    "forecast": (["--target", "y", "--horizon", "4", "--series", "id", "--past", "u", "--static", "size"], Forecaster),
+    "recursive": (["--target", "y,u", "--horizon", "3", "--recursive", "--distribution", "points"], Forecaster),
+    "classify": (["--target", "kind", "--series", "id", "--past", "y", "u"], SequenceClassifier),
+    "label": (["--target", "up", "--series", "id", "--past", "y", "u", "--split", "time"], SequenceLabeller),
+    "regress": (["--target", "size", "--series", "id", "--past", "y"], SequenceRegressor),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_on_a_table(name, tmp_path, capfd):
+    """Trained, measured, drawn, loaded by the model's own class, resumed and measured again."""
+    own, cls = RUNS[name]
+    frame = labelled()
+    frame = frame[frame.id == "s1"] if name == "recursive" else frame
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    folder = tmp_path / "run"
+    question = "forecast" if name == "recursive" else name
+    command = ["--data", str(tmp_path / "table.csv"), "--question", question, "--time", "ds", *own]
+    assert main(["train", *TINY, *command, "--sequence-length", "15", "--out", str(folder)]) == 0
+    out, err = capfd.readouterr()
+    assert type(cls.load(folder)) is cls
+    assert f"15 steps of table.csv: {len(frame) // 40} series of 40" in err or question in ("classify", "regress")
+    names = {path.name for path in folder.iterdir()} - {"forecast.png"}
+    assert names == {"config.yaml", "metrics.csv", "loss.png", "model.safetensors", "checkpoint.ckpt"}
+    assert (folder / "forecast.png").exists() == (question == "forecast")
+    assert ("seasonal naive" in out) == (question == "forecast")
+    assert main(["eval", str(folder)]) == 0
+    assert capfd.readouterr().out == out
+    before = load_file(folder / "model.safetensors")
+    assert main(["train", "--resume", str(folder)]) == 0
+    for key, value in load_file(folder / "model.safetensors").items():
+        assert torch.equal(value, before[key])
+    assert RunFolder.open(folder).config().data.target == own[1]
+
+
+# Twenty kinds and more of bad tables. Each writes a file and says the options beside the usual ones, and the message.
+
+
+def csv(path, frame):
+    frame.to_csv(path, index=False)
+
+
+def write(frame=None, text=None, name="t.csv"):
+    def make(folder):
+        path = folder / name
+        if frame is not None:
+            csv(path, frame)
+        elif text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return make
+
+
+def changed(**columns):
+    return waves(rows=60).assign(**columns)
+
+
+def at(row, column, value, **options):
+    frame = waves(rows=60, **options)
+    frame[column] = frame[column].astype(object)
+    frame.loc[row, column] = value
+    return frame
+
+
+def truncated_parquet(folder):
+    path = folder / "t.parquet"
+    waves(rows=60).to_parquet(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
+def pickled(folder):
+    np.savez(folder / "t.npz", y=np.array([{}, {}], dtype=object))
+    return folder / "t.npz"
+
+
+def unequal(folder):
+    np.savez(folder / "t.npz", y=np.zeros(5), u=np.zeros(6))
+    return folder / "t.npz"
+
+
+def damaged(folder):
+    np.savez(folder / "t.npz", y=np.zeros(500))
+    with zipfile.ZipFile(folder / "t.npz") as file:
+        offset = file.infolist()[0].header_offset + 60
+    data = bytearray((folder / "t.npz").read_bytes())
+    data[offset + 200] ^= 255
+    (folder / "t.npz").write_bytes(bytes(data))
+    return folder / "t.npz"
+
+
+def own_folder(folder):
+    (folder / "tables.csv").mkdir()
+    return folder / "tables.csv"
+
+
+FORECAST = ["--question", "forecast", "--target", "y", "--time", "ds", "--horizon", "3"]
+LABEL = ["--question", "label", "--target", "up", "--past", "u"]
+KINDS = ["--question", "classify", "--series", "id", "--past", "u", "--target"]
+LATE = labelled(rows=60, series=1).assign(up=["no", "yes"] * 29 + ["maybe"] * 2)
+TWO = waves(rows=60, series=2)
+BAD = {
+    "no file": (lambda folder: folder / "none.csv", [], "none.csv does not exist; name a file of .csv"),
+    "a folder": (own_folder, [], "tables.csv is a folder, expected one file"),
+    "another kind": (write(text="a", name="t.xlsx"), [], "is of kind '.xlsx', expected one of .csv, .parquet, .npz"),
+    "empty": (write(text=""), [], "t.csv is empty, expected a line of names"),
+    "names alone": (write(text="ds,y\n"), [], "t.csv has 0 rows, expected at least 2"),
+    "one row": (write(text="ds,y\n2024-01-01,1\n"), [], "t.csv has 1 rows, expected at least 2"),
+    "wrong encoding": (write(text="ds,y,näme\n".encode("latin-1")), [], "t.csv is not UTF-8: the byte 0xe4 stands"),
+    "ragged rows": (write(text="ds,y\n1,2\n1,2,3\n"), [], "cannot be read: Error tokenizing data"),
+    "longer rows": (write(text="ds,y\n1,2,3\n1,2,3\n"), [], "cannot be read: Length of header"),
+    "a name twice": (write(text="ds,y,y\n1,2,3\n2,3,4\n"), [], "has two columns called 'y'; rename one"),
+    "truncated Parquet": (truncated_parquet, [], "t.parquet cannot be read: "),
+    "pickled objects": (pickled, [], "t.npz cannot be read: Object arrays cannot be loaded when allow_pickle=False"),
+    "unequal arrays": (unequal, [], r"arrays of different lengths: y \(5,\), u \(6,\)"),
+    "damaged arrays": (damaged, [], "t.npz cannot be read: "),
+    "no such column": (write(TWO), ["--target", "yy"], "unknown column for the target 'yy'; did you mean 'y'"),
+    "no time column": (write(TWO), ["--time", "date"], "unknown column for the time 'date'"),
+    "text as target": (write(at(4, "y", "many")), [], "column 'y' is 'many' in row 5, expected a number because it is"),
+    "times as target": (write(at(4, "y", "many")), ["--target", "ds", "--time", "u"], "column 'ds' is '2024-01-01' in"),
+    "text as covariate": (write(at(2, "u", "x")), ["--past", "u"], "column 'u' is 'x' in row 3, expected a number"),
+    "infinite": (write(at(7, "y", math.inf)), [], "column 'y' is inf in row 8, expected a finite number"),
+    "beyond float32": (write(at(7, "y", 1e300)), [], r"column 'y' is 1e\+300 in row 8, expected a finite number"),
+    "unsorted": (write(waves(rows=60).iloc[::-1]), [], "the times 'ds' go back in its row 2; sort the table by time"),
+    "the same time twice": (write(TWO.sort_values("ds")), [], "two rows have the same time 'ds'; name the series"),
+    "time zones": (
+        write(at(9, "ds", "2024-01-10T00:00:00+02:00")), [],
+        "column 'ds' has times of several time zones or formats; write all alike",
+    ),
+    "several offsets": (
+        write(changed(ds=["2024-01-01T00:00:00+01:00"] * 30 + ["2024-02-01T00:00:00+02:00"] * 30)), [],
+        "column 'ds' has times of several time zones",
+    ),
+    "no times": (write(changed(ds="soon")), [], "column 'ds' is no column of times; write them as 2024-12-31"),
+    "a missing time": (write(at(5, "ds", None)), [], "column 'ds' is missing in row 6"),
+    "a missing name": (write(at(5, "id", None)), ["--series", "id"], "column 'id' is missing in row 6"),
+    "all missing": (write(TWO.assign(y=TWO.y.where(TWO.id == "s0"))), ["--series", "id"], "series 's1' has no value"),
+    "long horizon": (write(waves(rows=60)), ["--horizon", "40"], "horizon is 40, expected at most 6 because"),
+    "target as covariate": (write(TWO), ["--past", "y"], "column 'y' is the target and a covariate of the past"),
+    "two roles": (write(TWO), ["--static", "u", "--future", "u"], "is a static covariate and a future covariate"),
+    "static that changes": (write(waves(rows=60)), ["--static", "u"], r"changes, expected one value .* among \['u'\]"),
+    "negative counts": (
+        write(changed(y=-1.0)), ["--distribution", "negative_binomial"],
+        "the target is -1, expected counts 0, 1, 2, ... because the distribution is negative_binomial",
+    ),
+    "parts of counts": (write(changed(y=0.5)), ["--distribution", "negative_binomial"], "is 0.5, expected counts 0"),
+    "unseen labels": (write(LATE), LABEL, "the label 'maybe' is in the test part alone; it cannot be learnt"),
+    "one class": (write(labelled(series=4).assign(kind="a")), [*KINDS, "kind"], r"the classes \['a'\], expected"),
+    "class that changes": (write(labelled(series=4)), [*KINDS, "up"], "of series 's0' changes, expected one answer"),
+    "few series": (write(labelled(series=2)), [*KINDS, "kind"], "has 2 series, expected more because a part"),
+    "no features": (
+        write(labelled(series=6)[["id", "kind"]]), [*KINDS[:4], "--target", "kind"], "has no column to classify by",
+    ),
+}  # fmt: skip
+MISUSED = {
+    "two files": (["--data", "a.csv", "b.csv"], r"data is \['a.csv', 'b.csv'\], expected one file"),
+    "unknown question": (["--question", "forcast"], "unknown question 'forcast'; did you mean 'forecast'"),
+    "unknown distribution": (["--distribution", "normal"], "unknown distribution 'normal'"),
+    "split": (["--split", "rows"], "split is 'rows', expected 'time' or 'series'"),
+    "parts": (["--test", "0.95"], "validation and test are 1.05 of all, expected below 1"),
+    "held out": (["--held-out", "0.2"], "held_out is 0.2, but table does not use it; give --test and --validation"),
+    "no target": (["--question", "label", "--target", ""], "unknown column for the target ''"),
+    "no series": (["--question", "classify"], "series is none, expected the column of the series to classify"),
+    "classes by time": (["--question", "classify", "--series", "id", "--split", "time"], "expected 'series' because"),
+    "ahead of nothing": (["--question", "label", "--future", "u"], "future is given, expected none because nothing is"),
+}
+
+
+@pytest.mark.parametrize("kind", [*BAD, *MISUSED])
+def test_a_bad_table_is_one_line_and_leaves_nothing(kind, tmp_path, monkeypatch, capfd):
+    make, options, message = BAD[kind] if kind in BAD else (write(waves(rows=60)), *MISUSED[kind])
+    path = make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    usual = [] if "--question" in options and kind in BAD else FORECAST
+    assert main(["train", *TINY, "--data", str(path), *usual, *options, "--out", "run"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err), err
+    assert sorted(tmp_path.iterdir()) == before
