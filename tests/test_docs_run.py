@@ -111,9 +111,9 @@ def try_command(words: list[str], monkeypatch) -> None:
     elif program == "pytest":
         assert (ROOT / words[1]).is_file(), words
     elif program == "pip":
-        extra = re.fullmatch(r"install -e \.(?:\[(\w+)\])?", " ".join(words[1:]))
+        extra = re.fullmatch(r"install -e \.(?:\[([\w,]+)\])?", " ".join(words[1:]))
         assert extra is not None, words
-        assert extra[1] in {None, *EXTRAS}, words
+        assert set((extra[1] or "").split(",")) <= {"", *EXTRAS}, words
     elif program == "scanl":
         assert main(shortened(words[1:])) == 0, words
     else:
@@ -164,6 +164,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     """As a reader runs them who has some notes and a book."""
     if page == "docs/forecasting.md":
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
     if any(language == "python" and "transformers" in text for language, text in blocks(page)):
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     monkeypatch.chdir(tmp_path)
