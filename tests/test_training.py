@@ -124,6 +124,32 @@ def test_dropout_resumes_with_the_same_bits(text, tmp_path):
     assert LanguageModel.load(folder).config["dropout"] == 0.3
 
 
+@pytest.mark.parametrize("extra", [[], ["--carry-state"]], ids=["windows", "carry_state"])
+def test_accumulated_batches_make_a_step(text, tmp_path, extra):
+    """Two batches of 2 rows give the gradient of one of 4. Interrupted between steps, a run resumes with equal bits."""
+    whole, parts, cut = tmp_path / "whole", tmp_path / "parts", tmp_path / "cut"
+    halves = ["--batch-size", "2", "--accumulate", "2", *extra]
+    assert main(["train", *options(text, parts), *halves]) == 0
+    assert list(losses(parts)) == list(range(1, STEPS + 1))
+    if not extra:  # streams cut the text in other places when there are other rows
+        assert main(["train", *options(text, whole), "--batch-size", "4"]) == 0
+        for step, loss in losses(whole).items():
+            assert losses(parts)[step] == pytest.approx(loss, rel=1e-4)
+    step = Learning.training_step
+
+    def interrupted_step(self, batch, batch_idx):
+        if self.global_step == 9:
+            self.wishes["stop"] = True
+        return step(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learning, "training_step", interrupted_step)
+        assert main(["train", *options(text, cut), *halves]) == 130
+    assert list(losses(cut)) == list(range(1, 11))
+    assert main(["train", "--resume", str(cut)]) == 0
+    assert_same_weights(parts, cut)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number):
     alone, extra = whole

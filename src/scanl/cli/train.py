@@ -134,7 +134,7 @@ def _describe(config: TrainConfig, model: Model, source: Source) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     steps, minutes = config.optimiser.steps, config.optimiser.minutes
     length = f"{steps:,} steps" if steps is not None else f"{minutes:g} minutes"
-    sequences = config.data.batch_size * config.run.devices
+    sequences = config.data.batch_size * config.run.devices * config.optimiser.accumulate
     return f"{config.model.layer}, {parameters:,} parameters, {length} of {sequences} {source.describe()}"
 
 

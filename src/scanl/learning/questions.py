@@ -94,7 +94,7 @@ def answer(
         logits, state = model.logits_at(inputs, asked, state)
         return logits, targets[asked], state
     if isinstance(model, Forecaster):
-        x, more = _parts(model, inputs)
+        x, more = parts(model, inputs)
         forecast, state = model.predict(x, state, levels=LEVELS, **more)
         return forecast.quantiles, targets, state
     mask = present(inputs) if question.padded else None
@@ -113,7 +113,7 @@ def present(inputs: Tensor) -> Tensor:
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
     """Return the mean loss and the state. The loss is cross entropy for tokens and classes; for numbers, their own."""
     if isinstance(model, Forecaster):
-        x, more = _parts(model, inputs)
+        x, more = parts(model, inputs)
         return model.loss(x, targets, state, **more)
     if isinstance(model, SequenceRegressor):
         return model.loss(inputs, targets[:, None], state, timespans=_durations(question, model, inputs))
@@ -128,7 +128,7 @@ def _durations(question: Question, model: Model, inputs: Tensor) -> Tensor | Non
     return inputs[..., -1] if question.timed and model.stack.timed else None
 
 
-def _parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Cut the channels of the inputs as `Question` lays them out: what is read now, and the rest by its name."""
     sizes = [model.targets + model.past, model.static, model.future * model.horizon, int(model.timed)]
     x, static, future, spans = inputs.split(sizes, -1)

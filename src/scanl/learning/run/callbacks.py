@@ -71,6 +71,8 @@ class Keeper(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
+        if not pl_module.stepped:
+            return
         self.interrupted = pl_module.agreed["stop"] and trainer.global_step < pl_module.plan.steps
         if pl_module.agreed["save"] or self.interrupted or trainer.global_step >= pl_module.plan.steps:
             for name, parameter in pl_module.model.named_parameters():
@@ -103,6 +105,8 @@ class Clock(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
+        if pl_module.read % pl_module.config.optimiser.accumulate:  # a step is under way
+            return
         now = time.monotonic()
         self._times.append(now)
         pl_module.seconds = now - self._began
@@ -117,7 +121,8 @@ class Clock(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
-        trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
+        if pl_module.stepped:
+            trainer.fit_loop.epoch_loop.max_steps = pl_module.plan.steps
 
 
 class Best:
@@ -172,6 +177,8 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
+        if not pl_module.stepped:
+            return
         step, config, source = trainer.global_step, pl_module.config, pl_module.source
         last = step >= pl_module.plan.steps
         if config.run.eval_every is None:  # by default ten times in a run
@@ -187,7 +194,8 @@ class Recorder(pl.Callback):
             self._measure(trainer, pl_module)
         if not trainer.is_global_zero:
             return
-        tokens = (step - self._last) * config.data.batch_size * trainer.world_size * source.length
+        rows = config.data.batch_size * config.optimiser.accumulate * trainer.world_size
+        tokens = (step - self._last) * rows * source.length
         row: dict[str, Any] = dict.fromkeys(source.columns, "") | {
             "step": step,
             "loss": loss,

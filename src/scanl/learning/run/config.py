@@ -75,6 +75,7 @@ class OptimiserConfig:
 
     steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
     minutes: Annotated[float | None, "instead of steps: as many as fit, revised on the way"] = None
+    accumulate: Annotated[int, "batches whose gradients one optimiser step takes the mean of"] = 1
     lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
     warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
     weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1
@@ -124,7 +125,17 @@ def _options() -> dict[str, Option]:
 
 
 OPTIONS = _options()  # by the flat names of the command line: names of the fields, but `data` for `paths`
-COUNTS = ("dim", "depth", "sequence_length", "batch_size", "devices", "eval_bytes", "eval_examples", "log_every")
+COUNTS = (
+    "dim",
+    "depth",
+    "sequence_length",
+    "batch_size",
+    "devices",
+    "eval_bytes",
+    "eval_examples",
+    "log_every",
+    "accumulate",
+)
 
 
 @dataclass(init=False)

@@ -24,10 +24,10 @@ class DivergenceError(ScanlError, ArithmeticError):
 
 
 class Learning(pl.LightningModule):
-    """Train a model on a source, with one update of the algorithm in each step.
+    """Train a model on a source, with one update of the algorithm for each batch. `accumulate` batches make a step.
 
     Resuming is exact. The parameters, the optimiser and the learner are saved; everything else is a pure function of
-    (seed, step): the data order, the learning rate, and the random numbers, which are seeded again in every step.
+    (seed, step): the data order, the learning rate, and the random numbers, which are seeded again for every batch.
 
     Between the forward and the backward pass the processes exchange their wishes: to stop, to save, to change the
     number of steps, and to give up because the loss is not finite. The callbacks read the result from `agreed`.
@@ -46,6 +46,7 @@ class Learning(pl.LightningModule):
         self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
         self.agreed = {"stop": False, "save": False}
         self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
+        self.read = 0  # batches of the present step
 
     def train_dataloader(self) -> "Batches":
         return Batches(self)
@@ -58,7 +59,18 @@ class Learning(pl.LightningModule):
             self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(((self.config.run.seed * 1_000_003 + self.global_step) * 4099 + self.global_rank) % 2**63)
+        self.read %= self.config.optimiser.accumulate
+        torch.manual_seed(((self.config.run.seed * 1_000_003 + self.batches) * 4099 + self.global_rank) % 2**63)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches read so far, in all steps."""
+        return self.global_step * self.config.optimiser.accumulate + self.read
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the last batch was the last of a step."""
+        return self.read == self.config.optimiser.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss, learner = self.algorithm.update(self.model, self.learner, *batch)
@@ -73,6 +85,7 @@ class Learning(pl.LightningModule):
         self.loss_sum += total / self.trainer.world_size
         self.loss_count += 1
         self.learner = learner
+        self.read += 1
         return loss
 
     def configure_gradient_clipping(
@@ -162,13 +175,13 @@ class Learning(pl.LightningModule):
 
 
 class Batches:
-    """Endless batches, starting from the current step. Iteration begins only after a checkpoint is restored."""
+    """Endless batches, from the first of the current step on. Iteration begins only after a checkpoint is restored."""
 
     def __init__(self, learning: Learning) -> None:
         self.learning = learning
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        learning, step = self.learning, self.learning.global_step
+        learning, step = self.learning, self.learning.batches
         size, rank, world = learning.config.data.batch_size, learning.global_rank, learning.trainer.world_size
         while True:
             inputs, targets = learning.source.batch(step, size, rank, world)

@@ -69,7 +69,7 @@ def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
 
     examples = list(source.exam_after_training().examples)
     shown = [Examples(*(part[:1] for part in examples[0])), Examples(*(part[-1:] for part in examples[-1]))]
-    figure = Figure(figsize=(11, 3.2 * model.targets), layout="constrained")
+    figure = Figure(figsize=(11, 0.4 + 3.2 * model.targets), layout="constrained")
     rows = figure.subplots(model.targets, 2, squeeze=False)
     for k, (inputs, targets) in enumerate(map(torch.from_numpy, example) for example in shown):
         quantiles, _, _ = answer(source.question, model, inputs, targets)
@@ -77,7 +77,7 @@ def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
             draw_forecast(axes, inputs[0, :, channel], targets[0, -1, :, channel], quantiles[0, :, channel])
             axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
             axes.set(xlabel="steps from now", ylabel=source.names[channel])
-    rows[0, 0].legend(frameon=False, loc="best")
+    figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")
     return save_figure(figure, folder.forecast)
 
 

@@ -92,6 +92,7 @@ def make_trainer(
             strategy=config.run.strategy,
             precision=config.run.precision,  # pyright: ignore[reportArgumentType]
             max_steps=steps,
+            accumulate_grad_batches=config.optimiser.accumulate,
             max_epochs=-1,
             callbacks=list(callbacks),
             plugins=[AtomicCheckpointIO()],
