@@ -325,13 +325,13 @@ def test_memory_of_a_step():
 @pytest.mark.parametrize("op", [wave, two_products, heads], ids=lambda op: op.name)
 def test_the_backward_pass_in_windows(op, monkeypatch):
     """Windows and chunks that end anywhere, with more sequences than a chunk has rows."""
-    monkeypatch.setattr(kernels, "WINDOW", 4)
-    monkeypatch.setattr(kernels, "CHUNK", 5)
+    for name, value in (("WINDOW", 4), ("LONG", 4), ("HEAD", 2), ("CHUNK", 5)):
+        monkeypatch.setattr(kernels, name, value)
     for batch, steps, more in (
         (3, 9, {}),
         (3, 8, {"reverse": True}),
         (7, 2, {}),
-        (7, 2, {"reverse": True}),
+        (7, 3, {"reverse": True}),
         (1, 13, {"cu_seqlens": torch.tensor([0, 2, 2, 11, 13, 13])}),
         (1, 13, {"reverse": True, "cu_seqlens": torch.tensor([0, 0, 6, 12, 13])}),
     ):

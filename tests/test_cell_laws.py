@@ -1,11 +1,14 @@
 """Laws of every registered cell: those of the library's ops, and those in the files of layers."""
 
+import math
+
 import pytest
 import torch
 
 import laws
 import scanl.layers  # registers the cells of layers
 from scanl.ops import registry
+from scanl.ops._cells import kernels
 
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 each_cell = pytest.mark.parametrize("cell", CELLS)
@@ -71,6 +74,30 @@ def test_errors_and_what_every_cell_states(cell):
         with pytest.raises((ValueError, TypeError)) as raised:
             cell(**sample.operands, **sample.options)
         assert message in str(raised.value)
+
+
+HEAVY = {  # cells whose memory is larger, with the reason
+    "cfc_cell": "a step's products with its three layers are stored, and together they are wider than the state",
+    "cfc_ncp_cell": "the same, for three groups of neurons",
+    "neuralode_cell": "the products of a network of two layers are stored each time a step applies it",
+    "odernn_cell": "the same, and those of its gates",
+}
+
+
+@each_cell
+def test_memory_is_at_most_thrice_the_inputs_outputs_and_states(cell):
+    """The numbers of a step of 4,096, forward and backward: all inputs, gradients and what the kernels store."""
+    sample = next(sample for sample in cell.samples if "cu_seqlens" not in sample.options)
+    operands = [sample.operands.get(name) for name in cell.names]
+    options = [sample.options.get(name, option.default) for name, option in cell.options.items()]
+    found, given, sizes = cell._of_call("cpu", operands, None, options)
+    real = found.sizes(sizes)
+    inputs = sum(given[name][0, 0].numel() for name in found.timed)
+    output, state = math.prod(cell.output_shape(sizes)[2:]), given["state"][0].numel()
+    gradients = output + sum(real[numbers] for numbers in found._rows.values())
+    factors = sum(real[numbers] for numbers in found._factors.values()) * kernels.WINDOW / 4096
+    numbers = inputs + output + found.kept_numbers(real) + gradients + factors
+    assert (numbers > 3 * (inputs + output + state)) == (cell.name in HEAVY), numbers / (inputs + output + state)
 
 
 def test_layers_name_their_cells():

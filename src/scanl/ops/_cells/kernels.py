@@ -3,7 +3,8 @@
 Their source is kept in a folder beside numba's cache, so that numba keeps the machine code there too.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from scanl.ops._cells.values import Sizes
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
 
-WINDOW = 256  # steps of the backward pass whose factors of products are in memory at the same time
-CHUNK = 4096  # rows of one such product, where the states before the steps have to be copied
+WINDOW = 1024  # steps of the backward pass whose factors of products are in memory at the same time
+LONG = 512  # least steps of sequences that have products of their own
+HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
+CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
 
 
 class OnCpu(Compiled):
@@ -86,10 +89,7 @@ class OnCpu(Compiled):
                 ranges[:, 1:] = low, high
             slots = self.module.BACKWARD.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
-            if high - low == steps:
-                pieces = [(at, min(at + CHUNK, batch * steps), at) for at in range(0, batch * steps, CHUNK)]
-            else:
-                pieces = [(b * steps + low, b * steps + high, b * (high - low)) for b in range(batch)]
+            pieces = _pieces(batch, steps, low, high, reverse, alone=cu_seqlens is None and steps >= LONG)
             for start, end, at in pieces:
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
@@ -106,6 +106,23 @@ class OnCpu(Compiled):
         parts, lane = blocks(count, sizes[plan.lanes]) if plan.lanes else (1, 0)
         call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}
+
+
+def _pieces(
+    batch: int, steps: int, low: int, high: int, reverse: bool, *, alone: bool
+) -> Iterator[tuple[int, int, int]]:
+    """Yield pieces of the rows of a window: the first row, the row after the last, and where they are in the window.
+
+    alone: each sequence has pieces of its own, and one of them has few rows: those whose states are copied.
+    """
+    if not alone:
+        yield from ((at, min(at + CHUNK, batch * steps), at) for at in range(0, batch * steps, CHUNK))
+        return
+    cut = high - HEAD if reverse else low + HEAD
+    ends = [low, cut, high] if low < cut < high and (high == steps if reverse else low == 0) else [low, high]
+    for b in range(batch):
+        for start, end in itertools.pairwise(ends):
+            yield b * steps + start, b * steps + end, b * (high - low) + start - low
 
 
 def _work(first: Tensor, y: Tensor, state: int) -> int:
