@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import lzma
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +220,34 @@ def sepsis(folder: Path) -> None:
                 label = int(stay % 2 and hour > 4)
                 rows.append("|".join([*values, "60", "1", "NaN", "1", "-0.5", str(hour), str(label)]))
             (folder / name / f"p{stay:06}.psv").write_text("\n".join(rows) + "\n")
+
+
+def waves(folder: Path, file: str, first: str, columns: list[str], rows: int = 240, delimiter: str = ",") -> None:
+    t = np.arange(rows)
+    values = [np.sin(2 * np.pi * t / 12 + k).round(3) + k for k in range(len(columns))]
+    lines = [delimiter.join(map(str, ["x", *row])) for row in zip(*values, strict=True)]
+    lines[3] = delimiter.join(["x", "NA" if file == "hourly_beijing_pm.csv" else "", *lines[3].split(delimiter)[2:]])
+    (folder / file).write_text("\n".join([delimiter.join([first, *columns]), *lines]) + "\n")
+
+
+for set_name, file_name, column_names in (
+    ("etth1", "ETTh1.csv", ["HUFL", "OT"]),
+    ("etth2", "ETTh2.csv", ["HUFL", "OT"]),
+    ("ettm1", "ETTm1.csv", ["HUFL", "OT"]),
+    ("ettm2", "ETTm2.csv", ["HUFL", "OT"]),
+    ("ecl", "ECL.csv", ["MT_001", "MT_320"]),
+    ("weather", "weather.csv", ["p (mbar)", "OT"]),
+    ("hourly_electricity", "hourly_electricity.csv", ["y"]),
+    ("beijing_pm25", "hourly_beijing_pm.csv", ["pm2.5", "DEWP", "TEMP", "PRES", "Iws"]),
+    ("sunspots", "sunspots.csv", ["SUNACTIVITY"]),
+    ("co2", "co2.csv", ["co2"]),
+):
+    writes(set_name)(partial(waves, file=file_name, first="date", columns=column_names))
+
+
+@writes("household_power")
+def household_power(folder: Path) -> None:
+    waves(folder, "minute_household_power.csv", "Date", ["Time", "Global_active_power", "Voltage"], 14_400)
+    path = folder / "minute_household_power.csv"
+    (folder / "minute_household_power.csv.xz").write_bytes(lzma.compress(path.read_bytes()))
+    path.unlink()

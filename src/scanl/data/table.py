@@ -179,6 +179,9 @@ class Table(Source):
         by_series = self.kind in ("class", "number") or (self.kind == "label" and len(each) > 1)
         if self.split == "series" or (self.split is None and by_series):
             return self._by_series(each)
+        return self._by_time(each)
+
+    def _by_time(self, each: list[Series]) -> list[list[tuple[int, int, int]]]:
         found: list[list[tuple[int, int, int]]] = [[], [], []]
         for i, one in enumerate(each):
             last = len(one) - round(self.test * len(one))
