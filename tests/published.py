@@ -3,12 +3,14 @@
 import gzip
 import json
 import lzma
+import wave
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from scanl.data.audio import WORDS
 from scanl.data.files import folders
 
 WRITERS: dict[str, Callable[[Path], None]] = {}
@@ -28,6 +30,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "hg38": {"interval": 40},
     "ucr": {"problem": "Small"},
     "pendulum": {"count": 6},
+    "speech_commands": {"most": 30},
+    "sc09": {"most": 30},
 }
 
 
@@ -251,3 +255,18 @@ def household_power(folder: Path) -> None:
     path = folder / "minute_household_power.csv"
     (folder / "minute_household_power.csv.xz").write_bytes(lzma.compress(path.read_bytes()))
     path.unlink()
+
+
+@writes("speech_commands")
+def speech_commands(folder: Path) -> None:
+    lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
+    for word in WORDS:
+        (folder / word).mkdir()
+        for speaker in range(3):
+            with wave.open(str(folder / word / f"{speaker}a_nohash_0.wav"), "wb") as file:
+                file.setparams((1, 2, 16000, 0, "NONE", ""))
+                file.writeframes(random(2 * (20 + speaker)).tobytes())
+        lists["validation_list.txt"].append(f"{word}/1a_nohash_0.wav")
+        lists["testing_list.txt"].append(f"{word}/2a_nohash_0.wav")
+    for name, listed in lists.items():
+        (folder / name).write_text("\n".join(listed) + "\n")
