@@ -131,7 +131,7 @@ class PublishedSeries(Table):
     def collection(self) -> Collection:
         columns, values = self.table
         none = values[:, :0]
-        one = Series("", values, none, np.zeros(0), none, None, np.arange(len(values)) * 1.0)
+        one = Series("", values, none, np.zeros(0), none, None, np.arange(len(values), dtype=np.float64))
         return Collection([one], [], self.usual_season, f"{len(values):,} rows of {len(columns)} series")
 
     @cached_property
