@@ -443,3 +443,21 @@ def test_samples_are_quantised_by_the_mu_law():
     x = np.array([-1.0, -0.1, 0.01, 1.0])
     u = (np.sign(x) * np.log(1 + 255 * abs(x)) / np.log(256) + 1) / 2
     np.testing.assert_array_equal(audio.mu_law(x), np.floor(u * 255.99 + 0.005))
+
+
+def test_ett_has_the_published_borders_windows_and_scores(root):
+    """Every window of the test part, the first of which predicts its first row; errors in standard deviations."""
+    written(root, "etth1")
+    source = TrainConfig(task="etth1", horizon=4, sequence_length=10).source()
+    borders = [month * 720 * 240 // 17_420 for month in (12, 16, 20)]
+    assert source.parts == [[(0, 0, borders[0])], [(0, borders[0], borders[1])], [(0, borders[1], borders[2])]]
+    windows = list(source.exam(None).examples)
+    assert sum(len(window.inputs) for window in windows) == borders[2] - borders[1] - 4 + 1
+    _, values = source.table
+    np.testing.assert_allclose(windows[0].inputs[0], values[borders[1] - 10 : borders[1]], rtol=1e-6)
+    np.testing.assert_allclose(windows[0].targets[0, -1], values[borders[1] : borders[1] + 4], rtol=1e-6)
+    targets = torch.from_numpy(windows[0].targets)
+    outputs = (targets[:, -1] + torch.tensor([1.0, 2.0]))[..., None].expand(-1, -1, -1, 11)
+    total, count = source.scores(outputs, targets)["MSE"]
+    scale = np.nanstd(values[: borders[0]], 0)
+    assert total / count == pytest.approx(np.mean((np.array([1, 2]) / scale) ** 2), rel=1e-5)

@@ -63,6 +63,7 @@ class Table(Source):
     """
 
     noun = "table"
+    unit: ClassVar[str] = ", in units of the seasonal naive's error in training"
     instead: ClassVar[Mapping[str, str]] = {
         "held_out": "give --test and --validation",
         "task_options": "leave it out, or name a task: --task NAME",
@@ -329,7 +330,11 @@ class Table(Source):
                 f"table: {self.path}: horizon is {self.horizon}, expected at most {room} because of the {PARTS[part]} "
                 f"part of the longest series; give a smaller --horizon or a larger --{PARTS[part]}"
             )
-        return found[:: math.ceil(len(found) / MOST)]
+        return found[:: math.ceil(len(found) / self.most(part))]
+
+    def most(self, part: int) -> int:
+        """Return how many forecasts of a part are measured, spread over it."""
+        return MOST
 
     def _forecasts(self, part: int) -> Iterator[tuple[list[tuple[int, int, int]], Examples]]:
         """Yield batches of forecasts of a part: where each is, and scale and numbers as its targets."""
@@ -395,7 +400,7 @@ class Table(Source):
             raise CheckpointError(f"eval: {self.path} has changed since training; put back the table")
         count = sum(len(examples.inputs) for examples in self._examples(TEST))
         what = {"horizon": "forecasts", "label": "series"}.get(self.kind, "series")
-        unit = ", in units of the seasonal naive's error in training" if self.kind == "horizon" else ""
+        unit = self.unit if self.kind == "horizon" else ""
         title = f"{self.metric} of {count:,} {what} in the test part of {self.path.name}{unit}:"
         return Exam(title, self._examples(TEST), self._beside(), ".4g")
 
