@@ -2,11 +2,15 @@
 
 import gzip
 import json
+import lzma
+import wave
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from scanl.data.audio import WORDS
 from scanl.data.files import folders
 
 WRITERS: dict[str, Callable[[Path], None]] = {}
@@ -26,6 +30,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "hg38": {"interval": 40},
     "ucr": {"problem": "Small"},
     "pendulum": {"count": 6},
+    "speech_commands": {"most": 30},
+    "sc09": {"most": 30},
 }
 
 
@@ -218,3 +224,49 @@ def sepsis(folder: Path) -> None:
                 label = int(stay % 2 and hour > 4)
                 rows.append("|".join([*values, "60", "1", "NaN", "1", "-0.5", str(hour), str(label)]))
             (folder / name / f"p{stay:06}.psv").write_text("\n".join(rows) + "\n")
+
+
+def waves(folder: Path, file: str, first: str, columns: list[str], rows: int = 240, delimiter: str = ",") -> None:
+    t = np.arange(rows)
+    values = [np.sin(2 * np.pi * t / 12 + k).round(3) + k for k in range(len(columns))]
+    lines = [delimiter.join(map(str, ["x", *row])) for row in zip(*values, strict=True)]
+    lines[3] = delimiter.join(["x", "NA" if file == "hourly_beijing_pm.csv" else "", *lines[3].split(delimiter)[2:]])
+    (folder / file).write_text("\n".join([delimiter.join([first, *columns]), *lines]) + "\n")
+
+
+for set_name, file_name, column_names in (
+    ("etth1", "ETTh1.csv", ["HUFL", "OT"]),
+    ("etth2", "ETTh2.csv", ["HUFL", "OT"]),
+    ("ettm1", "ETTm1.csv", ["HUFL", "OT"]),
+    ("ettm2", "ETTm2.csv", ["HUFL", "OT"]),
+    ("ecl", "ECL.csv", ["MT_001", "MT_320"]),
+    ("weather", "weather.csv", ["p (mbar)", "OT"]),
+    ("hourly_electricity", "hourly_electricity.csv", ["y"]),
+    ("beijing_pm25", "hourly_beijing_pm.csv", ["pm2.5", "DEWP", "TEMP", "PRES", "Iws"]),
+    ("sunspots", "sunspots.csv", ["SUNACTIVITY"]),
+    ("co2", "co2.csv", ["co2"]),
+):
+    writes(set_name)(partial(waves, file=file_name, first="date", columns=column_names))
+
+
+@writes("household_power")
+def household_power(folder: Path) -> None:
+    waves(folder, "minute_household_power.csv", "Date", ["Time", "Global_active_power", "Voltage"], 14_400)
+    path = folder / "minute_household_power.csv"
+    (folder / "minute_household_power.csv.xz").write_bytes(lzma.compress(path.read_bytes()))
+    path.unlink()
+
+
+@writes("speech_commands")
+def speech_commands(folder: Path) -> None:
+    lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
+    for word in WORDS:
+        (folder / word).mkdir()
+        for speaker in range(3):
+            with wave.open(str(folder / word / f"{speaker}a_nohash_0.wav"), "wb") as file:
+                file.setparams((1, 2, 16000, 0, "NONE", ""))
+                file.writeframes(random(2 * (20 + speaker)).tobytes())
+        lists["validation_list.txt"].append(f"{word}/1a_nohash_0.wav")
+        lists["testing_list.txt"].append(f"{word}/2a_nohash_0.wav")
+    for name, listed in lists.items():
+        (folder / name).write_text("\n".join(listed) + "\n")

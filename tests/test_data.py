@@ -17,9 +17,9 @@ import torch
 
 import published
 from scanl.cli import main
+from scanl.data import audio, language, recordings, sources
 from scanl.data import files as files_module
 from scanl.data import get as get_module
-from scanl.data import language, recordings, sources
 from scanl.data.files import Files, Package, folders
 from scanl.data.get import get
 from scanl.data.images import permutation
@@ -27,7 +27,8 @@ from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 
 READ = {files.name: name for name in sources.names() if (files := sources.get(name).needs) is not None}
-ANY_BYTES = {"enwik8", "pg19"}  # whose content may be anything; the published counts tell
+# Whose content may be anything, or is read when a batch needs it; the published counts tell.
+ANY_BYTES = {"enwik8", "pg19", "speech_commands"}
 each_set = pytest.mark.parametrize("name", sorted(READ))
 
 
@@ -417,3 +418,46 @@ def test_the_source_of_the_page_works(root, monkeypatch):
     finally:
         sources.remove("rain")
         folders.pop("rain", None)
+
+
+def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
+    folder = written(root, "speech_commands")
+    source = TrainConfig(task="speech_commands").source()
+    source.check()
+    batch = source.batch(0, 2)
+    assert batch.inputs.shape == (2, 16000, 1)
+    assert not batch.inputs[:, 20:].any()
+    with audio.wave.open(str(folder / "zero" / "1a_nohash_0.wav")) as file:
+        samples = np.frombuffer(file.readframes(100), np.int16)
+    place = [path.parent.name for path in source.parts.validation.rows.paths].index("zero")
+    np.testing.assert_array_equal(source.parts.validation.rows[place], samples)
+    first = source.parts.train.rows.paths[0]
+    first.write_bytes(b"RIFF damaged")
+    with pytest.raises(DataError, match=rf"speech_commands: {first} is damaged: it is no WAV file"):
+        TrainConfig(task="speech_commands").source().check()
+
+
+def test_samples_are_quantised_by_the_mu_law():
+    """Silence between the extremes is in the middle, and the extremes are at the ends."""
+    np.testing.assert_array_equal(audio.mu_law(np.array([-10, 0, 10])), [0, 128, 255])
+    x = np.array([-1.0, -0.1, 0.01, 1.0])
+    u = (np.sign(x) * np.log(1 + 255 * abs(x)) / np.log(256) + 1) / 2
+    np.testing.assert_array_equal(audio.mu_law(x), np.floor(u * 255.99 + 0.005))
+
+
+def test_ett_has_the_published_borders_windows_and_scores(root):
+    """Every window of the test part, the first of which predicts its first row; errors in standard deviations."""
+    written(root, "etth1")
+    source = TrainConfig(task="etth1", horizon=4, sequence_length=10).source()
+    borders = [month * 720 * 240 // 17_420 for month in (12, 16, 20)]
+    assert source.parts == [[(0, 0, borders[0])], [(0, borders[0], borders[1])], [(0, borders[1], borders[2])]]
+    windows = list(source.exam(None).examples)
+    assert sum(len(window.inputs) for window in windows) == borders[2] - borders[1] - 4 + 1
+    _, values = source.table
+    np.testing.assert_allclose(windows[0].inputs[0], values[borders[1] - 10 : borders[1]], rtol=1e-6)
+    np.testing.assert_allclose(windows[0].targets[0, -1], values[borders[1] : borders[1] + 4], rtol=1e-6)
+    targets = torch.from_numpy(windows[0].targets)
+    outputs = (targets[:, -1] + torch.tensor([1.0, 2.0]))[..., None].expand(-1, -1, -1, 11)
+    total, count = source.scores(outputs, targets)["MSE"]
+    scale = np.nanstd(values[: borders[0]], 0)
+    assert total / count == pytest.approx(np.mean((np.array([1, 2]) / scale) ** 2), rel=1e-5)

@@ -66,7 +66,7 @@ def state(source: type[Opener]) -> str:
 
 def table() -> str:
     """Return a Markdown table of the sources of published data."""
-    rows = ["| source | in the survey | predicts | files | from |", "|---|---|---|---|---|"]
+    rows = ["| source | id | predicts | files | from |", "|---|---|---|---|---|"]
     for name in sources.names():
         source = sources.get(name)
         if source.needs is None:

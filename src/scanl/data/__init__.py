@@ -1,5 +1,6 @@
 """Training data: the protocol of a source, and sources of real data."""
 
+from scanl.data.audio import SpeechCommands as SpeechCommands
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam
@@ -12,6 +13,7 @@ from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import standard_library as standard_library
 from scanl.data.documents import IMDbReviews as IMDbReviews
+from scanl.data.forecasts import ETTh1 as ETTh1
 from scanl.data.images import CIFAR10Images as CIFAR10Images
 from scanl.data.images import MNISTImages as MNISTImages
 from scanl.data.language import Enwik8 as Enwik8

@@ -43,9 +43,9 @@ class Parts(NamedTuple):
 class FixedRows(Source):
     """Fixed rows: every epoch reads each row of the training part once, in an order of its own.
 
-    A subclass defines `needs`, `question`, `metric`, `read`, and `form` where a batch is not just its rows. While
-    training runs, `eval_examples` rows of the validation part are measured. At the end a sample of the test part is
-    measured, and `scanl eval` measures all of it.
+    A subclass defines `needs`, `question`, `metric`, `steps`, `read`, and `form` where a batch is not just its rows.
+    While training runs, `eval_examples` rows of the validation part are measured. At the end a sample of the test part
+    is measured, and `scanl eval` measures all of it.
 
     Args:
         seed: seed of the order.
@@ -61,9 +61,15 @@ class FixedRows(Source):
     examined_by = ("count",)
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "the rows have the length that they have"}
 
+    steps: ClassVar[int] = 0  # of a row, where all rows have the same number, whatever the options are
+
     seed: int
     eval_examples: int = 512
     folder: str = ""
+
+    @property
+    def length(self) -> int:
+        return self.steps
 
     def __post_init__(self) -> None:
         check_types(self.name, self, [option.name for option in fields(self)])
@@ -148,13 +154,14 @@ class FixedRows(Source):
         return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
 
 
-class Batched(NamedTuple):
+@dataclass(frozen=True)
+class Batched:
     """The rows of a part in batches, as often as they are asked for."""
 
     source: FixedRows
     part: Part
 
-    def __iter__(self) -> Iterator[Examples]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iter__(self) -> Iterator[Examples]:
         return self.source._batches(self.part)
 
 

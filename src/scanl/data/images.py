@@ -281,7 +281,7 @@ class MNISTImages(Images):
     id = "B-smnist, B-psmnist"
     needs = MNIST
     question = Question("class", channels=1, classes=10)
-    length = 784
+    steps = 784
 
     def images(self) -> tuple[Part, Part]:
         assert self.needs is not None
@@ -326,7 +326,7 @@ class CIFAR10Images(Images):
 
     id = "B-scifar, B-lra-image"
     needs = CIFAR10
-    length = 1024
+    steps = 1024
     classes: ClassVar[int] = 10
 
     aside: int = 5000
@@ -393,8 +393,8 @@ class NoisePaddedCIFAR10(CIFAR10Images):
     """
 
     id = "B-npcifar"
-    length = 1000
-    question = Question("class", channels=96, classes=10)  # pyright: ignore[reportAssignmentType]
+    steps = 1000
+    question = Question("class", channels=96, classes=10)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     aside: int = 2000
 
@@ -423,7 +423,7 @@ class Pixels(Images):
     metric = "bits per dimension"
     higher_is_better = False
     best = None
-    chance = 8.0  # pyright: ignore[reportAssignmentType]
+    chance = 8.0  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     question = Question("next token", vocab_size=256)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -451,7 +451,7 @@ class MNISTPixels(Pixels):
 
     id = "B-mnistgen"
     needs = MNIST
-    length = 784
+    steps = 784
 
     def images(self) -> tuple[Part, Part]:
         return read_mnist(MNIST, self.folder)
@@ -467,7 +467,7 @@ class CIFAR10Pixels(Pixels):
 
     id = "B-cifargen"
     needs = CIFAR10
-    length = 3072
+    steps = 3072
 
     aside: int = 5000
 
@@ -485,7 +485,7 @@ class ImageNet64Pixels(Pixels):
 
     id = "B-imagenet64"
     needs = IMAGENET64
-    length = 12288
+    steps = 12288
 
     def images(self) -> tuple[Part, Part]:
         train = np.concatenate([self._batch(name) for name in IMAGENET64.needs[:-1]])

@@ -114,7 +114,7 @@ class Published(Tokens):
         raise NotImplementedError
 
     @cached_property
-    def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleMethodOverride]
         return Corpus(*self.texts[:2])
 
     @property

@@ -239,7 +239,6 @@ class ArchiveProblem(Recordings):
         problem: name of the problem.
     """
 
-    id = "B-ucr"
     needs = UCR
 
     problem: str = "GunPoint"
@@ -340,7 +339,6 @@ class SpokenDigits(Recordings):
     Source: Jackson et al., "Free Spoken Digit Dataset", 2018. Args: see `FixedRows`. Chance: 1 of 10.
     """
 
-    id = "B-digits"
     needs = DIGITS
     chance = 0.1
 

@@ -63,6 +63,7 @@ class Table(Source):
     """
 
     noun = "table"
+    unit: ClassVar[str] = ", in units of the seasonal naive's error in training"
     instead: ClassVar[Mapping[str, str]] = {
         "held_out": "give --test and --validation",
         "task_options": "leave it out, or name a task: --task NAME",
@@ -179,6 +180,9 @@ class Table(Source):
         by_series = self.kind in ("class", "number") or (self.kind == "label" and len(each) > 1)
         if self.split == "series" or (self.split is None and by_series):
             return self._by_series(each)
+        return self._by_time(each)
+
+    def _by_time(self, each: list[Series]) -> list[list[tuple[int, int, int]]]:
         found: list[list[tuple[int, int, int]]] = [[], [], []]
         for i, one in enumerate(each):
             last = len(one) - round(self.test * len(one))
@@ -326,7 +330,11 @@ class Table(Source):
                 f"table: {self.path}: horizon is {self.horizon}, expected at most {room} because of the {PARTS[part]} "
                 f"part of the longest series; give a smaller --horizon or a larger --{PARTS[part]}"
             )
-        return found[:: math.ceil(len(found) / MOST)]
+        return found[:: math.ceil(len(found) / self.most(part))]
+
+    def most(self, part: int) -> int:
+        """Return how many forecasts of a part are measured, spread over it."""
+        return MOST
 
     def _forecasts(self, part: int) -> Iterator[tuple[list[tuple[int, int, int]], Examples]]:
         """Yield batches of forecasts of a part: where each is, and scale and numbers as its targets."""
@@ -392,7 +400,7 @@ class Table(Source):
             raise CheckpointError(f"eval: {self.path} has changed since training; put back the table")
         count = sum(len(examples.inputs) for examples in self._examples(TEST))
         what = {"horizon": "forecasts", "label": "series"}.get(self.kind, "series")
-        unit = ", in units of the seasonal naive's error in training" if self.kind == "horizon" else ""
+        unit = self.unit if self.kind == "horizon" else ""
         title = f"{self.metric} of {count:,} {what} in the test part of {self.path.name}{unit}:"
         return Exam(title, self._examples(TEST), self._beside(), ".4g")
 

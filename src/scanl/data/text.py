@@ -196,7 +196,7 @@ class Text(Tokens):
         return super().reads() - {"task_options"}
 
     @cached_property
-    def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleMethodOverride]
         return read_corpus(self.data, self.held_out)
 
     def exam(self, digest: str | None, **given: Any) -> Exam:

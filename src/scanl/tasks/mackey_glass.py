@@ -53,7 +53,7 @@ class MackeyGlass(FixedRows):
     higher_is_better = False
     best = 0.0
     question = Question("numbers", channels=1, targets=1)
-    length = STEPS
+    steps = STEPS
 
     series_seed: int = 0
     delay: int = 17
