@@ -100,22 +100,23 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
     lengths, steps = torch.tensor([4, T, 1])[:, None], torch.arange(T)
     mask = steps >= T - lengths if side == "left" else steps < lengths
     found, last = model(given.x, **given.given(), mask=mask)
-    packed, also = model(
-        given.x[mask][None],
-        static=torch.cat([given.static, given.static[:1]]),
-        future=given.future[mask][None],
-        timespans=given.timespans[mask][None],
-        cu_seqlens=torch.tensor([0, 4, 4 + T, 5 + T, 5 + T]),
-    )
+    packing = {
+        "static": torch.cat([given.static, given.static[:1]]),
+        "future": given.future[mask][None],
+        "timespans": given.timespans[mask][None],
+        "cu_seqlens": torch.tensor([0, 4, 4 + T, 5 + T, 5 + T]),
+    }
+    packed, also = model(given.x[mask][None], **packing)
+    again, _ = model(given.x[mask][None], also, **packing)  # go on from the state
     assert not found[~mask].any()
     torch.testing.assert_close(packed[0], found[mask])
     for row in range(3):
         one, here = slice(row, row + 1), mask[row]
-        alone, state = model(
-            given.x[one, here], static=given.static[one], future=given.future[one, here],
-            timespans=given.timespans[one, here],
-        )  # fmt: skip
+        own = {"future": given.future[one, here], "timespans": given.timespans[one, here], "static": given.static[one]}
+        alone, state = model(given.x[one, here], **own)
         torch.testing.assert_close(found[one, here], alone)
+        begin, end = packing["cu_seqlens"][row], packing["cu_seqlens"][row + 1]
+        torch.testing.assert_close(again[:, begin:end], model(given.x[one, here], state, **own)[0])
         assert_same_state(states.index(last, [row]), state)
         assert_same_state(states.index(also, [row]), state)
     assert_same_state(states.index(also, [3]), model.init_state(1))

@@ -11,7 +11,7 @@ from scanl.layers import S4D, Hawk, Layer
 from scanl.layers.ssm.hawk import HawkState
 from scanl.models import LanguageModel, SequenceClassifier, Stack
 from scanl.models.block import BlockState
-from scanl.models.classifier import ClassifierState
+from scanl.models.pooling import PooledState
 
 
 def layers(x: Tensor, layer: Layer, hawk: Hawk, s4d: S4D) -> None:
@@ -26,7 +26,7 @@ def layers(x: Tensor, layer: Layer, hawk: Hawk, s4d: S4D) -> None:
 def models(x: Tensor, stack: Stack, model: LanguageModel, classifier: SequenceClassifier) -> None:
     assert_type(stack(x), tuple[Tensor, tuple[BlockState, ...]])
     assert_type(model(x, mask=x), tuple[Tensor, tuple[BlockState, ...]])
-    assert_type(classifier(x), tuple[Tensor, ClassifierState])
+    assert_type(classifier(x), tuple[Tensor, PooledState])
     model(x, cu_seqlens=3)  # pyright: ignore[reportArgumentType]
 
 
