@@ -5,14 +5,14 @@ r"""Self-referential weight matrix: a matrix that computes the output and every 
           \phi = \mathrm{softmax}
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register
+from scanl.layers.base import register, widen
 from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -32,13 +32,12 @@ SOURCE = (
     equation=EQUATION,
     source=SOURCE,
 )
-def srwm_cell(x: Tensor, w: Tensor, state: Tensor, *, softmax: bool = False) -> tuple[Tensor, Tensor]:
+def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Read y, then let the matrix change itself.
 
     w: trained weights, J = 3K + 4 columns.   state: what was added to them.
     """
     width = x.shape[-1]
-    x = torch.softmax(x, -1) if softmax else x
     parts = (w + state).split([width, width, width, 4], -1)
     y, q, k, b = ((x[..., None] * part).sum(2) for part in parts)
     q, k = torch.softmax(q, -1), torch.softmax(k, -1)
@@ -91,10 +90,8 @@ class SRWM(CellLayer):
 
     def operands(self, x: Tensor) -> list[Tensor]:
         weights = torch.cat([self.W_y, self.W_q, self.W_k, self.w_b], -1)[0]
-        return [x.unflatten(-1, (self.num_heads, -1)), weights]
-
-    def options(self) -> Mapping[str, Any]:
-        return {"softmax": self.use_input_softmax}
+        x = widen(x).unflatten(-1, (self.num_heads, -1))
+        return [x.softmax(-1) if self.use_input_softmax else x, weights]
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_linear(h.flatten(-2))
@@ -106,7 +103,6 @@ def _samples() -> Iterator[Sample]:
         return {"x": draw(batch, steps, 2, 3), "w": draw(2, 3, 13), "state": draw(rows, 2, 3, 13)}
 
     yield from samples(make)
-    yield from samples(make, softmax=True)
 
 
 @srwm_cell.errors
