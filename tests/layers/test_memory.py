@@ -428,6 +428,41 @@ def arelit(layer, xs):
     return ys
 
 
+def rdn(layer, xs):
+    H, K = layer.num_heads, layer.head_dim
+    S, last, ys = [torch.zeros(K, K)] * H, [torch.zeros(K)] * H, []
+    for x in xs:
+        parts = linear(layer.slow_net, x).view(H, -1)
+        for h in range(H):
+            q, k, v, b = parts[h].split([K, K, K, 1])
+            back = torch.tanh(last[h])
+            q, k = torch.exp(q + layer.R_q[0, h] @ back), torch.exp(k + layer.R_k[0, h] @ back)
+            v, beta = v + layer.R_v[0, h] @ back, sigmoid(b + layer.r_b[0, h] @ back)
+            S[h], o = delta(S[h], q / q.sum(), k / k.sum(), v, beta)
+            last[h] = o * math.sqrt(K)
+        ys.append(linear(layer.out_linear, torch.cat(last)))
+    return ys
+
+
+def srwm(layer, xs):
+    """The four matrices apart, each changed with its own learning rate."""
+    H, K, ys = layer.num_heads, layer.head_dim, []
+    now = [[weight[0, h] for weight in (layer.W_y, layer.W_q, layer.W_k, layer.w_b)] for h in range(H)]
+    for x in xs:
+        o = []
+        for h, part in enumerate(x.view(H, K)):
+            part = torch.exp(part) / torch.exp(part).sum() if layer.use_input_softmax else part
+            y, q, k, b = (weight.T @ part for weight in now[h])
+            q, k = torch.exp(q) / torch.exp(q).sum(), torch.exp(k) / torch.exp(k).sum()
+            now[h] = [
+                weight + sigmoid(rate) * torch.outer(k, weight.T @ q - weight.T @ k)
+                for weight, rate in zip(now[h], b, strict=True)
+            ]
+            o.append(y)
+        ys.append(linear(layer.out_linear, torch.cat(o)))
+    return ys
+
+
 def in_a_stack(name, index, depth, **options):
     stack = [layers.build(name, DIM, **options) for _ in range(depth)]
     for at, layer in enumerate(stack):
@@ -703,6 +738,9 @@ EQUATIONS = {
     "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
     "arelit": (lambda: layers.build("arelit", DIM, num_heads=2, head_dim=5), arelit),
     "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=7, eps=0.5), arelit),
+    "rdn": (lambda: layers.build("rdn", DIM, num_heads=2), rdn),
+    "srwm": (lambda: layers.build("srwm", DIM, num_heads=2), srwm),
+    "srwm_softmax": (lambda: layers.build("srwm", DIM, num_heads=1, use_input_softmax=True), srwm),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
     "gateloop_polar": (
@@ -983,6 +1021,32 @@ def test_arelit_with_many_frequencies_has_a_decay_of_rows_times_one_of_columns()
             torch.testing.assert_close(4 * y[0, t], layer.project(S @ q / (s @ q)), rtol=0, atol=0.05)
 
 
+def test_init_of_rdn():
+    layer = layers.build("rdn", 256)
+    for weight in (layer.R_q, layer.R_k, layer.R_v, layer.r_b):
+        assert_normal(weight, 32**-0.5)
+    for project in (layer.slow_net, layer.out_linear):
+        assert_uniform(project.weight, -1 / 16, 1 / 16)
+    assert layer.slow_net.out_features == 8 * 97
+
+
+def test_init_of_srwm():
+    layer = layers.build("srwm", 512, beta_init=-1.0)
+    for weight in (layer.W_y, layer.W_q, layer.W_k):
+        assert_normal(weight, 1 / 8)
+    assert_normal(layer.w_b, 1 / 8, -1.0)
+    assert_uniform(layer.out_linear.weight, -(512**-0.5), 512**-0.5)
+
+
+@pytest.mark.usefixtures("double")
+def test_srwm_that_does_not_learn_is_a_linear_layer():
+    layer, x = layers.build("srwm", DIM, num_heads=1), torch.rand(1, T, DIM)
+    torch.nn.init.constant_(layer.w_b, -1e4)  # times inputs above 0
+    y, state = layer(x)
+    torch.testing.assert_close(y, layer.out_linear(x @ layer.W_y[0, 0]))
+    assert not state.any()
+
+
 def test_init_of_mlstm():
     layer = layers.build("mlstm", 200, num_blocks=3)
     assert layer.width == 448
@@ -1079,6 +1143,8 @@ WRONG = [
     ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
     ("arelit", {"head_dim": 0}, "dim is 8, num_heads is 4, head_dim is 0 and eta is 4, expected at least 1"),
     ("arelit", {"r": 0}, "r is 0, expected at least 1"),
+    ("rdn", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("srwm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
 ]
 

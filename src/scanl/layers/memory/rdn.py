@@ -1,0 +1,112 @@
+r"""Recurrent delta network: a fast weight programmer whose slow network also reads what was read last.
+
+.. math:: S_t = S_{t-1} + \sigma(\beta_t)\, k_t (v_t - S_{t-1}^\top k_t)^\top, \quad o_t = S_t^\top q_t, \quad
+          k_t = \mathrm{softmax}(W_k x_t + R_k \tanh o_{t-1}), \; v_t = W_v x_t + R_v \tanh o_{t-1}
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register
+from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "S_t = S_{t-1} + sigmoid(b_t) k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t,  "
+    "q, k = softmax(W x_t + R tanh(o_{t-1})),  v, b = W x_t + R tanh(o_{t-1})"
+)
+SOURCE = (
+    'Irie, Schlag, Csordas and Schmidhuber, "Going Beyond Linear Transformers with Recurrent Fast Weight Programmers", '
+    "arXiv:2106.06295, eq. (17) to (20), as in the authors' program"
+)
+
+
+@cell(
+    "q: B T H K, k: B T H K, vb: B T H J, r_q: H K K, r_k: H K K, r_vb: H J K, state: B H J K -> B T H K",
+    equation=EQUATION,
+    source=SOURCE,
+)
+def rdn_cell(
+    q: Tensor, k: Tensor, vb: Tensor, r_q: Tensor, r_k: Tensor, r_vb: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write by the delta rule and read. vb: v and the logit b, J = K + 1.   state: S, with o as one more row."""
+    width = q.shape[-1]
+    memory, read = state.split([width, 1], 2)
+    back = torch.tanh(read[:, :, 0])
+    q = torch.softmax(q + torch.einsum("bhj,hij->bhi", back, r_q), -1)
+    k = torch.softmax(k + torch.einsum("bhj,hij->bhi", back, r_k), -1)
+    v, b = (vb + torch.einsum("bhj,hij->bhi", back, r_vb)).split([width, 1], -1)
+    missing = torch.sigmoid(b) * (v - (k[..., None] * memory).sum(2))
+    memory = memory + k[..., None] * missing[:, :, None]
+    o = (q[..., None] * memory).sum(2)
+    return o, torch.cat([memory, o[:, :, None]], 2)
+
+
+@register("rdn")
+class RDN(CellLayer):
+    """Recurrent delta network: a DeltaNet whose queries, keys, values and write strengths depend on its last output.
+
+    The feedback is not linear, so the steps cannot be computed in parallel.
+
+    Args:
+        dim: D, model width; H queries, keys and values of K = D / H channels.
+        num_heads: H.
+
+    Parameters as in the authors' program: slow_net (H (3K + 1), D), of each head q, k, v and b; R_q, R_k, R_v
+    (1, H, K, K); r_b (1, H, 1, K); out_linear (D, D).
+    Initialisation: R_q, R_k, R_v and r_b N(0, 1/K), the others as in PyTorch.
+    State: (B, H, K + 1, K), S with the last output as one more row, zeros.
+    """
+
+    id = "S-rdn"
+    equation = EQUATION
+    source = SOURCE
+    cell = rdn_cell
+    residual_out = "out_linear"
+    sample: ClassVar = {"num_heads": 3}
+
+    def __init__(self, dim: int, num_heads: int = 8) -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ConfigError(f"rdn: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        width = self.head_dim
+        self.slow_net = nn.Linear(dim, num_heads * (3 * width + 1), bias=False)
+        self.R_q, self.R_k, self.R_v = (nn.Parameter(torch.empty(1, num_heads, width, width)) for _ in range(3))
+        self.r_b = nn.Parameter(torch.empty(1, num_heads, 1, width))
+        self.out_linear = nn.Linear(dim, dim, bias=False)
+        for weight in (self.R_q, self.R_k, self.R_v, self.r_b):
+            nn.init.normal_(weight, std=width**-0.5)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_heads, self.head_dim + 1, self.head_dim)
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        width = self.head_dim
+        q, k, vb = self.slow_net(x).unflatten(-1, (self.num_heads, -1)).split([width, width, width + 1], -1)
+        return [q, k, vb, self.R_q[0], self.R_k[0], torch.cat([self.R_v[0], self.r_b[0]], 1)]
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.out_linear(h.flatten(-2))
+
+
+@rdn_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "vb": draw(batch, steps, 2, 4)}
+        weights = {"r_q": draw(2, 3, 3), "r_k": draw(2, 3, 3), "r_vb": draw(2, 4, 3)}
+        return {**timed, **weights, "state": draw(rows, 2, 4, 3)}
+
+    yield from samples(make)
+
+
+@rdn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, r = torch.zeros(2, 5, 2, 3), torch.zeros(2, 3, 3)
+    given = {"q": q, "k": q, "vb": torch.zeros(2, 5, 2, 4), "r_q": r, "r_k": r}
+    yield Sample({**given, "r_vb": r}), "r_vb has shape (2, 3, 3), expected (H, J, K) with H=2 from q, J=4 from vb"

@@ -1,0 +1,111 @@
+r"""Self-referential weight matrix: a matrix that computes the output and every change of itself.
+
+.. math:: (y_t, q_t, k_t, \beta_t) = W_{t-1}^\top x_t, \quad
+          W_t = W_{t-1} + \phi(k_t) \big(\sigma(\beta_t) \odot W_{t-1}^\top (\phi(q_t) - \phi(k_t))\big)^\top, \quad
+          \phi = \mathrm{softmax}
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import register, widen
+from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "(y_t, q_t, k_t, b_t) = W_{t-1}^T x_t,  W_t = W_{t-1} + f(k_t) (sigmoid(b_t) * W_{t-1}^T (f(q_t) - f(k_t)))^T,  "
+    "f = softmax"
+)
+SOURCE = (
+    'Irie, Schlag, Csordas and Schmidhuber, "A Modern Self-Referential Weight Matrix That Learns to Modify Itself", '
+    "arXiv:2202.05780, eq. (5) to (8), as in the authors' program"
+)
+
+
+@cell(
+    "x: B T H K, w: H K J, state: B H K J -> B T H K",
+    equation=EQUATION,
+    source=SOURCE,
+)
+def srwm_cell(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Read y, then let the matrix change itself.
+
+    w: trained weights, J = 3K + 4 columns.   state: what was added to them.
+    """
+    width = x.shape[-1]
+    parts = (w + state).split([width, width, width, 4], -1)
+    y, q, k, b = ((x[..., None] * part).sum(2) for part in parts)
+    q, k = torch.softmax(q, -1), torch.softmax(k, -1)
+    changes = (((q - k)[..., None] * part).sum(2) for part in parts)
+    rates = torch.sigmoid(b).split(1, -1)  # of the columns that give y, q, k and b
+    change = torch.cat([rate * each for rate, each in zip(rates, changes, strict=True)], -1)
+    return y, state + k[..., None] * change[:, :, None]
+
+
+@register("srwm")
+class SRWM(CellLayer):
+    """Self-referential weight matrix: its columns give the output, a query, a key and four learning rates.
+
+    The learning rates are those of the columns of y, q, k and of the rates themselves. The output is read before the
+    change. The feedback is not linear, so the steps cannot be computed in parallel.
+
+    Args:
+        dim: D, model width; each of the H heads reads K = D / H channels of the input, without a projection.
+        num_heads: H.
+        use_input_softmax: softmax of the input of each head, as in the authors' reinforcement learning.
+        beta_init: mean of the initial weights of the learning rates.
+
+    Parameters as in the authors' program: W_y, W_q, W_k (1, H, K, K), w_b (1, H, K, 4), each (inputs, outputs);
+    out_linear (D, D).
+    Initialisation: W_y, W_q and W_k N(0, 1/K), w_b N(beta_init, 1/K), out_linear as in PyTorch.
+    State: what was added to the weights, (B, H, K, 3K + 4), zeros.
+    """
+
+    id = "S-srwm"
+    equation = EQUATION
+    source = SOURCE
+    cell = srwm_cell
+    residual_out = "out_linear"
+    sample: ClassVar = {"num_heads": 3}
+
+    def __init__(self, dim: int, num_heads: int = 8, use_input_softmax: bool = False, beta_init: float = 0.0) -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ConfigError(f"srwm: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.use_input_softmax, width = use_input_softmax, dim // num_heads
+        self.W_y, self.W_q, self.W_k = (nn.Parameter(torch.empty(1, num_heads, width, width)) for _ in range(3))
+        self.w_b = nn.Parameter(torch.empty(1, num_heads, width, 4))
+        self.out_linear = nn.Linear(dim, dim, bias=False)
+        for weight, mean in ((self.W_y, 0.0), (self.W_q, 0.0), (self.W_k, 0.0), (self.w_b, beta_init)):
+            nn.init.normal_(weight, mean, width**-0.5)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_heads, self.head_dim, 3 * self.head_dim + 4)
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        weights = torch.cat([self.W_y, self.W_q, self.W_k, self.w_b], -1)[0]
+        x = widen(x).unflatten(-1, (self.num_heads, -1))
+        return [x.softmax(-1) if self.use_input_softmax else x, weights]
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.out_linear(h.flatten(-2))
+
+
+@srwm_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        return {"x": draw(batch, steps, 2, 3), "w": draw(2, 3, 13), "state": draw(rows, 2, 3, 13)}
+
+    yield from samples(make)
+
+
+@srwm_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x = torch.zeros(2, 5, 2, 3)
+    yield Sample({"x": x, "w": torch.zeros(2, 4, 13)}), "w has shape (2, 4, 13), expected (H, K, J) with H=2 from x"
