@@ -206,7 +206,7 @@ class OfTorch(Values):
     def start(self, arrays: Mapping[str, Tensor], states: States) -> None:
         """Set the products of rows, summed over the rows, to zero. arrays: those with a row for every step."""
         outer = self.compiled._outer
-        used = {place.array for places in outer.values() for place in places}
+        self.used = used = {place.array for places in outer.values() for place in places}
         self.states = states
         self.arrays = {name: flat(value) for name, value in {**self.values, **arrays}.items() if name in used}
         self.arrays[AFTER] = states.after
@@ -214,7 +214,9 @@ class OfTorch(Values):
 
     def add(self, low: int, high: int, factors: Mapping[str, Tensor]) -> None:
         """Add the products of these rows. factors: arrays that have these rows alone."""
-        found = {BEFORE: self.states.before(low, high), **factors}
+        if low == high:
+            return
+        found = {**factors, **({BEFORE: self.states.before(low, high)} if BEFORE in self.used else {})}
         for node, places in self.compiled._outer.items():
             for place in places:
                 if place.array not in found:
