@@ -113,7 +113,8 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     given = column(frame, path, name, role)
     if pd.api.types.is_datetime64_any_dtype(given):
         raise DataError(f"table: {path}: column {name!r} holds times, expected numbers because it is {role}")
-    found = pd.to_numeric(given, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    as_numbers: Any = pd.to_numeric(given, errors="coerce")
+    found: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     odd = np.isnan(found) & given.notna().to_numpy()
     if odd.any():
         row = int(odd.argmax())

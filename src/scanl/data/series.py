@@ -75,7 +75,7 @@ def series_of(
     before = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
     known = _stack([numbers(frame, path, name, "a covariate") for name in future], len(frame))
     constant = _constants(frame, path, static)
-    when, calendar = (np.arange(len(frame)) * 1.0, False) if time is None else times(frame, path, time)
+    when, calendar = (np.arange(len(frame), dtype=np.float64), False) if time is None else times(frame, path, time)
     groups = grouped(frame, path, series)
     for name, rows in groups:
         _check(path, name, time, when[rows], constant[rows], static, answers[rows])
@@ -89,7 +89,7 @@ def series_of(
     season = next((round(cycle / step) for cycle in CYCLES if calendar and cycle >= 2 * step), 1)
     each = []
     for name, rows in groups:
-        spans = None if regular else np.diff(when[rows], prepend=when[rows][0] - step) / step
+        spans: Numbers | None = None if regular else np.diff(when[rows], prepend=when[rows][0] - step) / step
         each.append(Series(name, answers[rows], before[rows], constant[rows[0]], known[rows], spans, when[rows]))
     return Collection(each, names, season, _said(each, answers, len(cycles), regular))
 

@@ -232,7 +232,7 @@ class Table(Source):
                             "cannot be learnt: split otherwise, or leave these rows out"
                         )
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Steps that a window of training has."""
         spans = [end - begin for _, begin, end in self.parts[TRAINING]]
@@ -245,7 +245,7 @@ class Table(Source):
         return Rows(self.collection.each, self.kind, self.length, self.horizon)
 
     @cached_property
-    def question(self) -> Question:
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         flat, regular = self.flat, self.collection.each[0].spans is None
         rows = np.concatenate([flat.starts[i] + np.arange(begin, end) for i, begin, end in self.parts[TRAINING]])
         once = [scale_of(values) for values in flat.once[rows].T]

@@ -51,6 +51,8 @@ def optimise(
 class _Estimator(BaseEstimator):
     """What the two estimators have in common. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
 
+    model_: Any  # set by `fit`
+
     def __init__(
         self,
         layer: str = "hawk",
@@ -84,7 +86,7 @@ class _Estimator(BaseEstimator):
     def _read(self, X: Any, y: Any = None, **options: Any) -> tuple[Tensor, Any]:
         """Check X, and y when it fits, and return X as (n, T, C)."""
         how: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float32, **options}
-        checked = validate_data(self, X, y, **how) if y is not None else validate_data(self, X, reset=False, **how)
+        checked: Any = validate_data(self, X, y, **how) if y is not None else validate_data(self, X, reset=False, **how)
         x, answers = checked if y is not None else (checked, None)
         if x.ndim > 3:
             raise ValueError(f"Found array with dim {x.ndim}, expected (n, T) or (n, T, C)")
@@ -269,7 +271,7 @@ class FrameForecaster:
             last = len(one) - self.horizon
             places = rows.starts[i] + np.arange(max(0, last - source.length), last)
             forecast = self._forecast(rows.inputs(places[None]), (tail, 1 - tail))
-            part = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
+            part: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
             bounds = {
                 f"y-{side}-{level:g}": forecast.quantiles[0, :, 0, k].numpy() for k, side in enumerate(("lo", "hi"))
             }
@@ -300,7 +302,7 @@ def _continued(frame: pd.DataFrame, horizon: int, past: tuple[str, ...]) -> pd.D
             after = when.iloc[-1] + step * np.arange(1, horizon + 1)
         else:
             when = pd.to_datetime(when)
-            usual = when.diff().median() if len(part) > 1 else pd.Timedelta(days=1)
+            usual: Any = when.diff().median() if len(part) > 1 else pd.Timedelta(days=1)
             months = round(usual / pd.Timedelta(days=30.4375)) if usual >= pd.Timedelta(days=28) else 0
             step = pd.DateOffset(months=months) if months else usual
             after = pd.DatetimeIndex([when.iloc[-1] + step * k for k in range(1, horizon + 1)])

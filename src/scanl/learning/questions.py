@@ -128,11 +128,11 @@ def _durations(question: Question, model: Model, inputs: Tensor) -> Tensor | Non
     return inputs[..., -1] if question.timed and model.stack.timed else None
 
 
-def parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Cut the channels of the inputs as `Question` lays them out: what is read now, and the rest by its name."""
     sizes = [model.targets + model.past, model.static, model.future * model.horizon, int(model.timed)]
     x, static, future, spans = inputs.split(sizes, -1)
-    more = {}
+    more: dict[str, Any] = {}
     if model.static:
         more["static"] = static[:, -1]
     if model.future:

@@ -34,7 +34,7 @@ class Head(nn.Linear):
         super().__init__(dim, numbers * self.width)
         self.numbers = numbers
 
-    def forward(self, h: Tensor, shift: Tensor | None = None) -> Tensor:
+    def forward(self, h: Tensor, shift: Tensor | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the parameters in standardised units, in float32 or wider. shift: (..., numbers), added to `moved`."""
         raw = widen(super().forward(h)).unflatten(-1, (self.numbers, self.width))
         if shift is not None:

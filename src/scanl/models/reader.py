@@ -48,7 +48,7 @@ class Features(nn.Linear):
         super().__init__(channels * 2 if missing else channels, dim)
         self.missing = missing
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.missing:
             known = ~x.isnan()
             x = torch.cat([torch.where(known, x, 0), known.to(x.dtype)], -1)
