@@ -1,17 +1,34 @@
 """State-space models: each layer against its equation, step by step, how it starts, and what only it knows."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, shaken, sigmoid, silu
+from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, layer_norm, shaken, sigmoid, silu
 from torch.nn import functional as F
 
 import laws
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers import H3, LRU, RGLRU, S4, S4D, S5, Hawk, Hyena, Mamba, MegaEMA, param_groups
+from scanl.layers import (
+    DLR,
+    DSS,
+    GSS,
+    H3,
+    LRU,
+    RGLRU,
+    S4,
+    S4D,
+    S5,
+    DSSSoftmax,
+    Hawk,
+    Hyena,
+    Mamba,
+    MegaEMA,
+    param_groups,
+)
 from scanl.layers import state as states
 from scanl.layers.parts import diagonal_ssm, hippo
 from scanl.layers.ssm import rglru as rglru_layer
@@ -53,8 +70,10 @@ def s4d(layer, xs, spans=None):
         step = (layer.kernel.log_dt.exp() * span)[:, None]
         if layer.disc == "zoh":
             s = torch.exp(step * A) * s + (torch.exp(step * A) - 1) / A * x[:, None]
-        else:
+        elif layer.disc == "bilinear":
             s = ((1 + step / 2 * A) * s + step * x[:, None]) / (1 - step / 2 * A)
+        else:
+            s = torch.exp(step * A) * s + x[:, None]
         y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * x) + conv.bias
         ys.append(y[: layer.dim] / (1 + torch.exp(-y[layer.dim :])))
     return ys
@@ -161,6 +180,70 @@ def hyena(layer, xs):
     return [layer.out_proj(each) for each in v * mixed[0]]
 
 
+def after_systems(layer, read, x):
+    return layer.output_linear.weight @ gelu(read + layer.D[0] * x) + layer.output_linear.bias
+
+
+def dss(layer, xs, spans=None):
+    """The kernel lag by lag as the paper has it; the time between two steps takes the place of the lag."""
+    kernel = layer.kernel
+    step = torch.exp(kernel.log_dt)
+    step = step if step.ndim == 2 else torch.stack([step, step], 1)
+    if kernel.length is None:
+        Lambda = torch.complex(-torch.exp(kernel.Lambda_log_neg_re), kernel.Lambda_im)
+    else:
+        Lambda = torch.complex(*kernel.Lambda.unbind(-1))
+    A, W = torch.complex(step[:, :1] * Lambda.real, step[:, 1:] * Lambda.imag), torch.complex(*kernel.W[0].unbind(-1))
+    times = torch.cat([torch.zeros(1), held(spans, xs).cumsum(0)])
+    ys = []
+    for t in range(len(xs)):
+        read = 0
+        for s in range(t + 1):
+            power = torch.exp(A * (times[t + 1] - times[s + 1]))
+            if kernel.length is None:
+                entering = (torch.exp(A * (times[s + 1] - times[s])) - 1) / Lambda
+            else:
+                powers = torch.stack([torch.exp(A * r) for r in range(kernel.length)])
+                q = Lambda * (torch.exp(torch.where(Lambda.real > 0, -A, A) * kernel.length) - 1)
+                bound = q.abs() ** 2 / (q.abs() ** 2 + 1e-7)
+                entering = bound / Lambda / powers.sum(0)
+            read = read + (W * entering * power).sum(1) * xs[s]
+        ys.append(after_systems(layer, read.real, xs[t]))
+    return ys
+
+
+def dlr(layer, xs):
+    kernel = layer.kernel
+    Lambda = torch.exp(torch.complex(-(kernel.Lambda_log_neg_re**2), kernel.Lambda_im))
+    W, s, ys = torch.complex(*kernel.W[0].unbind(-1)), torch.zeros(layer.dim, layer.d_state, dtype=Lambda.dtype), []
+    for x in xs:
+        s = Lambda * s + x[:, None]
+        read = (W * s).sum(1)
+        read = {"real": read.real, "imag": read.imag, "sum": read.real + read.imag}[layer.part]
+        ys.append(after_systems(layer, read, x))
+    return ys
+
+
+def gss(layer, xs, spans=None):
+    inner, s, ys = layer.dss, 0, []
+    imag = torch.exp(inner.Lambda_imag) if inner.imag_exp else inner.Lambda_imag
+    Lambda, C = torch.complex(-torch.exp(inner.Lambda_real), imag), torch.complex(inner.C_real, inner.C_imag)
+    for x, span in zip(xs, held(spans, xs), strict=True):
+        u = layer_norm(gelu(layer.to_v[0].weight @ x), inner.norm)
+        s = torch.exp(span * Lambda) * s + (torch.exp(span * Lambda) - 1) / Lambda * u[:, None]
+        read = (C * s).sum(1).real + inner.param_D * u
+        gate = gelu(layer.to_u[0].weight @ x)
+        ys.append(layer.to_out.weight @ (gate * (layer.to_gate.weight @ read)) + layer.to_out.bias)
+    return ys
+
+
+def growing_modes(layer):
+    """The real parts of λ of every other mode above 0."""
+    with torch.no_grad():
+        layer.kernel.Lambda[::2, 0] = 0.7
+    return layer
+
+
 def block_diagonal(gate, x):
     return torch.block_diag(*gate.w).t() @ x + gate.b.flatten()
 
@@ -198,6 +281,7 @@ EQUATIONS = {
     "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
     "s4d": (lambda: S4D(DIM, 6), s4d),
     "s4d_bilinear": (lambda: S4D(DIM, 4, disc="bilinear", init="inv"), s4d),
+    "s4d_dirac": (lambda: S4D(DIM, 4, disc="dirac"), s4d),
     "s5": (lambda: S5(DIM, 12, blocks=3), s5),
     "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
     "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
@@ -206,8 +290,19 @@ EQUATIONS = {
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
     "lru": (lambda: LRU(DIM, 5), lru),
 }
+EQUATIONS |= {
+    "dss": (lambda: DSS(DIM, 5), dss),
+    "dss_of_one_step_size": (lambda: DSS(DIM, 3, init="lin", sep_dt_re_im=False), dss),
+    "dss_softmax": (lambda: DSSSoftmax(DIM, 4, length=9), dss),
+    "dss_softmax_growing": (lambda: growing_modes(DSS(DIM, 4, "softmax", 60, sep_dt_re_im=False)), dss),
+    "gss": (lambda: GSS(DIM, 2, 4, 5), gss),
+    "gss_of_free_frequencies": (lambda: GSS(DIM, d_state=3, imag_exp=False), gss),
+}
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
+    "dlr": (lambda: DLR(DIM, 6), dlr),
+    "dlr_imag": (lambda: DLR(DIM, 5, "imag"), dlr),
+    "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
     "s4": (lambda: S4(DIM, 6), s4),
     "h3": (lambda: H3(DIM, 6, 2), h3),
     "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
@@ -244,7 +339,7 @@ def test_a_layer_follows_the_time_between_its_steps(name):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["s4d", "s5_plain", "lru"])
+@pytest.mark.parametrize("name", ["s4d", "dss", "gss", "s5_plain", "lru"])
 def test_a_step_of_two_units_is_two_steps_with_the_input_held(name):
     layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, T, DIM)
     twice, last = layer(x.repeat_interleave(2, 1))
@@ -269,7 +364,8 @@ def test_wrong_timespans_are_refused(name):
 
 # --- the whole sequence as a convolution, and step by step
 
-CONVOLVED = ["s4d", "s4d_bilinear", "s4", "h3", "h3_alone", "hyena", "hyena_of_order_four"]
+CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
+CONVOLVED += ["hyena", "hyena_of_order_four"]
 
 
 @pytest.mark.usefixtures("double")
@@ -431,6 +527,74 @@ def test_legs_is_diagonal_and_of_rank_one(size):
         spread = torch.view_as_complex(S4D(4000, size, init="legs").kernel.C.detach()).abs().square().mean(0).sqrt()
         cut = torch.complex(B.real, B.imag.clamp(-2, 2))[size // 2 :].abs()
         torch.testing.assert_close(spread, cut, rtol=0.1, atol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_dss():
+    layer = DSS(3000)
+    kernel, both = layer.kernel, hippo.diagonal_legs(128).Lambda
+    torch.testing.assert_close(kernel.Lambda_log_neg_re.exp(), torch.full((64,), 0.5))
+    torch.testing.assert_close(kernel.Lambda_im.detach(), both.imag[both.imag > 0])
+    torch.testing.assert_close(kernel.log_dt[:, 0], kernel.log_dt[:, 1])
+    assert_uniform(kernel.log_dt[:, 0], math.log(1e-3), math.log(1e-1))
+    assert_normal(kernel.W, 1.0)
+    assert_normal(layer.D, 1.0)
+    free = DSSSoftmax(2, init="lin", sep_dt_re_im=False).kernel
+    expected = torch.stack([torch.full((64,), -0.5), math.pi * torch.arange(64.0)], 1)
+    torch.testing.assert_close(free.Lambda.detach(), expected)
+    assert free.log_dt.shape == (2,)
+    slow = dict.fromkeys((f"kernel.{name}" for name, _ in kernel.named_parameters()), (0.0, 1e-3))
+    assert without_decay(layer) == slow | dict.fromkeys(("D", "output_linear.bias"), (0.0, None))
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_dlr():
+    layer = DLR(50, 20_000)
+    assert_uniform(torch.log(2 * layer.kernel.Lambda_log_neg_re**2), math.log(1e-4), math.log(1e-1))
+    torch.testing.assert_close(layer.kernel.Lambda_im.detach(), 2 * math.pi * torch.arange(20_000.0) / 20_000)
+    assert_normal(layer.kernel.W, 1 / 20_000)
+    slow = ("kernel.Lambda_im", "kernel.Lambda_log_neg_re", "kernel.W")
+    found = dict.fromkeys(slow, (0.0, 1e-4)) | dict.fromkeys(("D", "output_linear.bias"), (0.0, None))
+    assert without_decay(layer) == found
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_gss():
+    layer = GSS(1600)
+    for name in ("C_real", "C_imag", "Lambda_real", "Lambda_imag", "param_D"):
+        assert_normal(getattr(layer.dss, name), 1.0)
+    shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    assert shapes["dss.C_real"] == (400, 512)
+    assert shapes["to_u.0.weight"] == (6400, 1600)
+    assert shapes["to_v.0.weight"] == (400, 1600)
+    assert_uniform(layer.to_gate.weight, -1 / 20, 1 / 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dss", {"d_state": 0}, "dss: d_state is 0, expected at least 1"),
+        ("dss", {"version": "exq"}, "dss: unknown version 'exq'; did you mean 'exp'?"),
+        ("dss", {"init": "lim"}, "dss: unknown init 'lim'; did you mean 'lin'?"),
+        ("dss", {"length": 4}, "dss: length is 4, expected None because version is 'exp'"),
+        (
+            "dss_softmax",
+            {"length": None},
+            "dss_softmax: length is None, expected the steps of the softmax",
+        ),
+        ("dss_softmax", {"length": 0}, "dss_softmax: length is 0, expected the steps of the softmax, at least 1,"),
+        ("dss", {"dt_min": 0.0}, "dss: dt_min is 0.0"),
+        ("dlr", {"d_state": 0}, "dlr: d_state is 0, expected at least 1"),
+        ("dlr", {"part": "rael"}, "dlr: unknown part 'rael'; did you mean 'real'?"),
+        ("dlr", {"dt_max": 1e-9}, "dlr: dt_min is 0.0001 and dt_max is 1e-09"),
+        ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
+        ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
+        ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),
+    ],
+)
+def test_wrong_options_of_diagonal_layers_are_refused(name, options, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        layers.build(name, DIM, **options)
 
 
 @pytest.mark.usefixtures("double")

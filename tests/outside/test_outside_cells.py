@@ -17,12 +17,12 @@ DIM, T = 4, 9
 FIGURES = json.loads(Path(__file__).with_name("cells.json").read_text())
 
 
-def waves(layer):
-    """Give each parameter, in the order of names, a sine as its values, and return an input (2, T, DIM)."""
+def waves(layer, steps=T):
+    """Give each parameter, in the order of names, a sine as its values, and return an input (2, steps, DIM)."""
     with torch.no_grad():
         for index, (_, parameter) in enumerate(sorted(layer.named_parameters())):
             parameter.copy_(torch.sin(1.3 * torch.arange(parameter.numel()).double() + index).view(parameter.shape) / 2)
-    return torch.cos(0.7 * torch.arange(2 * T * DIM).double()).view(2, T, DIM)
+    return torch.cos(0.7 * torch.arange(2 * steps * DIM).double()).view(2, steps, DIM)
 
 
 @pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["case"])

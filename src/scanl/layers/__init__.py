@@ -79,6 +79,10 @@ from scanl.layers.rwkv.aft import AFT as AFT
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
+from scanl.layers.ssm.dlr import DLR as DLR
+from scanl.layers.ssm.dss import DSS as DSS
+from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax
+from scanl.layers.ssm.gss import GSS as GSS
 from scanl.layers.ssm.h3 import H3 as H3
 from scanl.layers.ssm.hawk import Hawk as Hawk
 from scanl.layers.ssm.hyena import Hyena as Hyena
