@@ -86,6 +86,8 @@ from scanl.layers.ssm.gss import GSS as GSS
 from scanl.layers.ssm.h3 import H3 as H3
 from scanl.layers.ssm.hawk import Hawk as Hawk
 from scanl.layers.ssm.hyena import Hyena as Hyena
+from scanl.layers.ssm.linoss import LinOSS as LinOSS
+from scanl.layers.ssm.linoss import LinOSSIMEX as LinOSSIMEX
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI as LinRNNLTI
 from scanl.layers.ssm.lru import LRU as LRU
 from scanl.layers.ssm.mamba import Mamba as Mamba
