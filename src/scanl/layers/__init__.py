@@ -85,10 +85,14 @@ from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax
 from scanl.layers.ssm.gss import GSS as GSS
 from scanl.layers.ssm.h3 import H3 as H3
 from scanl.layers.ssm.hawk import Hawk as Hawk
+from scanl.layers.ssm.hippo import HiPPO as HiPPO
+from scanl.layers.ssm.hippo_rnn import HiPPORNN as HiPPORNN
 from scanl.layers.ssm.hyena import Hyena as Hyena
 from scanl.layers.ssm.linoss import LinOSS as LinOSS
 from scanl.layers.ssm.linoss import LinOSSIMEX as LinOSSIMEX
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI as LinRNNLTI
+from scanl.layers.ssm.lmu import LMU as LMU
+from scanl.layers.ssm.lmu import LMUParallel as LMUParallel
 from scanl.layers.ssm.lru import LRU as LRU
 from scanl.layers.ssm.mamba import Mamba as Mamba
 from scanl.layers.ssm.mamba2 import Mamba2 as Mamba2
