@@ -102,7 +102,7 @@ def hippo_rnn(layer, xs):
         elif i == 0:
             a, b = torch.zeros_like(A), torch.eye(layer.size)[0]
         else:
-            a, b = discrete(A, B, 1 / min(i, layer.max_length), "bilinear")
+            a, b = discrete(A, B, 1 / min(i, layer.max_count), "bilinear")
         c = a @ c + b * f
         g = sigmoid(linear(layer.W_g, torch.cat([x, c])))
         s = (1 - g) * s + g * torch.tanh(linear(layer.W_hxm, torch.cat([x, c])))
@@ -112,7 +112,7 @@ def hippo_rnn(layer, xs):
 
 EQUATIONS = {
     "hippo_rnn": (lambda: HiPPORNN(DIM, 5), hippo_rnn),
-    "hippo_rnn_held": (lambda: HiPPORNN(DIM, 3, max_length=3), hippo_rnn),
+    "hippo_rnn_held": (lambda: HiPPORNN(DIM, 3, max_count=3), hippo_rnn),
     "hippo_rnn_legt": (lambda: HiPPORNN(DIM, measure="legt"), hippo_rnn),
     "hippo_rnn_lagt": (lambda: HiPPORNN(DIM, 4, "lagt"), hippo_rnn),
     "hippo": (lambda: HiPPO(DIM, 5), hippo),
@@ -231,7 +231,7 @@ def test_init_of_hippo_rnn():
     [
         ({"measure": "fourier"}, "hippo_rnn: unknown measure 'fourier'"),
         ({"size": 0}, "hippo_rnn: size is 0, expected at least 1"),
-        ({"max_length": 0}, "hippo_rnn: max_length is 0, expected at least 1"),
+        ({"max_count": 0}, "hippo_rnn: max_count is 0, expected at least 1"),
     ],
 )
 def test_wrong_options_of_hippo_rnn_are_refused(options, message):

@@ -27,6 +27,7 @@ from scanl.layers import (
     Hyena,
     Mamba,
     MegaEMA,
+    SGConv,
     param_groups,
 )
 from scanl.layers import state as states
@@ -237,6 +238,24 @@ def gss(layer, xs, spans=None):
     return ys
 
 
+def sgconv(layer, xs):
+    """The kernel lag by lag: between the middles of two stretched numbers runs a line."""
+    k, scales, lags = layer.kernel_dim, len(layer.kernel_list), []
+    for i, w in enumerate(layer.kernel_list):
+        stretch = 2 ** max(0, i - 1)
+        for j in range(k * stretch):
+            at = min(max((j + 0.5) / stretch - 0.5, 0.0), k - 1.0)
+            low = int(at)
+            value = (1 - (at - low)) * w[0, :, low] + (at - low) * w[0, :, min(low + 1, k - 1)]
+            lags.append(value * layer.multiplier[0, :, 0] ** (scales - 1 - i))
+    assert len(lags) >= layer.l_max
+    ys = []
+    for t in range(len(xs)):
+        read = sum(lags[j] * xs[t - j] for j in range(min(layer.l_max, t + 1)))
+        ys.append(after_systems(layer, read / layer.kernel_norm[0, :, 0], xs[t]))
+    return ys
+
+
 def growing_modes(layer):
     """The real parts of λ of every other mode above 0."""
     with torch.no_grad():
@@ -301,6 +320,8 @@ EQUATIONS |= {
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
     "dlr": (lambda: DLR(DIM, 6), dlr),
+    "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
+    "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
     "dlr_imag": (lambda: DLR(DIM, 5, "imag"), dlr),
     "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
     "s4": (lambda: S4(DIM, 6), s4),
@@ -365,7 +386,7 @@ def test_wrong_timespans_are_refused(name):
 # --- the whole sequence as a convolution, and step by step
 
 CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
-CONVOLVED += ["hyena", "hyena_of_order_four"]
+CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv"]
 
 
 @pytest.mark.usefixtures("double")
@@ -559,6 +580,34 @@ def test_init_of_dlr():
 
 
 @pytest.mark.usefixtures("double")
+def test_sgconv_stretches_its_kernels():
+    """Four scales, the longest stretched fourfold and cut, over more steps than there are lags; and piece by piece."""
+    layer, x = SGConv(DIM, 31, 4, 1.5, 4.0), torch.randn(1, 40, DIM)
+    whole, last = layer(x)
+    torch.testing.assert_close(whole[0], torch.stack(sgconv(layer, list(x[0]))))
+    for size in (1, 7, 33):
+        state, ys = None, []
+        for piece in x.split(size, 1):
+            y, state = layer(piece, state)
+            ys.append(y)
+        torch.testing.assert_close(torch.cat(ys, 1), whole)
+        torch.testing.assert_close(state, last)
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_sgconv():
+    layer = SGConv(3000, 64, 16, 1.0, 3.0)
+    assert len(layer.kernel_list) == 3
+    for kernel in layer.kernel_list:
+        assert_normal(kernel, 1.0)
+    assert_normal(layer.D, 1.0)
+    torch.testing.assert_close(layer.multiplier.flatten(), 1 + 2 * torch.arange(3000.0) / 2999)
+    response = layer._whole() / layer.kernel_norm
+    assert response.shape == (1, 3000, 64)
+    torch.testing.assert_close(response.square().sum(-1), torch.ones(1, 3000))
+
+
+@pytest.mark.usefixtures("double")
 def test_init_of_gss():
     layer = GSS(1600)
     for name in ("C_real", "C_imag", "Lambda_real", "Lambda_imag", "param_D"):
@@ -587,6 +636,9 @@ def test_init_of_gss():
         ("dlr", {"d_state": 0}, "dlr: d_state is 0, expected at least 1"),
         ("dlr", {"part": "rael"}, "dlr: unknown part 'rael'; did you mean 'real'?"),
         ("dlr", {"dt_max": 1e-9}, "dlr: dt_min is 0.0001 and dt_max is 1e-09"),
+        ("sgconv", {"l_max": 0}, "sgconv: l_max is 0, expected at least 1"),
+        ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
+        ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
         ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
         ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
         ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),

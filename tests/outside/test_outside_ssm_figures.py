@@ -4,7 +4,7 @@ Each program was run once in float64, with the weights and the inputs of `waves`
 step of the second sequence. Where a program says float32, it was told float64. DSS and DLR are of ag1988's repository
 of DLR, with torch's own einsum. GSS is of the package gated-state-spaces-pytorch, without its first norm and its sum
 with the input. LinOSS ran with numpy in place of jax, its scan as a loop. LMU is of pytorch-lmu, and
-HiPPO-RNN of hippo-code.
+HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository.
 """
 
 import json
@@ -25,5 +25,8 @@ def test_authors_program(case):
     torch.set_default_dtype(torch.float64)  # some make fixed matrices, which `double` would only widen
     layer = layers.build(case["layer"], DIM, **case["options"])
     torch.set_default_dtype(torch.float32)
-    y, _ = layer(waves(layer, T))
+    x = waves(layer, T)
+    for name, values in case.get("buffers", {}).items():
+        layer.get_buffer(name).copy_(torch.tensor(values))
+    y, _ = layer(x)
     torch.testing.assert_close(y[1, -1], torch.tensor(case["y"], dtype=torch.float64), rtol=1e-9, atol=1e-12)

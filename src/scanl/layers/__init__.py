@@ -101,6 +101,7 @@ from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
 from scanl.layers.ssm.s5 import S5 as S5
+from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.wrappers import Bidirectional as Bidirectional
 from scanl.layers.wrappers import MultiScale as MultiScale
 

@@ -87,7 +87,7 @@ class HiPPORNN(SolvedLayer):
 
     As in the released code the memory moves first: the number depends on the units before the step, and the units read
     the new memory. The first number is all of the memory of "legs". After it the bilinear rule is one step late,
-    Δ = 1/(t - 1) at step t, and from max_length on it is held. "legt" and "lagt" hold the input over steps of 0.01.
+    Δ = 1/(t - 1) at step t, and from max_count on it is held. "legt" and "lagt" hold the input over steps of 0.01.
 
     The matrices of all steps are in memory, B T N² numbers. For a long sequence, pass it in pieces.
 
@@ -95,7 +95,7 @@ class HiPPORNN(SolvedLayer):
         dim: D, inputs and units.
         size: N, numbers in the memory; by default D.
         measure: "legs", "legt" or "lagt".
-        max_length: the step from which the memory of "legs" counts no further.
+        max_count: the step from which the memory of "legs" counts no further.
 
     Parameters as in the released code: W_uxh (1, 2D), columns of x and s; W_hxm and W_g (D, D + N), columns of x and c;
     all with biases. There W_g is W_gxm.W_g.
@@ -108,17 +108,17 @@ class HiPPORNN(SolvedLayer):
     equation = EQUATION
     source = SOURCE + ", sec. 2.5, and its code"
     op = "hippo_rnn_cell"
-    sample: ClassVar = {"size": 4, "max_length": 3}
+    sample: ClassVar = {"size": 4, "max_count": 3}
 
-    def __init__(self, dim: int, size: int | None = None, measure: str = "legs", max_length: int = 1024) -> None:
+    def __init__(self, dim: int, size: int | None = None, measure: str = "legs", max_count: int = 1024) -> None:
         super().__init__()
         size = dim if size is None else size
         if measure not in MEASURES:
             raise ConfigError(f"hippo_rnn: {unknown('measure', measure, MEASURES)}")
-        for name, value in (("size", size), ("max_length", max_length)):
+        for name, value in (("size", size), ("max_count", max_count)):
             if value < 1:
                 raise ConfigError(f"hippo_rnn: {name} is {value}, expected at least 1")
-        self.dim, self.size, self.measure, self.max_length = dim, size, measure, max_length
+        self.dim, self.size, self.measure, self.max_count = dim, size, measure, max_count
         self.W_uxh = nn.Linear(2 * dim, 1)
         self.W_hxm, self.W_g = nn.Linear(dim + size, dim), nn.Linear(dim + size, dim)
         limit = math.sqrt(3 / (2 * dim))
@@ -137,7 +137,7 @@ class HiPPORNN(SolvedLayer):
         if self.measure != "legs":
             A, B = discretize_dense(*transition(self.measure, self.size), STEP)
             return A.to(before.device).expand(*before.shape, -1, -1), B.to(before.device).expand(*before.shape, -1)
-        a, b = legs_steps((before.clamp(max=self.max_length) - 1).clamp(min=0), self.size, "bilinear")
+        a, b = legs_steps((before.clamp(max=self.max_count) - 1).clamp(min=0), self.size, "bilinear")
         first = (before == 0)[..., None]
         alone = (torch.arange(self.size, device=before.device) == 0).to(b.dtype)
         return torch.where(first[..., None], 0, a), torch.where(first, alone, b)
