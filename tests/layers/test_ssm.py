@@ -2,7 +2,7 @@
 
 import math
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from scanl.layers import (
     DSSSoftmax,
     Hawk,
     Hyena,
+    LiquidS4,
     Mamba,
     MegaEMA,
     SGConv,
@@ -77,6 +78,26 @@ def s4d(layer, xs, spans=None):
             s = torch.exp(step * A) * s + x[:, None]
         y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * x) + conv.bias
         ys.append(y[: layer.dim] / (1 + torch.exp(-y[layer.dim :])))
+    return ys
+
+
+def liquid_s4(layer, xs):
+    """The expansion term by term: each product of inputs with the coefficient of its earliest one."""
+    A, C = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag), layer.kernel.C
+    C, step, conv = torch.complex(*C.unbind(-1)), torch.exp(layer.kernel.log_dt)[:, None], layer.output_linear[0]
+    if layer.disc == "bilinear":
+        a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
+    else:
+        a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
+    ys = []
+    for t in range(len(xs)):
+        s = torch.zeros_like(A)
+        for p in range(1, min(layer.degree or t + 1, t + 1) + 1):
+            for chosen in combinations(range(t + 1), p):
+                product = torch.stack([xs[i] for i in chosen]).prod(0)
+                s = s + a ** (t - chosen[0] - (p - 1)) * b**p * product[:, None]
+        y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * xs[t]) + conv.bias
+        ys.append(y[: layer.dim] * sigmoid(y[layer.dim :]))
     return ys
 
 
@@ -319,6 +340,9 @@ EQUATIONS |= {
 }
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
+    "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
+    "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
+    "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
     "dlr": (lambda: DLR(DIM, 6), dlr),
     "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
     "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
@@ -608,6 +632,17 @@ def test_init_of_sgconv():
 
 
 @pytest.mark.usefixtures("double")
+def test_liquid_s4_of_degree_one_is_s4d():
+    torch.manual_seed(0)
+    liquid = LiquidS4(DIM, 6, 1, disc="zoh")
+    torch.manual_seed(0)
+    plain, x = S4D(DIM, 6, init="legs"), torch.randn(2, 30, DIM)
+    torch.testing.assert_close(liquid.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(liquid(x)[0], plain(x)[0])
+    assert without_decay(liquid) == without_decay(plain)
+
+
+@pytest.mark.usefixtures("double")
 def test_init_of_gss():
     layer = GSS(1600)
     for name in ("C_real", "C_imag", "Lambda_real", "Lambda_imag", "param_D"):
@@ -639,6 +674,8 @@ def test_init_of_gss():
         ("sgconv", {"l_max": 0}, "sgconv: l_max is 0, expected at least 1"),
         ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
         ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
+        ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1, or None"),
+        ("liquid_s4", {"d_state": 3}, "liquid_s4: d_state is 3, expected an even number"),
         ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
         ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
         ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),
