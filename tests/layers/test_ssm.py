@@ -18,6 +18,7 @@ from scanl.layers import (
     GSS,
     H3,
     LRU,
+    LSSL,
     RGLRU,
     S4,
     S4D,
@@ -33,6 +34,7 @@ from scanl.layers import (
 )
 from scanl.layers import state as states
 from scanl.layers.parts import diagonal_ssm, hippo
+from scanl.layers.ssm import lssl as lssl_layer
 from scanl.layers.ssm import rglru as rglru_layer
 from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
@@ -259,6 +261,24 @@ def gss(layer, xs, spans=None):
     return ys
 
 
+def lssl(layer, xs):
+    N = layer.d_state
+    s, ys = torch.zeros(layer.dim, N), []
+    for x in xs:
+        moved = []
+        for i in range(layer.dim):
+            P, Q, d, T = (part[i if layer.learn == 2 else 0] for part in (layer.P, layer.Q, layer.d, layer.T))
+            tridiagonal = torch.diag(T[1]) + torch.diag(T[0, 1:], -1) + torch.diag(T[2, :-1], 1)
+            A = torch.diag(P) @ (torch.diag(d) + torch.linalg.solve(tridiagonal, torch.eye(N))) @ torch.diag(Q)
+            step = torch.exp(layer.log_dt[i])
+            right = (torch.eye(N) - step / 2 * A) @ s[i] + step * torch.sqrt(2 * torch.arange(N) + 1.0) * x[i]
+            moved.append(torch.linalg.solve(torch.eye(N) + step / 2 * A, right))
+        s = torch.stack(moved)
+        y = gelu((layer.C * s).sum(1) + layer.skip * x)
+        ys.append(layer.output_linear.weight @ y + layer.output_linear.bias)
+    return ys
+
+
 def sgconv(layer, xs):
     """The kernel lag by lag: between the middles of two stretched numbers runs a line."""
     k, scales, lags = layer.kernel_dim, len(layer.kernel_list), []
@@ -343,6 +363,9 @@ EQUATIONS |= {
     "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
     "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
     "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
+    "lssl": (lambda: LSSL(DIM, 5), lssl),
+    "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
+    "lssl_of_each_channel": (lambda: LSSL(DIM, 3, learn=2, dt_min=0.1), lssl),
     "dlr": (lambda: DLR(DIM, 6), dlr),
     "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
     "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
@@ -410,7 +433,7 @@ def test_wrong_timespans_are_refused(name):
 # --- the whole sequence as a convolution, and step by step
 
 CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
-CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv"]
+CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv", "lssl"]
 
 
 @pytest.mark.usefixtures("double")
@@ -467,10 +490,10 @@ def test_gradients_of_the_convolution(name, monkeypatch):
         return torch.autograd.grad(loss, [x, *leaves, *layer.parameters()])
 
     found = gradients()
-    for module in (diagonal_ssm, s4_layer):
+    for module in (diagonal_ssm, s4_layer, lssl_layer):
         monkeypatch.setattr(module, "FEW", 100)
     torch.testing.assert_close(found, gradients())
-    for module in (diagonal_ssm, s4_layer):
+    for module in (diagonal_ssm, s4_layer, lssl_layer):
         monkeypatch.setattr(module, "FEW", 0)
     short = torch.randn(1, 5, DIM).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)
@@ -643,13 +666,40 @@ def test_liquid_s4_of_degree_one_is_s4d():
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("learn", [0, 1, 2])
+def test_lssl_starts_as_hippo(learn):
+    layer, eye = LSSL(3, 12, learn=learn), torch.eye(12)
+    A, B = layer.system()
+    for i in range(3):
+        step = torch.exp(layer.log_dt[i])
+        back = torch.linalg.inv(eye - step / 2 * legs(12))
+        torch.testing.assert_close(A[i], back @ (eye + step / 2 * legs(12)))
+        torch.testing.assert_close(B[i], back @ (step * torch.sqrt(2 * torch.arange(12.0) + 1)))
+    free = {"C", "skip", "output_linear.weight", "output_linear.bias"}
+    learned = {name for name, _ in layer.named_parameters()} - free
+    assert learned == ({"P", "Q", "d", "T", "log_dt"} if learn else set())
+    assert layer.P.shape[0] == (3 if learn == 2 else 1)
+    rates = {**dict.fromkeys(("P", "Q", "d", "T"), 1e-4), "log_dt": 1e-3} if learn else {}
+    found = dict.fromkeys(("C", "skip", "output_linear.bias"), (0.0, None))
+    assert without_decay(layer) == found | {name: (0.0, rate) for name, rate in rates.items()}
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_lssl():
+    layer = LSSL(3000, 8)
+    assert_uniform(layer.log_dt, math.log(1e-3), math.log(1e-1))
+    assert_normal(layer.C, 1.0)
+    assert_normal(layer.skip, 1.0)
+
+
+@pytest.mark.usefixtures("double")
 def test_init_of_gss():
     layer = GSS(1600)
     for name in ("C_real", "C_imag", "Lambda_real", "Lambda_imag", "param_D"):
         assert_normal(getattr(layer.dss, name), 1.0)
     shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
     assert shapes["dss.C_real"] == (400, 512)
-    assert shapes["to_u.0.weight"] == (6400, 1600)
+    assert shapes["to_u.0.weight"] == (4800, 1600)
     assert shapes["to_v.0.weight"] == (400, 1600)
     assert_uniform(layer.to_gate.weight, -1 / 20, 1 / 20)
 
@@ -676,6 +726,8 @@ def test_init_of_gss():
         ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
         ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1, or None"),
         ("liquid_s4", {"d_state": 3}, "liquid_s4: d_state is 3, expected an even number"),
+        ("lssl", {"d_state": 0}, "lssl: d_state is 0, expected at least 1"),
+        ("lssl", {"learn": 3}, "lssl: learn is 3, expected 0, 1 or 2"),
         ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
         ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
         ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),

@@ -95,6 +95,7 @@ from scanl.layers.ssm.liquid_s4 import LiquidS4 as LiquidS4
 from scanl.layers.ssm.lmu import LMU as LMU
 from scanl.layers.ssm.lmu import LMUParallel as LMUParallel
 from scanl.layers.ssm.lru import LRU as LRU
+from scanl.layers.ssm.lssl import LSSL as LSSL
 from scanl.layers.ssm.mamba import Mamba as Mamba
 from scanl.layers.ssm.mamba2 import Mamba2 as Mamba2
 from scanl.layers.ssm.mega_ema import MegaEMA as MegaEMA

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Hint, Layer, register, widen
-from scanl.layers.packing import sequence_index
 from scanl.layers.parts.diagonal_start import check_diagonal_system
+from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.ssm.s4d import S4DKernel
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize, linear_scan
@@ -109,10 +109,7 @@ class LiquidS4(Layer):
         return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1), torch.stack(lasts, 1)
 
 
-def _before(s: Tensor, rows: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return the states one step earlier; before the first step of a sequence, its row of `rows`."""
-    if cu_seqlens is None:
-        return torch.cat([rows[:, None], s], 1)[:, :-1]
-    owner = sequence_index(cu_seqlens, s.shape[1])
-    first = cu_seqlens[owner] == torch.arange(s.shape[1], device=s.device)
-    return torch.where(first[:, None, None], rows[owner], s[0].roll(1, 0))[None]
+def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Return the states one step earlier; before the first step of a sequence, its row."""
+    flat, first = (torch.view_as_real(each).flatten(-3) for each in (s, row[:, None]))
+    return torch.view_as_complex(token_shift(flat, first, cu_seqlens=cu_seqlens)[0].view(*s.shape, 2))
