@@ -1,19 +1,40 @@
 """State-space models: each layer against its equation, step by step, how it starts, and what only it knows."""
 
 import math
-from itertools import pairwise
+import re
+from itertools import combinations, pairwise
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, shaken, sigmoid, silu
+from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, layer_norm, shaken, sigmoid, silu
 from torch.nn import functional as F
 
 import laws
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers import H3, LRU, RGLRU, S4, S4D, S5, Hawk, Hyena, Mamba, MegaEMA, param_groups
+from scanl.layers import (
+    DLR,
+    DSS,
+    GSS,
+    H3,
+    LRU,
+    LSSL,
+    RGLRU,
+    S4,
+    S4D,
+    S5,
+    DSSSoftmax,
+    Hawk,
+    Hyena,
+    LiquidS4,
+    Mamba,
+    MegaEMA,
+    SGConv,
+    param_groups,
+)
 from scanl.layers import state as states
 from scanl.layers.parts import diagonal_ssm, hippo
+from scanl.layers.ssm import lssl as lssl_layer
 from scanl.layers.ssm import rglru as rglru_layer
 from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
@@ -53,10 +74,32 @@ def s4d(layer, xs, spans=None):
         step = (layer.kernel.log_dt.exp() * span)[:, None]
         if layer.disc == "zoh":
             s = torch.exp(step * A) * s + (torch.exp(step * A) - 1) / A * x[:, None]
-        else:
+        elif layer.disc == "bilinear":
             s = ((1 + step / 2 * A) * s + step * x[:, None]) / (1 - step / 2 * A)
+        else:
+            s = torch.exp(step * A) * s + x[:, None]
         y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * x) + conv.bias
         ys.append(y[: layer.dim] / (1 + torch.exp(-y[layer.dim :])))
+    return ys
+
+
+def liquid_s4(layer, xs):
+    """The expansion term by term: each product of inputs with the coefficient of its earliest one."""
+    A, C = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag), layer.kernel.C
+    C, step, conv = torch.complex(*C.unbind(-1)), torch.exp(layer.kernel.log_dt)[:, None], layer.output_linear[0]
+    if layer.disc == "bilinear":
+        a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
+    else:
+        a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
+    ys = []
+    for t in range(len(xs)):
+        s = torch.zeros_like(A)
+        for p in range(1, min(layer.degree or t + 1, t + 1) + 1):
+            for chosen in combinations(range(t + 1), p):
+                product = torch.stack([xs[i] for i in chosen]).prod(0)
+                s = s + a ** (t - chosen[0] - (p - 1)) * b**p * product[:, None]
+        y = conv.weight[..., 0] @ gelu(2 * (C * s).sum(1).real + layer.D * xs[t]) + conv.bias
+        ys.append(y[: layer.dim] * sigmoid(y[layer.dim :]))
     return ys
 
 
@@ -161,6 +204,106 @@ def hyena(layer, xs):
     return [layer.out_proj(each) for each in v * mixed[0]]
 
 
+def after_systems(layer, read, x):
+    return layer.output_linear.weight @ gelu(read + layer.D[0] * x) + layer.output_linear.bias
+
+
+def dss(layer, xs, spans=None):
+    """The kernel lag by lag as the paper has it; the time between two steps takes the place of the lag."""
+    kernel = layer.kernel
+    step = torch.exp(kernel.log_dt)
+    step = step if step.ndim == 2 else torch.stack([step, step], 1)
+    if kernel.length is None:
+        Lambda = torch.complex(-torch.exp(kernel.Lambda_log_neg_re), kernel.Lambda_im)
+    else:
+        Lambda = torch.complex(*kernel.Lambda.unbind(-1))
+    A, W = torch.complex(step[:, :1] * Lambda.real, step[:, 1:] * Lambda.imag), torch.complex(*kernel.W[0].unbind(-1))
+    times = torch.cat([torch.zeros(1), held(spans, xs).cumsum(0)])
+    ys = []
+    for t in range(len(xs)):
+        read = 0
+        for s in range(t + 1):
+            power = torch.exp(A * (times[t + 1] - times[s + 1]))
+            if kernel.length is None:
+                entering = (torch.exp(A * (times[s + 1] - times[s])) - 1) / Lambda
+            else:
+                powers = torch.stack([torch.exp(A * r) for r in range(kernel.length)])
+                q = Lambda * (torch.exp(torch.where(Lambda.real > 0, -A, A) * kernel.length) - 1)
+                bound = q.abs() ** 2 / (q.abs() ** 2 + 1e-7)
+                entering = bound / Lambda / powers.sum(0)
+            read = read + (W * entering * power).sum(1) * xs[s]
+        ys.append(after_systems(layer, read.real, xs[t]))
+    return ys
+
+
+def dlr(layer, xs):
+    kernel = layer.kernel
+    Lambda = torch.exp(torch.complex(-(kernel.Lambda_log_neg_re**2), kernel.Lambda_im))
+    W, s, ys = torch.complex(*kernel.W[0].unbind(-1)), torch.zeros(layer.dim, layer.d_state, dtype=Lambda.dtype), []
+    for x in xs:
+        s = Lambda * s + x[:, None]
+        read = (W * s).sum(1)
+        read = {"real": read.real, "imag": read.imag, "sum": read.real + read.imag}[layer.part]
+        ys.append(after_systems(layer, read, x))
+    return ys
+
+
+def gss(layer, xs, spans=None):
+    inner, s, ys = layer.dss, 0, []
+    imag = torch.exp(inner.Lambda_imag) if inner.imag_exp else inner.Lambda_imag
+    Lambda, C = torch.complex(-torch.exp(inner.Lambda_real), imag), torch.complex(inner.C_real, inner.C_imag)
+    for x, span in zip(xs, held(spans, xs), strict=True):
+        u = layer_norm(gelu(layer.to_v[0].weight @ x), inner.norm)
+        s = torch.exp(span * Lambda) * s + (torch.exp(span * Lambda) - 1) / Lambda * u[:, None]
+        read = (C * s).sum(1).real + inner.param_D * u
+        gate = gelu(layer.to_u[0].weight @ x)
+        ys.append(layer.to_out.weight @ (gate * (layer.to_gate.weight @ read)) + layer.to_out.bias)
+    return ys
+
+
+def lssl(layer, xs):
+    N = layer.d_state
+    s, ys = torch.zeros(layer.dim, N), []
+    for x in xs:
+        moved = []
+        for i in range(layer.dim):
+            P, Q, d, T = (part[i if layer.learn == 2 else 0] for part in (layer.P, layer.Q, layer.d, layer.T))
+            tridiagonal = torch.diag(T[1]) + torch.diag(T[0, 1:], -1) + torch.diag(T[2, :-1], 1)
+            A = torch.diag(P) @ (torch.diag(d) + torch.linalg.solve(tridiagonal, torch.eye(N))) @ torch.diag(Q)
+            step = torch.exp(layer.log_dt[i])
+            right = (torch.eye(N) - step / 2 * A) @ s[i] + step * torch.sqrt(2 * torch.arange(N) + 1.0) * x[i]
+            moved.append(torch.linalg.solve(torch.eye(N) + step / 2 * A, right))
+        s = torch.stack(moved)
+        y = gelu((layer.C * s).sum(1) + layer.skip * x)
+        ys.append(layer.output_linear.weight @ y + layer.output_linear.bias)
+    return ys
+
+
+def sgconv(layer, xs):
+    """The kernel lag by lag: between the middles of two stretched numbers runs a line."""
+    k, scales, lags = layer.kernel_dim, len(layer.kernel_list), []
+    for i, w in enumerate(layer.kernel_list):
+        stretch = 2 ** max(0, i - 1)
+        for j in range(k * stretch):
+            at = min(max((j + 0.5) / stretch - 0.5, 0.0), k - 1.0)
+            low = int(at)
+            value = (1 - (at - low)) * w[0, :, low] + (at - low) * w[0, :, min(low + 1, k - 1)]
+            lags.append(value * layer.multiplier[0, :, 0] ** (scales - 1 - i))
+    assert len(lags) >= layer.l_max
+    ys = []
+    for t in range(len(xs)):
+        read = sum(lags[j] * xs[t - j] for j in range(min(layer.l_max, t + 1)))
+        ys.append(after_systems(layer, read / layer.kernel_norm[0, :, 0], xs[t]))
+    return ys
+
+
+def growing_modes(layer):
+    """The real parts of λ of every other mode above 0."""
+    with torch.no_grad():
+        layer.kernel.Lambda[::2, 0] = 0.7
+    return layer
+
+
 def block_diagonal(gate, x):
     return torch.block_diag(*gate.w).t() @ x + gate.b.flatten()
 
@@ -198,6 +341,7 @@ EQUATIONS = {
     "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
     "s4d": (lambda: S4D(DIM, 6), s4d),
     "s4d_bilinear": (lambda: S4D(DIM, 4, disc="bilinear", init="inv"), s4d),
+    "s4d_dirac": (lambda: S4D(DIM, 4, disc="dirac"), s4d),
     "s5": (lambda: S5(DIM, 12, blocks=3), s5),
     "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
     "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
@@ -206,8 +350,27 @@ EQUATIONS = {
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
     "lru": (lambda: LRU(DIM, 5), lru),
 }
+EQUATIONS |= {
+    "dss": (lambda: DSS(DIM, 5), dss),
+    "dss_of_one_step_size": (lambda: DSS(DIM, 3, init="lin", sep_dt_re_im=False), dss),
+    "dss_softmax": (lambda: DSSSoftmax(DIM, 4, length=9), dss),
+    "dss_softmax_growing": (lambda: growing_modes(DSS(DIM, 4, "softmax", 60, sep_dt_re_im=False)), dss),
+    "gss": (lambda: GSS(DIM, 2, 4, 5), gss),
+    "gss_of_free_frequencies": (lambda: GSS(DIM, d_state=3, imag_exp=False), gss),
+}
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
+    "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
+    "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
+    "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
+    "lssl": (lambda: LSSL(DIM, 5), lssl),
+    "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
+    "lssl_of_each_channel": (lambda: LSSL(DIM, 3, learn=2, dt_min=0.1), lssl),
+    "dlr": (lambda: DLR(DIM, 6), dlr),
+    "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
+    "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
+    "dlr_imag": (lambda: DLR(DIM, 5, "imag"), dlr),
+    "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
     "s4": (lambda: S4(DIM, 6), s4),
     "h3": (lambda: H3(DIM, 6, 2), h3),
     "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
@@ -244,7 +407,7 @@ def test_a_layer_follows_the_time_between_its_steps(name):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["s4d", "s5_plain", "lru"])
+@pytest.mark.parametrize("name", ["s4d", "dss", "gss", "s5_plain", "lru"])
 def test_a_step_of_two_units_is_two_steps_with_the_input_held(name):
     layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, T, DIM)
     twice, last = layer(x.repeat_interleave(2, 1))
@@ -269,7 +432,8 @@ def test_wrong_timespans_are_refused(name):
 
 # --- the whole sequence as a convolution, and step by step
 
-CONVOLVED = ["s4d", "s4d_bilinear", "s4", "h3", "h3_alone", "hyena", "hyena_of_order_four"]
+CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
+CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv", "lssl"]
 
 
 @pytest.mark.usefixtures("double")
@@ -326,10 +490,10 @@ def test_gradients_of_the_convolution(name, monkeypatch):
         return torch.autograd.grad(loss, [x, *leaves, *layer.parameters()])
 
     found = gradients()
-    for module in (diagonal_ssm, s4_layer):
+    for module in (diagonal_ssm, s4_layer, lssl_layer):
         monkeypatch.setattr(module, "FEW", 100)
     torch.testing.assert_close(found, gradients())
-    for module in (diagonal_ssm, s4_layer):
+    for module in (diagonal_ssm, s4_layer, lssl_layer):
         monkeypatch.setattr(module, "FEW", 0)
     short = torch.randn(1, 5, DIM).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)
@@ -431,6 +595,147 @@ def test_legs_is_diagonal_and_of_rank_one(size):
         spread = torch.view_as_complex(S4D(4000, size, init="legs").kernel.C.detach()).abs().square().mean(0).sqrt()
         cut = torch.complex(B.real, B.imag.clamp(-2, 2))[size // 2 :].abs()
         torch.testing.assert_close(spread, cut, rtol=0.1, atol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_dss():
+    layer = DSS(3000)
+    kernel, both = layer.kernel, hippo.diagonal_legs(128).Lambda
+    torch.testing.assert_close(kernel.Lambda_log_neg_re.exp(), torch.full((64,), 0.5))
+    torch.testing.assert_close(kernel.Lambda_im.detach(), both.imag[both.imag > 0])
+    torch.testing.assert_close(kernel.log_dt[:, 0], kernel.log_dt[:, 1])
+    assert_uniform(kernel.log_dt[:, 0], math.log(1e-3), math.log(1e-1))
+    assert_normal(kernel.W, 1.0)
+    assert_normal(layer.D, 1.0)
+    free = DSSSoftmax(2, init="lin", sep_dt_re_im=False).kernel
+    expected = torch.stack([torch.full((64,), -0.5), math.pi * torch.arange(64.0)], 1)
+    torch.testing.assert_close(free.Lambda.detach(), expected)
+    assert free.log_dt.shape == (2,)
+    slow = dict.fromkeys((f"kernel.{name}" for name, _ in kernel.named_parameters()), (0.0, 1e-3))
+    assert without_decay(layer) == slow | dict.fromkeys(("D", "output_linear.bias"), (0.0, None))
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_dlr():
+    layer = DLR(50, 20_000)
+    assert_uniform(torch.log(2 * layer.kernel.Lambda_log_neg_re**2), math.log(1e-4), math.log(1e-1))
+    torch.testing.assert_close(layer.kernel.Lambda_im.detach(), 2 * math.pi * torch.arange(20_000.0) / 20_000)
+    assert_normal(layer.kernel.W, 1 / 20_000)
+    slow = ("kernel.Lambda_im", "kernel.Lambda_log_neg_re", "kernel.W")
+    found = dict.fromkeys(slow, (0.0, 1e-4)) | dict.fromkeys(("D", "output_linear.bias"), (0.0, None))
+    assert without_decay(layer) == found
+
+
+@pytest.mark.usefixtures("double")
+def test_sgconv_stretches_its_kernels():
+    """Four scales, the longest stretched fourfold and cut, over more steps than there are lags; and piece by piece."""
+    layer, x = SGConv(DIM, 31, 4, 1.5, 4.0), torch.randn(1, 40, DIM)
+    whole, last = layer(x)
+    torch.testing.assert_close(whole[0], torch.stack(sgconv(layer, list(x[0]))))
+    for size in (1, 7, 33):
+        state, ys = None, []
+        for piece in x.split(size, 1):
+            y, state = layer(piece, state)
+            ys.append(y)
+        torch.testing.assert_close(torch.cat(ys, 1), whole)
+        torch.testing.assert_close(state, last)
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_sgconv():
+    layer = SGConv(3000, 64, 16, 1.0, 3.0)
+    assert len(layer.kernel_list) == 3
+    for kernel in layer.kernel_list:
+        assert_normal(kernel, 1.0)
+    assert_normal(layer.D, 1.0)
+    torch.testing.assert_close(layer.multiplier.flatten(), 1 + 2 * torch.arange(3000.0) / 2999)
+    response = layer._whole() / layer.kernel_norm
+    assert response.shape == (1, 3000, 64)
+    torch.testing.assert_close(response.square().sum(-1), torch.ones(1, 3000))
+
+
+@pytest.mark.usefixtures("double")
+def test_liquid_s4_of_degree_one_is_s4d():
+    torch.manual_seed(0)
+    liquid = LiquidS4(DIM, 6, 1, disc="zoh")
+    torch.manual_seed(0)
+    plain, x = S4D(DIM, 6, init="legs"), torch.randn(2, 30, DIM)
+    torch.testing.assert_close(liquid.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(liquid(x)[0], plain(x)[0])
+    assert without_decay(liquid) == without_decay(plain)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("learn", [0, 1, 2])
+def test_lssl_starts_as_hippo(learn):
+    layer, eye = LSSL(3, 12, learn=learn), torch.eye(12)
+    A, B = layer.system()
+    for i in range(3):
+        step = torch.exp(layer.log_dt[i])
+        back = torch.linalg.inv(eye - step / 2 * legs(12))
+        torch.testing.assert_close(A[i], back @ (eye + step / 2 * legs(12)))
+        torch.testing.assert_close(B[i], back @ (step * torch.sqrt(2 * torch.arange(12.0) + 1)))
+    free = {"C", "skip", "output_linear.weight", "output_linear.bias"}
+    learned = {name for name, _ in layer.named_parameters()} - free
+    assert learned == ({"P", "Q", "d", "T", "log_dt"} if learn else set())
+    assert layer.P.shape[0] == (3 if learn == 2 else 1)
+    rates = {**dict.fromkeys(("P", "Q", "d", "T"), 1e-4), "log_dt": 1e-3} if learn else {}
+    found = dict.fromkeys(("C", "skip", "output_linear.bias"), (0.0, None))
+    assert without_decay(layer) == found | {name: (0.0, rate) for name, rate in rates.items()}
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_lssl():
+    layer = LSSL(3000, 8)
+    assert_uniform(layer.log_dt, math.log(1e-3), math.log(1e-1))
+    assert_normal(layer.C, 1.0)
+    assert_normal(layer.skip, 1.0)
+
+
+@pytest.mark.usefixtures("double")
+def test_init_of_gss():
+    layer = GSS(1600)
+    for name in ("C_real", "C_imag", "Lambda_real", "Lambda_imag", "param_D"):
+        assert_normal(getattr(layer.dss, name), 1.0)
+    shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    assert shapes["dss.C_real"] == (400, 512)
+    assert shapes["to_u.0.weight"] == (4800, 1600)
+    assert shapes["to_v.0.weight"] == (400, 1600)
+    assert_uniform(layer.to_gate.weight, -1 / 20, 1 / 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dss", {"d_state": 0}, "dss: d_state is 0, expected at least 1"),
+        ("dss", {"version": "exq"}, "dss: unknown version 'exq'; did you mean 'exp'?"),
+        ("dss", {"init": "lim"}, "dss: unknown init 'lim'; did you mean 'lin'?"),
+        ("dss", {"length": 4}, "dss: length is 4, expected None because version is 'exp'"),
+        (
+            "dss_softmax",
+            {"length": None},
+            "dss_softmax: length is None, expected the steps of the softmax",
+        ),
+        ("dss_softmax", {"length": 0}, "dss_softmax: length is 0, expected the steps of the softmax, at least 1,"),
+        ("dss", {"dt_min": 0.0}, "dss: dt_min is 0.0"),
+        ("dlr", {"d_state": 0}, "dlr: d_state is 0, expected at least 1"),
+        ("dlr", {"part": "rael"}, "dlr: unknown part 'rael'; did you mean 'real'?"),
+        ("dlr", {"dt_max": 1e-9}, "dlr: dt_min is 0.0001 and dt_max is 1e-09"),
+        ("sgconv", {"l_max": 0}, "sgconv: l_max is 0, expected at least 1"),
+        ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
+        ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
+        ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1, or None"),
+        ("liquid_s4", {"d_state": 3}, "liquid_s4: d_state is 3, expected an even number"),
+        ("lssl", {"d_state": 0}, "lssl: d_state is 0, expected at least 1"),
+        ("lssl", {"learn": 3}, "lssl: learn is 3, expected 0, 1 or 2"),
+        ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
+        ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
+        ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),
+    ],
+)
+def test_wrong_options_of_diagonal_layers_are_refused(name, options, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        layers.build(name, DIM, **options)
 
 
 @pytest.mark.usefixtures("double")

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.layers import LRU, S4, S4D, S5, Attention, Hyena, Mamba, MinGRU, WindowAttention
+from scanl.layers import LRU, LSSL, S4, S4D, S5, Attention, Hyena, Mamba, MinGRU, WindowAttention
+from scanl.layers.parts.polynomial_memory import transition
 
 DIM, T = 16, 23
 
@@ -128,6 +129,27 @@ def test_s4_of_scipy():
             read.append(torch.stack(ys))
         y = torch.stack(read, -1)[None] + u * ours.layer.D[0]
         torch.testing.assert_close(ours(u)[0], ours.output_linear(torch.nn.functional.gelu(y)))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("steps", [9, 40])
+def test_lssl_of_scipy(steps):
+    """The system of HiPPO-LegS, discretised and run by scipy.signal."""
+    signal = pytest.importorskip("scipy.signal")
+    ours, u = LSSL(3, 8), torch.randn(1, steps, 3)
+    A, B = transition("legs", 8)
+    read = []
+    for d in range(3):
+        system = (A.numpy(), B[:, None].numpy(), ours.C[d : d + 1].detach().numpy(), [[0.0]])
+        into, by, *_ = signal.cont2discrete(system, ours.log_dt[d].exp().item(), "bilinear")
+        # Theirs reads before it writes, so the state is read here.
+        s, ys = torch.zeros(8, 1), []
+        for x in u[0, :, d]:
+            s = torch.from_numpy(into) @ s + torch.from_numpy(by) * x
+            ys.append((ours.C[d : d + 1] @ s)[0, 0])
+        read.append(torch.stack(ys))
+    y = torch.stack(read, -1)[None] + u * ours.skip
+    torch.testing.assert_close(ours(u)[0], ours.output_linear(F.gelu(y)))
 
 
 def compare(layer, ours, theirs, parameters: dict[str, Tensor], rtol):

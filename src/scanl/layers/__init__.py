@@ -79,11 +79,23 @@ from scanl.layers.rwkv.aft import AFT as AFT
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
+from scanl.layers.ssm.dlr import DLR as DLR
+from scanl.layers.ssm.dss import DSS as DSS
+from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax
+from scanl.layers.ssm.gss import GSS as GSS
 from scanl.layers.ssm.h3 import H3 as H3
 from scanl.layers.ssm.hawk import Hawk as Hawk
+from scanl.layers.ssm.hippo import HiPPO as HiPPO
+from scanl.layers.ssm.hippo_rnn import HiPPORNN as HiPPORNN
 from scanl.layers.ssm.hyena import Hyena as Hyena
+from scanl.layers.ssm.linoss import LinOSS as LinOSS
+from scanl.layers.ssm.linoss import LinOSSIMEX as LinOSSIMEX
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI as LinRNNLTI
+from scanl.layers.ssm.liquid_s4 import LiquidS4 as LiquidS4
+from scanl.layers.ssm.lmu import LMU as LMU
+from scanl.layers.ssm.lmu import LMUParallel as LMUParallel
 from scanl.layers.ssm.lru import LRU as LRU
+from scanl.layers.ssm.lssl import LSSL as LSSL
 from scanl.layers.ssm.mamba import Mamba as Mamba
 from scanl.layers.ssm.mamba2 import Mamba2 as Mamba2
 from scanl.layers.ssm.mega_ema import MegaEMA as MegaEMA
@@ -91,6 +103,7 @@ from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
 from scanl.layers.ssm.s5 import S5 as S5
+from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.wrappers import Bidirectional as Bidirectional
 from scanl.layers.wrappers import MultiScale as MultiScale
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError, unknown
 
-DISCRETIZATIONS = ("zoh", "bilinear")
+DISCRETIZATIONS = ("zoh", "bilinear", "dirac")
 VECTOR, STEP, LOW_RANK = ("N", "D N"), ("", "D", "D N"), ("N", "D N", "R D N")
 
 
@@ -31,7 +31,8 @@ def discretize(A: Tensor, B: Tensor, dt: Tensor, method: str = "zoh") -> tuple[T
     A: continuous-time eigenvalues, (N,) or (D, N), real or complex, Re A <= 0.   B: input weights that broadcast
     against A, real if A is.   dt: step size Δ > 0, in A's unit of time: (), (D,) for one per channel, or (D, N).
     method: "zoh" holds the input over the step: Ā = e^{ΔA}, B̄ = (e^{ΔA} - 1)/A B, also exact at A = 0;
-    "bilinear": Ā = (1 + ΔA/2)/(1 - ΔA/2), B̄ = Δ/(1 - ΔA/2) B.
+    "bilinear": Ā = (1 + ΔA/2)/(1 - ΔA/2), B̄ = Δ/(1 - ΔA/2) B;
+    "dirac" takes the input for an impulse at the end of the step: Ā = e^{ΔA}, B̄ = B.
 
     Returns Ā and B̄ in the dtype of the arguments, float32 or wider. With conjugate pairs, y_t = 2 Re(Σ_n C_n s_{t,n}).
     Raises ConfigError for an unknown method, ShapeError for shapes that do not fit.
@@ -53,8 +54,8 @@ def ssm_kernel_diagonal(
     r"""Return K_j = Σ_n C_n Ā_n^j B̄_n for j < length, or twice its real part if A is complex: (D, length), real.
 
     A: eigenvalues, (N,) or (D, N), real or complex (one of each conjugate pair).   B, C: input and output weights that
-    broadcast to (D, N), real if A is.   dt: step size, (), (D,) or (D, N).   discretization: "zoh" or "bilinear", as in
-    `discretize`.   Returns the real dtype of the arguments, float32 or wider.
+    broadcast to (D, N), real if A is.   dt: step size, (), (D,) or (D, N).   discretization: "zoh", "bilinear" or
+    "dirac", as in `discretize`.   Returns the real dtype of the arguments, float32 or wider.
 
     The kernel is built without a table of N × length powers. With j = i b + l, the powers Ā^{ib} and Ā^l are two tables
     of about √length columns. One matrix product joins them, in 4 D N length multiply-adds for complex A.
@@ -159,6 +160,8 @@ def _discretize(A: Tensor, B: Tensor, dt: Tensor, method: str) -> tuple[Tensor, 
     z = step * _wide(A)
     if method == "zoh":
         return z.exp(), step * _expm1_over(z) * _wide(B)
+    if method == "dirac":
+        return z.exp(), torch.ones_like(z) * _wide(B)
     return (1 + z / 2) / (1 - z / 2), step / (1 - z / 2) * _wide(B)
 
 

@@ -33,8 +33,9 @@ def diagonal_ssm(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) and the state after the last step.
 
-    x: (B, T, D) real.   A, B, C: (D, N) complex, one of each conjugate pair.   dt: (D).
-    state: (B, D, N) complex; None for zeros.   discretization: "zoh" or "bilinear".
+    x: (B, T, D) real.   A, B, C: (D, N) complex, one of each conjugate pair; for a sum of Re C s, without the 2, pass
+    C/2.   dt: (D).   If all channels have one A, pass A (1, N), B (1, N) and dt (1): then its powers are computed once.
+    state: (B, D, N) complex; None for zeros.   discretization: "zoh", "bilinear" or "dirac", as in `discretize`.
     timespans: (B, T), duration of each step; it multiplies dt.   All in float32 or wider.
     """
     state = None if state is None else state.to(A.dtype)
@@ -42,7 +43,7 @@ def diagonal_ssm(
     if traced or x.shape[1] <= FEW or timespans is not None:
         return _recurrence(x, A, B, C, dt, state, discretization, cu_seqlens, timespans)
     if cu_seqlens is not None:
-        rows = A.new_zeros(cu_seqlens.shape[0] - 1, *A.shape) if state is None else state
+        rows = A.new_zeros(cu_seqlens.shape[0] - 1, *C.shape) if state is None else state
 
         def run(x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             return diagonal_ssm(x, A, B, C, dt, row, discretization=discretization)
@@ -67,7 +68,7 @@ def _recurrence(
         a, b = discretize(A, B, dt, discretization)
     else:
         # Steps differ in duration, so each step of each channel is discretised separately.
-        steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape, A.shape[1])
+        steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape[:2], *A.shape)
         A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
         a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
     h, last = linear_scan(b * x[..., None], a, state, cu_seqlens=cu_seqlens)
@@ -84,8 +85,9 @@ def _convolution(
     last, gone = _remembered(x, a)
     last = b * last
     if state is not None:
-        weights = (2 * C * a * state).flatten(0, 1)
-        echo = sum_of_powers(weights, a.expand(batch, *a.shape).flatten(0, 1), steps)
+        weights = (2 * C * a * state).flatten(0, 1)  # (B D, N)
+        repeated = a if len(a) == 1 else a.repeat(batch, 1)
+        echo = sum_of_powers(weights, repeated, steps)
         y = y + echo.unflatten(0, (batch, -1)).transpose(1, 2)
         last = last + gone * state
     return y, last

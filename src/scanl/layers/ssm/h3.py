@@ -91,7 +91,7 @@ class H3(Layer):
         head_dim: K, channels of a head; each of the H = D / K heads has its own system for its K² products.
         init: imaginary parts of the diagonal A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        disc: discretisation of the diagonal system, "bilinear" or "zoh".
+        disc: discretisation of the diagonal system, "bilinear", "zoh" or "dirac".
         lr: learning rate of the systems; None for the optimiser's own.
 
     Parameters as in the released H3: q_proj, k_proj, v_proj, output_linear (D, D) with biases; ssm_k_kernel.kernel: B

@@ -8,16 +8,14 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.packing import each_alone
+from scanl.layers.parts.history import with_history
 from scanl.layers.parts.hyena_filter import HyenaFilter
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType
-from scanl.ops import long_convolution
-from scanl.ops._frame.opaque import opaque
 
 
 class HyenaState(NamedTuple):
@@ -146,35 +144,9 @@ class Hyena(Layer):
             v = v * gate
             before = None if long is None else long[:, n].to(v.dtype)
             if cu_seqlens is None:
-                y, after = _with_history(v, before, kernel)
+                y, after = with_history(v, before, kernel)
             else:
-                y, after = each_alone(
-                    lambda v, row, kernel=kernel: _with_history(v, row, kernel), v, before, cu_seqlens
-                )
+                y, after = each_alone(lambda v, row, kernel=kernel: with_history(v, row, kernel), v, before, cu_seqlens)
             v = torch.addcmul(y, v, bias)
             histories.append(after)
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))
-
-
-def _with_history_shapes(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), v.new_empty(v.shape[0], kernel.shape[1] - 1, v.shape[2])
-
-
-@opaque("hyena(Tensor v, Tensor? history, Tensor kernel) -> (Tensor, Tensor)", _with_history_shapes)
-def _with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Convolve v (B, T, D) with kernel (D, L), after the L-1 inputs of the history. Return y and the history after v.
-
-    The state of `long_convolution` would make steps cheaper. It is not used, because the same past can have several
-    such states.
-    """
-    steps, kept = v.shape[1], kernel.shape[1] - 1
-    y, _ = long_convolution(v, kernel)
-    if history is None:
-        return y, F.pad(v, (0, 0, max(0, kept - steps), 0))[:, max(0, steps - kept) :]
-    if steps == 1:
-        y = y + torch.einsum("bld,dl->bd", history, kernel[:, 1:].flip(1))[:, None]
-    elif steps and kept:
-        reached = min(steps, kept)
-        echo, _ = long_convolution(F.pad(history, (0, 0, 0, reached)), kernel)
-        y = y + F.pad(echo[:, kept:], (0, 0, 0, steps - reached))
-    return y, torch.cat([history, v], 1)[:, steps:]

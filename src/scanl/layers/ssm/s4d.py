@@ -49,7 +49,7 @@ class S4D(Layer):
         d_state: N, real numbers of state per channel, even.
         init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        disc: discretisation, "zoh" or "bilinear".
+        disc: discretisation, "zoh", "bilinear" or "dirac".
         lr: learning rate of A and Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.

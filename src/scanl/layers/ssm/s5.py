@@ -34,7 +34,7 @@ class S5(Layer):
         conj_sym: keep one of each conjugate pair of eigenvalues, P = state_dim/2; otherwise P = state_dim and
             y = Re(C s).
         C_init: "trunc_standard_normal", "lecun_normal" or "complex_normal".
-        discretization: "zoh" or "bilinear".
+        discretization: "zoh", "bilinear" or "dirac".
         dt_min, dt_max: range of the initial step Δ, in units of Λ's time.
         clip_eigs: clip Re Λ to at most -1e-4.
         activation: applied to the output y, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",

@@ -1,0 +1,32 @@
+"""A long convolution that continues from the inputs that it still needs."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.ops import long_convolution
+from scanl.ops._frame.opaque import opaque
+
+
+def _shapes(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), v.new_empty(v.shape[0], kernel.shape[1] - 1, v.shape[2])
+
+
+@opaque("with_history(Tensor v, Tensor? history, Tensor kernel) -> (Tensor, Tensor)", _shapes)
+def with_history(v: Tensor, history: Tensor | None, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Convolve v (B, T, D) with kernel (D, L), after the L-1 inputs of the history. Return y and the history after v.
+
+    The state of `long_convolution` would make steps cheaper. It is not used, because the same past can have several
+    such states.
+    """
+    steps, kept = v.shape[1], kernel.shape[1] - 1
+    y, _ = long_convolution(v, kernel)
+    if history is None:
+        return y, F.pad(v, (0, 0, max(0, kept - steps), 0))[:, max(0, steps - kept) :]
+    if steps == 1:
+        y = y + torch.einsum("bld,dl->bd", history, kernel[:, 1:].flip(1))[:, None]
+    elif steps and kept:
+        reached = min(steps, kept)
+        echo, _ = long_convolution(F.pad(history, (0, 0, 0, reached)), kernel)
+        y = y + F.pad(echo[:, kept:], (0, 0, 0, steps - reached))
+    return y, torch.cat([history, v], 1)[:, steps:]

@@ -1,0 +1,162 @@
+r"""HiPPO-RNN: a gated recurrent network with the best approximation of all that it wrote.
+
+.. math:: f_t = W_f [x_t; s_{t-1}], \quad c_t = \bar A_t c_{t-1} + \bar B_t f_t, \quad
+          s_t = (1 - g_t) \odot s_{t-1} + g_t \odot \tanh(W_s [x_t; c_t]), \quad g_t = \sigma(W_g [x_t; c_t])
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.parts.cell_layer import SolvedLayer, samples
+from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, legs_steps, transition
+from scanl.layers.ssm.hippo import inputs_before
+from scanl.layers.state import Device, DType
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+MEASURES = ("legs", "legt", "lagt")
+STEP = 0.01  # of legt and lagt, in units of their time, as in the released code
+EQUATION = (
+    "f_t = W_f [x_t; s_{t-1}] + b_f,  c_t = A_t c_{t-1} + B_t f_t,  g_t = sigmoid(W_g [x_t; c_t] + b_g),  "
+    "s_t = (1 - g_t) * s_{t-1} + g_t * tanh(W_s [x_t; c_t] + b_s)"
+)
+
+
+class HiPPORNNState(NamedTuple):
+    """The units and the memory, and how many inputs there were."""
+
+    s_c: Tensor  # (B, D + N): s, then c
+    steps: Tensor  # (B,) int64
+
+
+@cell(
+    "x: B T D, g: B T D, f: B T 1, a: B T N N, b: B T N, w_f: 1 S, w_s: D N, w_g: D N, state: B S -> B T D",
+    equation=EQUATION,
+    source=SOURCE + ", sec. 2.5",
+)
+def hippo_rnn_cell(x, g, f, a, b, w_f, w_s, w_g, state):
+    """Step gated units with a memory of what they wrote.
+
+    x, g, f: the input's parts of the units, the gates and the number that is written, biases included.
+    a, b: the memory's system of the step, (B, T, N, N) and (B, T, N).   w_f: how s, then c enter that number.
+    state: s, then c, (B, D + N).
+    """
+    s, c = state.split([w_s.shape[0], w_s.shape[1]], 1)
+    f = f + state @ w_f.T
+    c = (a * c[:, None]).sum(-1) + f * b
+    g = torch.sigmoid(g + c @ w_g.T)
+    s = (1 - g) * s + g * torch.tanh(x + c @ w_s.T)
+    return s, torch.cat([s, c], 1)
+
+
+@hippo_rnn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "g": draw(batch, steps, 3),
+            "f": draw(batch, steps, 1),
+            "a": draw(batch, steps, 4, 4) / 2,
+            "b": draw(batch, steps, 4),
+            "w_f": draw(1, 7),
+            "w_s": draw(3, 4),
+            "w_g": draw(3, 4),
+            "state": draw(rows, 7),
+        }
+    )
+
+
+@hippo_rnn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, a, w_f = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7)
+    given = {"x": x, "g": x, "f": x[..., :1], "a": a, "b": a[..., 0], "w_f": w_f}
+    yield Sample({**given, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
+    yield Sample({**given, "w_s": a[0, 0]}), "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a"
+
+
+@register("hippo_rnn")
+class HiPPORNN(SolvedLayer):
+    """HiPPO-RNN: each step writes one number to a HiPPO memory; gated units read all of the memory.
+
+    As in the released code the memory moves first: the number depends on the units before the step, and the units read
+    the new memory. The first number is all of the memory of "legs". After it the bilinear rule is one step late,
+    Δ = 1/(t - 1) at step t, and from max_count on it is held. "legt" and "lagt" hold the input over steps of 0.01.
+
+    The matrices of all steps are in memory, B T N² numbers. For a long sequence, pass it in pieces.
+
+    Args:
+        dim: D, inputs and units.
+        size: N, numbers in the memory; by default D.
+        measure: "legs", "legt" or "lagt".
+        max_count: the step from which the memory of "legs" counts no further.
+
+    Parameters as in the released code: W_uxh (1, 2D), columns of x and s; W_hxm and W_g (D, D + N), columns of x and c;
+    all with biases. There W_g is W_gxm.W_g.
+    Initialisation: W_uxh uniform in ±sqrt(3/(2D)); W_hxm Xavier normal, for x and for c on its own; W_g
+    N(0, 1/(D + N)); biases as in PyTorch.
+    State: s, then c (B, D + N), and the number of inputs (B).
+    """
+
+    id = "S-hippo-rnn"
+    equation = EQUATION
+    source = SOURCE + ", sec. 2.5, and its code"
+    op = "hippo_rnn_cell"
+    sample: ClassVar = {"size": 4, "max_count": 3}
+
+    def __init__(self, dim: int, size: int | None = None, measure: str = "legs", max_count: int = 1024) -> None:
+        super().__init__()
+        size = dim if size is None else size
+        if measure not in MEASURES:
+            raise ConfigError(f"hippo_rnn: {unknown('measure', measure, MEASURES)}")
+        for name, value in (("size", size), ("max_count", max_count)):
+            if value < 1:
+                raise ConfigError(f"hippo_rnn: {name} is {value}, expected at least 1")
+        self.dim, self.size, self.measure, self.max_count = dim, size, measure, max_count
+        self.W_uxh = nn.Linear(2 * dim, 1)
+        self.W_hxm, self.W_g = nn.Linear(dim + size, dim), nn.Linear(dim + size, dim)
+        limit = math.sqrt(3 / (2 * dim))
+        with torch.no_grad():
+            self.W_uxh.weight.uniform_(-limit, limit)
+            self.W_g.weight.normal_(0, 1 / math.sqrt(dim + size))
+            for part in self.W_hxm.weight.split([dim, size], 1):
+                nn.init.xavier_normal_(part)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HiPPORNNState:
+        s_c = self._zeros(batch_size, self.dim + self.size, device=device, dtype=dtype, at_least=torch.float32)
+        return HiPPORNNState(s_c, torch.zeros(batch_size, dtype=torch.int64, device=s_c.device))
+
+    def _systems(self, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Ā (*, N, N) and B̄ (*, N) of the steps after `before` (*) inputs, in float64."""
+        if self.measure != "legs":
+            A, B = discretize_dense(*transition(self.measure, self.size), STEP)
+            return A.to(before.device).expand(*before.shape, -1, -1), B.to(before.device).expand(*before.shape, -1)
+        a, b = legs_steps((before.clamp(max=self.max_count) - 1).clamp(min=0), self.size, "bilinear")
+        first = (before == 0)[..., None]
+        alone = (torch.arange(self.size, device=before.device) == 0).to(b.dtype)
+        return torch.where(first[..., None], 0, a), torch.where(first, alone, b)
+
+    def forward(
+        self, x: Tensor, state: HiPPORNNState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, HiPPORNNState]:
+        self._check(x, state, cu_seqlens)
+        if state is None:
+            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        before, steps = inputs_before(state.steps, x.shape[1], cu_seqlens)
+        w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)
+        w_sx, w_s = self.W_hxm.weight.split([self.dim, self.size], 1)
+        w_gx, w_g = self.W_g.weight.split([self.dim, self.size], 1)
+        given = [F.linear(x, w_sx, self.W_hxm.bias), F.linear(x, w_gx, self.W_g.bias)]
+        given += [F.linear(x, w_fx, self.W_uxh.bias), *self._systems(before)]
+        w_f = F.pad(w_fs, (0, self.size))  # c does not enter
+        with as_widened(x):
+            kind = widen(x).dtype
+            operands = [each.to(kind) for each in (*given, w_f, w_s, w_g)]
+            y, last = self.run_cell(hippo_rnn_cell, *operands, state.s_c, cu_seqlens=cu_seqlens)
+        return y.to(x.dtype), HiPPORNNState(last, steps)

@@ -1,0 +1,153 @@
+r"""LinOSS: forced harmonic oscillators between dense input and output matrices.
+
+.. math:: \ddot y = -A y + B x: \quad z_t = z_{t-1} + \Delta (B x_t - A y), \; y_t = y_{t-1} + \Delta z_t, \quad
+          o_t = \mathrm{Re}(C y_t) + D \odot x_t
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.layers.base import preset, register, widen
+from scanl.layers.ode._timed import TimedCell, samples
+from scanl.layers.parts.timespans import durations
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = 'Rusch and Rus, "Oscillatory State-Space Models", arXiv:2410.03943, '
+DISCRETIZATIONS = ("IM", "IMEX")
+
+
+@cell(
+    "x: B T E, span: B T 1, a: E, dt: E, state: B 2 E -> B T E",
+    equation="z_t = z_{t-1} + dt (x_t - a y), y_t = y_{t-1} + dt z_t, with y_t or y_{t-1} in the place of y",
+    source=SOURCE + "eq. (3) and (5)",
+)
+def linoss_cell(x, span, a, dt, state, *, implicit: bool = True):
+    """Move uncoupled oscillators by one step, of length span dt.
+
+    x: the force, (B, T, E).   a: squared frequencies, (E,), at least 0.   dt: (E,).   span: (B, T, 1).
+    state: z and y, (B, 2, E).   implicit: the force of the spring is that of y_t, otherwise of y_{t-1}.
+    """
+    z, y = state.unbind(1)
+    step = span * dt
+    z = z + step * (x - a * y)
+    if implicit:
+        z = z / (1 + step * step * a)
+    y = y + step * z
+    return y, torch.stack([z, y], 1)
+
+
+@linoss_cell.samples
+def _samples() -> Iterator[Sample]:
+    for implicit in (True, False):
+        yield from samples(
+            lambda draw, batch, steps, rows: {
+                "x": draw(batch, steps, 4),
+                "span": draw(batch, steps, 1).abs(),
+                "a": draw(4).abs(),
+                "dt": draw(4).sigmoid(),
+                "state": draw(rows, 2, 4),
+            },
+            implicit=implicit,
+        )
+
+
+@linoss_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, span, a = torch.zeros(2, 5, 3), torch.zeros(2, 5, 1), torch.zeros(3)
+    yield Sample({"x": x, "span": span, "a": a[:2], "dt": a}), "a has shape (2,), expected (E,) with E=3 from x"
+    yield (
+        Sample({"x": x, "span": span, "a": a, "dt": a, "state": x[:, 0]}),
+        "state has shape (2, 3), expected (B, 2, E)",
+    )
+
+
+@register("linoss")
+class LinOSS(TimedCell):
+    """LinOSS: P uncoupled oscillators with complex displacements, then GELU and a gated linear map.
+
+    With "IM" the spring pulls at the new displacement, so an oscillator loses energy: its eigenvalues have the squared
+    modulus 1/(1 + Δ² A). With "IMEX" it pulls at the old one: where Δ² A < 4 the eigenvalues are on the unit circle,
+    and without input z² + A y² - Δ A z y stays as it is. Steps run one after the other: as the matrices are real, an
+    oscillator is two pairs of real numbers, and equal eigenvalues, as of A = 0, need no special care.
+
+    Args:
+        dim: D, model width.
+        state_dim: P, oscillators; by default D.
+        discretization: "IM", implicit, or "IMEX", implicit and explicit.
+
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
+
+    Parameters as in the authors' program: A_diag and steps (P), with A = ReLU(A_diag) and Δ = σ(steps); B (P, D, 2) and
+    C (D, P, 2) as pairs of real numbers; D (D); w1, w2 (D, D), the linear maps of the gate, in the program `glu.w1` and
+    `glu.w2`.
+    Initialisation: A_diag and steps U(0, 1); B U(-1, 1)/sqrt(D) and C U(-1, 1)/sqrt(P) in each part; D N(0, 1); the
+    linear maps as in PyTorch.
+    State: z and y (B, 2, 2P); the first P numbers are real parts, the others imaginary parts.
+    """
+
+    id = "S-linoss"
+    equation = (
+        "z_t = z_{t-1} + Delta (B x_t - A y_t),  y_t = y_{t-1} + Delta z_t,  o_t = Re(C y_t) + D * x_t,  "
+        "out = W_1 GELU(o) * sigmoid(W_2 GELU(o))"
+    )
+    source = SOURCE + "eq. (3), (5) and (6)"
+    cell = linoss_cell
+    sample: ClassVar = {"state_dim": 5}
+
+    def __init__(self, dim: int, state_dim: int | None = None, discretization: str = "IM") -> None:
+        super().__init__()
+        size = dim if state_dim is None else state_dim
+        if size < 1:
+            raise ConfigError(f"{self._who()}: state_dim is {size}, expected at least 1")
+        if discretization not in DISCRETIZATIONS:
+            raise ConfigError(f"{self._who()}: {unknown('discretization', discretization, DISCRETIZATIONS)}")
+        self.dim, self.state_dim, self.discretization = dim, size, discretization
+        self.A_diag = nn.Parameter(torch.rand(size))
+        self.steps = nn.Parameter(torch.rand(size))
+        self.B = nn.Parameter((2 * torch.rand(size, dim, 2) - 1) / math.sqrt(dim))
+        self.C = nn.Parameter((2 * torch.rand(dim, size, 2) - 1) / math.sqrt(size))
+        self.D = nn.Parameter(torch.randn(dim))
+        self.w1, self.w2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (2, 2 * self.state_dim)
+
+    def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
+        force = x @ self.B.permute(1, 2, 0).flatten(1)
+        return [force, spans, widen(self.A_diag).relu().repeat(2), widen(self.steps).sigmoid().repeat(2)]
+
+    def options(self) -> dict[str, bool]:
+        return {"implicit": self.discretization == "IM"}
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        y, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
+        out_of = torch.cat([self.C[..., 0], -self.C[..., 1]], 1)
+        # jax.nn.gelu, which the authors' program uses, is the approximation by tanh.
+        g = F.gelu(torch.addcmul(y.to(x.dtype) @ out_of.t(), x, self.D), approximate="tanh")
+        return self.w1(g) * self.w2(g).sigmoid(), last
+
+
+@preset("linoss_imex", discretization="IMEX")
+class LinOSSIMEX(LinOSS):
+    """LinOSS-IMEX: oscillators that keep their energy; the spring pulls at the old displacement."""
+
+    equation = (
+        "z_t = z_{t-1} + Delta (B x_t - A y_{t-1}),  y_t = y_{t-1} + Delta z_t,  o_t = Re(C y_t) + D * x_t,  "
+        "out = W_1 GELU(o) * sigmoid(W_2 GELU(o))"
+    )
+    source = SOURCE + "eq. (5) and (6)"

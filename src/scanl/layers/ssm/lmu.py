@@ -1,0 +1,190 @@
+r"""Legendre memory unit: a window of the past as Legendre polynomials, read by a recurrent network.
+
+.. math:: u_t = e_x x_t + e_h h_{t-1} + e_m m_{t-1}, \quad m_t = \bar A m_{t-1} + \bar B u_t, \quad
+          h_t = \tanh(W_x x_t + W_h h_{t-1} + W_m m_t)
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.parts.cell_layer import CellLayer, positive, samples
+from scanl.layers.parts.polynomial_memory import discretize_dense, memory_cell, transition
+from scanl.layers.state import Device, DType
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = (
+    'Voelker, Kajić and Eliasmith, "Legendre Memory Units: Continuous-Time Representation in Recurrent Neural '
+    'Networks", NeurIPS 2019, '
+)
+
+
+@cell(
+    "x: B T D, u: B T 1, a: N N, b: N, e: 1 S, w: D S, state: B S -> B T D",
+    equation="u = u_t + e_h h_{t-1} + e_m m_{t-1}, m_t = A m_{t-1} + b u, h_t = tanh(x_t + W_h h_{t-1} + W_m m_t)",
+    source=SOURCE + "eq. (4), (6) and (7)",
+)
+def lmu_cell(x, u, a, b, e, w, state):
+    """Step a Legendre memory unit.
+
+    x: W_x x_t, (B, T, D).   u: e_x x_t, (B, T, 1).   a, b: the memory's system, (N, N) and (N,).
+    e: e_h, then e_m, (1, D + N).   w: W_h, then W_m, (D, D + N).   state: h, then m, (B, D + N).
+    """
+    h, m = state.split([w.shape[0], a.shape[0]], 1)
+    u = u + state @ e.T
+    m = m @ a.T + u * b
+    h = torch.tanh(x + torch.cat([h, m], 1) @ w.T)
+    return h, torch.cat([h, m], 1)
+
+
+@lmu_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "u": draw(batch, steps, 1),
+            "a": draw(4, 4) / 2,
+            "b": draw(4),
+            "e": draw(1, 7),
+            "w": draw(3, 7),
+            "state": draw(rows, 7),
+        }
+    )
+
+
+@lmu_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, a, e, w = torch.zeros(2, 5, 3), torch.zeros(4, 4), torch.zeros(1, 7), torch.zeros(3, 7)
+    u, b = x[..., :1], a[0]
+    yield (
+        Sample({"x": x, "u": u, "a": a, "b": b[:2], "e": e, "w": w}),
+        "b has shape (2,), expected (N,) with N=4 from a",
+    )
+    yield (
+        Sample({"x": x, "u": u, "a": a, "b": b, "e": e, "w": w[:, :5]}),
+        "w has shape (3, 5), expected (D, S) with D=3 from x, S=7 from e",
+    )
+
+
+def window_memory(size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return Ā (N, N) and B̄ (N, 1) of a memory of the last θ steps, held over a step, in the default dtype.
+
+    A_nk = (2n+1) (-1 above the diagonal, (-1)^{n-k+1} elsewhere) and B_n = (2n+1) (-1)^n, both divided by θ. This is
+    HiPPO-LegT in other units: m_n = (-1)^n c_n √(2n+1).
+    """
+    A, B = transition("legt", size)
+    n = torch.arange(size, dtype=A.dtype)
+    units = (1 - 2 * (n % 2)) * (2 * n + 1).sqrt()
+    A, B = discretize_dense(units[:, None] * A / units, units * B, 1 / theta)
+    real = torch.get_default_dtype()
+    return A.to(real), B[:, None].to(real)
+
+
+def _check(who: str, memory_size: int, theta: float) -> None:
+    if memory_size < 1:
+        raise ConfigError(f"{who}: memory_size is {memory_size}, expected at least 1")
+    positive(who, theta=theta)
+
+
+@register("lmu")
+class LMU(CellLayer):
+    """LMU: a recurrent network that writes one number a step to a memory of the last θ steps, and reads all of it.
+
+    Args:
+        dim: D, inputs and units of the network.
+        memory_size: N, Legendre polynomials.
+        theta: θ, length of the window in steps.
+
+    Parameters as in pytorch-lmu: e_x (1, D), e_h (1, D), e_m (1, N), W_x, W_h (D, D), W_m (D, N); the buffers A (N, N)
+    and B (N, 1) are the discrete memory, and fixed.
+    Initialisation: e_x and e_h uniform in ±sqrt(3/D); e_m 0; W_x, W_h and W_m Xavier normal.
+    State: h, then m, (B, D + N).
+    """
+
+    id = "S-lmu"
+    equation = (
+        "u_t = e_x x_t + e_h h_{t-1} + e_m m_{t-1},  m_t = A m_{t-1} + B u_t,  "
+        "h_t = tanh(W_x x_t + W_h h_{t-1} + W_m m_t)"
+    )
+    source = SOURCE + "eq. (4), (6) and (7)"
+    cell = lmu_cell
+    sample: ClassVar = {"memory_size": 5, "theta": 6.0}
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(self, dim: int, memory_size: int = 256, theta: float = 784.0) -> None:
+        super().__init__()
+        _check("lmu", memory_size, theta)
+        self.dim, self.memory_size, self.theta = dim, memory_size, theta
+        A, B = window_memory(memory_size, theta)
+        self.register_buffer("A", A)
+        self.register_buffer("B", B)
+        limit = math.sqrt(3 / dim)
+        self.e_x, self.e_h = (nn.Parameter(limit * (2 * torch.rand(1, dim) - 1)) for _ in range(2))
+        self.e_m = nn.Parameter(torch.zeros(1, memory_size))
+        self.W_x, self.W_h, self.W_m = (
+            nn.Parameter(nn.init.xavier_normal_(torch.empty(dim, width))) for width in (dim, dim, memory_size)
+        )
+
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.dim + self.memory_size,)
+
+    def operands(self, x: Tensor) -> list[Tensor]:
+        given = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
+        reads = [torch.cat([self.e_h, self.e_m], 1), torch.cat([self.W_h, self.W_m], 1)]
+        return [*given, self.A, self.B[:, 0], *reads]
+
+
+@register("lmu_parallel")
+class LMUParallel(Layer):
+    """Parallel LMU: what is written to the memory depends on the input alone, so the recurrence is linear.
+
+    Args:
+        dim: D, inputs and outputs.
+        memory_size: N, Legendre polynomials.
+        theta: θ, length of the window in steps.
+
+    Parameters as in pytorch-lmu: W_u (1, D) and W_h (D, N + D), with biases; the buffers A (N, N) and B (N, 1) are the
+    discrete memory, and fixed.
+    Initialisation: as in PyTorch.
+    State: m (B, 1, N).
+    """
+
+    id = "S-lmu"
+    equation = "u_t = ReLU(W_u x_t + b_u),  m_t = A m_{t-1} + B u_t,  y_t = ReLU(W_h [m_t; x_t] + b_h)"
+    source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
+    op = "memory_cell"
+    sample: ClassVar = {"memory_size": 5, "theta": 6.0}
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(self, dim: int, memory_size: int = 256, theta: float = 784.0) -> None:
+        super().__init__()
+        _check("lmu_parallel", memory_size, theta)
+        self.dim, self.memory_size, self.theta = dim, memory_size, theta
+        A, B = window_memory(memory_size, theta)
+        self.register_buffer("A", A)
+        self.register_buffer("B", B)
+        self.W_u = nn.Linear(dim, 1)
+        self.W_h = nn.Linear(memory_size + dim, dim)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, 1, self.memory_size, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        u = widen(self.W_u(x).relu())
+        with as_widened(x):
+            m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
+        return self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)).relu(), last

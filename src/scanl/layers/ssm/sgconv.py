@@ -1,0 +1,108 @@
+r"""SGConv: a long convolution whose kernel is made of a few numbers at every scale of time.
+
+.. math:: y = W\,\mathrm{GELU}(K * x + D x) + b, \quad
+          K = \tfrac{1}{Z} [w_0, \alpha\,\mathrm{up}_1(w_1), \alpha^2\,\mathrm{up}_2(w_2), \alpha^3\,\mathrm{up}_4(w_3),
+          \dots]
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.history import with_history
+from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.layers.state import Device, DType
+
+
+@register("sgconv")
+class SGConv(Layer):
+    """SGConv: kernels of k numbers, stretched by powers of two and weighted less the longer they are, end to end.
+
+    A kernel has l_max lags, so older inputs have no effect; sequences may be longer. The state holds the last l_max - 1
+    inputs, so a step costs O(l_max D). Differs: the released code divides by the norm of the kernels at the first call
+    rather than by that at construction, and keeps a flag that says so.
+
+    Args:
+        dim: D, model width.
+        l_max: L, lags of the kernel.
+        kernel_dim: k, numbers of each scale. There are S = 1 + ceil(log2(L/k)) scales, at least one.
+        decay_min, decay_max: 1/α of the first channel and of the last; those between are evenly spaced.
+        lr: learning rate of the kernels; None for the optimiser's own.
+
+    Parameters as in the released code: D (1, D); kernel_list.0 to .S-1 (1, D, k), without weight decay; output_linear
+    (D, D), there `output_linear.0`; as buffers multiplier = 1/α and kernel_norm = Z (1, D, 1), the norm over all
+    k 2^(S-1) lags.
+    Initialisation: kernels and D N(0, 1); the linear map as in PyTorch.
+    State: the last inputs (B, L-1, D).
+    """
+
+    id = "S-sgconv"
+    equation = "y = W GELU(K conv x + D * x) + b,  K = [alpha^i stretch(w_i, 2^max(i-1, 0)) for i < S] / Z"
+    source = (
+        'Li, Cai, Zhang, Chen and Dey, "What Makes Convolutional Models Great on Long Sequence Modeling?", '
+        "arXiv:2210.09298, sec. 3, and its code"
+    )
+    op = None
+    excused: ClassVar = BY_CONVOLUTION
+    sample: ClassVar = {"l_max": 4, "kernel_dim": 1}
+    hints: ClassVar = {"kernel_list": Hint(weight_decay=False, lr="lr")}
+
+    multiplier: Tensor
+    kernel_norm: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        l_max: int = 1024,
+        kernel_dim: int = 64,
+        decay_min: float = 2.0,
+        decay_max: float = 2.0,
+        lr: float | None = 1e-3,
+    ) -> None:
+        super().__init__()
+        for name, size in (("l_max", l_max), ("kernel_dim", kernel_dim)):
+            if size < 1:
+                raise ConfigError(f"sgconv: {name} is {size}, expected at least 1")
+        if not 0 < decay_min <= decay_max:
+            bounds = f"decay_min is {decay_min} and decay_max is {decay_max}"
+            raise ConfigError(f"sgconv: {bounds}, expected 0 < decay_min <= decay_max")
+        self.dim, self.l_max, self.kernel_dim, self.lr = dim, l_max, kernel_dim, lr
+        scales = 1 + max(0, math.ceil(math.log2(l_max / kernel_dim)))
+        self.D = nn.Parameter(torch.randn(1, dim))
+        self.kernel_list = nn.ParameterList([torch.randn(1, dim, kernel_dim) for _ in range(scales)])
+        self.register_buffer("multiplier", torch.linspace(decay_min, decay_max, dim).view(1, -1, 1))
+        with torch.no_grad():
+            self.register_buffer("kernel_norm", self._whole().norm(dim=-1, keepdim=True))
+        self.output_linear = nn.Linear(dim, dim)
+
+    def _whole(self) -> Tensor:
+        """Return the kernels before they are divided by Z and cut, (1, D, k 2^(S-1))."""
+        scales = len(self.kernel_list)
+        parts = [
+            F.interpolate(widen(part), scale_factor=float(1 << max(0, i - 1)), mode="linear")
+            * widen(self.multiplier) ** (scales - 1 - i)
+            for i, part in enumerate(self.kernel_list)
+        ]
+        return torch.cat(parts, -1)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.l_max - 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        u, kernel = widen(x), (self._whole() / widen(self.kernel_norm))[0, :, : self.l_max]
+        state = None if state is None else state.to(u.dtype)
+        if cu_seqlens is None:
+            y, last = with_history(u, state, kernel)
+        else:
+            rows = self.init_state(cu_seqlens.shape[0] - 1, dtype=u.dtype) if state is None else state
+            y, last = each_alone(lambda u, row: with_history(u, row, kernel), u, rows, cu_seqlens)
+        return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)), last

@@ -1,0 +1,32 @@
+"""State-space models against their authors' programs, which no package of this project has: figures that those gave.
+
+Each program was run once in float64, with the weights and the inputs of `waves`. The figures are its output at the last
+step of the second sequence. Where a program says float32, it was told float64. DSS and DLR are of ag1988's repository
+of DLR, with torch's own einsum. GSS is of the package gated-state-spaces-pytorch, without its first norm and its sum
+with the input. LinOSS ran with numpy in place of jax, its scan as a loop. LMU is of pytorch-lmu, and
+HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_outside_cells import waves
+
+from scanl import layers
+
+DIM, T = 4, 20
+FIGURES = json.loads(Path(__file__).with_name("ssm.json").read_text())
+
+
+@pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["case"])
+def test_authors_program(case):
+    torch.set_default_dtype(torch.float64)  # some make fixed matrices, which `double` would only widen
+    layer = layers.build(case["layer"], DIM, **case["options"])
+    torch.set_default_dtype(torch.float32)
+    x = waves(layer, T)
+    for name, values in case.get("buffers", {}).items():
+        layer.get_buffer(name).copy_(torch.tensor(values))
+    y, _ = layer(x)
+    torch.testing.assert_close(y[1, -1], torch.tensor(case["y"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
