@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import published
 from scanl.cli import COMMANDS, main
 from scanl.cli.train import parse
+from scanl.data.files import folders
 from scanl.learning import build_model
 from scanl.ops import registry
 
@@ -35,6 +37,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TINY = "--accelerator cpu --dim 16 --depth 1 --batch-size 2"
 TEXT = "--sequence-length 16 --eval-bytes 64"
 TASK = "--task-options.length 10 --eval-examples 4"
+MNIST = "--task-options.aside 4 --eval-examples 2"
 TABLE = "--sequence-length 16 --horizon 3"
 KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
 
@@ -65,6 +68,7 @@ def shortened(words: list[str]) -> list[str]:
     more = ""
     if command == "train" and "--resume" not in options:
         own = TASK if "--task" in options else TABLE if "--question" in options else TEXT
+        own = MNIST if "mnist" in options else own
         more = f"{TINY} {own}"
         more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
         if own == TEXT and options[0].startswith("-"):
@@ -114,6 +118,8 @@ def try_command(words: list[str], monkeypatch) -> None:
         extra = re.fullmatch(r"install -e \.(?:\[([\w,]+)\])?", " ".join(words[1:]))
         assert extra is not None, words
         assert set((extra[1] or "").split(",")) <= {"", *EXTRAS}, words
+    elif words[:3] == ["scanl", "data", "get"]:
+        assert words[3] in folders, words  # a test downloads nothing
     elif program == "scanl":
         assert main(shortened(words[1:])) == 0, words
     else:
@@ -173,6 +179,12 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
     weeks = [f"2024{1 + week // 4:02}{1 + 7 * (week % 4):02},{week % 13}" for week in range(48)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
+    if page == "docs/data.md":
+        monkeypatch.setenv("SCANL_DATA", str(tmp_path / "downloads"))
+        monkeypatch.setattr(folders["mnist"], "sha256", {})
+        monkeypatch.setattr(folders["mnist"], "counts", {})
+        (tmp_path / "downloads" / "mnist").mkdir(parents=True)
+        published.WRITERS["mnist"](tmp_path / "downloads" / "mnist")
     if page == "docs/hub.md":
         _checkpoint("state-spaces/mamba-130m-hf")
     smaller = dict(SMALLER.get(page, {}))
