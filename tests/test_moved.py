@@ -38,6 +38,10 @@ def test_in_a_fresh_process_too():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_state_of_a_classifier_has_its_old_name_too():
+    assert import_module("scanl.models.classifier").ClassifierState is import_module("scanl.models.pooling").PooledState
+
+
 def test_names_that_never_were_are_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'scanl\.layers\.hipo'"):
         import_module("scanl.layers.hipo")
