@@ -112,4 +112,4 @@ class LiquidS4(Layer):
 def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Return the states one step earlier; before the first step of a sequence, its row."""
     flat, first = (torch.view_as_real(each).flatten(-3) for each in (s, row[:, None]))
-    return torch.view_as_complex(token_shift(flat, first, cu_seqlens=cu_seqlens)[0].view(*s.shape, 2))
+    return torch.view_as_complex(token_shift(flat, first, cu_seqlens=cu_seqlens)[0].contiguous().view(*s.shape, 2))
