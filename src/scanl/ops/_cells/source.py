@@ -451,7 +451,7 @@ def _helpers() -> str:
 
 
 def source(name: str, forward: Writer, backward: Writer) -> str:
-    """Return the source of both kernels. They share functions: each takes numba as long to compile as twenty lines."""
+    """Return the source of both kernels. Equal loops are one function, which numba compiles once."""
     functions: dict[str, str] = {}
     kernels = [each for writer in (forward, backward) for each in (writer.slots(), "", writer.kernel(functions))]
     made = [text.replace("NAME", name, 1) for text, name in functions.items()]

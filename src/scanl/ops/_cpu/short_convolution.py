@@ -17,7 +17,7 @@ from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._rows import fill
+from scanl.ops._cpu._rows import fill, move
 from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import CORES, Kernel, array, take
 from scanl.ops.offsets import offsets
@@ -32,12 +32,6 @@ STEPS = 256  # least steps of a piece; also at least PER_TAP steps per tap
 PER_TAP = 4
 
 _FLAGS = {"forceinline": True, "error_model": "numpy"}
-
-
-@helper(**_FLAGS)
-def _copy(target, source):
-    for i in range(target.size):
-        target[i] = source[i]
 
 
 @helper(**_FLAGS)
@@ -142,7 +136,7 @@ def _gather(target, source, count, size, step, stride):
     for r in range(count):
         row = target[r * WIDEST : r * WIDEST + size]
         if stride == item:
-            _copy(row, array(source + r * step, size, target.dtype))
+            move(array(source + r * step, size, target.dtype), 0, size, row, 0)
         else:
             column = array(source + r * step, (size - 1) * (stride // item) + 1, target.dtype)
             for i in range(size):
@@ -153,7 +147,7 @@ def _gather(target, source, count, size, step, stride):
 def _begin(out, source):
     """Copy the row at an address; write zeros if the address is 0."""
     if source != 0:
-        _copy(out, array(source, out.size, out.dtype))
+        move(array(source, out.size, out.dtype), 0, out.size, out, 0)
     else:
         fill(out, 0, out.size, 0)
 
@@ -195,7 +189,7 @@ def _build_forward(dtype):
             if pieces[piece + 5] == steps:
                 for r in range(kept):
                     source = array(_row(steps - kept + r, xs, step, old, apart), part, dtype)
-                    _copy(array(last + item * ((n * kept + r) * width + channel), part, dtype), source)
+                    move(source, 0, part, array(last + item * ((n * kept + r) * width + channel), part, dtype), 0)
 
     return forward
 
@@ -267,10 +261,10 @@ def _build_backward(dtype):
                         out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
                         over - over_step, -over_step, newest, -apart,
                     )  # fmt: skip
-                    _copy(array(dxs + done * dx_step, part, dtype), out)
+                    move(out, 0, part, array(dxs + done * dx_step, part, dtype), 0)
             for j in range(window):
                 out = array(dw + item * ((unit // count * window + kept - j) * width + channel), part, dtype)
-                _copy(out, sums[j * WIDEST : j * WIDEST + part])
+                move(sums, j * WIDEST, part, out, 0)
 
     return backward
 
