@@ -1,6 +1,8 @@
 """The fused cells beyond what every op is tested for: widths that fill tiles and leave rests, gates, edges."""
 
 import importlib
+import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +11,10 @@ from numba import njit
 from torch import Tensor
 
 import laws
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ShapeError
 from scanl.ops._cpu import _gates, _product
 from scanl.ops.linear_scan import linear_scan
-from scanl.ops.registry import Op, Sample
+from scanl.ops.registry import Cell, Op, Sample
 
 indrnn, ligru, slstm, sru = (
     getattr(importlib.import_module(f"scanl.ops.{n}"), n) for n in ("indrnn", "ligru", "slstm", "sru")
@@ -217,3 +219,20 @@ def test_product_of_rows(count, n, width, dtype):
     expected = out.double() + h.double() @ w.double()
     _multiply(out.view(-1).numpy(), h.view(-1).numpy(), w.view(-1).numpy(), count)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=20 * torch.finfo(dtype).eps * (1 + n**0.5))
+
+
+def _wider(x, state):
+    state = 0.5 * state + x.mean(-1, keepdim=True)
+    return x + state.sum(-1, keepdim=True), state
+
+
+WIDER = Cell(_wider, "x: B T D, state: B N -> B T D", equation="", source="")
+
+
+@pytest.mark.parametrize("call", [WIDER, partial(WIDER.solve, "newton")], ids=["call", "solve"])
+def test_a_state_whose_size_no_other_operand_tells_must_be_given(call):
+    x, state = torch.randn(2, 5, 3), torch.randn(2, 7)
+    assert call(x, state)[1].shape == (2, 7)
+    message = "_wider: state is missing, expected a tensor (B, N) because no other operand has the axis N"
+    with pytest.raises(ShapeError, match=re.escape(message)):
+        call(x)

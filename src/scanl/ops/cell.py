@@ -249,8 +249,7 @@ class Cell(Op[..., Any]):
             rows = cu_seqlens.shape[0] - 1
         state = operands.pop(self.state)
         if state is None:
-            shape = full_shape(self.operands[-1].choices[0][1:], sizes)
-            state = self.initial(torch.zeros((rows, *shape), dtype=compute, device=first.device))
+            state = self.initial(torch.zeros((rows, *self.state_shape(sizes)), dtype=compute, device=first.device))
         for at, to in self._casts({**operands, self.state: None}, compute):
             operands[self.names[at]] = cast(operands[self.names[at]], to)
         given = {name: value for name, value in operands.items() if value is not None}

@@ -37,11 +37,13 @@ class Operand:
     broadcast: bool = False
     optional: bool = False
     truth: bool = False  # its dtype is torch.bool; it is not cast and has no gradient
+    tree: bool = field(init=False)  # a state of several tensors
+    many: tuple[int | None, ...] = field(init=False)  # for each of the choices, the index of its axis `*F`
 
-    @property
-    def tree(self) -> bool:
-        """Whether the operand is a state of several tensors."""
-        return self.choices == (("tree",),)
+    def __post_init__(self):
+        many = (next((i for i, axis in enumerate(axes) if axis[0] == "*"), None) for axes in self.choices)
+        object.__setattr__(self, "tree", self.choices == (("tree",),))
+        object.__setattr__(self, "many", tuple(many))
 
     def __str__(self) -> str:
         return " or ".join("(" + ", ".join(axes) + ("," if len(axes) == 1 else "") + ")" for axes in self.choices)
@@ -202,12 +204,12 @@ class Declaration:
                 f"{self.name}: {operand.name} has shape {tuple(shape)}, expected one that broadcasts to {operand} = "
                 f"{full} from {self.names[0]}"
             )
-        for axes in operand.choices:
-            found = _bind_axes(axes, shape, sizes)
+        for axes, many in zip(operand.choices, operand.many, strict=True):
+            found = _bind_axes(axes, many, shape, sizes)
             if found is not None:
-                for axis in found.keys() - sizes.keys():
-                    origin[axis] = operand.name
-                sizes.update(found)
+                for axis, size in found.items():  # torch.compile traces a difference of sets for ten times as long
+                    if axis not in sizes:
+                        sizes[axis], origin[axis] = size, operand.name
                 return
         known = [
             f"{axis.lstrip('*')}={sizes[axis]} from {origin[axis]}"
@@ -247,6 +249,16 @@ class Declaration:
     def output_shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
         return full_shape(self.output, sizes)
 
+    def state_shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the shape of the state of one sequence. Raises ShapeError if only a given state could tell it."""
+        try:
+            return full_shape(self.operands[-1].choices[0][1:], sizes)
+        except KeyError as axis:
+            raise ShapeError(
+                f"{self.name}: {self.state} is missing, expected a tensor {self.operands[-1]} because no other operand "
+                f"has the axis {axis.args[0]}"
+            ) from None
+
 
 def full_shape(axes: Sequence[str], sizes: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of these axes; an axis that is a number has that size."""
@@ -272,26 +284,28 @@ def _parse(line: str) -> Operand:
     return Operand(name.strip().rstrip("?"), choices, broadcast, name.strip().endswith("?"), truth)
 
 
-def _bind_axes(axes: Sequence[str], shape: torch.Size, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sizes of the axes, or None if the shape does not fit the axes or the known sizes."""
-    many = [i for i, axis in enumerate(axes) if axis[0] == "*"]
-    extra = len(shape) - len(axes)
-    if extra < -1 if many else extra != 0:
+def _bind_axes(
+    axes: Sequence[str], many: int | None, shape: torch.Size, sizes: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the sizes of the axes, or None if the shape does not fit the axes or the known sizes.
+
+    many: the index of the axis that stands for any number of axes.
+    """
+    values: Sequence[Any] = shape
+    if many is not None:
+        end = many + 1 + len(shape) - len(axes)
+        if end < many:
+            return None
+        values = (*shape[:many], tuple(shape[many:end]), *shape[end:])
+    if len(values) != len(axes):
         return None
     found: dict[str, Any] = {}
-    i = 0
-    for axis in axes:
-        if axis[0] == "*":
-            size: Any = tuple(shape[i : i + extra + 1])
-            i += extra + 1
-        else:
-            size = shape[i]
-            i += 1
-            if axis.isdigit():
-                if size != int(axis):
-                    return None
-                continue
-        if found.get(axis, sizes.get(axis, size)) != size:
+    for axis, size in zip(axes, values, strict=True):
+        if axis.isdigit():
+            if size != int(axis):
+                return None
+        elif found.get(axis, sizes.get(axis, size)) != size:
             return None
-        found[axis] = size
+        else:
+            found[axis] = size
     return found

@@ -25,7 +25,6 @@ from scanl.ops._frame.declaration import (
     Cases,
     Declaration,
     Sample,
-    full_shape,
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
 from scanl.ops._frame.summary import Effect, Run, Summary
@@ -197,7 +196,7 @@ class Op(Declaration, Generic[P, S]):
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         compute = chosen.compute_dtype(common)
         if self.form is None:
-            state = (batch, *full_shape(self.operands[-1].choices[0][1:], sizes))
+            state = (batch, *self.state_shape(sizes))
         else:
             state = self.form({**sizes, "B": batch}, options, compute, torch.device("meta"))
             if operands[self.state] is not None:
