@@ -638,13 +638,17 @@ def _arguments(draw, op):
     for sample in op.samples:
         for name, value in laws.leaves(sample.operands).items():
             values.setdefault(name, []).append(value.flatten())
+    # A cell compiles kernels for every set of operands; here it gets a set for which the laws compile them anyway.
+    sets = [set(sample.operands) for sample in op.samples] if isinstance(op, Cell) else [set(values)]
+    known = draw(st.sampled_from(sets))
     for operand in op.operands:
         is_state = operand.name == op.state
         if operand.tree:
             continue  # the past is empty; of structured states the other laws have samples
         if is_state:
             sizes.update({axis: derive(sizes) for axis, derive in op.derived.items()})
-        if (operand.optional or is_state) and (draw(st.booleans()) or operand.name not in values):
+        chosen = is_state or not isinstance(op, Cell)
+        if (operand.optional or is_state) and (operand.name not in known or (chosen and draw(st.booleans()))):
             continue
         axes = draw(st.sampled_from(operand.choices))
         shape = [length for axis in axes for length in size(axis)]
@@ -652,8 +656,8 @@ def _arguments(draw, op):
             shape[0] = len(offsets) - 1
         if operand.broadcast:
             shape = [draw(st.sampled_from([1, length])) for length in shape][draw(st.integers(0, len(shape))) :]
-        known = torch.cat(values[operand.name])
-        value = known[torch.randint(len(known), shape, generator=generator)]
+        numbers = torch.cat(values[operand.name])
+        value = numbers[torch.randint(len(numbers), shape, generator=generator)]
         if len(shape) > 1 and draw(st.booleans()):
             value = value.transpose(0, 1).contiguous().transpose(0, 1)
         operands[operand.name] = value
