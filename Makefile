@@ -5,12 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test test-all costs test-gpu lint format docs bench clean
+.PHONY: demo test test-all cases costs test-gpu lint style types format docs bench clean
 
 demo: $(VENV)/scanl
 	$(BIN)/scanl demo
 
-test: lint
+# The types are checked beside the cases: it takes one core a minute.
+test: style
+	$(MAKE) --no-print-directory -j 2 types cases
+
+cases: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # Every case, and every law over every sample: up to an hour.
@@ -24,9 +28,13 @@ costs: $(VENV)/dev
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -q -m gpu
 
-lint: $(VENV)/dev
+lint: style types
+
+style: $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(VENV)/dev
 	$(BIN)/pyright
 
 format: $(VENV)/dev
