@@ -57,7 +57,11 @@ def small_files(tmp_path_factory):
 
 def config_of(name: str, **given: Any) -> TrainConfig:
     """The options of a configuration; those of texts are short."""
-    short = {"sequence_length": 20, "carry_state": True} if "sequence_length" in sources.get(name).reads() else {}
+    short: dict[str, Any] = {}
+    if "sequence_length" in sources.get(name).reads():
+        short = {"sequence_length": 20, "carry_state": True}
+    elif name == "path_x":  # its pictures take long to draw
+        short = {"eval_examples": 2}
     return TrainConfig(task=name, task_options=published.OPTIONS.get(name, {}), **short, **given)
 
 
@@ -80,7 +84,16 @@ def opened(name: str) -> Source:
 
 def test_every_task_is_a_source():
     others = {name for name in sources.names() if sources.get(name).needs is not None}
-    assert set(sources.names()) == {"table", "text", "mackey_glass", "pendulum", *others, *tasks.names()}
+    assert set(sources.names()) == {
+        "table",
+        "text",
+        "mackey_glass",
+        "pathfinder",
+        "path_x",
+        "pendulum",
+        *others,
+        *tasks.names(),
+    }
 
 
 def test_every_data_set_has_a_source_and_a_small_copy():

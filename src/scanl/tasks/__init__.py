@@ -24,6 +24,8 @@ from scanl.tasks.listops import ListOps as ListOps
 from scanl.tasks.mackey_glass import MackeyGlass as MackeyGlass
 from scanl.tasks.mqar import MQAR as MQAR
 from scanl.tasks.parity import Parity as Parity
+from scanl.tasks.pathfinder import Pathfinder as Pathfinder
+from scanl.tasks.pathfinder import PathX as PathX
 from scanl.tasks.pendulum import Pendulum as Pendulum
 from scanl.tasks.phonebook import Phonebook as Phonebook
 from scanl.tasks.segments import Segments as Segments

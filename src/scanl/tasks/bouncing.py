@@ -1,22 +1,20 @@
 """Digits that bounce in a frame."""
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Examples, Question, Source, check_types, register
+from scanl.data.base import Examples, Question, register
 from scanl.data.files import Files
+from scanl.data.fresh import FreshRows
 from scanl.data.images import FASHION_MNIST, MNIST, read_mnist
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import ConfigError
 
 SIDE, ITEM, SPEED = 64, 28, 0.1
 ITEMS = {"mnist": MNIST, "fashion_mnist": FASHION_MNIST}
-TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
 
 
 def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int64]:
@@ -38,7 +36,7 @@ def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int
 
 @register("bouncing_digits")
 @dataclass
-class BouncingDigits(Source):
+class BouncingDigits(FreshRows):
     """Bouncing digits: the next frame of two digits that bounce in 64 x 64 pixels.
 
     20 frames; at each of the first 19 the next one is asked for, and the last 10 are scored. Pixels are in [0, 1].
@@ -48,8 +46,7 @@ class BouncingDigits(Source):
     Source: Srivastava et al., "Unsupervised Learning of Video Representations using LSTMs", arXiv:1502.04681.
 
     Args:
-        seed: seed of the sequences.
-        eval_examples: number of sequences in a measurement.
+        seed, eval_examples: see `FreshRows`.
         items: mnist or fashion_mnist.
         folder: where the files of the items lie; none: in the folder of that data set.
         count: number of items in a frame.
@@ -62,18 +59,16 @@ class BouncingDigits(Source):
     higher_is_better = False
     best = 0.0
     question = Question("numbers", channels=SIDE * SIDE, targets=SIDE * SIDE)
-    stops = ("until",)
+    drawn_from = "the images"
     instead: ClassVar = {"sequence_length": "give --task-options.frames"}
 
-    seed: int
-    eval_examples: int = 512
     items: str = "mnist"
     folder: str = ""
     count: int = 2
     frames: int = 20
 
     def __post_init__(self) -> None:
-        check_types(self.name, self, ["items", "folder", "count", "frames"])
+        super().__post_init__()
         if self.items not in ITEMS:
             raise ConfigError(f"{self.name}: items is {self.items!r}, expected one of {', '.join(ITEMS)}")
         if self.count < 1 or self.frames < 2:
@@ -92,9 +87,8 @@ class BouncingDigits(Source):
     def length(self) -> int:
         return self.frames - 1
 
-    def sequences(self, images: NDArray[np.uint8], count: int, *seed: int) -> Examples:
-        """Draw sequences of these images; always the same for a seed."""
-        random = np.random.default_rng((self.seed, *seed))
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+        images = self.images[0 if training else 1]
         video = np.zeros((count, self.frames, SIDE, SIDE), np.uint8)
         for _ in range(self.count):
             chosen = images[random.integers(0, len(images), count)]
@@ -107,28 +101,3 @@ class BouncingDigits(Source):
         targets = pixels[:, 1:].copy()
         targets[:, : max(0, self.frames - 11)] = np.nan
         return Examples(pixels[:, :-1], targets)
-
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
-        whole = self.sequences(self.images[0], size * world, TRAINING, step)
-        mine = slice(rank * size, (rank + 1) * size)
-        return Examples(whole.inputs[mine], whole.targets[mine])
-
-    def digest(self) -> str:
-        return hashlib.sha256(self.sequences(self.images[0], 2, TRAINING, 0).inputs.tobytes()).hexdigest()
-
-    def unseen(self, step: int) -> Iterator[Examples]:
-        return self._batches(WHILE_TRAINING, step)
-
-    def _batches(self, *seed: int) -> Iterator[Examples]:
-        for start in range(0, self.eval_examples, 32):
-            yield self.sequences(self.images[1], min(32, self.eval_examples - start), *seed, start)
-
-    def exam_after_training(self) -> Exam:
-        return self.exam(None)
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on sequences of test images. Takes no option."""
-        if digest is not None and digest != self.digest():
-            raise CheckpointError(f"eval: the images of {self.name} have changed since the run was trained")
-        title = f"{self.metric} on {self.eval_examples} sequences of {self.items}:"
-        return Exam(title, list(self._batches(AFTER_TRAINING)), {}, ".4g")

@@ -1,0 +1,73 @@
+"""Sources that generate new rows for every step, from files or from rules."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from scanl.data.base import Exam, Examples, Source, check_types
+from scanl.errors import CheckpointError
+
+TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
+AT_ONCE = 32  # rows in a batch of a measurement
+
+
+@dataclass
+class FreshRows(Source):
+    """Rows that are generated: every step has new ones, always the same for a seed.
+
+    A subclass defines `question`, `metric`, `length` and `generate`.
+
+    Args:
+        seed: seed of the rows. Training never uses those of measurements.
+        eval_examples: number of rows in a measurement.
+    """
+
+    stops = ("until",)
+    drawn_from: ClassVar[str] = "the rules"  # what a message about changed rows names
+
+    seed: int
+    eval_examples: int = 512
+
+    def __post_init__(self) -> None:
+        check_types(self.name, self, [option.name for option in fields(self)])
+
+    @abstractmethod
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+        """Generate rows. training: whether a model may learn from them."""
+
+    def check(self) -> None:
+        """Do nothing: the rows are made of rules. A source that reads files overrides this method."""
+
+    def _rows(self, count: int, *seed: int) -> Examples:
+        return self.generate(count, np.random.default_rng((self.seed, *seed)), training=seed[0] == TRAINING)
+
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+        whole = self._rows(size * world, TRAINING, step)
+        mine = slice(rank * size, (rank + 1) * size)
+        return Examples(whole.inputs[mine], whole.targets[mine])
+
+    def digest(self) -> str:
+        first = self._rows(2, TRAINING, 0)
+        return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
+
+    def unseen(self, step: int) -> Iterator[Examples]:
+        return self._batches(WHILE_TRAINING, step)
+
+    def _batches(self, *seed: int) -> Iterator[Examples]:
+        for start in range(0, self.eval_examples, AT_ONCE):
+            yield self._rows(min(AT_ONCE, self.eval_examples - start), *seed, start)
+
+    def exam_after_training(self) -> Exam:
+        return self.exam(None)
+
+    def exam(self, digest: str | None, **given: Any) -> Exam:
+        """Measure on rows that training never sees. Takes no option."""
+        if digest is not None and digest != self.digest():
+            raise CheckpointError(f"eval: {self.drawn_from} of {self.name} have changed since the run was trained")
+        beside = {} if self.chance is None else {"chance": self.chance}
+        title = f"{self.metric} on {self.eval_examples} new rows of {self.name}:"
+        return Exam(title, list(self._batches(AFTER_TRAINING)), beside, ".4g")
