@@ -38,9 +38,9 @@ def _free(taken, dash, beside, reach):
     top, bottom, left, right = _box(dash, reach, len(taken))
     for row in range(top, bottom):
         for column in range(left, right):
-            if _far(dash, row, column) <= reach**2:
-                if taken[row, column] or _far(beside, row, column) <= reach**2:
-                    return False
+            both = taken[row, column] or _far(beside, row, column) <= reach**2
+            if both and _far(dash, row, column) <= reach**2:
+                return False
     return True
 
 
