@@ -13,6 +13,7 @@ from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import standard_library as standard_library
 from scanl.data.documents import IMDbReviews as IMDbReviews
+from scanl.data.folders import Folders as Folders
 from scanl.data.forecasts import ETTh1 as ETTh1
 from scanl.data.images import CIFAR10Images as CIFAR10Images
 from scanl.data.images import MNISTImages as MNISTImages

@@ -12,6 +12,7 @@ import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
 from scanl.data import Source, sources
+from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
@@ -44,9 +45,9 @@ class DataConfig:
     """The training data, and how it is read."""
 
     paths: Annotated[
-        list[str], "files and folders, read as bytes, or with --question a table; none: Python's library"
+        list[str], "files and folders, read as bytes; with --question a table, or a folder of classes; none: Python's library"
     ] = field(default_factory=list)
-    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}"] = None
+    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: classify"] = None
     target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
     time: Annotated[str | None, "of a table: column of the times"] = None
     series: Annotated[str | None, "of a table: column of the series' names; none: one series"] = None
@@ -57,8 +58,8 @@ class DataConfig:
     season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
     distribution: Annotated[str, f"of a table: of the answers, {', '.join(HEADS)}"] = "gaussian"
     split: Annotated[str | None, "of a table: by time or by series"] = None
-    validation: Annotated[float, "of a table: fraction that is measured while training"] = 0.1
-    test: Annotated[float, "of a table: fraction that is measured at the end"] = 0.2
+    validation: Annotated[float, "of a table or a folder of classes: fraction that is measured while training"] = 0.1
+    test: Annotated[float, "of a table or a folder of classes: fraction that is measured at the end"] = 0.2
     task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
     task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
     held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
@@ -208,7 +209,11 @@ class TrainConfig:
     @property
     def source_name(self) -> str:
         """Return the registered name of the source."""
-        return self.data.task or ("text" if self.data.question is None else "table")
+        data = self.data
+        if data.task is not None or data.question is None:
+            return data.task or "text"
+        folders = data.question == "classify" and len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS
+        return "folders" if folders else "table"
 
     def source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""

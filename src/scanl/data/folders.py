@@ -1,0 +1,306 @@
+"""A folder of your own files, with a folder for each class: texts, recordings or pictures."""
+
+import hashlib
+import io
+import wave
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, padded, register
+from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.errors import ConfigError, DataError
+
+PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
+
+
+class Kind(ABC):
+    """How files of one kind become rows."""
+
+    endings: ClassVar[tuple[str, ...]]
+    plural: ClassVar[str]
+
+    @abstractmethod
+    def read(self, path: Path) -> NDArray[Any]:
+        """Return a row (t,) of tokens or (t, C) of features. Raises DataError for a damaged file."""
+
+    @abstractmethod
+    def about(self, path: Path) -> tuple[Any, str]:
+        """Return what all files must share, and the words for it, from the head of a file."""
+
+    @abstractmethod
+    def question(self, classes: int, shared: Any) -> Question:
+        """Return the question, from what all files share."""
+
+
+class Texts(Kind):
+    """Bytes."""
+
+    endings = (".txt", ".md", ".html", ".xml", ".json", ".csv", ".log", ".py")
+    plural = "texts"
+
+    def read(self, path: Path) -> NDArray[Any]:
+        return np.frombuffer(path.read_bytes(), np.uint8)
+
+    def about(self, path: Path) -> tuple[Any, str]:
+        return None, ""
+
+    def question(self, classes: int, shared: Any) -> Question:
+        return Question("class", vocab_size=256, classes=classes, padded=True)
+
+
+class Sounds(Kind):
+    """Samples of 16 bits, divided by 2^15; a step has a number for each channel."""
+
+    endings = (".wav",)
+    plural = "recordings"
+
+    def _open(self, path: Path) -> Any:
+        try:
+            file = wave.open(io.BytesIO(path.read_bytes()))
+        except (wave.Error, EOFError) as error:
+            raise DataError(f"folders: {path} is no WAV file: {error}") from error
+        if file.getsampwidth() != 2:
+            raise DataError(f"folders: {path} has samples of {8 * file.getsampwidth()} bits, expected 16")
+        return file
+
+    def read(self, path: Path) -> NDArray[Any]:
+        with self._open(path) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            return (samples.reshape(-1, file.getnchannels()) / np.float32(2**15)).astype(np.float32)
+
+    def about(self, path: Path) -> tuple[Any, str]:
+        with self._open(path) as file:
+            found = file.getnchannels(), file.getframerate()
+        return found, f"{found[0]} channels at {found[1]} Hz"
+
+    def question(self, classes: int, shared: Any) -> Question:
+        return Question("class", channels=shared[0], classes=classes, padded=True)
+
+
+class Pictures(Kind):
+    """Pixels from the top left, row by row, divided by 255; a step has one number, or three of a colour."""
+
+    endings = (".png", ".jpg", ".jpeg", ".bmp")
+    plural = "pictures"
+
+    def _open(self, path: Path) -> Any:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as file:
+                return file.convert("L" if file.mode in ("1", "L") else "RGB")
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"folders: {path} is no picture: {error}") from error
+
+    def read(self, path: Path) -> NDArray[Any]:
+        pixels = np.asarray(self._open(path), np.float32) / 255
+        return pixels.reshape(pixels.shape[0] * pixels.shape[1], -1)
+
+    def about(self, path: Path) -> tuple[Any, str]:
+        picture = self._open(path)
+        found = *picture.size, len(picture.getbands())
+        return found, f"{found[0]} x {found[1]} pixels of {found[2]} numbers"
+
+    def question(self, classes: int, shared: Any) -> Question:
+        return Question("class", channels=shared[2], classes=classes)
+
+
+KINDS: tuple[Kind, ...] = (Texts(), Sounds(), Pictures())
+
+
+@dataclass(frozen=True)
+class Contents(Sequence[NDArray[Any]]):
+    """The rows of files, which are read when they are asked for."""
+
+    kind: Kind
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, place: Any) -> Any:
+        row = self.kind.read(self.paths[place])
+        if len(row) == 0:
+            raise DataError(f"folders: {self.paths[place]} is empty; leave it out")
+        return row
+
+
+@register("folders")
+@dataclass
+class Folders(FixedRows):
+    """Folders: to which class a text, a recording or a picture of your own belongs; the folders are the classes.
+
+    Texts are read as bytes, recordings (.wav, 16 bits) as samples in [-1, 1], pictures (.png, .jpg, .bmp) as pixels in
+    [0, 1], from the top left, row by row. All files are of one kind; all recordings have one rate and as many channels,
+    all pictures one size. Where the classes lie in folders `train` and `test`, and perhaps `validation`, these are the
+    parts. Otherwise the digests of the files' names decide, for each class by itself; so a file stays in its part when
+    others are added, but for a few at the borders. Files are read when a batch needs them.
+
+    Args:
+        data: one folder.
+        validation, test: fractions of the files of each class in these parts, where no folders say them.
+        sequence_length: most steps that are read of a text or a recording.
+        seed, eval_examples: see `FixedRows`.   folder: not used.
+    Chance: the share of the most frequent class in the test part.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {"held_out": "give --test and --validation"}
+
+    data: Sequence[str | Path] = ()
+    validation: float = 0.1
+    test: float = 0.2
+    sequence_length: int = 256
+
+    def __post_init__(self) -> None:
+        if len(self.data) != 1:
+            raise ConfigError(f"folders: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
+        for name in ("validation", "test"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"folders: {name} is {getattr(self, name)}, expected between 0 and 1")
+        if self.validation + self.test >= 1:
+            raise ConfigError(
+                f"folders: validation and test are {self.validation + self.test:g} of all, expected below 1"
+            )
+        if self.sequence_length < 1:
+            raise ConfigError(f"folders: sequence_length is {self.sequence_length}, expected at least 1")
+
+    @classmethod
+    def reads(cls) -> frozenset[str]:
+        return (super().reads() | {"question"}) - {"folder", "task_options"}
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> "Folders":
+        if options["question"] not in (None, "classify"):
+            raise ConfigError(
+                f"folders: question is {options['question']!r}, expected 'classify' because a folder of files has no "
+                "other answers"
+            )
+        names = ("data", "validation", "test", "sequence_length", "seed", "eval_examples")
+        return cls(**{name: options[name] for name in names})
+
+    @property
+    def root(self) -> Path:
+        return Path(self.data[0])
+
+    @cached_property
+    def _files(self) -> tuple[Kind, list[str], list[list[tuple[Path, int]]]]:
+        """The kind of the files, the names of the classes, and of every part the files with their classes."""
+        if not self.root.is_dir():
+            raise DataError(f"folders: {self.root} is no folder; expected a folder with a folder for each class")
+        parted = [folder for folder in _folders(self.root) if folder.name.lower() in PARTS]
+        if parted and len(parted) == len(_folders(self.root)):
+            found: list[dict[str, list[Path]]] = [{}, {}, {}]
+            for folder in parted:
+                for one in _folders(folder):
+                    found[PARTS[folder.name.lower()]].setdefault(one.name, []).extend(_below(one))
+        else:
+            found = [{one.name: _below(one) for one in _folders(self.root)}, {}, {}]
+        every = [path for part in found for paths in part.values() for path in paths]
+        kind = self._kind(every)
+        classes = sorted(found[0])
+        if len(classes) < 2:
+            raise DataError(f"folders: {self.root} has the classes {classes} to train on, expected two or more")
+        for part, name in ((1, "validation"), (2, "test")):
+            if new := sorted(found[part].keys() - found[0].keys()):
+                raise DataError(f"folders: the class {new[0]!r} is in the {name} part alone; it cannot be learnt")
+        self._deal(found)
+        return kind, classes, [[(p, classes.index(c)) for c in sorted(part) for p in part[c]] for part in found]
+
+    def _kind(self, paths: Sequence[Path]) -> Kind:
+        known = ", ".join(ending for kind in KINDS for ending in kind.endings)
+        if not paths:
+            raise DataError(f"folders: {self.root} has no file in a folder of a class; expected files of {known}")
+        by_ending = {ending: kind for kind in KINDS for ending in kind.endings}
+        for path in paths:
+            if path.suffix.lower() not in by_ending:
+                raise DataError(f"folders: {path} is of kind {path.suffix or 'none'!r}, expected one of {known}")
+        first = by_ending[paths[0].suffix.lower()]
+        for path in paths:
+            if (other := by_ending[path.suffix.lower()]) is not first:
+                raise DataError(
+                    f"folders: {paths[0]} and {path} are {first.plural} and {other.plural}, expected files of one kind"
+                )
+        return first
+
+    def _deal(self, found: list[dict[str, list[Path]]]) -> None:
+        """Fill the parts that no folder says, from the training part: a share of each class."""
+        for part, share in ((2, self.test), (1, self.validation)):
+            if found[part]:
+                continue
+            if part == 1 and not found[2]:
+                share /= 1 - self.test  # of what the test part has left
+            for name, paths in found[0].items():
+                order = sorted(paths, key=lambda path: hashlib.sha256(f"{name}/{path.name}".encode()).digest())
+                count = round(share * len(order))
+                found[part][name], found[0][name] = order[:count], order[count:]
+
+    @cached_property
+    def _shared(self) -> Any:
+        """What all files share; read from the head of each."""
+        kind, _, parts = self._files
+        paths = [path for part in parts for path, _ in part]
+        first, words = kind.about(paths[0])
+        for path in paths:
+            other, its = kind.about(path)
+            if other != first:
+                raise DataError(f"folders: {paths[0]} has {words} and {path} has {its}, expected all alike")
+        return first
+
+    @cached_property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        kind, classes, _ = self._files
+        return kind.question(len(classes), self._shared)
+
+    @property
+    def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        answers = self.parts.test.answers
+        return float(np.bincount(answers).max() / len(answers))
+
+    @cached_property
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if isinstance(self._files[0], Pictures):
+            return self._shared[0] * self._shared[1]
+        return self.sequence_length
+
+    def read(self) -> Parts:
+        kind, _, parts = self._files
+        return Parts(
+            *(
+                Part(Contents(kind, [path for path, _ in part]), np.array([label for _, label in part], np.int64))
+                for part in parts
+            )
+        )
+
+    def check(self) -> None:
+        super().check()
+        assert self.question
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if isinstance(self._files[0], Pictures):
+            return np.stack(rows)
+        return padded(rows, self.length)
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of the names, the parts and the sizes of the files, because reading all of them may take minutes."""
+        digest = hashlib.sha256(self.name.encode())
+        for number, part in enumerate(self._files[2]):
+            for path, label in part:
+                digest.update(f"{number} {label} {path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return all files below a folder but the hidden ones."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
