@@ -290,7 +290,7 @@ class _Chunk(NamedTuple):
     """A chunk of one head and one block of its columns."""
 
     r: int  # the row of its first step
-    count: int  # steps
+    steps: int
     qk_at: int  # indices of its first step in q and k, and in v
     v_at: int
     qk_step: int  # from a step to the next
@@ -356,15 +356,15 @@ def _chunk(sizes, unit, h, first, size, v_width, n):
 def _enter(sizes, given, chunk, m, to):
     """Load the keys and the decays of a chunk, and what comes from them alone."""
     C, K, row, c_row, one = sizes.steps, sizes.k_width, sizes.k_row, sizes.c_row, given.one
-    _take_rows(given.k, chunk.qk_at, chunk.qk_step, chunk.count, sizes.keys, one, m, to.k, row, C, K)
+    _take_rows(given.k, chunk.qk_at, chunk.qk_step, chunk.steps, sizes.keys, one, m, to.k, row, C, K)
     at, step = chunk.r * sizes.d_step + chunk.h * sizes.d_head, chunk.r_step * sizes.d_step
-    _decays_of(given.g, at, step, chunk.count, C, m, to.D, c_row, to.e, to.t, to.a)
+    _decays_of(given.g, at, step, chunk.steps, C, m, to.D, c_row, to.e, to.t, to.a)
     _scale_rows(m, to.k, row, C, K, to.t, one, to.kt)
     transpose(m, to.k, row, C, K, m, to.turned_k, c_row)
     if sizes.delta:
         for i in range(C):
             spot = (chunk.r + chunk.r_step * i) * sizes.heads + chunk.h
-            m[to.b + i] = given.beta[spot] if i < chunk.count else 0
+            m[to.b + i] = given.beta[spot] if i < chunk.steps else 0
         _scale_rows(m, to.k, row, C, K, to.e, -one, to.ke)
         _product(m, to.L, c_row, C, C, to.k, row, 1, K, to.turned_k, c_row, BELOW)
         _decay(m, to.L, c_row, C, to.D, 1, -one)
@@ -375,7 +375,7 @@ def _write(sizes, given, chunk, m, to, S, r, u):
     """Load the values of a chunk at r. In the delta rule, solve for r and u, from the state S (K, V) that enters it."""
     row = sizes.v_row
     _take_rows(
-        given.v, chunk.v_at, chunk.v_step, chunk.count, chunk.size, given.one, m, r, row, sizes.steps, chunk.v_width
+        given.v, chunk.v_at, chunk.v_step, chunk.steps, chunk.size, given.one, m, r, row, sizes.steps, chunk.v_width
     )
     if sizes.delta:
         add_products(
@@ -424,7 +424,7 @@ def _build_forward(dtype):
                     chunk = _chunk(sizes, unit, h, first, size, V, n)
                     _enter(sizes, given, chunk, m, to)
                     _write(sizes, given, chunk, m, to, S, r, u)
-                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.count, keys, given.scale, m, q, k_row, C, K)
+                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, q, k_row, C, K)
                     _product(m, P, c_row, C, C, q, k_row, 1, K, to.turned_k, c_row, BELOW)
                     _decay(m, P, c_row, C, to.D, 0, one)
                     # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
@@ -437,7 +437,7 @@ def _build_forward(dtype):
                     _scale_rows(m, q, k_row, C, K, to.e, one, q)
                     add_products(m, y, v_row, C, V, m, q, k_row, 1, K, m, S, v_row, WHOLE)
                     fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
-                    _give_rows(m, y, v_row, chunk.count, size, one, out, chunk.v_at, chunk.v_step, False)
+                    _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
                     _scale(m, S, v_row, K, V, m[to.e + C - 1], S)
                     add_products(m, S, v_row, K, V, m, to.kt, 1, k_row, C, m, u, v_row, WHOLE)
                 _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
@@ -498,8 +498,8 @@ def _build_backward(dtype):
                     _enter(sizes, given, chunk, m, to)
                     if not delta:
                         _write(sizes, given, chunk, m, to, S, r, u)
-                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.count, keys, given.scale, m, m_q, k_row, C, K)
-                    _take_rows(do, chunk.v_at, chunk.v_step, chunk.count, size, one, m, m_do, v_row, C, V)
+                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, m_q, k_row, C, K)
+                    _take_rows(do, chunk.v_at, chunk.v_step, chunk.steps, size, one, m, m_do, v_row, C, V)
                     transpose(m, u, v_row, C, V, m, turned_u, c_row)
                     transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
                     fill(m, to.E, 3 * c_row, 0)
@@ -525,7 +525,7 @@ def _build_backward(dtype):
                         whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
                     whole *= m[to.e + C - 1]
                     part = unit.part * given.q.size + chunk.qk_at
-                    _give_rows(m, to_q, k_row, chunk.count, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
+                    _give_rows(m, to_q, k_row, chunk.steps, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
                     if delta:
                         _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
                         _product(m, B, c_row, C, C, m_y, v_row, 1, V, turned_u, c_row, BELOW)
@@ -539,12 +539,12 @@ def _build_backward(dtype):
                         _add(m, to_q, k_row, C, K, to_k)
                         fill(m, to.spare, C, 0)
                         _add_dots(m, m_dv, r, v_row, C, V, to.spare)
-                        for i in range(chunk.count):
+                        for i in range(chunk.steps):
                             at = ((unit.part % slots.column_parts) * rows + chunk.r + chunk.r_step * i) * heads + h
                             dbeta[at] = m[to.spare + i] + (dbeta[at] if again else 0)
-                    _give_rows(m, to_k, k_row, chunk.count, keys, one, dk, part, chunk.qk_step, pair > 0)
+                    _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, part, chunk.qk_step, pair > 0)
                     du = m_y if delta else m_dv
-                    _give_rows(m, du, v_row, chunk.count, size, one, dv, chunk.v_at, chunk.v_step, False)
+                    _give_rows(m, du, v_row, chunk.steps, size, one, dv, chunk.v_at, chunk.v_step, False)
                     # dS enters the chunk before
                     _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
                     _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
@@ -554,7 +554,7 @@ def _build_backward(dtype):
                     # a decay's terms also have the outputs from its step on, and the writes before it
                     for i in range(C - 2, -1, -1):
                         m[to.E + i] += m[to.E + i + 1]
-                    for i in range(chunk.count):
+                    for i in range(chunk.steps):
                         found = m[to.of_g + i] + m[to.E + i] + whole
                         whole += m[to.F + i]
                         if sizes.d_step:

@@ -761,11 +761,14 @@ def _in_chunks(told, g, gv, work, *, back):
     """Return whether products over chunks of steps are faster than the recurrence (docs/matrix_memory.md).
 
     They need one decay a head at most, and no bonus. A short sequence is not worth them. Forwards the recurrence is as
-    fast while a block of columns of the state fits the first-level cache.
+    fast while a block of columns of the state fits the first-level cache, unless much of its last block is empty.
     """
     if told["kind"] not in (PLAIN, DELTA) or gv is not None or (g is not None and g.ndim == 4):
         return False
-    return work.slots["longest"] > CHUNK and (back or work.slots["keys"] >= WIDE)
+    keys, values = work.slots["keys"], work.slots["values"]
+    empty_columns = -values % W - -values % (W // 4)  # products have whole vectors instead of whole blocks
+    wasteful = keys >= W < values and 4 * empty_columns >= values + -values % W
+    return work.slots["longest"] > CHUNK and (back or keys >= WIDE or wasteful)
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):

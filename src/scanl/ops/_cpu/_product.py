@@ -8,6 +8,9 @@ eight sums that do not wait for one another: four rows of two vectors, or one ro
 eight rows of two vectors, which need fewer loads for each sum.
 """
 
+# pyright: reportCallIssue=false
+# numba passes the first argument of an intrinsic itself.
+
 from typing import Any
 
 from llvmlite import ir
