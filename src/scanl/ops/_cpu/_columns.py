@@ -29,6 +29,21 @@ class Work(NamedTuple):
     slots: dict[str, int]  # the kernels' slots for this division
 
 
+class Unit(NamedTuple):
+    """A unit of work: some heads and some blocks of their columns, for one sequence."""
+
+    part: int  # index among the parts that use one head of q and k
+    n: int  # the sequence
+    shared_head: int
+    start: int  # the row of its first step
+    direction: int  # 1 or -1: from a step's row to the next step's
+    steps: int
+    head: int  # the first of `heads`
+    heads: int
+    column: int  # the first of `columns` blocks
+    columns: int
+
+
 def divide(v: torch.Tensor, shared: int, state: torch.Tensor, reverse: bool, cu_seqlens: torch.Tensor | None) -> Work:
     bounds = None if cu_seqlens is None else offsets(cu_seqlens, v.shape[1], "cu_seqlens")
     return _divide(tuple(v.shape), shared, state.shape[-2], reverse, bounds)
@@ -61,6 +76,20 @@ def summed(parts: torch.Tensor) -> torch.Tensor:
 def share(part, parts, count):
     """Divide range(count) into `parts`; return the start and the end of one part."""
     return count * part // parts, count * (part + 1) // parts
+
+
+@helper(forceinline=True)
+def unit_of(unit, slots, ranges):
+    parts = slots.head_parts * slots.column_parts
+    part, group = unit % parts, unit // parts
+    n, shared_head = group // slots.shared, group % slots.shared
+    begin, end = ranges[2 * n], ranges[2 * n + 1]
+    start, direction = (end - 1, -1) if slots.reverse else (begin, 1)
+    each = slots.heads // slots.shared
+    low, high = share(part // slots.column_parts, slots.head_parts, each)
+    left, right = share(part % slots.column_parts, slots.column_parts, -(-slots.values // WIDTH))
+    head = shared_head * each + low
+    return Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
 
 
 @helper(forceinline=True)

@@ -12,6 +12,8 @@ Backwards, with dS the gradient of S_t:
 The backward pass recomputes the states P, CHUNK steps at a time, from the state stored at the start of each chunk. The
 gradient of the decay is the sum of the terms that contain the decay. A running sum of q ⊙ dq - k ⊙ dk equals it and
 needs no states, but its rounding error exceeds the gradients of strong decays.
+
+Where one decay a head, or none, and the sizes allow it, `_matrix_chunks` has the faster form.
 """
 
 # pyright: reportCallIssue=false
@@ -25,7 +27,8 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-from scanl.ops._cpu._columns import CHUNK, divide, load, share, store, summed
+from scanl.ops._cpu import _matrix_chunks
+from scanl.ops._cpu._columns import CHUNK, divide, load, store, summed, unit_of
 from scanl.ops._cpu._columns import WIDTH as W
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
@@ -36,7 +39,7 @@ from scanl.ops._cpu._vectors import STRIP, Emitter
 
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "
-    "columns q k v av a b g beta u scale state "
+    "columns delta q k v av a b g beta u scale state "
 )
 FORWARD = Slots(_HEAD + "out last")
 BACKWARD = Slots(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
@@ -49,6 +52,7 @@ MOST = 512
 STRIDE = MOST + 16
 D, A, K, B, Q, DQ, U, STEP = (n * STRIDE for n in range(8))  # for two steps; then the sums of the backward pass
 TO_K, TO_A, TO_B, TO_D, TO_Q, TO_U, VECTORS = (2 * STEP + n * STRIDE for n in range(7))
+WIDE = 192  # keys from which on the forward pass takes products over chunks
 AHEAD = 4  # steps between prefetching q, k, v and using them
 PLAIN, BONUS, DELTA, GENERAL = range(4)  # kinds; the last two have a low-rank term
 # Numbers after a step's first vector: q·a, q·k (weighted, with a bonus), y·do, v·do, the sum of dlog d, k·da, v·dv
@@ -336,21 +340,6 @@ class _Given(NamedTuple):
     state: Any
 
 
-class _Unit(NamedTuple):
-    """A unit of work: some heads and some blocks of their columns, for one sequence."""
-
-    part: int  # index among the parts that use one head of q and k
-    n: int  # the sequence
-    shared_head: int
-    start: int  # the row of its first step
-    direction: int  # 1 or -1: from a step's row to the next step's
-    steps: int
-    head: int  # the first of `heads`
-    heads: int
-    column: int  # the first of `columns` blocks
-    columns: int
-
-
 class _Place(NamedTuple):
     """Indices at which the operands of a step begin, and its write strength."""
 
@@ -387,20 +376,6 @@ def _given(slots, dtype):
         array(slots.scale, 1, dtype)[0],
         array(slots.state, slots.sequences * heads * keys * values, dtype),
     )
-
-
-@helper(forceinline=True)
-def _unit(unit, slots, ranges):
-    parts = slots.head_parts * slots.column_parts
-    part, group = unit % parts, unit // parts
-    n, shared_head = group // slots.shared, group % slots.shared
-    begin, end = ranges[2 * n], ranges[2 * n + 1]
-    start, direction = (end - 1, -1) if slots.reverse else (begin, 1)
-    each = slots.heads // slots.shared
-    low, high = share(part // slots.column_parts, slots.head_parts, each)
-    left, right = share(part % slots.column_parts, slots.column_parts, -(-slots.values // W))
-    head = shared_head * each + low
-    return _Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
 
 
 @helper(forceinline=True)
@@ -564,7 +539,7 @@ def _build_forward(dtype):
             number = take(counter)
             if number >= units:
                 return
-            unit = _unit(number, slots, ranges)
+            unit = unit_of(number, slots, ranges)
             next_t = AHEAD * unit.direction * sizes.shared * keys
             next_at = AHEAD * unit.direction * heads * values
             for pair in range(unit.heads * unit.columns):
@@ -714,7 +689,7 @@ def _build_backward(dtype):
             number = take(counter)
             if number >= units:
                 return
-            unit = _unit(number, slots, ranges)
+            unit = unit_of(number, slots, ranges)
             chunks = (unit.steps + CHUNK - 1) // CHUNK
             for pair in range(unit.heads * unit.columns):
                 h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
@@ -777,15 +752,34 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
         "d_head": d_head,
         "d_key": d_key,
         "kind": kind,
+        "delta": int(kind == DELTA),
         "columns": gv is not None,
     }
+
+
+def _in_chunks(told, g, gv, work, *, back):
+    """Return whether products over chunks of steps are faster than the recurrence (docs/matrix_memory.md).
+
+    They need one decay a head at most, and no bonus. A short sequence is not worth them. Forwards the recurrence is as
+    fast while a block of columns of the state fits the first-level cache, unless much of its last block is empty.
+    """
+    if told["kind"] not in (PLAIN, DELTA) or gv is not None or (g is not None and g.ndim == 4):
+        return False
+    keys, values = work.slots["keys"], work.slots["values"]
+    empty_columns = -values % W - -values % (W // 4)  # products have whole vectors instead of whole blocks
+    wasteful = keys >= W < values and 4 * empty_columns >= values + -values % W
+    return work.slots["longest"] > CHUNK and (back or keys >= WIDE or wasteful)
 
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):
     """Return y and the last state: `dplr_scan` with a and b, the delta rule with beta, else linear attention."""
     work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
-    _forward.run(v.dtype, FORWARD.pack(**told, out=y, last=last), work.units, v.numel() * state.shape[2])
+    made, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
+    if _in_chunks(told, g, gv, work, back=False):
+        _matrix_chunks.run_forward(work, {**told, **made}, elements)
+    else:
+        _forward.run(v.dtype, FORWARD.pack(**told, **made), work.units, elements)
     return y, last
 
 
@@ -815,8 +809,12 @@ def run_backward(
         "state": empty(state.shape, state.dtype),
     }
     made = {f"d{name}": grad for name, grad in grads.items()}
-    slots = BACKWARD.pack(**told, **made, do=dy.contiguous(), dlast=dlast.contiguous())
-    _backward.run(v.dtype, slots, work.units, 4 * v.numel() * state.shape[2])
+    made |= {"do": dy.contiguous(), "dlast": dlast.contiguous()}
+    elements = 4 * v.numel() * keys
+    if _in_chunks(told, g, gv, work, back=True):
+        _matrix_chunks.run_backward(work, {**told, **made}, elements)
+    else:
+        _backward.run(v.dtype, BACKWARD.pack(**told, **made), work.units, elements)
     for name in ("q", "k", "a", "b", "beta", "u"):
         grads[name] = summed(grads[name])
     grads["g"] = grads["g"].sum((0, 1)) if constant else summed(grads["g"])

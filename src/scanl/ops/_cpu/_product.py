@@ -1,15 +1,20 @@
-"""Multiply a few rows by a matrix inside a kernel.
+"""Multiply matrices inside a kernel: a few rows by a matrix, or matrices of whole tiles.
 
 The code uses explicit vectors. The sums of a tile of rows and columns then stay in registers from the first term to the
 last; from loops over arrays, the compiler does not achieve this. Each load of the matrix serves all rows of the tile.
 
 A sum waits for the one before it, for about four cycles on a processor that starts two in each cycle. So a tile has
-eight sums that do not wait for one another: four rows of two vectors, or one row of eight.
+eight sums that do not wait for one another: four rows of two vectors, or one row of eight. Matrices of whole tiles take
+eight rows of two vectors, which need fewer loads for each sum.
 """
+
+# pyright: reportCallIssue=false
+# numba passes the first argument of an intrinsic itself.
 
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
@@ -17,6 +22,9 @@ from scanl.ops._cpu._helper import helper
 
 BYTES = 64  # bytes of a vector
 TERMS = 32  # terms summed in registers
+LONG = 64  # the same for whole tiles: these rows of a panel of w stay in the first-level cache
+ROWS, WIDE = (8, 2) if get_host_cpu_features().get("avx512f") else (4, 1)  # rows and vectors of a whole tile
+WHOLE, LOWER, UPPER, BELOW = range(4)  # what `add_products` may leave out
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 
@@ -25,11 +33,11 @@ def _tile(count: int, wide: int) -> Any:
     """Build an intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and the columns of `wide` vectors.
 
     k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
-    begins and the row stride.
+    begins and the row stride. For h they also give the stride over k, so that h may be a transposed matrix.
     """
 
     @intrinsic
-    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, w, w_at, w_row, terms):
+    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, terms):
         bytes_each = out.dtype.bitwidth // 8
         lanes = BYTES // bytes_each
         vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
@@ -37,8 +45,8 @@ def _tile(count: int, wide: int) -> Any:
         first_lane = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
 
         def codegen(context, builder, signature, args):
-            _, out_at, out_row, _, h_at, h_row, _, w_at, w_row, terms = args
-            outs, hs, ws = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6))
+            _, out_at, out_row, _, h_at, h_row, h_term, _, w_at, w_row, terms = args
+            outs, hs, ws = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 7))
 
             def place(data, at, row, stride):
                 return builder.gep(data, [builder.add(at, builder.mul(row, stride))])
@@ -49,9 +57,9 @@ def _tile(count: int, wide: int) -> Any:
 
             def with_term(sums, k):
                 columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row)]
-                new = []
+                new, term = [], builder.add(h_at, builder.mul(k, h_term))
                 for r in range(count):
-                    factor = builder.load(place(hs, builder.add(h_at, k), _SIZE(r), h_row))
+                    factor = builder.load(place(hs, term, _SIZE(r), h_row))
                     spread = builder.insert_element(nothing, factor, ir.IntType(32)(0))
                     spread = builder.shuffle_vector(spread, nothing, first_lane)
                     for column, total in zip(columns, sums[r * wide : (r + 1) * wide], strict=True):
@@ -79,12 +87,13 @@ def _tile(count: int, wide: int) -> Any:
             return context.get_dummy_value()
 
         integer = types.int64
-        return types.void(out, integer, integer, h, integer, integer, w, integer, integer, integer), codegen
+        return types.void(out, integer, integer, h, integer, integer, integer, w, integer, integer, integer), codegen
 
     return tile
 
 
 _four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
+_large, _narrow = _tile(ROWS, WIDE), _tile(ROWS, 1)
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz"})
@@ -103,19 +112,84 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
         for j in range(0, whole - lanes, 2 * lanes):
             for r in range(0, count - 3, 4):
                 o = out_at + r * out_row + j
-                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
         for j in range(whole - whole % (2 * lanes), whole, lanes):
             for r in range(0, count - 3, 4):
-                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
         for r in range(count - count % 4, count):
             for j in range(0, whole - 7 * lanes, 8 * lanes):
                 o = out_at + r * out_row + j
-                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
             for j in range(whole - whole % (8 * lanes), whole, lanes):
-                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, w, row + j, w_row, terms)
+                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
     for r in range(count):
         for j in range(whole, width):
             total = out.dtype.type(0)
             for k in range(n):
                 total += h[h_at + r * h_row + k] * w[w_at + k * w_row + j]
             out[out_at + r * out_row + j] += total
+
+
+@helper(fastmath={"contract", "nsz"})
+def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, terms, w, w_at, w_row, part):
+    """Compute out += h w for matrices of whole tiles: `rows` in ROWS, `width` in vectors. h has strides of both axes.
+
+    part: WHOLE; LOWER or UPPER if h is zero above or below its diagonal, where no product is then computed; BELOW if
+    only the part of out on and below its diagonal is wanted.
+    """
+    lanes = BYTES // out.itemsize
+    for first in range(0, terms, LONG):
+        for j in range(0, width, WIDE * lanes):
+            for r in range(0, rows, ROWS):
+                low = max(first, r) if part == UPPER else first
+                high = min(first + LONG, terms, r + ROWS) if part == LOWER else min(first + LONG, terms)
+                if low >= high or (part == BELOW and j >= r + ROWS):
+                    continue
+                o, a, b = out_at + r * out_row + j, h_at + r * h_row + low * h_term, w_at + low * w_row + j
+                if j + WIDE * lanes <= width:
+                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low)
+                else:
+                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low)
+
+
+@intrinsic
+def _turn(typingctx, out, out_at, out_row, x, x_at, x_row):
+    """Transpose a square of as many rows as a vector has lanes."""
+    bytes_each = out.dtype.bitwidth // 8
+    lanes = BYTES // bytes_each
+    vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
+    numbers = ir.VectorType(ir.IntType(32), lanes)
+
+    def codegen(context, builder, signature, args):
+        _, out_at, out_row, _, x_at, x_row = args
+        outs, xs = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3))
+
+        def place(data, at, row, r):
+            each = builder.gep(data, [builder.add(at, builder.mul(row, _SIZE(r)))])
+            return builder.bitcast(each, vector.as_pointer())
+
+        rows = [builder.load(place(xs, x_at, x_row, r), align=bytes_each) for r in range(lanes)]
+        span = 1
+        while span < lanes:  # exchange the squares of `span` rows that lie beside the diagonal of each pair of squares
+            upper = ir.Constant(numbers, [lane if not lane & span else lanes + lane - span for lane in range(lanes)])
+            lower = ir.Constant(numbers, [lane + span if not lane & span else lanes + lane for lane in range(lanes)])
+            for r in range(lanes):
+                if not r & span:
+                    pair = rows[r], rows[r + span]
+                    rows[r], rows[r + span] = (builder.shuffle_vector(*pair, which) for which in (upper, lower))
+            span *= 2
+        for r, row in enumerate(rows):
+            builder.store(row, place(outs, out_at, out_row, r), align=bytes_each)
+        return context.get_dummy_value()
+
+    integer = types.int64
+    return types.void(out, integer, integer, x, integer, integer), codegen
+
+
+@helper()
+def transpose(x, x_at, x_row, rows, width, out, out_at, out_row):
+    """Write xᵀ (width, rows) to out, for x (rows, width); both sizes are multiples of the lanes of a vector."""
+    lanes = BYTES // out.itemsize
+    for r in range(0, rows, lanes):
+        for j in range(0, width, lanes):
+            _turn(out, out_at + j * out_row + r, out_row, x, x_at + r * x_row + j, x_row)
