@@ -432,7 +432,7 @@ def test_wrong_timespans_are_refused(name):
 
 # --- the whole sequence as a convolution, and step by step
 
-CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
+CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone", "mega_ema"]
 CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv", "lssl"]
 
 
