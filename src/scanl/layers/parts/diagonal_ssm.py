@@ -34,7 +34,8 @@ def diagonal_ssm(
     """Return y (B, T, D) and the state after the last step.
 
     x: (B, T, D) real.   A, B, C: (D, N), real, or complex with one of each conjugate pair; for a sum of Re C s, without
-    the 2, pass C/2.   dt: (D).   If all channels have one A, pass A (1, N), B (1, N) and dt (1): then its powers are computed once.
+    the 2, pass C/2.   dt: (D).   If all channels have one A, pass A (1, N), B (1, N) and dt (1): then its powers are
+    computed once.
     state: (B, D, N) in A's dtype; None for zeros.   discretization: "zoh", "bilinear" or "dirac", as in `discretize`.
     timespans: (B, T), duration of each step; it multiplies dt.   All in float32 or wider.
     """
