@@ -21,13 +21,14 @@ COMPARED = 2048
 
 def generate(model: SashimiModel, samples: int, parts: int = 10) -> tuple[torch.Tensor, list[dict[str, float]]]:
     """Return the samples, and for each part its rate in samples a second and the peak memory after it in MiB."""
-    made, rows = [], []
+    made, rows = torch.empty(samples, dtype=torch.int64), []  # a list of tensors would grow
     stream = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=samples, seed=0)
-    for _ in range(parts):
+    for part in range(parts):
         start = time.perf_counter()
-        made += [next(stream) for _ in range(samples // parts)]
+        for n in range(samples // parts):
+            made[part * (samples // parts) + n] = next(stream)[0]
         rows.append({"rate": samples // parts / (time.perf_counter() - start), "MiB": resident("VmHWM") / 1024})
-    return torch.cat(made), rows
+    return made, rows
 
 
 @torch.no_grad()

@@ -79,6 +79,9 @@ from scanl.layers.rwkv.aft import AFT as AFT
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
+from scanl.layers.ssm.bimamba import BiMamba as BiMamba
+from scanl.layers.ssm.bimamba import CaduceusMixer as CaduceusMixer
+from scanl.layers.ssm.bimamba import ReverseComplement as ReverseComplement
 from scanl.layers.ssm.dlr import DLR as DLR
 from scanl.layers.ssm.dss import DSS as DSS
 from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax
