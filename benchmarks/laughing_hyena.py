@@ -30,15 +30,15 @@ def taught(context: int, dim: int, depth: int, steps: int) -> LanguageModel:
     torch.manual_seed(0)
     model, data = LanguageModel(256, dim, depth, "hyena", layer_options={"l_max": context}), corpus()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(steps):
+    for step in range(steps):
         starts = torch.randint(len(data) - TRAINED - 1, (4,))
         tokens = torch.stack([data[s : s + TRAINED + 1] for s in starts])
         loss = F.cross_entropy(model(tokens[:, :-1])[0].flatten(0, 1), tokens[:, 1:].flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    if steps:
-        print(f"teacher: {loss.item():.3f} nats a byte after {steps} steps")
+        if step + 1 == steps:
+            print(f"teacher: {loss.item():.3f} nats a byte after {steps} steps")
     return model.eval()
 
 

@@ -11,6 +11,7 @@ Prints mean and standard deviation over the seeds; writes benchmarks/results/spa
 
 import argparse
 import copy
+import importlib
 import json
 import statistics
 import warnings
@@ -28,7 +29,7 @@ LAGS = (1, 2, 3, 6, 9, 12, 18, 24, 36, 48, 60)
 
 
 def load(name: str) -> np.ndarray:
-    datasets: Any = __import__(f"statsmodels.datasets.{name}", fromlist=["load_pandas"])
+    datasets: Any = importlib.import_module(f"statsmodels.datasets.{name}")
     table = datasets.load_pandas().data
     if name == "elnino":
         table = table.drop(columns="YEAR").stack()
@@ -47,11 +48,10 @@ def error(forecast: Tensor, answers: Tensor) -> float:
 
 
 def autoregression(series: Tensor, lags: int, fitted: int, x: Tensor, horizon: int) -> Tensor:
-    from statsmodels.tsa.ar_model import AutoReg
-
+    models: Any = importlib.import_module("statsmodels.tsa.ar_model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = AutoReg(series[:fitted].numpy(), lags).fit().params
+        found = models.AutoReg(series[:fitted].numpy(), lags).fit().params
     constant, phi = float(found[0]), torch.as_tensor(np.asarray(found[1:]), dtype=x.dtype)
     for _ in range(horizon):
         x = torch.cat([x, constant + (x[:, -lags:].flip(1) * phi[:, None]).sum(1, keepdim=True)], 1)

@@ -74,7 +74,7 @@ class BiMamba(Mamba):
         ahead = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
         y, state = self._select(u, z, *ahead, state, cu_seqlens, timespans)
         back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
-        turned = [turn(part, cu_seqlens) for part in (u, z)]
+        turned = (turn(u, cu_seqlens), turn(z, cu_seqlens))
         spans = None if timespans is None else turn(timespans, cu_seqlens)
         y = y + turn(self._select(*turned, *back, None, cu_seqlens, spans)[0], cu_seqlens)
         return self.out_proj(y / 2 if self.divide_out else y), state

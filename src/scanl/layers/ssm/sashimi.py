@@ -186,8 +186,8 @@ class Sashimi(Layer):
     ) -> tuple[Tensor, TierState]:
         self._check(x, state, cu_seqlens)
         if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            before = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
         else:  # a tier that does not run in this call keeps its state, in the layer's own dtype
-            state = map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form())
-        y, state = self.tier(x, state) if cu_seqlens is None else each_alone(self.tier, x, state, cu_seqlens)
-        return self.norm(y), cast(TierState, state)
+            before = cast(TierState, map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form()))
+        y, after = self.tier(x, before) if cu_seqlens is None else each_alone(self.tier, x, before, cu_seqlens)
+        return self.norm(y), cast(TierState, after)
