@@ -33,8 +33,7 @@ from scanl.layers import (
     param_groups,
 )
 from scanl.layers import state as states
-from scanl.layers.parts import diagonal_ssm, hippo
-from scanl.layers.ssm import lssl as lssl_layer
+from scanl.layers.parts import dense_ssm, diagonal_ssm, hippo
 from scanl.layers.ssm import rglru as rglru_layer
 from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
@@ -432,7 +431,7 @@ def test_wrong_timespans_are_refused(name):
 
 # --- the whole sequence as a convolution, and step by step
 
-CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone"]
+CONVOLVED = ["s4d", "s4d_bilinear", "dss", "dss_softmax_growing", "dlr", "gss", "s4", "h3", "h3_alone", "mega_ema"]
 CONVOLVED += ["hyena", "hyena_of_order_four", "sgconv", "lssl"]
 
 
@@ -490,10 +489,10 @@ def test_gradients_of_the_convolution(name, monkeypatch):
         return torch.autograd.grad(loss, [x, *leaves, *layer.parameters()])
 
     found = gradients()
-    for module in (diagonal_ssm, s4_layer, lssl_layer):
+    for module in (diagonal_ssm, s4_layer, dense_ssm):
         monkeypatch.setattr(module, "FEW", 100)
     torch.testing.assert_close(found, gradients())
-    for module in (diagonal_ssm, s4_layer, lssl_layer):
+    for module in (diagonal_ssm, s4_layer, dense_ssm):
         monkeypatch.setattr(module, "FEW", 0)
     short = torch.randn(1, 5, DIM).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: layer(x)[0], (short,), fast_mode=True)

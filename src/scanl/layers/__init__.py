@@ -79,6 +79,9 @@ from scanl.layers.rwkv.aft import AFT as AFT
 from scanl.layers.rwkv.rwkv4 import RWKV4 as RWKV4
 from scanl.layers.rwkv.rwkv6 import RWKV6 as RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
+from scanl.layers.ssm.bimamba import BiMamba as BiMamba
+from scanl.layers.ssm.bimamba import CaduceusMixer as CaduceusMixer
+from scanl.layers.ssm.bimamba import ReverseComplement as ReverseComplement
 from scanl.layers.ssm.dlr import DLR as DLR
 from scanl.layers.ssm.dss import DSS as DSS
 from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax
@@ -88,6 +91,7 @@ from scanl.layers.ssm.hawk import Hawk as Hawk
 from scanl.layers.ssm.hippo import HiPPO as HiPPO
 from scanl.layers.ssm.hippo_rnn import HiPPORNN as HiPPORNN
 from scanl.layers.ssm.hyena import Hyena as Hyena
+from scanl.layers.ssm.laughing_hyena import LaughingHyena as LaughingHyena
 from scanl.layers.ssm.linoss import LinOSS as LinOSS
 from scanl.layers.ssm.linoss import LinOSSIMEX as LinOSSIMEX
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI as LinRNNLTI
@@ -103,7 +107,9 @@ from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
 from scanl.layers.ssm.s5 import S5 as S5
+from scanl.layers.ssm.sashimi import Sashimi as Sashimi
 from scanl.layers.ssm.sgconv import SGConv as SGConv
+from scanl.layers.ssm.spacetime import SpaceTime as SpaceTime
 from scanl.layers.wrappers import Bidirectional as Bidirectional
 from scanl.layers.wrappers import MultiScale as MultiScale
 

@@ -3,6 +3,7 @@
 from scanl.layers.channel.gated_mlp import GatedMLP as GatedMLP
 from scanl.models.block import Block as Block
 from scanl.models.classifier import SequenceClassifier as SequenceClassifier
+from scanl.models.distillation import distil_model as distil_model
 from scanl.models.forecaster import Forecast as Forecast
 from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.generation import Generation as Generation
@@ -10,5 +11,7 @@ from scanl.models.labeller import SequenceLabeller as SequenceLabeller
 from scanl.models.language_model import LanguageModel as LanguageModel
 from scanl.models.presets import presets as presets
 from scanl.models.regressor import SequenceRegressor as SequenceRegressor
+from scanl.models.sashimi import SashimiModel as SashimiModel
 from scanl.models.saving import Saved as Saved
+from scanl.models.spacetime import SpaceTimeNet as SpaceTimeNet
 from scanl.models.stack import Stack as Stack

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.dispatch import in_forward_mode, transforming
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops._frame.op import op
 
@@ -192,11 +193,53 @@ def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
     # `skip`, so the transform can be shorter.
     skip, full = first - low, n + high - low - 1
     size = _fast(max(full - skip, min(skip + count, full)))
-    forward, back = (torch.fft.fft, torch.fft.ifft) if x.is_complex() else (torch.fft.rfft, torch.fft.irfft)
     # On a CPU, transforms over the last axis of transposed views were six times as fast as transforms over axis 1.
-    product = back(forward(x.transpose(1, 2), size) * forward(kernel[:, low:high], size), size)
+    rows, lags = x.transpose(1, 2), kernel[:, low:high]
+    if x.is_complex() or kernel.is_complex() or torch.compiler.is_compiling() or in_forward_mode() or transforming():
+        product = _by_fft(rows, lags, size)
+    else:
+        product = _Product.apply(rows, lags, size)
     wanted = product[..., skip : min(skip + count, full)]
     return F.pad(wanted, (0, count - wanted.shape[-1])).transpose(1, 2)
+
+
+def _by_fft(x: Tensor, kernel: Tensor, size: int) -> Tensor:
+    """Return the cyclic convolution of x (B, D, n) and kernel (D, m) over `size` steps."""
+    forward, back = (torch.fft.fft, torch.fft.ifft) if x.is_complex() else (torch.fft.rfft, torch.fft.irfft)
+    return back(forward(x, size) * forward(kernel, size), size)
+
+
+class _Product(torch.autograd.Function):
+    """`_by_fft` of real numbers. Its gradients are correlations of real numbers.
+
+    torch differentiates a real transform by a complex one of the same length, which takes twice the time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, size: int) -> Tensor:
+        spectrum, filters = torch.fft.rfft(x, size), torch.fft.rfft(kernel, size)
+        wanted = ctx.needs_input_grad
+        ctx.save_for_backward(x, kernel, spectrum if wanted[1] else None, filters if wanted[0] else None)
+        ctx.size = size
+        return torch.fft.irfft(spectrum * filters, size)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        x, kernel, spectrum, filters = ctx.saved_tensors
+        (by,) = cotangents
+        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+            with torch.enable_grad():
+                y = _by_fft(x, kernel, ctx.size)
+            leaves = [leaf for leaf in (x, kernel) if leaf.requires_grad]
+            found = iter(torch.autograd.grad(y, leaves, by, create_graph=True))
+            return *(next(found) if leaf.requires_grad else None for leaf in (x, kernel)), None
+        by = torch.fft.rfft(by, ctx.size)
+        to_x = to_kernel = None
+        if ctx.needs_input_grad[0]:
+            to_x = torch.fft.irfft(by * filters.conj(), ctx.size)[..., : x.shape[-1]]
+        if ctx.needs_input_grad[1]:
+            to_kernel = torch.fft.irfft((by * spectrum.conj()).sum(0), ctx.size)[..., : kernel.shape[-1]]
+        return to_x, to_kernel, None
 
 
 def _settle(kernel: Tensor, position: int, due: Tensor, levels: tuple[Tensor, ...]) -> Tensor:

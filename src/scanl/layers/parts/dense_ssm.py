@@ -8,6 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.ops import long_convolution
+from scanl.ops._frame.opaque import opaque
+
+FEW = 16  # up to this many steps the recurrence is used
 
 
 def dense_ssm(x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -58,3 +61,25 @@ def _table(first: Tensor, squares: list[Tensor], count: int) -> Tensor:
     for power in squares[: count.bit_length() - 1]:
         table = torch.cat([table, power @ table], 2)
     return table
+
+
+def _shapes(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(u), u.new_empty(u.shape[0], *B.shape)
+
+
+@opaque(
+    "dense_scan(Tensor u, Tensor A, Tensor B, Tensor C, Tensor? state) -> (Tensor, Tensor)",
+    _shapes,
+)
+def dense_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run a few steps as the recurrence, more by `dense_ssm`. Shapes as there; T may be 0."""
+    state = None if state is None else state.to(u.dtype)
+    if u.shape[1] > FEW:
+        return dense_ssm(u, A, B, C, state)
+    state = u.new_zeros(u.shape[0], *B.shape) if state is None else state
+    A, B, C = (each.to(u.dtype) for each in (A, B, C))
+    ys = []
+    for x in u.unbind(1):
+        state = torch.einsum("dnm,bdm->bdn", A, state) + B * x[..., None]
+        ys.append((C * state).sum(-1))
+    return (torch.stack(ys, 1) if ys else u), state

@@ -1,6 +1,6 @@
 r"""Run a diagonal state space model over a sequence, one model for each channel.
 
-.. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t
+.. math:: s_t = \bar A s_{t-1} + \bar B x_t, \quad y_t = 2\,\mathrm{Re}\, C s_t \;\text{ or, if A is real, }\; C s_t
 
 There are two forms. The recurrence stores the states of all steps, T D N numbers. It is used for a few steps, for steps
 of different duration, and in a program that is exported for sequences of any length. Other sequences are convolved with
@@ -33,9 +33,10 @@ def diagonal_ssm(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) and the state after the last step.
 
-    x: (B, T, D) real.   A, B, C: (D, N) complex, one of each conjugate pair; for a sum of Re C s, without the 2, pass
-    C/2.   dt: (D).   If all channels have one A, pass A (1, N), B (1, N) and dt (1): then its powers are computed once.
-    state: (B, D, N) complex; None for zeros.   discretization: "zoh", "bilinear" or "dirac", as in `discretize`.
+    x: (B, T, D) real.   A, B, C: (D, N), real, or complex with one of each conjugate pair; for a sum of Re C s, without
+    the 2, pass C/2.   dt: (D).   If all channels have one A, pass A (1, N), B (1, N) and dt (1): then its powers are
+    computed once.
+    state: (B, D, N) in A's dtype; None for zeros.   discretization: "zoh", "bilinear" or "dirac", as in `discretize`.
     timespans: (B, T), duration of each step; it multiplies dt.   All in float32 or wider.
     """
     state = None if state is None else state.to(A.dtype)
@@ -72,6 +73,8 @@ def _recurrence(
         A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
         a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
     h, last = linear_scan(b * x[..., None], a, state, cu_seqlens=cu_seqlens)
+    if not A.is_complex():
+        return torch.einsum("btdn,dn->btd", h, C), last
     readout = 2 * torch.stack([C.real, -C.imag], -1).flatten(1)
     return torch.einsum("btdn,dn->btd", torch.view_as_real(h).flatten(3), readout), last
 
@@ -85,7 +88,7 @@ def _convolution(
     last, gone = _remembered(x, a)
     last = b * last
     if state is not None:
-        weights = (2 * C * a * state).flatten(0, 1)  # (B D, N)
+        weights = ((2 if A.is_complex() else 1) * C * a * state).flatten(0, 1)  # (B D, N)
         repeated = a if len(a) == 1 else a.repeat(batch, 1)
         echo = sum_of_powers(weights, repeated, steps)
         y = y + echo.unflatten(0, (batch, -1)).transpose(1, 2)
@@ -95,7 +98,7 @@ def _convolution(
 
 def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """Return Σ_j a^{T-1-j} x_j (B, D, N) and a^T, from two tables of powers with about √T columns."""
-    steps, wide = x.shape[1], torch.complex128
+    steps, wide = x.shape[1], torch.complex128 if a.is_complex() else torch.float64
     block = 1 << ((steps - 1).bit_length() + 1) // 2
     blocks = -(-steps // block)
     inner, jump = powers(a.to(wide), block)  # (D, N, block)
@@ -103,9 +106,13 @@ def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     rest = steps - (blocks - 1) * block
     gone = outer[..., -1] * (inner[..., rest] if rest < block else jump)
     outer = outer.to(a.dtype)
-    table = torch.view_as_real(inner.flip(-1).to(a.dtype)).transpose(1, 2).flatten(2)  # (D, block, 2 N)
-    parts = F.pad(x, (0, 0, blocks * block - steps, 0)).permute(2, 0, 1).unflatten(2, (blocks, block))
-    sums = torch.view_as_complex((parts.flatten(1, 2) @ table).unflatten(-1, (-1, 2)))
+    table = inner.flip(-1).to(a.dtype).transpose(1, 2)  # (D, block, N)
+    parts = F.pad(x, (0, 0, blocks * block - steps, 0)).permute(2, 0, 1).unflatten(2, (blocks, block)).flatten(1, 2)
+    if a.is_complex():
+        real = torch.view_as_real(table.resolve_conj()).flatten(2)
+        sums = torch.view_as_complex((parts @ real).unflatten(-1, (-1, 2)))
+    else:
+        sums = parts @ table
     sums = sums.unflatten(1, (-1, blocks))  # (D, B, blocks, N)
     last = (sums * outer.flip(-1).transpose(1, 2)[:, None]).sum(2).transpose(0, 1)
     return last, gone.to(a.dtype)

@@ -12,14 +12,11 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.base import Hint, Layer, as_widened, register, widen
 from scanl.layers.packing import each_alone
-from scanl.layers.parts.dense_ssm import dense_ssm
+from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.parts.polynomial_memory import transition
 from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
-from scanl.ops._frame.opaque import opaque
-
-FEW = 16  # up to this many steps the recurrence is used
 
 
 @register("lssl")
@@ -126,27 +123,9 @@ class LSSL(Layer):
         u = widen(x)
         with as_widened(x):
             (A, B), C = self.system(), self.C.double()
-            if state is None:
-                state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
             if cu_seqlens is None:
-                y, last = _scan(u, A, B, C, state)
+                y, last = dense_scan(u, A, B, C, state)
             else:
-                y, last = each_alone(lambda u, row: _scan(u, A, B, C, row), u, state, cu_seqlens)
+                rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
+                y, last = each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, rows, cu_seqlens)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.skip))).to(x.dtype)), last
-
-
-def _shapes(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(u), u.new_empty(state.shape)
-
-
-@opaque("lssl(Tensor u, Tensor A, Tensor B, Tensor C, Tensor state) -> (Tensor, Tensor)", _shapes)
-def _scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    state = state.to(u.dtype)
-    if u.shape[1] > FEW:
-        return dense_ssm(u, A, B, C, state)
-    A, B, C = (each.to(u.dtype) for each in (A, B, C))
-    ys = []
-    for x in u.unbind(1):
-        state = torch.einsum("dnm,bdm->bdn", A, state) + B * x[..., None]
-        ys.append((C * state).sum(-1))
-    return (torch.stack(ys, 1) if ys else u), state

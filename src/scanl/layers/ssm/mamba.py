@@ -137,18 +137,36 @@ class Mamba(Layer):
     ) -> tuple[Tensor, MambaState]:
         self._check(x, state, cu_seqlens)
         check_timespans("mamba", timespans, x)
-        conv, ssm = (None, None) if state is None else state
         u, z = self.in_proj(x).chunk(2, -1)
-        u, conv = convolve(self.conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
-        low, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
+        parts = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
+        y, state = self._select(u, z, *parts, state, cu_seqlens, timespans)
+        return self.out_proj(y), state
+
+    def _select(
+        self,
+        u: Tensor,
+        z: Tensor,
+        conv1d: nn.Conv1d,
+        x_proj: nn.Linear,
+        dt_proj: nn.Linear,
+        A_log: Tensor,
+        D: Tensor,
+        state: MambaState | None,
+        cu_seqlens: Tensor | None,
+        timespans: Tensor | None,
+    ) -> tuple[Tensor, MambaState]:
+        """Return what lies between the two projections, by the parts given, and the state."""
+        conv, ssm = (None, None) if state is None else state
+        u, conv = convolve(conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
+        low, B, C = x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
         if self.norm_eps is not None:
             low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
         # The bias is added in float32. It sets the time scale, and half precision would round it by up to 0.4 %.
-        delta, bias = F.linear(low, self.dt_proj.weight), widen(self.dt_proj.bias)
+        delta, bias = F.linear(low, dt_proj.weight), widen(dt_proj.bias)
         if timespans is not None:
             delta, bias = F.softplus(delta + bias) * widen(timespans)[..., None], None
-        A = -widen(self.A_log).exp()
+        A = -widen(A_log).exp()
         y, ssm = selective_scan(
-            u, delta, A, B, C, widen(self.D), z, bias, ssm, delta_softplus=bias is not None, cu_seqlens=cu_seqlens
+            u, delta, A, B, C, widen(D), z, bias, ssm, delta_softplus=bias is not None, cu_seqlens=cu_seqlens
         )
-        return self.out_proj(y), MambaState(conv, ssm)
+        return y, MambaState(conv, ssm)

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.diagonal_ssm import diagonal_ssm
+from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
-from scanl.ops import linear_scan
 
 
 @register("mega_ema")
@@ -23,8 +24,9 @@ class MegaEMA(Layer):
     """Moving average of MEGA: N leaky sums per channel, added with learned weights.
 
     This is the moving average alone, without MEGA's gated attention. As in the released code, the paper's sum is
-    divided by sqrt(N), ω x is added, and a SiLU follows. Differs: the released code can truncate its kernels after
-    `truncation` steps.
+    divided by sqrt(N), ω x is added, and a SiLU follows. A long sequence is computed as a convolution, a few steps as
+    the recurrence. Both give the same function. Differs: the released code can truncate its kernels after `truncation`
+    steps.
 
     Args:
         dim: D, channels.
@@ -43,6 +45,7 @@ class MegaEMA(Layer):
     )
     source = 'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.1, and its code'
     op = "linear_scan"
+    excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"ndim": 3}
 
     def __init__(self, dim: int, ndim: int = 16) -> None:
@@ -66,8 +69,10 @@ class MegaEMA(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         p = widen(self.delta)[..., 0].sigmoid()
-        decay = 1 - p * widen(self.alpha)[..., 0].sigmoid()
-        u = widen(x)[..., None] * (p * self.beta[..., 0])
-        h, last = linear_scan(u, decay, state, cu_seqlens=cu_seqlens)
-        average = (h * (self.gamma / math.sqrt(self.ndim))).sum(-1)
-        return F.silu(torch.addcmul(average, x, self.omega)).to(x.dtype), last
+        A = torch.log1p(-p * widen(self.alpha)[..., 0].sigmoid())  # ln q: the system of steps of length 1
+        C, u = widen(self.gamma) / math.sqrt(self.ndim), widen(x)
+        average, last = diagonal_ssm(
+            u, A, p * self.beta[..., 0], C, torch.ones_like(p[:, 0]), state,
+            discretization="dirac", cu_seqlens=cu_seqlens,
+        )  # fmt: skip
+        return F.silu(torch.addcmul(average, u, widen(self.omega))).to(x.dtype), last

@@ -17,8 +17,9 @@ from scanl.layers.parts.dense_ssm import dense_ssm
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.state import Device, DType
-from scanl.ops import discretize_dplr
+from scanl.ops import discretize_dplr, long_convolution
 from scanl.ops._frame.opaque import opaque
+from scanl.ops.low_rank_response import fused, low_rank_response
 
 FEW = 16  # up to this many steps the recurrence is used
 
@@ -193,7 +194,39 @@ def _recurrence(
 def _convolution(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same by convolution. A dense real system (real, then imaginary parts) takes a quarter of the work."""
+    """Compute the same by convolution with the kernel C Ā^j B̄."""
+    if not fused(u):
+        return _dense_convolution(u, Lambda, P, B, C, dt, state)
+    system, into = _one_step(Lambda, P, B, C, dt)
+    begin = into[None] if state is None else torch.cat([into[None], state.to(into.dtype)])
+    kernels, ends, driven = low_rank_response(system, begin, u.shape[1], u)
+    y, _ = long_convolution(u, kernels[0].to(u.dtype))
+    if state is None:
+        return y, driven.to(_complex(u))
+    later = torch.cat([kernels[1:, :, 1:], 2 * (system[3] * ends[1:]).real.sum(-1, keepdim=True)], -1)
+    return y + later.transpose(1, 2).to(u.dtype), (driven + ends[1:]).to(_complex(u))
+
+
+def _one_step(Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a, l, r, C as `low_rank_response` takes them, and B̄ = ΔB after one solution.
+
+    With X = ΔA/2 and E = 1/(1 - ΔΛ/2), Ā = 2 (I - X)^{-1} - I, where (I - X)^{-1} s = E s - low (2 Re right s).
+    """
+    half = dt[:, None] / 2
+    E = 1 / (1 - half * Lambda)
+    right = P.conj() * E
+    low = half * P * E / (1 + half * 2 * (P.conj() * P * E).real.sum(-1, keepdim=True))
+    into = 2 * half * B
+    into = E * into - low * (2 * (right * into).real.sum(-1, keepdim=True))
+    return torch.stack([2 * E - 1, 2 * low, right, C]), into
+
+
+def _dense_convolution(
+    u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute the kernel by powers of the dense system, on any device. The real system (real, then imaginary parts)
+    takes a quarter of the work.
+    """
     dense, into = discretize_dplr(Lambda, P, B, dt)
     own, other = dense[:, : Lambda.shape[1]].chunk(2, -1)  # s = own s' + other conj(s')
     plus, minus = own + other, own - other

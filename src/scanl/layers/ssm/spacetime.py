@@ -1,0 +1,135 @@
+r"""SpaceTime: systems whose matrix is a companion matrix, which contain every autoregression of order N.
+
+.. math:: s_t = A s_{t-1} + B u_t, \; y_t = C s_t + D u_t, \quad A = \mathrm{shift} + a\, e_N^\top
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.dense_ssm import dense_scan
+from scanl.layers.ssm._base import BY_CONVOLUTION
+from scanl.layers.state import Device, DType
+
+LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalised, as in the released code
+
+
+@register("spacetime")
+class SpaceTime(Layer):
+    """SpaceTime: a system with a companion matrix for each kernel, shared by the heads of the kernel.
+
+    A shifts its state down by one place and adds a times the last place. With the column a divided by the sum of its
+    magnitudes, no eigenvalue is outside the unit circle. A long sequence is computed as a convolution, a few steps as
+    the recurrence. Both give the same function.
+
+    With `closed_loop` the layer also has a row K that predicts the next input from the state, u_{t+1} = K s_t. Then
+    `forecast` runs the system on its own predictions, s_{t+1} = (A + B K) s_t. With a = 0, B = e_1 and K = C = φ, that
+    is the autoregression with coefficients φ. B, C and K are divided by the sum of their magnitudes, and there is no D.
+
+    Differs: in the released closed loop the B that reads the past and the K that gives the inputs are not normalised,
+    while those of the matrix A + B K are. Here they are the same.
+
+    Args:
+        dim: D, model width.
+        d_state: N, numbers of state of each kernel.
+        kernels: number of kernels; it divides D, and D / kernels adjacent channels share one. None: D.
+        closed_loop: whether the layer forecasts.
+
+    Parameters as in the released code: a, b, c (kernels, N); skip, the D of the equation (D), or k (kernels, N) with
+    `closed_loop`.
+    Initialisation: all N(0, 1).
+    State: s (B, D, N).
+    """
+
+    id = "S-spacetime"
+    equation = "s_t = A s_{t-1} + B u_t,  y_t = C s_t + D * u_t,  A = shift + (a / |a|_1) e_N^T"
+    source = (
+        'Zhang et al., "Effectively Modeling Time Series with Simple Discrete State Spaces", arXiv:2303.09489, sec. 3, '
+        "and its code"
+    )
+    op = None
+    excused: ClassVar = BY_CONVOLUTION
+    sample: ClassVar = {"d_state": 3, "kernels": 4}
+
+    def __init__(self, dim: int, d_state: int = 64, kernels: int | None = None, closed_loop: bool = False) -> None:
+        super().__init__()
+        if d_state < 1:
+            raise ConfigError(f"{self._who()}: d_state is {d_state}, expected at least 1")
+        kernels = dim if kernels is None else kernels
+        if kernels < 1 or dim % kernels:
+            raise ConfigError(f"{self._who()}: kernels is {kernels}, expected a divisor of dim, {dim}")
+        self.dim, self.d_state, self.kernels, self.closed_loop = dim, d_state, kernels, closed_loop
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(kernels, d_state)) for _ in range(3))
+        if closed_loop:
+            self.k = nn.Parameter(torch.randn(kernels, d_state))
+        else:
+            self.skip = nn.Parameter(torch.randn(dim))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.dim, self.d_state, device=device, dtype=dtype, at_least=torch.float32)
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A (D, N, N), B and C (D, N), in double, since many powers of A are taken."""
+        a, (b, c) = _normed(self.a.double()), (self.b.double(), self.c.double())
+        if self.closed_loop:
+            b, c = _normed(b), _normed(c)
+        column = torch.cat([a.new_zeros(*a.shape, self.d_state - 1), a[..., None]], -1)
+        A = column + torch.diag(a.new_ones(self.d_state - 1), -1)
+        return self._each(A), self._each(b), self._each(c)
+
+    def _each(self, part: Tensor) -> Tensor:
+        return part.repeat_interleave(self.dim // self.kernels, 0)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        A, B, C = self.system()
+        y, last = self._run(x, state, cu_seqlens, A, B, C)
+        return (y if self.closed_loop else torch.addcmul(y, widen(x), widen(self.skip))).to(x.dtype), last
+
+    def _run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, A: Tensor, B: Tensor, C: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        u = widen(x)
+        with as_widened(x):
+            if cu_seqlens is None:
+                return dense_scan(u, A, B, C, state)
+            rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
+            return each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, rows, cu_seqlens)
+
+    def next_inputs(self, x: Tensor) -> Tensor:
+        """Return what the state predicts after each step as the next input, K s_t: (B, T, D). Needs `closed_loop`."""
+        A, B, _ = self.system()
+        return self._run(x, None, None, A, B, self._closed())[0].to(x.dtype)
+
+    def forecast(self, state: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the next steps and the inputs that the layer predicts for them: (B, steps, D) each.
+
+        From the state s after the last input, y_h = C (A + B K)^h s and u_h = K (A + B K)^h s, for h = 0, 1, ...
+        Raises ConfigError without `closed_loop`.
+        """
+        A, B, C = self.system()
+        K = self._closed()
+        moved, s = A + B[..., None] * K[:, None], state.to(A.dtype)
+        states = []
+        for _ in range(steps):
+            states.append(s)
+            s = torch.einsum("dnm,bdm->bdn", moved, s)
+        all_states = torch.stack(states, 1) if states else s[:, None][:, :0]
+        return (all_states * C).sum(-1).to(state.dtype), (all_states * K).sum(-1).to(state.dtype)
+
+    def _closed(self) -> Tensor:
+        if not self.closed_loop:
+            raise ConfigError(f"{self._who()}: closed_loop is False, expected True because a forecast is asked for")
+        return self._each(_normed(self.k.double()))
+
+
+def _normed(v: Tensor) -> Tensor:
+    """Divide each row by the sum of its magnitudes, unless their mean is close to zero."""
+    norm = v.abs().sum(-1, keepdim=True)
+    return v / torch.where(norm.mean() > LEAST_NORM, norm, 1)

@@ -1,0 +1,148 @@
+"""SpaceTime: a network of companion systems that forecasts a series in closed loop."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.module import Module
+from scanl.layers.ssm.spacetime import SpaceTime
+from scanl.models.saving import Saved
+from scanl.ops import long_convolution
+
+GROUP = 8  # fixed filters of a group: differences of order 0 to 3, then what moving averages leave
+
+
+class FixedFilters(Module):
+    """Convolve channels with filters that are not learned: differences, and what moving averages leave.
+
+    Filter i of a group of 8 is (1 - lag)^i for i < 4; the others are 1 minus the mean of the last w steps. Each filter
+    serves dim / kernels adjacent channels.   weight (D, N).   Initialisation: w uniform in 4, ..., N - 1.
+    """
+
+    weight: Tensor
+
+    def __init__(self, dim: int, kernels: int, width: int) -> None:
+        super().__init__()
+        rows = torch.zeros(kernels, width)
+        for kernel, row in enumerate(rows):
+            if kernel % GROUP < 4:
+                difference = torch.ones(1)
+                for _ in range(kernel % GROUP):
+                    difference = F.pad(difference, (0, 1)) - F.pad(difference, (1, 0))
+                row[: len(difference)] = difference[:width]
+            else:
+                last = int(torch.randint(min(4, width), width, ())) if width > 4 else width
+                row[:last] = -1 / last
+                row[0] += 1
+        self.register_buffer("weight", rows.repeat_interleave(dim // kernels, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return long_convolution(x, self.weight)[0]
+
+
+class SpaceTimeBlock(Module):
+    """A companion system, then x + W dropout(GELU(x)); the first block reads what the fixed filters leave."""
+
+    def __init__(self, dim: int, d_state: int, kernels: int, dropout: float, first: bool) -> None:
+        super().__init__()
+        self.filters = FixedFilters(dim, kernels, d_state) if first else None
+        self.ssm = SpaceTime(dim, d_state, kernels)
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z = u if self.filters is None else self.filters(u)
+        y = self.ssm(z)[0]
+        return z + y + self.linear(self.dropout(F.gelu(y)))
+
+
+class SpaceTimeNet(Saved):
+    r"""Forecast the next steps of a series from a window of its past, in closed loop.
+
+    .. math:: \hat y_{t+h} = W\, \mathrm{GELU}(C (A + B K)^h s_t) + b + m
+
+    with s_t the state of the last layer and m the mean of the window. The window passes through blocks of companion
+    systems; the first has fixed filters before it. The last layer runs on the inputs that it predicts itself, so a
+    forecast of any length is one run of a linear system, whose steps do not pass through the blocks again.
+
+    Args:
+        dim: D, width. The series is repeated over it.
+        depth: blocks before the last layer, at least 1.
+        d_state: N, numbers of state of each kernel.
+        kernels: kernels of the first block; it divides D.
+        dropout: dropout in the blocks, in training only.
+
+    Source: Zhang et al., "Effectively Modeling Time Series with Simple Discrete State Spaces", arXiv:2303.09489, sec. 3
+    and appendix; sizes of the released code: D = 128, N = 64, 16 kernels in the first block.
+    """
+
+    def __init__(self, dim: int = 128, depth: int = 1, d_state: int = 64, kernels: int = 16, dropout: float = 0.25):
+        super().__init__(locals())
+        for name, size in (("dim", dim), ("depth", depth)):
+            if size < 1:
+                raise ConfigError(f"spacetime: {name} is {size}, expected at least 1")
+        self.d_state = d_state
+        self.blocks = nn.ModuleList(
+            SpaceTimeBlock(dim, d_state, dim if i else kernels, dropout, first=i == 0) for i in range(depth)
+        )
+        self.decoder = SpaceTime(dim, d_state, closed_loop=True)
+        self.head = nn.Linear(dim, 1)
+
+    def _hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the last layer (B, T, D), and the mean of the window (B, 1, 1)."""
+        if x.ndim != 3 or x.shape[2] != 1 or x.shape[1] == 0:
+            raise ShapeError(f"spacetime: x has shape {tuple(x.shape)}, expected (B, T, 1) with T at least 1")
+        mean = x.mean(1, keepdim=True)
+        u = (x - mean).expand(-1, -1, self.decoder.dim)
+        for block in self.blocks:
+            u = cast(SpaceTimeBlock, block)(u)
+        return u, mean
+
+    def _read_out(self, y: Tensor, mean: Tensor) -> Tensor:
+        return self.head(F.gelu(y)) + mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a window x (B, T, 1) to open-loop forecasts (B, T, 1): at step t, of step t + 1.
+
+        All steps use the mean of the whole window.
+        """
+        u, mean = self._hidden(x)
+        return self._read_out(self.decoder(u)[0], mean)
+
+    def predict(self, x: Tensor, horizon: int, *, closed_loop: bool = True) -> Tensor:
+        """Forecast (B, horizon, 1) after the window x (B, T, 1).
+
+        closed_loop: run the last layer on its own inputs. Otherwise each forecast is appended to the window, which then
+        passes through the whole network.
+        """
+        if closed_loop:
+            u, mean = self._hidden(x)
+            return self._read_out(self.decoder.forecast(self.decoder(u)[1], horizon)[0], mean)
+        for _ in range(horizon):
+            x = torch.cat([x, self(x)[:, -1:]], 1)
+        return x[:, x.shape[1] - horizon :]
+
+    def loss(self, x: Tensor, future: Tensor, *, closed_loop: bool = True) -> Tensor:
+        """Return the loss over windows x (B, T, 1) and the steps after them, future (B, H, 1).
+
+        The sum of three root mean squared errors: of the closed-loop forecasts, of the open-loop forecasts of the steps
+        from N on, and of the inputs that the last layer predicts for itself there. Without `closed_loop` the second
+        alone.
+        """
+        u, mean = self._hidden(x)
+        y, state = self.decoder(u)
+        skipped = min(self.d_state, x.shape[1] - 1) - 1  # states of fewer steps than N have not seen enough
+        skipped = max(skipped, 0)
+        opened = _rmse(self._read_out(y, mean)[:, skipped:-1], x[:, skipped + 1 :])
+        if not closed_loop:
+            return opened
+        ahead = self._read_out(self.decoder.forecast(state, future.shape[1])[0], mean)
+        own = _rmse(self.decoder.next_inputs(u)[:, skipped:-1], u[:, skipped + 1 :])
+        return _rmse(ahead, future) + opened + own
+
+
+def _rmse(found: Tensor, expected: Tensor) -> Tensor:
+    return (found - expected).square().mean().sqrt()
