@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from by_hand import DIM, linear, rms, sigmoid, silu, softplus
-from test_memory import assert_time_steps, undecayed
+from by_hand import DIM, assert_normal, assert_uniform, gelu_tanh, linear, rms, sigmoid, silu, softplus, unit
+from test_memory import assert_time_steps, convolved, projected, undecayed
 
 from scanl import layers
 from scanl.errors import ConfigError
@@ -57,7 +57,153 @@ def mamba3(layer, xs):
     return ys
 
 
+def mesanet(layer, xs):
+    """The ridge regression solved outright at each step."""
+    H, K = layer.num_heads, layer.head_dim
+    qs, ks = (
+        convolved(conv, [linear(project, x) for x in xs])
+        for conv, project in ((layer.q_conv1d, layer.q_proj), (layer.k_conv1d, layer.k_proj))
+    )
+    damping = (softplus(layer.lambda_params) + layer.lambda_lower_bound).view(H, K)
+    G, S, ys = torch.zeros(H, K, K), torch.zeros(H, K, K), []
+    for x, q, k in zip(xs, qs, ks, strict=True):
+        alpha, beta = sigmoid(linear(layer.a_proj, x)), sigmoid(linear(layer.b_proj, x))
+        q, k, v = q.view(H, K), k.view(H, K), linear(layer.v_proj, x).view(H, K)
+        G = torch.stack([alpha[h] * G[h] + beta[h] * torch.outer(unit(k[h]), unit(k[h])) for h in range(H)])
+        S = torch.stack([alpha[h] * S[h] + beta[h] * torch.outer(unit(k[h]), v[h]) for h in range(H)])
+        solved = [torch.linalg.solve(G[h] + torch.diag(damping[h]), unit(q[h])) for h in range(H)]
+        y = torch.cat([rms(S[h].T @ solved[h]) * layer.o_norm.weight for h in range(H)])
+        y = y if layer.g_proj is None else y * silu(linear(layer.g_proj, x))
+        ys.append(linear(layer.o_proj, y))
+    return ys
+
+
+def momentum_deltanet(layer, xs):
+    H, K, V = layer.num_heads, layer.head_dim, layer.head_v_dim
+    S, M, ys = torch.zeros(H, K, V), torch.zeros(H, K, V), []
+    for x, (q, k, v) in zip(xs, projected(layer, xs, silu), strict=True):
+        q, k, v = q.view(H, K), k.view(H, K), v.view(H, V)
+        eta = 1 + torch.tanh(linear(layer.e_proj, x) / math.sqrt(layer.dim))
+        theta = torch.atan(eta * torch.exp(layer.log_factor))
+        beta = torch.sin(theta) ** 2 * sigmoid(linear(layer.b_proj, x))
+        decay = torch.exp(-layer.A_log.exp() * softplus(linear(layer.a_proj, x) + layer.dt_bias))
+        alpha = torch.cos(theta) ** 2 * decay
+        mu = torch.exp(-layer.Mu_log.exp() * softplus(linear(layer.m_proj, x) + layer.mu_bias))
+        mu = mu.clamp(min=math.exp(layer.min_log_mu))
+        read, memories, momenta = [], [], []
+        for h in range(H):
+            query, key = unit(q[h] - layer.D_log[h].exp() * k[h]), unit(k[h])
+            momenta.append(mu[h] * M[h] + eta[h] * torch.outer(key, v[h] - alpha[h] * S[h].T @ key))
+            memories.append(alpha[h] * S[h] + beta[h] * momenta[h])
+            read.append(rms(memories[h].T @ query / math.sqrt(K)) * layer.o_norm.weight)
+        S, M, y = torch.stack(memories), torch.stack(momenta), torch.cat(read)
+        y = y if layer.g_proj is None else y * silu(linear(layer.g_proj, x))
+        ys.append(linear(layer.o_proj, y))
+    return ys
+
+
+def learned(matrices, biases, norm, v):
+    """x + LN(f(x)), the model that TTT layers and Titans learn, for one head."""
+    z = v
+    for index, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
+        z = matrix.T @ (z if index == 0 else gelu_tanh(z)) + bias
+    weight, bias = norm
+    return v + (z - z.mean()) / torch.sqrt(z.var(correction=0) + 1e-6) * weight + bias
+
+
+def gradients(matrices, biases, norm, k, v):
+    """Of half the square of what is missing, by the model's matrices and biases; they keep their own graph."""
+    own = [part.clone().requires_grad_() for part in (*matrices, *biases)]
+    half = len(matrices)
+    loss = (learned(own[:half], own[half:], norm, k) - v).square().sum() / 2
+    found = torch.autograd.grad(loss, own, create_graph=True)
+    return found[:half], found[half:]
+
+
+def ttt(layer, xs):
+    H, K, b, count = layer.num_heads, layer.head_dim, layer.mini_batch_size, len(layer.hidden) + 1
+    rates = layer.rope_base ** (-torch.arange(0, K, 2) / K)
+    norms = list(zip(layer.ttt_norm_weight, layer.ttt_norm_bias, strict=True))
+    W = [[layer.get_parameter(f"W{n + 1}")[h] for n in range(count)] for h in range(H)]
+    B = [[layer.get_parameter(f"b{n + 1}")[h, 0] for n in range(count)] for h in range(H)]
+    ys = []
+
+    def turned(v, i):
+        return torch.view_as_real(torch.view_as_complex(v.view(-1, 2)) * torch.exp(1j * i * rates)).flatten()
+
+    for t, x in enumerate(xs):
+        i = t % b
+        if i == 0:
+            steps = []
+        steps.append(x)
+        now, read = [], []
+        for h in range(H):
+            moved, shifted = [m.clone() for m in W[h]], [m.clone() for m in B[h]]
+            for j, past in enumerate(steps):
+                k = turned(linear(layer.k_proj, past).view(H, K)[h], j)
+                v = linear(layer.v_proj, past).view(H, K)[h]
+                gate = sigmoid(layer.learnable_ttt_lr_weight[h, 0] @ past + layer.learnable_ttt_lr_bias[h, 0])
+                rate = torch.clamp(1 / (i + 1) + layer.learnable_token_idx[i], min=0) * layer.base_lr * gate / K
+                by_matrix, by_bias = gradients(W[h], B[h], norms[h], k, v)
+                moved = [m - rate * g for m, g in zip(moved, by_matrix, strict=True)]
+                shifted = [m - rate * g for m, g in zip(shifted, by_bias, strict=True)]
+            q = turned(linear(layer.q_proj, x).view(H, K)[h], i)
+            read.append(learned(moved, shifted, norms[h], q))
+            now.append((moved, shifted))
+        if i == b - 1:
+            W, B = [moved for moved, _ in now], [shifted for _, shifted in now]
+        y = torch.cat(read)
+        y = (y - y.mean()) / torch.sqrt(y.var(correction=0) + 1e-6) * layer.post_norm.weight + layer.post_norm.bias
+        y = y if layer.g_proj is None else y * gelu_tanh(linear(layer.g_proj, x))
+        ys.append(linear(layer.o_proj, y))
+    return ys
+
+
+def titans(layer, xs):
+    H, K, c = layer.num_heads, layer.head_dim, layer.chunk_size
+    norms = list(zip(layer.memory_norm_weight, layer.memory_norm_bias, strict=True))
+    M = [[layer.get_parameter(f"M{n + 1}")[h] for n in range(layer.depth)] for h in range(H)]
+    Z, none, ys = [[torch.zeros_like(m) for m in head] for head in M], [0.0] * layer.depth, []
+    for t, (x, (q, k, v)) in enumerate(zip(xs, projected(layer, xs, silu), strict=True)):
+        if t % c == 0:
+            start = [list(head) for head in M]
+        alpha, eta, theta = (
+            sigmoid(linear(project, x)) for project in (layer.alpha_proj, layer.eta_proj, layer.theta_proj)
+        )
+        read = []
+        for h in range(H):
+            query, key, value = (part.view(H, K)[h] for part in (q, k, v))
+            found, _ = gradients(start[h], [torch.zeros(m.shape[1]) for m in start[h]], norms[h], unit(key), value)
+            Z[h] = [eta[h] * z - theta[h] * 2 / K * g for z, g in zip(Z[h], found, strict=True)]
+            M[h] = [(1 - alpha[h]) * m + z for m, z in zip(M[h], Z[h], strict=True)]
+            read.append(rms(learned(M[h], none, norms[h], unit(query))) * layer.o_norm.weight)
+        ys.append(linear(layer.o_proj, torch.cat(read) * sigmoid(linear(layer.g_proj, x))))
+    return ys
+
+
 EQUATIONS = {
+    "ttt_linear": (lambda: layers.build("ttt_linear", DIM, num_heads=2, mini_batch_size=3), ttt),
+    "ttt_linear_whole": (lambda: layers.build("ttt_linear", DIM, use_gate=True, base_lr=3.0, rope_base=100.0), ttt),
+    "ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, mini_batch_size=3, base_lr=2.0), ttt),
+    "titans": (lambda: layers.build("titans", DIM, num_heads=2, chunk_size=3), titans),
+    "titans_each_step": (
+        lambda: layers.build("titans", DIM, num_heads=1, depth=1, chunk_size=1, use_short_conv=False),
+        titans,
+    ),
+    "mesanet": (lambda: layers.build("mesanet", DIM, num_heads=2, head_dim=3, cg_steps=6), mesanet),
+    "mesanet_gated": (
+        lambda: layers.build(
+            "mesanet", DIM, head_dim=4, use_gate=True, use_short_conv=False, lambda_lower_bound=0.1, cg_steps=8
+        ),
+        mesanet,
+    ),
+    "momentum_deltanet": (lambda: layers.build("momentum_deltanet", DIM, head_dim=3, num_heads=2), momentum_deltanet),
+    "momentum_deltanet_plain": (
+        lambda: layers.build(
+            "momentum_deltanet", DIM, expand_v=1.0, num_heads=2, use_gate=False, use_short_conv=False, min_log_mu=-0.1
+        ),
+        momentum_deltanet,
+    ),
     "mamba3": (lambda: layers.build("mamba3", DIM, d_state=8, headdim=4, ngroups=2), mamba3),
     "mamba3_normed": (
         lambda: layers.build("mamba3", DIM, d_state=6, headdim=8, rope_fraction=1.0, outproj_norm=True, A_floor=0.5),
@@ -98,7 +244,89 @@ def test_mamba3_turned_by_a_half_at_each_one_tracks_parity():
     assert (half_turns == bits.sum() % 2).all()
 
 
+def test_init_of_mesanet():
+    layer = layers.build("mesanet", 256, use_gate=True)
+    for project in (layer.q_proj, layer.v_proj, layer.a_proj, layer.b_proj, layer.g_proj, layer.o_proj):
+        assert_normal(project.weight, 0.02)
+    assert not torch.cat([layer.a_proj.bias, layer.b_proj.bias]).any()
+    torch.testing.assert_close(softplus(layer.lambda_params) + 0.25, torch.ones(256))
+    assert {"lambda_params"} <= undecayed(layer)
+    assert (layer.num_heads, layer.v_conv1d) == (2, None)
+
+
+@pytest.mark.usefixtures("double")
+def test_mesanet_recalls_a_linear_map():
+    """Without decay and almost without damping, keys that span their space and values W k give W back."""
+    layer = layers.build("mesanet", 4, num_heads=1, head_dim=4, use_short_conv=False, lambda_lower_bound=0.0)
+    with torch.no_grad():
+        layer.lambda_params.fill_(-30.0)
+        for bias in (layer.a_proj.bias, layer.b_proj.bias):
+            bias.fill_(40.0)
+        layer.q_proj.weight.copy_(torch.randn(4, 4))
+        layer.k_proj.weight.copy_(torch.randn(4, 4))
+        layer.o_proj.weight.copy_(torch.eye(4))
+    x = torch.randn(1, 6, 4)
+    keys = unit_rows(torch.nn.functional.silu(layer.k_proj(x)[0]))
+    layer.v_proj = Given(keys @ torch.arange(16.0).sin().view(4, 4))
+    last = unit_rows(torch.nn.functional.silu(layer.q_proj(x)[0]))[-1]
+    torch.testing.assert_close(layer(x)[0][0, -1], rms(last @ torch.arange(16.0).sin().view(4, 4)))
+
+
+class Given(torch.nn.Module):
+    """A projection that gives these values, whatever it reads."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = values
+
+    def forward(self, x):
+        return self.values[None]
+
+
+def unit_rows(x):
+    return torch.stack([unit(row) for row in x])
+
+
+def test_init_of_momentum_deltanet():
+    layer = layers.build("momentum_deltanet", 64, head_dim=2, num_heads=4000)
+    for name, high in (("A_log", 16), ("Mu_log", 16), ("log_factor", 4), ("D_log", 1)):
+        assert_uniform(getattr(layer, name).exp(), 0, high)
+    assert_time_steps(layer.dt_bias)
+    assert torch.equal(layer.mu_bias, layer.dt_bias)
+    assert_normal(layer.e_proj.weight, 0.02)
+    assert_normal(layer.m_proj.weight, 0.02)
+    assert {"A_log", "Mu_log", "log_factor", "D_log", "dt_bias", "mu_bias"} <= undecayed(layer)
+
+
+def test_init_of_ttt():
+    layer = layers.build("ttt_mlp", 256)
+    weights = (layer.q_proj.weight, layer.o_proj.weight, layer.W1, layer.W2, layer.learnable_ttt_lr_weight)
+    for weight in weights:
+        assert_normal(weight, 0.02)
+    zeros = (layer.b1, layer.b2, layer.learnable_ttt_lr_bias, layer.learnable_token_idx, layer.ttt_norm_bias)
+    assert not any(part.any() for part in zeros)
+    assert (layer.ttt_norm_weight == 1).all()
+    assert (layer.num_heads, layer.base_lr, layer.mini_batch_size) == (4, 0.1, 16)
+    assert (layer.W1.shape, layer.b2.shape) == ((4, 64, 256), (4, 1, 64))
+
+
+def test_init_of_titans():
+    layer = layers.build("titans", 256)
+    assert_uniform(layer.M1, -math.sqrt(6 / 320), math.sqrt(6 / 320))
+    assert_uniform(layer.M2, -math.sqrt(6 / 320), math.sqrt(6 / 320))
+    assert (layer.memory_norm_weight == 1).all()
+    assert not layer.memory_norm_bias.any()
+    assert_uniform(layer.alpha_proj.weight, -1 / 16, 1 / 16)
+
+
 WRONG = [
+    ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
+    ("ttt_mlp", {"mini_batch_size": 0}, "mini_batch_size is 0, expected at least 1"),
+    ("titans", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
+    ("titans", {"depth": 3}, "depth is 3, chunk_size is 16 and conv_size is 4, expected 1 or 2, and at least 1"),
+    ("mesanet", {"cg_steps": 0}, "conv_size is 4 and cg_steps is 0, expected at least 1"),
+    ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected 0 to 1, without 1"),
+    ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, num_heads is 6, num_householder is 1 and conv_size is 4"),
     ("mamba3", {"headdim": 5}, r"headdim is 5, expected a divisor of expand \* dim=16"),
     ("mamba3", {"headdim": 4, "ngroups": 3}, r"ngroups is 3, expected a divisor of expand \* dim / headdim=4"),
     ("mamba3", {"mimo_rank": 0}, "expand is 2 and mimo_rank is 0, expected at least 1"),
