@@ -181,7 +181,75 @@ def titans(layer, xs):
     return ys
 
 
+def level_of(t, s):
+    """0 for the step itself; otherwise one more than the highest bit in which two positions differ."""
+    return (t ^ s).bit_length()
+
+
+def log_linear_mamba2(layer, xs):
+    """The sum over all pairs of steps, with the level of each pair written out."""
+    H, G, N, P, L = layer.heads, layer.ngroups, layer.d_state, layer.headdim, layer.levels
+    mixed = [linear(layer.in_proj, x).split([H * P, H * P + 2 * G * N, H, H * L]) for x in xs]
+    branches = [u.split(layer.widths) for u in convolved(layer.conv1d, [u for _, u, _, _ in mixed])]
+    deltas = [softplus(dt + layer.dt_bias) for _, _, dt, _ in mixed]
+    ys = []
+    for t, (z, _, _, weights) in enumerate(mixed):
+        read = []
+        for h in range(H):
+            g = h // (H // G)
+            y = layer.D[h] * branches[t][0].view(H, P)[h]
+            for s in range(t + 1):
+                level = level_of(t, s)
+                weight = softplus(layer.L[h, level] * weights.view(H, L)[h, level])
+                decay = math.prod(torch.exp(-layer.A_log[h].exp() * deltas[r][h]) for r in range(s + 1, t + 1))
+                score = branches[t][2].view(G, N)[g] @ branches[s][1].view(G, N)[g]
+                y = y + weight * decay * score * deltas[s][h] * branches[s][0].view(H, P)[h]
+            read.append(y)
+        gated = torch.cat(read) * silu(z)
+        y = torch.cat([rms(part) for part in gated.chunk(G)]) * layer.norm.weight
+        ys.append(linear(layer.out_proj, y))
+    return ys
+
+
+def log_linear_gated_deltanet(layer, xs):
+    """A binary counter: what a level holds is added to the next one when its bit is carried."""
+    H, G, K, V, L = layer.num_v_heads, layer.num_heads, layer.head_dim, layer.head_v_dim, layer.levels
+    S = [[torch.zeros(K, V) for _ in range(L)] for _ in range(H)]
+    ys = []
+    for t, (x, (q, k, v)) in enumerate(zip(xs, projected(layer, xs, silu), strict=True)):
+        beta, weights = sigmoid(linear(layer.b_proj, x)), linear(layer.l_proj, x).view(H, L)
+        alpha = torch.exp(-layer.A_log.exp() * softplus(linear(layer.a_proj, x) + layer.dt_bias))
+        read = []
+        for h in range(H):
+            query, key = (unit(part.view(G, K)[h // (H // G)]) for part in (q, k))
+            if t > 0:  # what steps 0 to t - 1 left in the lower levels moves up to the first level that is free
+                free = (t & -t).bit_length()
+                S[h][free] = sum(S[h][:free])
+                S[h][:free] = [torch.zeros(K, V)] * free
+            S[h] = [alpha[h] * (part - beta[h] * torch.outer(key, key @ part)) for part in S[h]]
+            S[h][0] = S[h][0] + beta[h] * torch.outer(key, v.view(H, V)[h])
+            o = sum(softplus(layer.L[h, n] * weights[h, n]) * S[h][n].T @ query for n in range(L))
+            read.append(rms(o / math.sqrt(K)) * layer.o_norm.weight)
+        y = torch.cat(read)
+        ys.append(linear(layer.o_proj, y if layer.g_proj is None else y * silu(linear(layer.g_proj, x))))
+    return ys
+
+
 EQUATIONS = {
+    "log_linear_mamba2": (
+        lambda: layers.build("log_linear_mamba2", DIM, d_state=3, headdim=4, ngroups=2, max_length=16),
+        log_linear_mamba2,
+    ),
+    "log_linear_gated_deltanet": (
+        lambda: layers.build("log_linear_gated_deltanet", DIM, head_dim=3, num_heads=2, num_v_heads=4, max_length=16),
+        log_linear_gated_deltanet,
+    ),
+    "log_linear_gated_deltanet_plain": (
+        lambda: layers.build(
+            "log_linear_gated_deltanet", DIM, num_heads=2, use_gate=False, use_short_conv=False, max_length=15
+        ),
+        log_linear_gated_deltanet,
+    ),
     "ttt_linear": (lambda: layers.build("ttt_linear", DIM, num_heads=2, mini_batch_size=3), ttt),
     "ttt_linear_whole": (lambda: layers.build("ttt_linear", DIM, use_gate=True, base_lr=3.0, rope_base=100.0), ttt),
     "ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, mini_batch_size=3, base_lr=2.0), ttt),
@@ -319,7 +387,41 @@ def test_init_of_titans():
     assert_uniform(layer.alpha_proj.weight, -1 / 16, 1 / 16)
 
 
+def test_init_of_log_linear():
+    for layer, heads in (
+        (layers.build("log_linear_mamba2", 128), 4),
+        (layers.build("log_linear_gated_deltanet", 48), 6),
+    ):
+        assert layer.L.shape == (heads, 15)
+        assert (layer.L == 1).all()
+        assert {"L", "A_log", "dt_bias"} <= undecayed(layer)
+    assert_normal(layer.l_proj.weight, 0.02)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("name", "plain"), [("log_linear_mamba2", "mamba2"), ("log_linear_gated_deltanet", "gated_deltanet")]
+)
+def test_log_linear_with_equal_weights_is_the_linear_form(name, plain):
+    """Where each level is read with the same weight, the levels together are the whole past."""
+    options = {"headdim": 4, "d_state": 3} if plain == "mamba2" else {"head_dim": 3, "num_heads": 2}
+    layer, linear_form = layers.build(name, DIM, max_length=70, **options), layers.build(plain, DIM, **options)
+    weights = {key: value for key, value in layer.state_dict().items() if key not in ("L", "l_proj.weight")}
+    if plain == "mamba2":
+        weights["in_proj.weight"] = weights["in_proj.weight"][: linear_form.in_proj.out_features]
+    linear_form.load_state_dict(weights)
+    layer.L.data.zero_()  # softplus(0) = ln 2
+    x = torch.randn(2, 70, DIM)
+    if plain == "mamba2":
+        layer.D.data.mul_(math.log(2))
+    for each in (layer, linear_form):  # without its ε, the norm takes the factor out
+        (each.norm if plain == "mamba2" else each.o_norm).eps = 0.0
+    torch.testing.assert_close(layer(x)[0], linear_form(x)[0])
+
+
 WRONG = [
+    ("log_linear_mamba2", {"max_length": 0}, "max_length is 0, expected at least 1"),
+    ("log_linear_gated_deltanet", {"max_length": 0}, "max_length is 0, expected at least 1"),
     ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
     ("ttt_mlp", {"mini_batch_size": 0}, "mini_batch_size is 0, expected at least 1"),
     ("titans", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
