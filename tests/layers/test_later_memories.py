@@ -385,6 +385,8 @@ def test_init_of_titans():
     assert (layer.memory_norm_weight == 1).all()
     assert not layer.memory_norm_bias.any()
     assert_uniform(layer.alpha_proj.weight, -1 / 16, 1 / 16)
+    starts = [sigmoid(linear.bias) for linear in (layer.alpha_proj, layer.eta_proj, layer.theta_proj)]
+    torch.testing.assert_close(torch.stack(starts), torch.tensor([[0.01], [0.5], [0.01]]).expand(3, 4))
 
 
 def test_init_of_log_linear():

@@ -54,7 +54,7 @@ class Norm(NamedTuple):
 
 # Of one mini-batch or a part of it: operands, the place of each step, counted from 1, which slots hold a step, which
 # rows come to the end of their mini-batch, and the state; to the outputs and the state.
-Part = Callable[[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+Part = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def in_mini_batches(
@@ -63,35 +63,33 @@ def in_mini_batches(
     """Cut time where each row's mini-batches end, and run one part of every row after the other.
 
     size: steps of a mini-batch.   position: (B,), steps of its mini-batch that each row has read; None for 0.
-    operands: (B, T, H, ·), zero in slots without a step.   Returns the outputs (B, T, H, ·) and the state.
+    operands: (B, T, H, ·), at least one step; `run` gets (B, H, C, ·), zero in slots without a step.
+    Returns the outputs (B, T, H, ·) and the state.
     Numbers that are not finite are replaced by zeros. Outputs are NaN from that step on, and so is the state.
     """
-    first = operands[0]
-    batch, steps = first.shape[:2]
-    read = first.new_zeros(batch, dtype=torch.int64) if position is None else position
-    fault = torch.stack([faulty(each).flatten(2).any(2) for each in operands]).any(0)
-    operands = [torch.where(fault[:, :, None, None], 0, each) for each in operands]
-    spoil = since(fault, 1).to(first.dtype)
+    joined = torch.cat(list(operands), -1)
+    widths = [each.shape[-1] for each in operands]
+    batch, steps = joined.shape[:2]
+    read = joined.new_zeros(batch, dtype=torch.int64) if position is None else position
+    fault = faulty(joined).flatten(2).any(2)
+    spoil = since(fault, 1).to(joined.dtype)
+    joined = torch.where(fault[:, :, None, None], 0, joined)
     width = min(size, steps)
-    slots = torch.arange(width, device=first.device)
+    slots = torch.arange(width, device=joined.device)
     outputs = []
     for part in range(-(-(steps + (0 if position is None else size - 1)) // size)):
-        before = (part * size - read).clamp(min=0)  # steps of the parts before
-        at = before[:, None] + slots
-        within = (read if part == 0 else torch.zeros_like(read))[:, None] + slots + 1
+        at = (part * size - read).clamp(min=0)[:, None] + slots
+        within = (read[:, None] if part == 0 else 0) + slots + 1
         holds = (at < steps) & (within <= size)
+        index = at.clamp(max=steps - 1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
+        taken = torch.where(holds[:, :, None, None], joined.gather(1, index), 0).transpose(1, 2).split(widths, -1)
         done = read + steps >= (part + 1) * size
-        index = at.clamp(max=steps - 1)[:, :, None, None]
-        taken = [
-            torch.where(holds[:, :, None, None], each.gather(1, index.expand(-1, -1, *each.shape[2:])), 0)
-            for each in operands
-        ]
-        y, state = run([each.transpose(1, 2) for each in taken], within.clamp(max=size), holds, done, state)
-        outputs.append(y.transpose(1, 2))
-    every = torch.arange(steps, device=first.device)
+        y, state = run(taken, within.expand(at.shape).clamp(max=size), holds, done, state)
+        outputs.append(y)
+    every = torch.arange(steps, device=joined.device)
     part = (read[:, None] + every) // size
     slot = part * width + every - (part * size - read[:, None]).clamp(min=0)
-    y = torch.cat(outputs, 1)
+    y = torch.cat(outputs, 2).transpose(1, 2)
     y = y.gather(1, slot[:, :, None, None].expand(-1, -1, *y.shape[2:])) * spoil[:, :, None, None]
     return y, [each * spoil[:, -1].view(-1, *(1,) * (each.ndim - 1)) for each in state]
 

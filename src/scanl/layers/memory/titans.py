@@ -4,6 +4,8 @@ r"""Titans' neural memory: a model that learns each token with momentum, and for
           Z_t = \eta_t Z_{t-1} - \theta_t \nabla_M \tfrac1K |M(k_t) - v_t|^2, \quad o_t = M_t(q_t)
 """
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -78,7 +80,7 @@ def _titans(
     norm, count = Norm(weight, bias), len(matrices) // 3
 
     def run(
-        operands: list[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
+        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, gates = operands
         keep, hold, theta = gates.split(1, -1)  # zero where a slot holds no step: it keeps all, and learns nothing
@@ -120,7 +122,8 @@ class Titans(QueryKeyValue):
     Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (D, D); q_conv1d, k_conv1d, v_conv1d with weight (D, 1, W);
     alpha_proj, eta_proj, theta_proj (H, D) with a bias; M1 (H, K, K), or M1 (H, K, 4 K) and M2 (H, 4 K, K);
     memory_norm_weight, memory_norm_bias (H, K); o_norm.weight (K).
-    Initialisation: M1 and M2 Xavier uniform, norms 1 and their bias 0, the rest as in PyTorch.
+    Initialisation: M1 and M2 Xavier uniform, norms 1 and their bias 0; the biases such that α and θ are near 0.01 and η
+    near 0.5; the rest as in PyTorch. The paper gives no initial values.
     State: TitansState, which starts from M1 and M2: the memory where the chunk began, the memory and its momentum, the
     position in the chunk, and the last inputs of the convolutions.
     """
@@ -133,7 +136,7 @@ class Titans(QueryKeyValue):
     source = (
         'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663, eq. (12) to (15)'
     )
-    sample: ClassVar = {"num_heads": 2, "chunk_size": 4}
+    sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
     excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}
 
@@ -164,6 +167,8 @@ class Titans(QueryKeyValue):
         )
         self._make_projections((dim, dim, dim), conv_size if use_short_conv else None, conv_bias)
         self.alpha_proj, self.eta_proj, self.theta_proj = (nn.Linear(dim, heads) for _ in range(3))
+        for linear, start in ((self.alpha_proj, 0.01), (self.eta_proj, 0.5), (self.theta_proj, 0.01)):
+            nn.init.constant_(linear.bias, math.log(start / (1 - start)))
         width, hidden = self.head_dim, 4 * self.head_dim
         shapes = ((width, width),) if depth == 1 else ((width, hidden), (hidden, width))
         for index, (rows, columns) in enumerate(shapes, 1):

@@ -4,6 +4,7 @@ r"""TTT layers: the state is a model that takes a step of gradient descent on ev
           o_t = q_t + \mathrm{LN}(f_{W_t}(q_t))
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
@@ -70,7 +71,7 @@ def _ttt(
     norm, count = Norm(weight, bias), len(weights)
 
     def run(
-        operands: list[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
+        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, g = operands
         c = factor[within - 1][:, None]
@@ -124,7 +125,7 @@ class TTTLinear(Layer):
         'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, eq. '
         "(4), (6) and (7), as in the authors' program"
     )
-    sample: ClassVar = {"num_heads": 2, "mini_batch_size": 4}
+    sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
 
     hidden: ClassVar[tuple[int, ...]] = ()  # widths of the model's hidden layers, in units of K
