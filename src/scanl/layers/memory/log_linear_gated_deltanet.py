@@ -63,7 +63,6 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
     source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761, eq. (4) and sec. 3.3'
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4, "max_length": 80}
     hints: ClassVar = {"L": UNDECAYED}
-    excused: ClassVar = {"default_sizes_are_in_proportion": "it keeps a memory for each level of a tree over the past"}
 
     def __init__(
         self,

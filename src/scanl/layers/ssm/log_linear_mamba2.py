@@ -61,7 +61,6 @@ class LogLinearMamba2(Mamba2):
     source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761, eq. (4) and sec. 3.2'
     sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2, "max_length": 80}
     hints: ClassVar = {"L": UNDECAYED}
-    excused: ClassVar = {"default_sizes_are_in_proportion": "it keeps a memory for each level of a tree over the past"}
 
     def __init__(
         self,
