@@ -51,6 +51,7 @@ class Beside(NamedTuple):
     stages: options of every run, one stage after the other.
     reached: the score that the learner must reach; None: a better one than the other's.
     missed: the score that the other must not reach.
+    length: what is scored in the end; None: as trained.
     """
 
     task: str
@@ -59,13 +60,20 @@ class Beside(NamedTuple):
     other: Side
     reached: float | None = None
     missed: float | None = None
+    length: int | None = None
 
     def run(self, name: str) -> bool:
         task = tasks.build(self.task)
         best = []
         for layer, runs in (self.learner, self.other):
             found = [
-                trained(f"{name}-{layer}-{number}", self.task, layer, tuple(f"{stage} {own}" for stage in self.stages))
+                trained(
+                    f"{name}-{layer}-{number}",
+                    self.task,
+                    layer,
+                    tuple(f"{stage} {own}" for stage in self.stages),
+                    self.length,
+                )
                 for number, own in enumerate(runs, 1)
             ]
             best.append(min(found) if task.best < task.chance else max(found))

@@ -65,11 +65,11 @@ def _attended(
     q = q.unflatten(1, (k.shape[1], -1))
     if position is None:
         before_k = before_v = k[:, :, :0]
-        blank = None
+        unused = blank = None
     else:
         before_k, before_v = keys.transpose(1, 2), values.transpose(1, 2)
-        slots = torch.arange(room, device=q.device)
-        blank = (slots >= position[:, None])[:, None, None, None]
+        unused = torch.arange(room, device=q.device) >= position[:, None]
+        blank = F.pad(unused, (0, steps), value=False)[:, None, None, None]
     outputs = []
     for start in range(0, steps, _CHUNK):
         q_c, k_c, v_c, w_c, wb_c = (each[..., start : start + _CHUNK, :] for each in (q, k, v, w, wb))
@@ -85,8 +85,7 @@ def _attended(
         inside = inside.masked_fill(torch.ones_like(eye, dtype=torch.bool).triu(1), -torch.inf)
         across = (q_c - qw @ reflected) @ before_k.unsqueeze(2).mT
         if blank is not None:
-            width = across.shape[-1]
-            across = across.masked_fill(F.pad(blank, (0, width - room), value=False), -torch.inf)
+            across = across.masked_fill(blank[..., : across.shape[-1]], -torch.inf)
         weights = torch.cat([across, inside], -1).softmax(-1)
         before_v = torch.cat([before_v, v_c], 2)
         outputs.append(weights @ before_v.unsqueeze(2))
@@ -94,11 +93,14 @@ def _attended(
         before_k = torch.cat([before_k, k_c - changed.squeeze(2).mT @ w_c], 2)
     y = torch.cat(outputs, 3).flatten(1, 2).transpose(1, 2) * spoil[:, :, None, None]
     before_k, before_v = (each.transpose(1, 2) * spoil[:, -1, None, None, None] for each in (before_k, before_v))
-    if position is None:
+    if position is None or unused is None:
         return [y, *(F.pad(each, (0, 0, 0, 0, 0, room - steps)) for each in (before_k, before_v))]
     at = ((position[:, None] + torch.arange(steps, device=q.device)) % room)[:, :, None, None]
-    old = ((each[:, :room], each[:, room:]) for each in (before_k, before_v))
-    return [y, *(ring.scatter(1, at.expand_as(new), new) for ring, new in old)]
+    rings = []
+    for each in (before_k, before_v):
+        ring = torch.where(unused[:, :, None, None], 0, each[:, :room])  # a slot that holds nothing stays zero
+        rings.append(ring.scatter(1, at.expand_as(each[:, room:]), each[:, room:]))
+    return [y, *rings]
 
 
 @register("path_attention")
@@ -210,13 +212,14 @@ class PaTHAttention(Layer):
         if self.maybe_q_norm is not None and self.maybe_k_norm is not None:
             q, k = self.maybe_q_norm(q, None), self.maybe_k_norm(k, None)
         keys, values, read = state.memory
+        beta = 2 * widen(self.bt_proj(x)).sigmoid()
         with as_widened(x):
             y, keys, values = _attended(
                 q / math.sqrt(self.head_dim),
                 k,
                 v,
                 unit(w, 1e-6),
-                2 * widen(self.bt_proj(x)).sigmoid(),
+                beta,
                 keys.to(q.dtype),
                 values.to(q.dtype),
                 None if fresh else read,
