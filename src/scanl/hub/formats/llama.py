@@ -5,11 +5,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from scanl.errors import ConfigError
+from scanl.errors import CheckpointError
 from scanl.hub.formats.base import Format, blocks, register
+from scanl.hub.formats.rotary import checked, gathered
 from scanl.layers.attention.attention import Attention
 from scanl.layers.channel.gated_mlp import GatedMLP
 from scanl.models import LanguageModel
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 
 
 @register("llama")
@@ -24,7 +27,6 @@ class LlamaFormat(Format):
         "num_key_value_heads": None,
         "head_dim": None,
         "max_position_embeddings": 2048,
-        "rope_theta": 10000.0,
         "rope_parameters": None,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
@@ -33,7 +35,6 @@ class LlamaFormat(Format):
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "mlp_bias": (False,),
-        "rope_scaling": (None,),
         "pretraining_tp": (1,),
     }
     own: ClassVar = ("rope_parameters",)
@@ -51,14 +52,17 @@ class LlamaFormat(Format):
     mixers: ClassVar = (Attention,)
     channel: ClassVar[type[GatedMLP]] = GatedMLP
 
+    @classmethod
+    def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """See `Format.read`. Before transformers 5 the entries of rope_parameters were at the top level; reads both."""
+        scaling = config.get("rope_scaling")
+        if scaling is not None:
+            raise CheckpointError(f"{who}: rope_scaling is {scaling!r}, expected null: scanl has no other option")
+        return super().read(gathered(config, ROPE), who)
+
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        heads, turning = config["num_attention_heads"], config["rope_parameters"]
-        turning = {} if turning is None else turning
-        if turning.get("rope_type", "default") != "default" or turning.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ConfigError(
-                f"rope_parameters is {turning}, expected rope_type 'default': scanl has no other positions"
-            )
+        heads, rope = config["num_attention_heads"], checked(config["rope_parameters"] or {}, ROPE)
         return {
             "vocab_size": config["vocab_size"],
             "dim": config["hidden_size"],
@@ -69,7 +73,8 @@ class LlamaFormat(Format):
                 "num_kv_heads": config["num_key_value_heads"] or heads,
                 "head_dim": config["head_dim"] or config["hidden_size"] // heads,
                 "max_length": config["max_position_embeddings"],
-                "rope_base": float(turning.get("rope_theta", config["rope_theta"])),
+                "rope_base": float(rope["rope_theta"]),
+                "rope_fraction": float(rope["partial_rotary_factor"]),
             },
             "channel_mixer": "gated_mlp",
             "channel_options": {"intermediate_size": config["intermediate_size"]},
@@ -104,7 +109,11 @@ class LlamaFormat(Format):
             "num_key_value_heads": mixer.num_kv_heads,
             "head_dim": mixer.head_dim,
             "max_position_embeddings": mixer.reach,
-            "rope_theta": mixer.rope_base,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": mixer.rope_base,
+                "partial_rotary_factor": mixer.rotated / mixer.head_dim,
+            },
             "rms_norm_eps": block.mixer_norm.eps,
             "tie_word_embeddings": model.head is None,
         }
