@@ -235,7 +235,37 @@ def log_linear_gated_deltanet(layer, xs):
     return ys
 
 
+def t2r(layer, xs):
+    """The quadratic form: one map of features for queries and keys."""
+    H, K, each = layer.num_heads, layer.head_dim, layer.num_heads // layer.num_kv_heads
+
+    def turned(v, t):
+        half = layer.rotated // 2
+        angles = t * layer.rope_base ** (-torch.arange(half) / max(1, half))
+        a, b, rest = v.split([half, half, K - 2 * half], -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    def features(v, h):
+        return torch.relu(layer.phi_weight[h] @ v + layer.phi_bias[h])
+
+    ks = [turned(linear(layer.k_proj, x).view(-1, K), t) for t, x in enumerate(xs)]
+    vs, ys = [linear(layer.v_proj, x).view(-1, K) for x in xs], []
+    for t, x in enumerate(xs):
+        q, read = turned(linear(layer.q_proj, x).view(H, K), t), []
+        for h in range(H):
+            scores = [features(q[h] / math.sqrt(K), h) @ features(k[h // each], h) for k in ks[: t + 1]]
+            top = sum(score * v[h // each] for score, v in zip(scores, vs, strict=False))
+            read.append(top / sum(scores).clamp(min=layer.eps))
+        ys.append(linear(layer.o_proj, torch.cat(read)))
+    return ys
+
+
 EQUATIONS = {
+    "t2r": (lambda: layers.build("t2r", DIM, num_heads=4, num_kv_heads=2, num_features=6), t2r),
+    "t2r_rotated": (
+        lambda: layers.build("t2r", DIM, num_heads=2, num_features=5, rope_fraction=1.0, bias=True, eps=0.3),
+        t2r,
+    ),
     "log_linear_mamba2": (
         lambda: layers.build("log_linear_mamba2", DIM, d_state=3, headdim=4, ngroups=2, max_length=16),
         log_linear_mamba2,
@@ -421,7 +451,16 @@ def test_log_linear_with_equal_weights_is_the_linear_form(name, plain):
     torch.testing.assert_close(layer(x)[0], linear_form(x)[0])
 
 
+def test_init_of_t2r():
+    layer = layers.build("t2r", 256)
+    assert_normal(layer.q_proj.weight, 1 / 16)
+    assert_uniform(layer.phi_weight, -(32**-0.5), 32**-0.5)
+    assert_uniform(layer.phi_bias, -(32**-0.5), 32**-0.5)
+    assert layer.phi_weight.shape == (8, 64, 32)
+
+
 WRONG = [
+    ("t2r", {"num_features": 0}, "num_features is 0, expected at least 1"),
     ("log_linear_mamba2", {"max_length": 0}, "max_length is 0, expected at least 1"),
     ("log_linear_gated_deltanet", {"max_length": 0}, "max_length is 0, expected at least 1"),
     ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
