@@ -391,7 +391,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
 
     monkeypatch.setattr(formats.base, "LanguageModel", built)
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
-    others = {"attention_window_size", "block_types", "rope_parameters"}
+    others = {"attention_window_size", "max_position_embeddings", "block_types", "rope_parameters"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
     sizes = [key for key in fmt.defaults if key not in others and not isinstance(found[key], bool)]
     assert len(sizes) >= 5

@@ -428,6 +428,7 @@ def test_init_of_log_linear():
         assert (layer.L == 1).all()
         assert {"L", "A_log", "dt_bias"} <= undecayed(layer)
     assert_normal(layer.l_proj.weight, 0.02)
+    torch.testing.assert_close(layers.build("log_linear_mamba2", 128).A_log.exp(), torch.arange(1.0, 5))
 
 
 @pytest.mark.usefixtures("double")

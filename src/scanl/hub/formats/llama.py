@@ -100,6 +100,8 @@ class LlamaFormat(Format):
         assert isinstance(mixer, Attention)
         assert isinstance(channel, GatedMLP)
         assert isinstance(block.mixer_norm, nn.RMSNorm)
+        rotated = mixer.rotated / mixer.head_dim
+        part = {} if rotated == 1 else {"partial_rotary_factor": rotated}
         return {
             "vocab_size": model.vocab_size,
             "hidden_size": mixer.dim,
@@ -109,11 +111,7 @@ class LlamaFormat(Format):
             "num_key_value_heads": mixer.num_kv_heads,
             "head_dim": mixer.head_dim,
             "max_position_embeddings": mixer.reach,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": mixer.rope_base,
-                "partial_rotary_factor": mixer.rotated / mixer.head_dim,
-            },
+            "rope_parameters": {"rope_type": "default", "rope_theta": mixer.rope_base, **part},
             "rms_norm_eps": block.mixer_norm.eps,
             "tie_word_embeddings": model.head is None,
         }

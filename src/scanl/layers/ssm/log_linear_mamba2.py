@@ -49,7 +49,7 @@ class LogLinearMamba2(Mamba2):
 
     Parameters as in flash-linear-attention: those of `mamba2`, where in_proj has H L further rows; L (H, L), without
     weight decay.
-    Initialisation: as of `mamba2`; L 1.
+    Initialisation: as of `mamba2`, with A_log = ln 1, ln 2, ..., ln H; L 1.
     State: S of each level (B, H, L - 1, N, P), zeros, the last inputs of the convolution, and the position (B, 1).
     """
 
@@ -78,6 +78,7 @@ class LogLinearMamba2(Mamba2):
         super().__init__(dim, d_state, d_conv, expand, headdim, ngroups, norm_eps=norm_eps)
         self.max_length, self.levels = max_length, count_levels(max_length)
         self.in_proj = nn.Linear(dim, self.in_proj.out_features + self.heads * self.levels, bias=False)
+        self.A_log = nn.Parameter(torch.arange(1.0, self.heads + 1).log())
         self.L = nn.Parameter(torch.ones(self.heads, self.levels))
 
     def init_state(  # type: ignore[override]
