@@ -72,8 +72,14 @@ def main() -> int:
     data = b"".join(path.read_bytes() for path in files)
     text = torch.frombuffer(bytearray(data[:4_000_000]), dtype=torch.uint8).long()
     held_out, text = text[: len(text) // 20], text[len(text) // 20 :]
-    sizes = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=256, **sizes)
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        max_position_embeddings=256,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
     with tempfile.TemporaryDirectory() as folder:
         transformers.LlamaForCausalLM(config).save_pretrained(folder)
         teacher = hub.load(folder)

@@ -50,7 +50,7 @@ class LlamaFormat(Format):
         "head.": "lm_head.",
     }
     mixers: ClassVar = (Attention,)
-    channel: ClassVar[type[GatedMLP]] = GatedMLP
+    channel: ClassVar = GatedMLP
 
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:

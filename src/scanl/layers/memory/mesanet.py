@@ -180,9 +180,13 @@ class _Solved(torch.autograd.Function):
         w = _Solved.apply(dx, *operands, cu_seqlens, ctx.steps)
         with torch.enable_grad():
             # Each operand under a name of its own: x depends on the operands too, and is constant here.
-            own = [None if each is None else each.view_as(each) for each in operands]
-            wanted = [each for each, needs in zip(own, ctx.needs_input_grad[1:6], strict=True) if needs]
-            product = _product(x, *own, cu_seqlens)
+            k, write, g, damping = (each.view_as(each) for each in operands[:4])
+            keys = None if operands[4] is None else operands[4].view_as(operands[4])
+            own = (k, write, g, damping, keys)
+            wanted = [
+                each for each, needs in zip(own, ctx.needs_input_grad[1:6], strict=True) if needs and each is not None
+            ]
+            product = _product(x, k, write, g, damping, keys, cu_seqlens)
             found = iter(torch.autograd.grad(product, wanted, -w, create_graph=again)) if wanted else iter(())
         return w, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
 

@@ -118,7 +118,9 @@ class MomentumDeltaNet(GatedDeltaNet):
         eta = 1 + torch.tanh(widen(self.e_proj(x)) / math.sqrt(self.dim))
         square = (eta * widen(self.log_factor).exp()).square()  # of the tangent of θ
         beta = square / (1 + square) * widen(self.b_proj(x)).sigmoid()
-        alpha = (self._log_decay(x) - torch.log1p(square)).exp()
+        decay = self._log_decay(x)
+        assert decay is not None
+        alpha = (decay - torch.log1p(square)).exp()
         log_mu = -widen(self.Mu_log).exp() * F.softplus(widen(self.m_proj(x)) + widen(self.mu_bias))
         gates = torch.stack([alpha, log_mu.clamp(min=self.min_log_mu).exp(), beta, eta], -1)
         with as_widened(x):

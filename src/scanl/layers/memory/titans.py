@@ -186,7 +186,7 @@ class Titans(QueryKeyValue):
 
         like = zeros()
         matrices = [widen(self.get_parameter(f"M{index + 1}")) for index in range(self.depth)]
-        start = tuple(matrix.to(like).expand(batch_size, *matrix.shape) for matrix in matrices)
+        start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
         momentum = tuple(torch.zeros_like(matrix) for matrix in start)
         convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
         windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
