@@ -180,6 +180,22 @@ SEEN = {
         reached=0.01,
         missed=0.01,
     ),
+    "parity-deltanet": Beside(
+        "parity",
+        tuple(
+            "--layer-options '{num_heads: 2}' --dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
+            f"--eval-examples 256 --eval-every 100 {stage}"
+            for stage in (
+                "--task-options.length 40 --batch-size 32 --steps 300 --lr 1e-2",
+                "--task-options.length 256 --batch-size 16 --steps 100 --lr 3e-3",
+            )
+        ),
+        Side("deltanet_negative_eigenvalues", ("",)),
+        Side("gla", ("",)),
+        reached=0.99,
+        missed=0.6,
+        length=512,
+    ),
     "adding-lru": Seen(
         "adding",
         "lru",
