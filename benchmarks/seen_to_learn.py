@@ -51,6 +51,7 @@ class Beside(NamedTuple):
     stages: options of every run, one stage after the other.
     reached: the score that the learner must reach; None: a better one than the other's.
     missed: the score that the other must not reach.
+    length: what is scored in the end; None: as trained.
     """
 
     task: str
@@ -59,13 +60,20 @@ class Beside(NamedTuple):
     other: Side
     reached: float | None = None
     missed: float | None = None
+    length: int | None = None
 
     def run(self, name: str) -> bool:
         task = tasks.build(self.task)
         best = []
         for layer, runs in (self.learner, self.other):
             found = [
-                trained(f"{name}-{layer}-{number}", self.task, layer, tuple(f"{stage} {own}" for stage in self.stages))
+                trained(
+                    f"{name}-{layer}-{number}",
+                    self.task,
+                    layer,
+                    tuple(f"{stage} {own}" for stage in self.stages),
+                    self.length,
+                )
                 for number, own in enumerate(runs, 1)
             ]
             best.append(min(found) if task.best < task.chance else max(found))
@@ -171,6 +179,22 @@ SEEN = {
         Side("lstm", ("--lr 1e-3", "--lr 3e-3", "--lr 1e-2")),
         reached=0.01,
         missed=0.01,
+    ),
+    "parity-deltanet": Beside(
+        "parity",
+        tuple(
+            "--layer-options '{num_heads: 2}' --dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
+            f"--eval-examples 256 --eval-every 100 {stage}"
+            for stage in (
+                "--task-options.length 40 --batch-size 32 --steps 300 --lr 1e-2",
+                "--task-options.length 256 --batch-size 16 --steps 100 --lr 3e-3",
+            )
+        ),
+        Side("deltanet_negative_eigenvalues", ("",)),
+        Side("gla", ("",)),
+        reached=0.99,
+        missed=0.6,
+        length=512,
     ),
     "adding-lru": Seen(
         "adding",

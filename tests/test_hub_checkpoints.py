@@ -54,6 +54,16 @@ LARGE_TURNED = {
     "ffn_round_up_to_multiple_of": 32,
     "output_logit_soft_cap": 2.0,
 }
+LLAMA_TURNED = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "rms_norm_eps": 0.01,
+    "tie_word_embeddings": True,
+}
 MODELS = {
     "mamba": ("Mamba", {"state_size": 4}),
     "mamba_turned": ("Mamba", {**TURNED, "conv_kernel": 3, "expand": 3, "time_step_rank": 5}),
@@ -66,6 +76,8 @@ MODELS = {
     "falcon_mamba_turned": ("FalconMamba", {**TURNED, "mixer_rms_eps": 0.1}),
     "recurrent_gemma": ("RecurrentGemma", GRIFFIN),
     "recurrent_gemma_turned": ("RecurrentGemma", {**GRIFFIN, **GRIFFIN_TURNED}),
+    "llama": ("Llama", {"num_attention_heads": 2, "intermediate_size": 24}),
+    "llama_turned": ("Llama", LLAMA_TURNED),
     "xlstm": ("xLSTM", LARGE),
     "xlstm_turned": ("xLSTM", {**LARGE, **LARGE_TURNED}),
 }
@@ -379,7 +391,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
 
     monkeypatch.setattr(formats.base, "LanguageModel", built)
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
-    others = {"attention_window_size", "block_types", "rope_parameters"}
+    others = {"attention_window_size", "max_position_embeddings", "block_types", "rope_parameters"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
     sizes = [key for key in fmt.defaults if key not in others and not isinstance(found[key], bool)]
     assert len(sizes) >= 5

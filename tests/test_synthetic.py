@@ -42,6 +42,7 @@ SMALL = {  # options with which a sample shows every answer often
     "segments": {"length": 5},
     "selective_copy": {"length": 8, "num_symbols": 4},
     "task_2b": {"length": 6, "width": 5},
+    "word_problem": {"length": 6},
 }
 # Where an answer is likelier than another, or chance is measured. Those have tests of their own.
 UNEVEN = {"capacity", "listops", "phonebook"}

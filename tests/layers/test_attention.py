@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal
+from by_hand import DIM, T, assert_normal, convolve, rms, sigmoid, silu, unit
 
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
@@ -59,7 +59,85 @@ def forgetting_attention(layer, xs):
     return ys
 
 
+def path_attention(layer, xs):
+    """Every token rewrites the keys before it, and is read by plain attention."""
+    shared, K = layer.num_heads // layer.num_kv_heads, layer.head_dim
+    projections = list(layer.w_proj) if isinstance(layer.w_proj, torch.nn.Sequential) else [layer.w_proj]
+    ws = list(xs)
+    for project in projections:
+        ws = [project(w) for w in ws]
+    ws = [silu(w).view(-1, K) for w in convolve(ws, layer.w_conv1d)]
+    keys, values, ys = [], [], []
+    for x, w in zip(xs, ws, strict=True):
+        beta = 2 * sigmoid(layer.bt_proj(x))
+        w = torch.stack([unit(row) for row in w])
+        keys = [torch.stack([k - b * (k @ u) * u for k, b, u in zip(key, beta, w, strict=True)]) for key in keys]
+        q, k = layer.q_proj(x).view(-1, K), layer.k_proj(x).view(-1, K)
+        if layer.maybe_q_norm is not None:
+            q = torch.stack([rms(row) for row in q]) * layer.maybe_q_norm.weight
+            k = torch.stack([rms(row) for row in k]) * layer.maybe_k_norm.weight
+        keys.append(k)
+        values.append(layer.v_proj(x).view(-1, K))
+        out = []
+        for head in range(layer.num_heads):
+            weights = torch.exp(torch.stack([key[head // shared] @ q[head] / math.sqrt(K) for key in keys]))
+            weights = weights / weights.sum()
+            out.append(sum(p * value[head // shared] for p, value in zip(weights, values, strict=True)))
+        ys.append(layer.o_proj(torch.cat(out)))
+    return ys
+
+
+def multi_state_attention(layer, xs):
+    """Rows in a list, one of which is deleted once there are too many."""
+    shared, K = layer.num_heads // layer.num_kv_heads, layer.head_dim
+
+    def turned(v, t):
+        half = layer.rotated // 2
+        angles = t * layer.rope_base ** (-torch.arange(half) / max(1, half))
+        a, b, rest = v.split([half, half, K - 2 * half], -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], -1)
+
+    rows, ys = [], []
+    for t, x in enumerate(xs):
+        q = turned(layer.q_proj(x).view(-1, K), t)
+        rows.append((turned(layer.k_proj(x).view(-1, K), t), layer.v_proj(x).view(-1, K)))
+        out, mean = [], torch.zeros(len(rows))
+        for head in range(layer.num_heads):
+            weights = torch.exp(torch.stack([k[head // shared] @ q[head] / math.sqrt(K) for k, _ in rows]))
+            weights = weights / weights.sum()
+            mean = mean + weights
+            out.append(sum(p * v[head // shared] for p, (_, v) in zip(weights, rows, strict=True)))
+        if len(rows) > layer.reach:
+            del rows[int(mean.argmin()) if layer.policy == "tova" else 0]
+        ys.append(layer.o_proj(torch.cat(out)))
+    return ys
+
+
 EQUATIONS = {
+    "path_attention": (
+        lambda: layers.build("path_attention", DIM, num_heads=4, num_kv_heads=2, max_length=T, w_rank=3),
+        path_attention,
+    ),
+    "path_attention_normed": (
+        lambda: layers.build(
+            "path_attention", DIM, num_heads=2, max_length=64, w_rank=None, conv_bias=True, qk_norm=True
+        ),
+        path_attention,
+    ),
+    "multi_state_attention": (
+        lambda: layers.build("multi_state_attention", DIM, num_heads=2, window=3),
+        multi_state_attention,
+    ),
+    "multi_state_attention_shared": (
+        lambda: layers.build("multi_state_attention", DIM, num_heads=4, num_kv_heads=2, window=2, bias=True),
+        multi_state_attention,
+    ),
+    "multi_state_attention_window": (
+        lambda: layers.build(
+            "multi_state_attention", DIM, num_heads=2, window=2, policy="window", rope_fraction=0.5, rope_base=100.0
+        ),
+        multi_state_attention,
+    ),
     "forgetting_attention": (lambda: ForgettingAttention(DIM, 2, max_length=T), forgetting_attention),
     "forgetting_attention_gated": (
         lambda: ForgettingAttention(DIM, 4, max_length=64, qk_norm=True, use_output_gate=True),
@@ -127,7 +205,51 @@ def test_forgetting_attention_of_a_long_sequence_in_pieces():
         torch.testing.assert_close(y.double(), exact[:, start : start + 500], rtol=0, atol=1e-5)
 
 
+def test_init_of_path_attention():
+    layer = layers.build("path_attention", 256, qk_norm=True)
+    for linear in (layer.q_proj, layer.k_proj, layer.v_proj, *layer.w_proj, layer.bt_proj, layer.o_proj):
+        assert_normal(linear.weight, 0.02)
+    assert not layer.bt_proj.bias.any()
+    assert (layer.maybe_q_norm.weight == 1).all()
+    assert layer.w_proj[0].weight.shape == (32, 256)
+
+
+@pytest.mark.usefixtures("double")
+def test_path_attention_over_several_chunks():
+    """As in pieces that end elsewhere than its chunks; and without reflections it is attention without positions."""
+    layer, x = layers.build("path_attention", DIM, num_heads=2, max_length=150), torch.randn(2, 150, DIM)
+    whole, last = layer(x)
+    y, state = layer(x[:, :90])
+    z, state = layer(x[:, 90:], state)
+    torch.testing.assert_close(torch.cat([y, z], 1), whole)
+    torch.testing.assert_close(state.memory.keys, last.memory.keys)
+    layer.bt_proj.bias.data.fill_(-1e3)
+    plain = Attention(DIM, 2, max_length=150, rope_fraction=0.0)
+    plain.load_state_dict({key: layer.state_dict()[key] for key in plain.state_dict()})
+    torch.testing.assert_close(layer(x)[0], plain(x)[0])
+
+
+@pytest.mark.usefixtures("double")
+def test_multi_state_attention_with_room_for_all_is_attention():
+    """And with the policy of a window, it is attention over a window."""
+    x = torch.randn(2, 9, DIM)
+    layer, plain = layers.build("multi_state_attention", DIM, num_heads=2, window=9), Attention(DIM, 2, max_length=9)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x)[0], plain(x)[0])
+    for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        assert_normal(linear.weight, DIM**-0.5)
+    layer = layers.build("multi_state_attention", DIM, num_heads=2, window=3, policy="window")
+    window = WindowAttention(DIM, 2, 2, window=4, rope_fraction=1.0)
+    window.load_state_dict(layer.state_dict() | {"o_proj.bias": torch.zeros(DIM)})
+    torch.testing.assert_close(layer(x)[0], window(x)[0])
+
+
 WRONG = [
+    ("path_attention", {"num_heads": 3}, "path_attention: num_heads is 3, expected a divisor of dim=8"),
+    ("path_attention", {"num_kv_heads": 3}, "path_attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
+    ("path_attention", {"w_rank": 0}, "path_attention: max_length is 2048, w_rank is 0 and conv_size is 3, expected"),
+    ("multi_state_attention", {"window": 0}, "multi_state_attention: window is 0, expected at least 1"),
+    ("multi_state_attention", {"policy": "h2o"}, "multi_state_attention: policy is 'h2o', expected 'tova' or 'window'"),
     ("forgetting_attention", {"max_length": 0}, "forgetting_attention: max_length is 0, expected at least 1"),
     ("forgetting_attention", {"num_heads": 3}, "forgetting_attention: num_heads is 3, expected a divisor of dim=8"),
     ("window_attention", {"window": 0}, "window_attention: window is 0, expected at least 1"),

@@ -12,6 +12,8 @@ from test_outside_memory import DIM, agree, plain_modules, shaken  # noqa: F401 
 from torch.nn import functional as F
 
 from scanl import layers
+from scanl.layers.parts.levels import levels
+from scanl.ops import linear_attention
 
 pytest.importorskip("transformers", reason="needs the extra `outside`")
 with warnings.catch_warnings():
@@ -28,6 +30,9 @@ with warnings.catch_warnings():
     from fla.ops.gsa.naive import naive_recurrent_gsa
     from fla.ops.kda.gate import naive_kda_gate, naive_kda_lowerbound_gate
     from fla.ops.kda.naive import naive_recurrent_kda
+    from fla.ops.log_linear_attn.naive import naive_log_linear_attn
+    from fla.ops.mesa_net.naive import naive_mesa_net_exact
+    from fla.ops.path_attn.naive import naive_path_attn
 from transformers.models.minimax import configuration_minimax, modeling_minimax
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("plain_modules", "gates_and_norms")]
@@ -206,3 +211,51 @@ def test_lightning(index, depth):
     layer.enter_stack(index, [layer] * depth)
     layer.load_state_dict(dict(theirs.named_parameters()))
     agree(layer, lambda x: theirs(x, (x, x), None)[0], dict(theirs.named_parameters()), 2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_output_gate": True, "lambda_lower_bound": 0.1}], ids=str)
+def test_mesanet(monkeypatch, options):
+    """Their exact solution, with damping so large that conjugate gradients reach it in float32."""
+
+    def mesa(q, k, v, g, beta, lamb, **_):
+        return *naive_mesa_net_exact(unit(q), unit(k), v, g, lamb, beta)[:1], None, None
+
+    monkeypatch.setattr("fla.layers.mesa_net.chunk_mesa_net", mesa)
+    theirs = shaken(fla.layers.MesaNet(hidden_size=DIM, head_dim=4, num_heads=2, **options))
+    ours = {key.replace("output_gate", "gate"): value for key, value in options.items()}
+    layer = layers.build("mesanet", DIM, head_dim=4, num_heads=2, **ours)
+    layer.load_state_dict(theirs.state_dict())
+    agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "use_low_rank_w": False, "use_qk_norm": True}], ids=str)
+def test_path_attention(monkeypatch, options):
+    def path(q, k, v, w, beta, g, **_):
+        return naive_path_attn(q, k, v, w, beta, torch.zeros(q.shape[:3]), q.shape[-1] ** -0.5, 16), None
+
+    monkeypatch.setattr("fla.layers.path_attn.parallel_path_attn", path)
+    monkeypatch.setattr("fla.layers.path_attn.l2_norm", lambda x, **_: unit(x))
+    theirs = shaken(fla.layers.PaTHAttention(hidden_size=DIM, num_heads=4, **options))
+    ours = {"num_kv_heads": options.get("num_kv_heads"), "qk_norm": "use_qk_norm" in options}
+    layer = layers.build("path_attention", DIM, num_heads=4, w_rank=None if "use_low_rank_w" in options else 32, **ours)
+    if "use_qk_norm" in options:
+        layer.maybe_q_norm.eps = layer.maybe_k_norm.eps = theirs.maybe_q_norm.eps
+    layer.load_state_dict(theirs.state_dict())
+    agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 2e-5)
+
+
+def test_log_linear_levels():
+    """Their masked form, from which the levels of `log_linear_mamba2` are read back."""
+    q, k, v = torch.randn(2, 37, 1, 3), torch.randn(2, 37, 1, 3), torch.randn(2, 37, 2, 4)
+    g, weights = -torch.rand(2, 37, 2), torch.rand(2, 37, 2, 7)
+    at = levels(torch.arange(37)[None], 7)
+    o, _ = linear_attention(
+        q,
+        k,
+        torch.where(at.writes[:, :, None, :, None], v[:, :, :, None], 0).flatten(2, 3),
+        g[..., None].masked_fill(at.begins[:, :, None], -torch.inf).flatten(2, 3),
+        scale=1.0,
+    )
+    y = (torch.where(at.reads[:, :, None], weights[..., 1:], 0)[..., None] * o.unflatten(2, (2, -1))).sum(3)
+    y = y + (weights[..., 0] * (q * k).sum(-1))[..., None] * v
+    torch.testing.assert_close(y, naive_log_linear_attn(q, k, v, g, weights))

@@ -39,10 +39,11 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 def _hinted(layer: Layer) -> dict[int, tuple[bool, float | None]]:
     """Return, by a parameter's id, whether it has weight decay, and its own learning rate or None."""
     found: dict[int, tuple[bool, float | None]] = {}
+    absent = {name for name, parameter in layer._parameters.items() if parameter is None}  # left out by an option
     for path, hint in layer.hints.items():
         named = layer.named_parameters(remove_duplicate=False)
         here = [id(parameter) for name, parameter in named if f"{name}.".startswith(f"{path}.")]
-        if not here:
+        if not here and path not in absent:
             raise ConfigError(
                 f"{type(layer).__name__}: hints name {path!r}, expected a parameter or a module of the layer"
             )

@@ -1,6 +1,7 @@
 """Checkpoint formats of transformers that `LanguageModel` can represent exactly, one file for each model_type."""
 
 from scanl.hub.formats import falcon_mamba as falcon_mamba
+from scanl.hub.formats import llama as llama
 from scanl.hub.formats import mamba as mamba
 from scanl.hub.formats import mamba2 as mamba2
 from scanl.hub.formats import recurrent_gemma as recurrent_gemma

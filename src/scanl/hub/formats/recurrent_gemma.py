@@ -8,6 +8,7 @@ import torch
 from scanl import layers
 from scanl.errors import ConfigError
 from scanl.hub.formats.base import Format, blocks, register
+from scanl.hub.formats.rotary import checked, gathered
 from scanl.models import GatedMLP, LanguageModel
 from scanl.models.block import ZeroCenteredRMSNorm
 
@@ -63,17 +64,14 @@ class RecurrentGemmaFormat(Format):
     @classmethod
     def read(cls, config: Mapping[str, Any], who: str) -> dict[str, Any]:
         """See `Format.read`. Before transformers 5 the entries of rope_parameters were at the top level; reads both."""
-        rope = config.get("rope_parameters") or {}
-        if isinstance(rope, Mapping):
-            rope = {key: config[key] for key in ROPE if key in config} | dict(rope)
-        return super().read({**config, "rope_parameters": rope}, who)
+        return super().read(gathered(config, ROPE), who)
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         dim, heads, types = config["hidden_size"], config["num_attention_heads"], config["block_types"]
         if not isinstance(types, list | tuple) or not types or any(kind not in list(LAYERS) for kind in types):
             raise ConfigError(f"block_types is {types!r}, expected a list of 'recurrent' and 'attention'")
-        rope = _rope(config["rope_parameters"])
+        rope = checked(config["rope_parameters"], ROPE)
         options = {
             "recurrent": {
                 "num_heads": heads,
@@ -172,18 +170,6 @@ class RecurrentGemmaFormat(Format):
                 f"num_heads of the layers is {found}, expected one number: transformers has one for both kinds"
             )
         return {**entries, "num_attention_heads": heads.pop()}
-
-
-def _rope(found: Any) -> dict[str, Any]:
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"rope_parameters is {found!r}, expected an object of options")
-    rope = ROPE | dict(found)
-    if rope["rope_type"] != "default":
-        raise ConfigError(f"rope_type is {rope['rope_type']!r}, expected 'default': scanl has no other option")
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if isinstance(rope[key], bool) or not isinstance(rope[key], int | float) or not rope[key] > 0:
-            raise ConfigError(f"{key} is {rope[key]!r}, expected a number above 0")
-    return rope
 
 
 def _period(kinds: list[str]) -> list[str]:

@@ -5,12 +5,12 @@ r"""Causal softmax attention over all previous tokens, up to a maximal length.
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import register
+from scanl.layers.parts.positions import check_length
 from scanl.ops import SegmentMemory
 
 
@@ -64,20 +64,5 @@ class Attention(SoftmaxAttention):
         self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, SegmentMemory]:
         self._check(x, state, cu_seqlens)
-        self._check_length(x, state, cu_seqlens)
+        check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.reach)
         return self._attend(x, state, cu_seqlens)
-
-    def _check_length(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> None:
-        length = x.shape[1]
-        unknown = torch.compiler.is_compiling() or x.device.type == "meta"
-        if not unknown and (state is not None or cu_seqlens is not None):
-            reached = x.new_zeros(1, dtype=torch.int64) if state is None else state.position
-            reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
-            length = int(reached.max()) if reached.numel() else 0
-        elif state is not None or cu_seqlens is not None:
-            return
-        if length > self.reach:
-            raise ShapeError(
-                f"{self._who()}: x makes a sequence of {length} steps, expected at most max_length={self.reach}; build "
-                "the layer with a larger one"
-            )

@@ -93,7 +93,7 @@ class SoftmaxAttention(Layer):
         # The memory's numbers were rounded to half precision when they were written, so float32 holds them exactly.
         wide = torch.promote_types(q.dtype, torch.float32)
         memory = None
-        if state is not None and not _empty(state):
+        if state is not None and not unread(state):
             memory = state._replace(keys=state.keys.to(q.dtype), values=state.values.to(q.dtype))
         # The fused kernels have no second derivative. Derivative checks use float64, so float64 takes the plain form.
         plain = sdpa_kernel(SDPBackend.MATH) if q.dtype == torch.float64 else contextlib.nullcontext()
@@ -128,7 +128,7 @@ def _attended(
     return [y, *memory]
 
 
-def _empty(state: SegmentMemory) -> bool:
+def unread(state: SegmentMemory) -> bool:
     """Whether nothing has been read yet. False where the answer would synchronise the GPU."""
     if torch.compiler.is_compiling() or state.position.device.type != "cpu" or state.keys.requires_grad:
         return False

@@ -106,6 +106,9 @@ class GatedDeltaNet(QueryKeyValue):
             self.a_proj = nn.Linear(dim, heads, bias=False)
             self.A_log = nn.Parameter((16 * (1 - torch.rand(heads))).log())  # 1 - U is never 0
             self.dt_bias = nn.Parameter(time_step_bias(heads))
+        else:
+            self.register_parameter("A_log", None)
+            self.register_parameter("dt_bias", None)
         self.use_forget_gate = use_forget_gate
         self.g_proj = nn.Linear(dim, heads * value, bias=False) if use_gate else None
         self.o_norm = GatedRMSNorm(value, norm_eps)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from scanl.errors import ShapeError
 from scanl.layers.packing import sequence_index
 
 
@@ -20,3 +21,23 @@ def positions(count: Tensor, length: int, cu_seqlens: Tensor | None = None) -> t
         return count + steps, count + length
     owner = sequence_index(cu_seqlens, length)
     return (count[owner, 0] + steps - cu_seqlens[owner])[None], count + cu_seqlens.diff()[:, None]
+
+
+def check_length(who: str, x: Tensor, read: Tensor | None, cu_seqlens: Tensor | None, max_length: int) -> None:
+    """Raise ShapeError if x makes a sequence longer than `max_length`; not where the length is not known.
+
+    read: the steps read before, one number for each sequence; None for 0.
+    """
+    length = x.shape[1]
+    unknown = torch.compiler.is_compiling() or x.device.type == "meta"
+    if not unknown and (read is not None or cu_seqlens is not None):
+        reached = x.new_zeros(1, dtype=torch.int64) if read is None else read.flatten()
+        reached = reached + (length if cu_seqlens is None else cu_seqlens.diff())
+        length = int(reached.max()) if reached.numel() else 0
+    elif read is not None or cu_seqlens is not None:
+        return
+    if length > max_length:
+        raise ShapeError(
+            f"{who}: x makes a sequence of {length} steps, expected at most max_length={max_length}; build "
+            "the layer with a larger one"
+        )

@@ -1,7 +1,7 @@
 """Base class of layers with a matrix memory: projections, short convolutions, SiLU, and the state."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class QueryKeyValue(Layer):
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
     """
 
-    memory: tuple[int, int, int]  # H, K, V of the state
+    memory: tuple[int, ...]  # H, K, V of the state; a layer may have another shape
 
     def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
         """Make the projections to queries, keys and values, whose channels are `widths`, and their convolutions.
@@ -55,10 +55,10 @@ class QueryKeyValue(Layer):
     def _read(
         self,
         x: Tensor,
-        state: MemoryState | None,
+        state: tuple[Any, Windows] | None,
         cu_seqlens: Tensor | None,
         silu: Sequence[bool] = (True, True, True),
-    ) -> tuple[list[Tensor], Tensor | None, Windows]:
+    ) -> tuple[list[Tensor], Any, Windows]:
         """Return [q, k, v] (B, T, width), the memory of `state`, and the new windows of the convolutions.
 
         silu: for each of q, k and v, whether to apply SiLU.

@@ -1,0 +1,136 @@
+r"""Softmax attention as a multi-state RNN: a cache of M keys and values, from which each step drops one.
+
+.. math:: y_t = W_o \sum_{j \in C_t \cup \{t\}} p_{tj} v_j, \quad
+          p_t = \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big), \quad
+          C_{t+1} = C_t \cup \{t\} \setminus \{\arg\min_j \sum_h p^h_{tj}\}
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanl.errors import ConfigError
+from scanl.layers.attention.softmax_attention import SoftmaxAttention
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.positions import positions
+from scanl.layers.parts.rotary import rotate
+from scanl.layers.state import Device, DType
+from scanl.ops._frame.opaque import opaque
+
+
+class MultiState(NamedTuple):
+    """State of `MultiStateAttention`.
+
+    rows: rotated keys beside values of the tokens kept, oldest first, after blank rows, (B, M, G, 2 K).
+    position: (B,), the tokens read.
+    """
+
+    rows: Tensor
+    position: Tensor
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, tova: bool) -> list[Tensor]:
+    return [torch.empty_like(q), torch.empty_like(rows)]
+
+
+@opaque(
+    "multi_state_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor position, bool tova) -> Tensor[]", _shapes
+)
+def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, tova: bool) -> list[Tensor]:
+    """Attend and drop a row, step by step. q: (B, T, H, K), scaled.   k, v: (B, T, G, K)."""
+    kept, width = rows.shape[1], k.shape[-1]
+    slots = torch.arange(kept + 1, device=q.device)
+    q, new, ys = q.unflatten(2, (k.shape[2], -1)), torch.cat([k, v], -1), []
+    for t in range(q.shape[1]):
+        rows = torch.cat([rows, new[:, t : t + 1]], 1)
+        blank = slots < kept - t - position[:, None]
+        scores = torch.einsum("bgrk,bjgk->bgrj", q[:, t], rows[..., :width])
+        weights = scores.masked_fill(blank[:, None, None], -torch.inf).softmax(-1)
+        ys.append(torch.einsum("bgrj,bjgv->bgrv", weights, rows[..., width:]))
+        least = weights.detach().sum((1, 2)).masked_fill(blank, -1).argmin(-1, keepdim=True) if tova else 0
+        stay = slots[:-1] + (slots[:-1] >= least)
+        rows = rows.gather(1, stay.expand(len(rows), kept)[:, :, None, None].expand(-1, -1, *rows.shape[2:]))
+    return [torch.stack(ys, 1).flatten(2, 3), rows]
+
+
+@register("multi_state_attention")
+class MultiStateAttention(SoftmaxAttention):
+    """Attention as a multi-state RNN: a transformer whose cache has M rows, by TOVA or by a window.
+
+    TOVA, for token omission via attention: a step attends to the rows kept and to itself; then the row with the least
+    weight in the mean over all heads goes, be it the step's own. All heads keep the same tokens. Keys are cached with
+    the rotation of their true position. The steps are computed one after the other.
+    Differs: the authors drop rows once after a whole prompt, by the weights of its last token; here each step drops
+    one, so a prompt gives what its tokens give one by one.
+
+    Args:
+        dim: D, model width.
+        num_heads: H, heads of the queries.
+        num_kv_heads: G, heads of keys and values, each used by H / G heads of queries; by default H.
+        head_dim: K; by default D / H.
+        window: M, rows of the cache.
+        policy: "tova"; or "window", which drops the oldest row: then a step attends to itself and M before it.
+        rope_base: b of the rotary angles.
+        rope_fraction: fraction of each head that is rotated.
+        bias: biases in the projections.
+
+    Parameters as of `attention`: q_proj (H K, D); k_proj, v_proj (G K, D); o_proj (D, H K).
+    Initialisation: weights N(0, 1/D), biases 0.
+    State: MultiState: M rows of rotated keys and values (B, M, G, 2 K), and position (B), the tokens read.
+    """
+
+    id = "S-msrnn"
+    equation = (
+        "y_t = W_o sum_{j in C_t or j = t} p_tj v_j,  p_t = softmax_j(R_t q_t . R_j k_j / sqrt(K)),  "
+        "C_{t+1} = C_t with t, without argmin_j sum_h p_tj of head h"
+    )
+    source = 'Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104, sec. 3 and 4'
+    sample: ClassVar = {"num_heads": 3, "window": 5}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        window: int = 512,
+        policy: str = "tova",
+        rope_base: float = 10000.0,
+        rope_fraction: float = 1.0,
+        bias: bool = False,
+    ) -> None:
+        if window < 1:
+            raise ConfigError(f"{self._who()}: window is {window}, expected at least 1")
+        if policy not in ("tova", "window"):
+            raise ConfigError(f"{self._who()}: policy is {policy!r}, expected 'tova' or 'window'")
+        heads = num_heads if num_kv_heads is None else num_kv_heads
+        super().__init__(dim, num_heads, heads, head_dim, window, rope_base, rope_fraction, bias, bias)
+        self.policy = policy
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MultiState:  # type: ignore[override]
+        sizes = (self.reach, self.num_kv_heads, 2 * self.head_dim)
+        rows = self._zeros(batch_size, *sizes, device=device, dtype=dtype, at_least=torch.float32)
+        return MultiState(rows, torch.zeros(batch_size, dtype=torch.int64, device=rows.device))
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: MultiState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MultiState]:
+        self._check(x, state, cu_seqlens)
+        if cu_seqlens is not None:
+            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+        state = self.init_state(x.shape[0]) if state is None else state
+        if x.shape[1] == 0:
+            return self.o_proj(self.q_proj(x)), state
+        q, k, v = (
+            widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        places, _ = positions(state.position[:, None], x.shape[1])
+        q, k = (rotate(each, places, self.rotated, self.rope_base) for each in (q, k))
+        with as_widened(x):
+            y, rows = _attended(
+                q / math.sqrt(self.head_dim), k, v, state.rows.to(q.dtype), state.position, self.policy == "tova"
+            )
+        return self.o_proj(y.flatten(2).to(x.dtype)), MultiState(rows, state.position + x.shape[1])

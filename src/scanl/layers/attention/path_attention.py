@@ -1,0 +1,228 @@
+r"""PaTH attention: softmax attention whose positions are reflections that depend on the data.
+
+.. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(k_j^\top H_{j+1} \cdots H_t\, q_t / \sqrt K\big)\, v_j, \quad
+          H_s = I - \beta_s w_s w_s^\top
+"""
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.attention.softmax_attention import unread
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.parts.positions import check_length
+from scanl.layers.parts.short_convolution import convolve
+from scanl.layers.state import Device, DType
+from scanl.ops import SegmentMemory, init_memory
+from scanl.ops._frame.nonfinite import faulty, since
+from scanl.ops._frame.opaque import opaque
+from scanl.ops.delta_rule import unit
+
+_CHUNK = 64
+
+
+class PaTHState(NamedTuple):
+    """State of `PaTHAttention`.
+
+    memory: the rewritten keys, and the values.   conv: the last inputs of the convolution, (B, W - 1, G K).
+    """
+
+    memory: SegmentMemory
+    conv: Tensor
+
+
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, keys: Tensor, values: Tensor, position: Tensor | None
+) -> list[Tensor]:
+    return [torch.empty_like(q), torch.empty_like(keys), torch.empty_like(values)]
+
+
+@opaque(
+    "path_attention(Tensor q, Tensor k, Tensor v, Tensor w, Tensor beta, Tensor keys, Tensor values, "
+    "Tensor? position) -> Tensor[]",
+    _shapes,
+)
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, keys: Tensor, values: Tensor, position: Tensor | None
+) -> list[Tensor]:
+    """Attend chunk by chunk. After each chunk, every key before it goes through the chunk's reflections.
+
+    q: (B, T, H, K), scaled.   k, v, w: (B, T, G, K).   beta: (B, T, G).   keys, values: (B, M, G, K), a ring.
+    position: (B,), tokens read before; None for none.
+    With T = (I + tril(β W Wᵀ, -1))^{-1}, H_1 ... H_C is I - Wᵀ T β W.
+    """
+    steps, room = q.shape[1], keys.shape[1]
+    fault = torch.stack([faulty(each).flatten(2).any(2) for each in (q, k, v, w, beta)]).any(0)
+    spoil = since(fault, 1).to(q.dtype)
+    q, k, v, w = (torch.where(fault[:, :, None, None], 0, each).transpose(1, 2) for each in (q, k, v, w))
+    wb = w * torch.where(fault[:, :, None], 0, beta).transpose(1, 2)[..., None]
+    q = q.unflatten(1, (k.shape[1], -1))
+    if position is None:
+        before_k = before_v = k[:, :, :0]
+        unused = blank = None
+    else:
+        before_k, before_v = keys.transpose(1, 2), values.transpose(1, 2)
+        unused = torch.arange(room, device=q.device) >= position[:, None]
+        blank = F.pad(unused, (0, steps), value=False)[:, None, None, None]
+    outputs = []
+    for start in range(0, steps, _CHUNK):
+        q_c, k_c, v_c, w_c, wb_c = (each[..., start : start + _CHUNK, :] for each in (q, k, v, w, wb))
+        count = k_c.shape[2]
+        eye = torch.eye(count, dtype=q.dtype, device=q.device)
+        right = torch.cat([wb_c, (wb_c @ k_c.mT).tril(-1)], -1)
+        solved = torch.linalg.solve_triangular(
+            eye + (wb_c @ w_c.mT).tril(-1), right, upper=False, unitriangular=True
+        ).unsqueeze(2)
+        reflected, changed = solved[..., : w_c.shape[-1]], solved[..., w_c.shape[-1] :]
+        qw = (q_c @ w_c.unsqueeze(2).mT).tril()
+        inside = (q_c @ k_c.unsqueeze(2).mT - qw @ changed).tril()
+        inside = inside.masked_fill(torch.ones_like(eye, dtype=torch.bool).triu(1), -torch.inf)
+        across = (q_c - qw @ reflected) @ before_k.unsqueeze(2).mT
+        if blank is not None:
+            across = across.masked_fill(blank[..., : across.shape[-1]], -torch.inf)
+        weights = torch.cat([across, inside], -1).softmax(-1)
+        before_v = torch.cat([before_v, v_c], 2)
+        outputs.append(weights @ before_v.unsqueeze(2))
+        before_k = before_k - (before_k @ reflected.squeeze(2).mT) @ w_c
+        before_k = torch.cat([before_k, k_c - changed.squeeze(2).mT @ w_c], 2)
+    y = torch.cat(outputs, 3).flatten(1, 2).transpose(1, 2) * spoil[:, :, None, None]
+    before_k, before_v = (each.transpose(1, 2) * spoil[:, -1, None, None, None] for each in (before_k, before_v))
+    if position is None or unused is None:
+        return [y, *(F.pad(each, (0, 0, 0, 0, 0, room - steps)) for each in (before_k, before_v))]
+    at = ((position[:, None] + torch.arange(steps, device=q.device)) % room)[:, :, None, None]
+    rings = []
+    for each in (before_k, before_v):
+        ring = torch.where(unused[:, :, None, None], 0, each[:, :room])  # a slot that holds nothing stays zero
+        rings.append(ring.scatter(1, at.expand_as(each[:, room:]), each[:, room:]))
+    return [y, *rings]
+
+
+@register("path_attention")
+class PaTHAttention(Layer):
+    """PaTH attention: what lies between a key and a query is a product of reflections, one for each step between.
+
+    A new token rewrites every key in the cache: k_j loses β (k_j · w) of its part along w. A longer sequence than
+    `max_length` raises an error, as for `attention`. The forget gate that the paper combines it with is not part of
+    this layer.
+
+    Args:
+        dim: D, model width.
+        num_heads: H, heads of the queries.
+        num_kv_heads: G, heads of keys, values and reflections, each used by H / G heads of queries; by default H.
+        max_length: length of the longest sequence in tokens.
+        w_rank: rank of the projection to w; None for a full one.
+        conv_size, conv_bias: W, the window of the convolution over w, and its bias.
+        qk_norm: RMSNorm of each head of queries and of keys.
+        norm_eps: ε of the norms.
+
+    Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (w_rank, D),
+    w_proj.1 (G K, w_rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
+    maybe_k_norm (K) for the norms.
+    Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch.
+    State: SegmentMemory: rewritten keys and values (B, max_length, G, K), and position (B), the tokens read; and the
+    last inputs of the convolution.
+    """
+
+    id = "S-path"
+    equation = (
+        "y_t = W_o sum_{j<=t} softmax_j(k_j^T H_{j+1} ... H_t q_t / sqrt(K)) v_j,  H_s = I - beta_s w_s w_s^T,  "
+        "w = unit(SiLU(conv(W_2 W_1 x))),  beta = 2 sigmoid(W_b x + b)"
+    )
+    source = (
+        'Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations", '
+        "arXiv:2505.16381, sec. 2"
+    )
+    sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "w_rank": 3}
+    residual_out = "o_proj"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        max_length: int = 2048,
+        w_rank: int | None = 32,
+        conv_size: int = 3,
+        conv_bias: bool = False,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        shared = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads < 1 or dim % num_heads:
+            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        if shared < 1 or num_heads % shared:
+            raise ConfigError(f"{self._who()}: num_kv_heads is {shared}, expected a divisor of num_heads={num_heads}")
+        if min(max_length, conv_size, 1 if w_rank is None else w_rank) < 1:
+            found = f"max_length is {max_length}, w_rank is {w_rank} and conv_size is {conv_size}"
+            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, shared, dim // num_heads
+        self.max_length, width = max_length, shared * (dim // num_heads)
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for _ in range(2))
+        if w_rank is None:
+            self.w_proj = nn.Linear(dim, width, bias=False)
+        else:
+            self.w_proj = nn.Sequential(nn.Linear(dim, w_rank, bias=False), nn.Linear(w_rank, width, bias=False))
+        self.w_conv1d = nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
+        self.bt_proj = nn.Linear(dim, shared)
+        self.maybe_q_norm, self.maybe_k_norm = (
+            GatedRMSNorm(self.head_dim, norm_eps) if qk_norm else None for _ in range(2)
+        )
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.bt_proj.bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PaTHState:
+        like = self._zeros(
+            batch_size,
+            self.w_conv1d.kernel_size[0] - 1,
+            self.w_conv1d.in_channels,
+            device=device,
+            dtype=dtype,
+            at_least=torch.float32,
+        )
+        sizes = (batch_size, self.max_length, self.num_kv_heads, self.head_dim, self.head_dim)
+        return PaTHState(init_memory(*sizes, device=like.device, dtype=like.dtype), like)
+
+    def forward(
+        self, x: Tensor, state: PaTHState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, PaTHState]:
+        self._check(x, state, cu_seqlens)
+        check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.max_length)
+        if cu_seqlens is not None:
+            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+        fresh = state is None or unread(state.memory)
+        state = self.init_state(x.shape[0]) if state is None else state
+        if x.shape[1] == 0:
+            return self.o_proj(x), state
+        w, conv = convolve(self.w_conv1d, self.w_proj(x), state.conv, silu=True)
+        q, k, v, w = (
+            widen(part).unflatten(-1, (-1, self.head_dim))
+            for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w)
+        )
+        if self.maybe_q_norm is not None and self.maybe_k_norm is not None:
+            q, k = self.maybe_q_norm(q, None), self.maybe_k_norm(k, None)
+        keys, values, read = state.memory
+        beta = 2 * widen(self.bt_proj(x)).sigmoid()
+        with as_widened(x):
+            y, keys, values = _attended(
+                q / math.sqrt(self.head_dim),
+                k,
+                v,
+                unit(w, 1e-6),
+                beta,
+                keys.to(q.dtype),
+                values.to(q.dtype),
+                None if fresh else read,
+            )
+        memory = SegmentMemory(keys, values, read + x.shape[1])
+        return self.o_proj(y.flatten(2).to(x.dtype)), PaTHState(memory, conv)

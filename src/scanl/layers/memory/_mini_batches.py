@@ -1,0 +1,145 @@
+r"""Memories that learn in mini-batches of steps: gradients are taken at the weights with which the mini-batch began.
+
+The memory is a map x + LN(f(x)) from keys to values, f linear or with one hidden layer. For a matrix W of f, with u_j
+its input at step j of the mini-batch and δ_j the gradient of the loss ½ |k + LN(f(k)) - v|² by its output,
+
+.. math:: W_i = a_i W + f_i Z - \sum_{j \le i} G_{ij} u_j \delta_j^\top, \quad
+          Z_i = e_i Z - \sum_{j \le i} E_{ij} u_j \delta_j^\top
+
+so uᵀ W_i is a sum of products of matrices for all steps of a mini-batch at once, and no W_i is formed.
+Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620, sec. 2.4 and 2.5 (the dual form).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.ops._frame.nonfinite import faulty, since
+
+EPS = 1e-6  # of the memory's norm
+
+
+class Rates(NamedTuple):
+    """Coefficients of C steps: a, f and e (B, H, C), and G and E (B, H, C, C), lower triangular."""
+
+    a: Tensor
+    f: Tensor
+    e: Tensor
+    G: Tensor
+    E: Tensor
+
+
+class Norm(NamedTuple):
+    """The weights of the memory's norm: weight and bias, (H, K)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Norm z (B, H, C, K)."""
+        return F.layer_norm(z, z.shape[-1:], eps=EPS) * self.weight[:, None] + self.bias[:, None]
+
+    def gradient(self, z: Tensor, target: Tensor) -> Tensor:
+        """Return the gradient of ½ |LN(z) - target|² by z."""
+        z = z - z.mean(-1, keepdim=True)
+        scale = (z.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        z = z * scale
+        g = (z * self.weight[:, None] + self.bias[:, None] - target) * self.weight[:, None]
+        return scale * (g - g.mean(-1, keepdim=True) - z * (g * z).mean(-1, keepdim=True))
+
+
+# Of one mini-batch or a part of it: operands, the place of each step, counted from 1, which slots hold a step, which
+# rows come to the end of their mini-batch, and the state; to the outputs and the state.
+Part = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+
+
+def in_mini_batches(
+    size: int, position: Tensor | None, operands: Sequence[Tensor], state: list[Tensor], run: Part
+) -> tuple[Tensor, list[Tensor]]:
+    """Cut time where each row's mini-batches end, and run one part of every row after the other.
+
+    size: steps of a mini-batch.   position: (B,), steps of its mini-batch that each row has read; None for 0.
+    operands: (B, T, H, ·), at least one step; `run` gets (B, H, C, ·), zero in slots without a step.
+    Returns the outputs (B, T, H, ·) and the state.
+    Numbers that are not finite are replaced by zeros. Outputs are NaN from that step on, and so is the state.
+    """
+    joined = torch.cat(list(operands), -1)
+    widths = [each.shape[-1] for each in operands]
+    batch, steps = joined.shape[:2]
+    read = joined.new_zeros(batch, dtype=torch.int64) if position is None else position
+    fault = faulty(joined).flatten(2).any(2)
+    spoil = since(fault, 1).to(joined.dtype)
+    joined = torch.where(fault[:, :, None, None], 0, joined)
+    width = min(size, steps)
+    slots = torch.arange(width, device=joined.device)
+    outputs = []
+    for part in range(-(-(steps + (0 if position is None else size - 1)) // size)):
+        at = (part * size - read).clamp(min=0)[:, None] + slots
+        within = (read[:, None] if part == 0 else 0) + slots + 1
+        holds = (at < steps) & (within <= size)
+        index = at.clamp(max=steps - 1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
+        taken = torch.where(holds[:, :, None, None], joined.gather(1, index), 0).transpose(1, 2).split(widths, -1)
+        done = read + steps >= (part + 1) * size
+        y, state = run(taken, within.expand(at.shape).clamp(max=size), holds, done, state)
+        outputs.append(y)
+    every = torch.arange(steps, device=joined.device)
+    part = (read[:, None] + every) // size
+    slot = part * width + every - (part * size - read[:, None]).clamp(min=0)
+    y = torch.cat(outputs, 2).transpose(1, 2)
+    y = y.gather(1, slot[:, :, None, None].expand(-1, -1, *y.shape[2:])) * spoil[:, :, None, None]
+    return y, [each * spoil[:, -1].view(-1, *(1,) * (each.ndim - 1)) for each in state]
+
+
+def learn(
+    start: Sequence[Tensor],
+    now: Sequence[Tensor],
+    moving: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rates: Rates,
+    norm: Norm,
+    bias: bool,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Take the gradients at `start`, read with W_i of each step, and return the outputs and the last W and Z.
+
+    start, now, moving: the matrices where the mini-batch began, W and Z, (B, H, rows, columns); with `bias` their last
+    row is a bias.   q, k, v: (B, H, C, K).
+    """
+
+    def given(u: Tensor) -> Tensor:
+        return F.pad(u, (0, 1), value=1.0) if bias else u
+
+    def products(index: int, u: Tensor) -> Tensor:
+        own = rates.a[..., None] * (u @ now[index]) + rates.f[..., None] * (u @ moving[index])
+        return own - (u @ inputs[index].mT * rates.G) @ gradients[index]
+
+    hidden, inputs = [], [given(k)]
+    for weight in start[:-1]:
+        hidden.append(inputs[-1] @ weight)
+        inputs.append(given(F.gelu(hidden[-1], approximate="tanh")))
+    gradients = [norm.gradient(inputs[-1] @ start[-1], v - k)]
+    for z, weight in zip(reversed(hidden), reversed(start[1:]), strict=True):
+        rows = weight[:, :, :-1] if bias else weight
+        gradients.insert(0, gradients[0] @ rows.mT * gelu_slope(z))
+    u = given(q)
+    for index in range(len(start) - 1):
+        u = given(F.gelu(products(index, u), approximate="tanh"))
+    y = q + norm(products(len(start) - 1, u))
+    after, later = [], []
+    for W, Z, u, delta in zip(now, moving, inputs, gradients, strict=True):
+        written = [(u * part[:, :, -1, :, None]).mT @ delta for part in (rates.G, rates.E)]
+        after.append(rates.a[:, :, -1, None, None] * W + rates.f[:, :, -1, None, None] * Z - written[0])
+        later.append(rates.e[:, :, -1, None, None] * Z - written[1])
+    return y, after, later
+
+
+def gelu_slope(z: Tensor) -> Tensor:
+    """Return the derivative of the tanh form of GELU."""
+    c = math.sqrt(2 / math.pi)
+    t = torch.tanh(c * (z + 0.044715 * z**3))
+    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z)

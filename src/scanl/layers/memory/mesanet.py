@@ -1,0 +1,206 @@
+r"""MesaNet: each step reads the linear map that fits all keys and values so far best, a ridge regression.
+
+.. math:: G_t = \alpha_t G_{t-1} + \beta_t k_t k_t^\top, \quad S_t = \alpha_t S_{t-1} + \beta_t k_t v_t^\top, \quad
+          o_t = S_t^\top (G_t + \mathrm{Diag}(\lambda))^{-1} q_t
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_attention
+from scanl.ops.delta_rule import unit
+
+
+class Sums(NamedTuple):
+    """Decayed sums over the past. keys: G, of k kᵀ, (B, H, K, K).   values: S, of k vᵀ, (B, H, K, K)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class MesaState(NamedTuple):
+    """State of `MesaNet`: the sums, and the last inputs of the convolutions of q and k."""
+
+    recurrent: Sums
+    conv: Windows
+
+
+@register("mesanet")
+class MesaNet(QueryKeyValue):
+    """MesaNet: the state holds the sums of a ridge regression from keys to values, which each step solves.
+
+    Conjugate gradients solve all steps at once. Each iteration is one pass of `linear_attention` with the search
+    directions as queries. The gradient is that of the solution: the backward pass solves once more, with the gradient
+    as the right-hand side.
+
+    Args:
+        dim: D, model width.
+        num_heads: H; by default D / head_dim.
+        head_dim: K, channels of a query, a key and a value.
+        use_gate: a SiLU gate after the norm of the output.
+        use_short_conv: convolutions over q and k.
+        conv_size, conv_bias: W, the window of the convolutions, and their bias.
+        lambda_lower_bound: least λ.
+        cg_steps: iterations; in exact arithmetic K of them are enough.
+        norm_eps: ε of the norm.
+
+    Parameters as in flash-linear-attention: q_proj, k_proj, v_proj (H K, D); a_proj, b_proj (H, D) with a bias;
+    lambda_params (H K), without weight decay; q_conv1d, k_conv1d with weight (H K, 1, W); g_proj (H K, D) for the gate;
+    o_norm.weight (K); o_proj (D, H K).
+    Differs: the iterations start from 0, and where nothing is left to solve they stand still instead of dividing by
+    a number that 1e-5 was added to.
+    Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch.
+    State: G and S, (B, H, K, K) each, zeros, and the last inputs of the convolutions.
+    """
+
+    id = "S-mesanet"
+    equation = (
+        "G_t = alpha_t G_{t-1} + beta_t k_t k_t^T,  S_t = alpha_t S_{t-1} + beta_t k_t v_t^T,  "
+        "o_t = S_t^T (G_t + Diag(lambda))^{-1} q_t;  alpha, beta = sigmoid(W x + b),  y = W_o RMSNorm(o)"
+    )
+    source = (
+        'von Oswald et al., "MesaNet: Sequence Modeling by Locally Optimal Test-Time Training", arXiv:2506.05233, '
+        "eq. (4) to (6)"
+    )
+    op = "linear_attention"
+    sample: ClassVar = {"num_heads": 2, "head_dim": 3, "cg_steps": 4}
+    residual_out = "o_proj"
+    hints: ClassVar = {"lambda_params": UNDECAYED}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int | None = None,
+        head_dim: int = 128,
+        use_gate: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        lambda_lower_bound: float = 0.25,
+        cg_steps: int = 30,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        heads = max(1, dim // max(1, head_dim)) if num_heads is None else num_heads
+        if min(heads, head_dim, conv_size, cg_steps) < 1:
+            found = f"num_heads is {heads}, head_dim is {head_dim}, conv_size is {conv_size} and cg_steps is {cg_steps}"
+            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        if not 0 <= lambda_lower_bound < 1:
+            raise ConfigError(f"{self._who()}: lambda_lower_bound is {lambda_lower_bound}, expected 0 to 1, without 1")
+        self.dim, self.num_heads, self.head_dim = dim, heads, head_dim
+        self.lambda_lower_bound, self.cg_steps = lambda_lower_bound, cg_steps
+        width = heads * head_dim
+        self.memory = (heads, head_dim, head_dim)
+        self._make_projections((width, width, width), conv_size if use_short_conv else None, conv_bias)
+        self.v_conv1d = None
+        self.a_proj, self.b_proj = nn.Linear(dim, heads), nn.Linear(dim, heads)
+        self.lambda_params = nn.Parameter(torch.full((width,), math.log(math.expm1(1 - lambda_lower_bound))))
+        self.g_proj = nn.Linear(dim, width, bias=False) if use_gate else None
+        self.o_norm = GatedRMSNorm(head_dim, norm_eps)
+        self.o_proj = nn.Linear(width, dim, bias=False)
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MesaState:  # type: ignore[override]
+        values, conv = super().init_state(batch_size, device=device, dtype=dtype)
+        return MesaState(Sums(torch.zeros_like(values), values), conv)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: MesaState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MesaState]:
+        qkv, sums, conv = self._read(x, state, cu_seqlens, (True, True, False))
+        q, k, v = (widen(part).unflatten(-1, (self.num_heads, self.head_dim)) for part in qkv)
+        q, k, g = unit(q, 1e-6), unit(k, 1e-6), F.logsigmoid(widen(self.a_proj(x)))
+        write = widen(self.b_proj(x)).sigmoid()[..., None] * k
+        damping = F.softplus(widen(self.lambda_params)) + self.lambda_lower_bound
+        keys, values = (None, None) if sums is None else (each.to(q.dtype) for each in sums)
+        solved = _solve(q, k, write, g, damping.view(self.num_heads, -1), keys, cu_seqlens, self.cg_steps)
+        _, keys = linear_attention(solved, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)
+        o, values = linear_attention(solved, write, v, g, state=values, scale=1.0, cu_seqlens=cu_seqlens)
+        o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
+        return self.o_proj(o.to(x.dtype).flatten(-2)), MesaState(Sums(keys, values), conv)
+
+
+def _product(
+    p: Tensor, k: Tensor, write: Tensor, g: Tensor, damping: Tensor, keys: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """Return (G_t + Diag(λ)) p_t of every step."""
+    return linear_attention(p, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)[0] + damping * p
+
+
+class _Solved(torch.autograd.Function):
+    """Solve (G_t + Diag(λ)) x_t = q_t for every step by conjugate gradients.
+
+    With w the solution for the gradient dx as right-hand side, dq = w, and the operands of G get the gradient of
+    -w · (G_t + Diag(λ)) x_t, x constant.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        write: Tensor,
+        g: Tensor,
+        damping: Tensor,
+        keys: Tensor | None,
+        cu_seqlens: Tensor | None,
+        steps: int,
+    ) -> Tensor:
+        x, r, p = torch.zeros_like(q), q, q
+        left = (r * r).sum(-1, keepdim=True)
+        for _ in range(steps):
+            moved = _product(p, k, write, g, damping, keys, cu_seqlens)
+            curvature = (p * moved).sum(-1, keepdim=True)
+            size = torch.where(curvature > 0, left / curvature, 0)
+            x, r = x + size * p, r - size * moved
+            after = (r * r).sum(-1, keepdim=True)
+            p = r + torch.where(left > 0, after / left, 0) * p
+            left = after
+        ctx.save_for_backward(x, k, write, g, damping, keys, cu_seqlens)
+        ctx.steps = steps
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, *operands, cu_seqlens = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        w = _Solved.apply(dx, *operands, cu_seqlens, ctx.steps)
+        with torch.enable_grad():
+            # Each operand under a name of its own: x depends on the operands too, and is constant here.
+            k, write, g, damping = (each.view_as(each) for each in operands[:4])
+            keys = None if operands[4] is None else operands[4].view_as(operands[4])
+            own = (k, write, g, damping, keys)
+            wanted = [
+                each for each, needs in zip(own, ctx.needs_input_grad[1:6], strict=True) if needs and each is not None
+            ]
+            product = _product(x, k, write, g, damping, keys, cu_seqlens)
+            found = iter(torch.autograd.grad(product, wanted, -w, create_graph=again)) if wanted else iter(())
+        return w, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
+
+
+# torch.compile cannot trace a backward pass that takes gradients, so it calls this function as it is.
+@torch.compiler.allow_in_graph
+def _solve(
+    q: Tensor,
+    k: Tensor,
+    write: Tensor,
+    g: Tensor,
+    damping: Tensor,
+    keys: Tensor | None,
+    cu_seqlens: Tensor | None,
+    steps: int,
+) -> Tensor:
+    return _Solved.apply(q, k, write, g, damping, keys, cu_seqlens, steps)

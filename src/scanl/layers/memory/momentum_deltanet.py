@@ -1,0 +1,147 @@
+r"""Momentum DeltaNet: a delta rule whose corrections are averaged over time before the memory takes them.
+
+.. math:: M_t = \mu_t M_{t-1} + \eta_t k_t (v_t - \alpha_t S_{t-1}^\top k_t)^\top, \quad
+          S_t = \alpha_t S_{t-1} + \beta_t M_t, \quad o_t = S_t^\top q_t / \sqrt{K}
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import UNDECAYED, as_widened, register, widen
+from scanl.layers.memory.gated_deltanet import GatedDeltaNet
+from scanl.layers.parts.cell_layer import Draw, samples
+from scanl.layers.parts.query_key_value import MemoryState
+from scanl.ops.cell import cell
+from scanl.ops.delta_rule import unit
+from scanl.ops.registry import Sample
+
+EQUATION = (
+    "M_t = mu_t M_{t-1} + eta_t k_t (v_t - alpha_t S_{t-1}^T k_t)^T,  S_t = alpha_t S_{t-1} + beta_t M_t,  "
+    "o_t = S_t^T q_t / sqrt(K)"
+)
+SOURCE = '"Momentum DeltaNet", arXiv:2605.05838, as in flash-linear-attention'
+
+
+@cell(
+    "q: B T H K, k: B T H K, v: B T H V, gates: B T H 4, state: B 2 H K V -> B T H V", equation=EQUATION, source=SOURCE
+)
+def momentum_delta_cell(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Correct the momentum, then the memory, and read. gates: α, μ, β and η.   state: S and M."""
+    alpha, mu, beta, eta = gates.split(1, -1)
+    memory, momentum = state.unbind(1)
+    missing = v - alpha * (k[..., None] * memory).sum(2)
+    momentum = mu[..., None] * momentum + (eta * k)[..., None] * missing[:, :, None]
+    memory = alpha[..., None] * memory + beta[..., None] * momentum
+    return (q[..., None] * memory).sum(2), torch.stack([memory, momentum], 1)
+
+
+@register("momentum_deltanet")
+class MomentumDeltaNet(GatedDeltaNet):
+    """Momentum DeltaNet: gated DeltaNet whose corrections pass through a running average, the momentum.
+
+    The pair of memory and momentum has a transition that is not a diagonal and a product of two vectors, so it runs as
+    a cell, step by step.
+
+    Args:
+        dim: D, model width.
+        expand_v: V = expand_v * head_dim channels of a value.
+        head_dim: K, channels of a query and of a key; by default 3/4 D / num_heads, rounded.
+        num_heads: H.
+        use_gate: a SiLU gate after the norm of the output.
+        use_short_conv: convolutions over q, k and v.
+        min_log_mu: least ln μ.
+        conv_size, conv_bias: W, the window of the convolutions, and their bias.
+        norm_eps: ε of the norm.
+
+    η = 1 + tanh(W_e x / √D), tan θ = η e^{log_factor}, β = sin²θ σ(W_b x), ln α = ln cos²θ - e^{A_log} softplus(W_a x +
+    dt_bias), ln μ = -e^{Mu_log} softplus(W_m x + mu_bias). Queries are q - e^{D_log} k. Queries and keys have unit
+    length.
+    Parameters as in flash-linear-attention: those of `gated_deltanet`; e_proj, m_proj (H, D); mu_bias, Mu_log,
+    log_factor, D_log (H), without weight decay.
+    Initialisation: as of `gated_deltanet`; Mu_log = ln U(0, 16), log_factor = ln U(0, 4), D_log = ln U(0, 1), mu_bias
+    equal to dt_bias.
+    State: S and M, (B, 2, H, K, V), zeros, and the last inputs of the convolutions.
+    """
+
+    id = "S-momentum-delta"
+    equation = f"{EQUATION};  y = W_o (RMSNorm(o) * SiLU(W_g x))"
+    source = SOURCE
+    op = momentum_delta_cell.name
+    sample: ClassVar = {"head_dim": 3, "num_heads": 2}
+    hints: ClassVar = dict.fromkeys(("mu_bias", "Mu_log", "log_factor", "D_log"), UNDECAYED)
+
+    def __init__(
+        self,
+        dim: int,
+        expand_v: float = 2.0,
+        head_dim: int | None = None,
+        num_heads: int = 6,
+        use_gate: bool = True,
+        use_short_conv: bool = True,
+        min_log_mu: float = -2.0,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(
+            dim,
+            expand_v,
+            head_dim,
+            num_heads,
+            use_gate=use_gate,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+        )
+        self.min_log_mu = min_log_mu
+        self.memory = (2, num_heads, self.head_dim, self.head_v_dim)
+        self.e_proj, self.m_proj = (nn.Linear(dim, num_heads, bias=False) for _ in range(2))
+        for linear in (self.e_proj, self.m_proj):
+            nn.init.normal_(linear.weight, std=0.02)
+        self.mu_bias = nn.Parameter(self.dt_bias.detach().clone())
+        self.Mu_log, self.log_factor, self.D_log = (
+            nn.Parameter((high * (1 - torch.rand(num_heads))).log()) for high in (16, 4, 1)
+        )
+
+    def forward(
+        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MemoryState]:
+        qkv, recurrent, conv = self._read(x, state, cu_seqlens)
+        q, k, v = (widen(part).unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        q, k = unit(q - widen(self.D_log).exp()[:, None] * k, 1e-6), unit(k, 1e-6)
+        eta = 1 + torch.tanh(widen(self.e_proj(x)) / math.sqrt(self.dim))
+        square = (eta * widen(self.log_factor).exp()).square()  # of the tangent of θ
+        beta = square / (1 + square) * widen(self.b_proj(x)).sigmoid()
+        decay = self._log_decay(x)
+        assert decay is not None
+        alpha = (decay - torch.log1p(square)).exp()
+        log_mu = -widen(self.Mu_log).exp() * F.softplus(widen(self.m_proj(x)) + widen(self.mu_bias))
+        gates = torch.stack([alpha, log_mu.clamp(min=self.min_log_mu).exp(), beta, eta], -1)
+        with as_widened(x):
+            o, recurrent = momentum_delta_cell(
+                q / math.sqrt(self.head_dim), k, v, gates, recurrent, cu_seqlens=cu_seqlens
+            )
+        o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
+        return self.o_proj(o.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
+
+
+@momentum_delta_cell.samples
+def _samples() -> Iterator[Sample]:
+    def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
+        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "v": draw(batch, steps, 2, 4)}
+        return {**timed, "gates": draw(batch, steps, 2, 4).sigmoid(), "state": draw(rows, 2, 2, 3, 4)}
+
+    yield from samples(make)
+
+
+@momentum_delta_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q = torch.zeros(2, 5, 2, 3)
+    given = {"q": q, "k": q, "v": q, "gates": torch.zeros(2, 5, 2, 3)}
+    yield Sample(given), "gates has shape (2, 5, 2, 3), expected (B, T, H, 4) with B=2 from q, T=5 from q, H=2 from q"

@@ -1,0 +1,227 @@
+r"""Titans' neural memory: a model that learns each token with momentum, and forgets by weight decay.
+
+.. math:: M_t = (1 - \alpha_t) M_{t-1} + Z_t, \quad
+          Z_t = \eta_t Z_{t-1} - \theta_t \nabla_M \tfrac1K |M(k_t) - v_t|^2, \quad o_t = M_t(q_t)
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.norm import GatedRMSNorm
+from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
+from scanl.layers.state import Device, DType
+from scanl.ops._chunks import between, leading
+from scanl.ops._frame.opaque import opaque
+from scanl.ops.delta_rule import unit
+
+
+class Learned(NamedTuple):
+    """A memory in the middle of a chunk. Each matrix of it is (B, H, rows, columns).
+
+    start: M where the chunk began.   now: M.   momentum: Z.   position: (B,), steps of the chunk so far.
+    """
+
+    start: tuple[Tensor, ...]
+    now: tuple[Tensor, ...]
+    momentum: tuple[Tensor, ...]
+    position: Tensor
+
+
+class TitansState(NamedTuple):
+    """State of `Titans`: the memory, and the last inputs of the convolutions."""
+
+    recurrent: Learned
+    conv: Windows
+
+
+def _shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    matrices: list[Tensor],
+    position: Tensor | None,
+    size: int,
+) -> list[Tensor]:
+    return [torch.empty_like(v), *(torch.empty_like(each) for each in matrices)]
+
+
+@opaque(
+    "titans(Tensor q, Tensor k, Tensor v, Tensor gates, Tensor weight, Tensor bias, Tensor[] matrices, "
+    "Tensor? position, int size) -> Tensor[]",
+    _shapes,
+)
+def _titans(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    matrices: list[Tensor],
+    position: Tensor | None,
+    size: int,
+) -> list[Tensor]:
+    """Return o (B, T, H, K) and the matrices: start, now and momentum.
+
+    gates: ln(1 - α), ln η and 2 θ / K, (B, T, H, 3).
+    """
+    norm, count = Norm(weight, bias), len(matrices) // 3
+
+    def run(
+        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, gates = operands
+        keep, hold, theta = gates.split(1, -1)  # zero where a slot holds no step: it keeps all, and learns nothing
+        A = between(keep, False).exp().squeeze(-1).tril() * holds[:, None, None]
+        E = between(hold, False).exp().squeeze(-1).tril()
+        a, e = (leading(part, False).exp().squeeze(-1) for part in (keep, hold))
+        f = (A @ e[..., None]).squeeze(-1)
+        E = E * theta.mT
+        start, now, momentum = state[:count], state[count : 2 * count], state[2 * count :]
+        o, after, momentum = learn(start, now, momentum, q, k, v, Rates(a, f, e, A @ E, E), norm, bias=False)
+        ends = done[:, None, None, None]
+        return o, [*(torch.where(ends, new, old) for new, old in zip(after, start, strict=True)), *after, *momentum]
+
+    o, state = in_mini_batches(size, position, (q, k, v, gates), matrices, run)
+    return [o, *state]
+
+
+@register("titans")
+class Titans(QueryKeyValue):
+    """Titans' long-term memory as a layer: each head's state is a model that learns keys and values as they come.
+
+    The gradients of a chunk are taken at the memory with which it began, so its steps are computed together; with a
+    chunk of one step this is the equation. A sequence may be cut anywhere.
+
+    Args:
+        dim: D, model width.
+        num_heads: H heads of K = D / H channels; by default D / 64.
+        depth: matrices of the memory, M(x) = x + LN(f(x)): 1 for a linear f, 2 for a hidden layer of 4 K channels with
+            GELU.
+        chunk_size: steps of a chunk.
+        use_short_conv: convolutions over q, k and v.
+        conv_size, conv_bias: W, the window of the convolutions, and their bias.
+        norm_eps: ε of the norm of the output.
+
+    Queries and keys are convolved, pass through SiLU and have unit length. α, η and θ are sigmoids of linear maps, for
+    each head and step.
+    Differs: the paper's loss is a sum over channels, here it is their mean, as in lucidrains' titans-pytorch; there η
+    and α are those of a whole chunk, and a step reads the memory after the last whole chunk.
+    Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (D, D); q_conv1d, k_conv1d, v_conv1d with weight (D, 1, W);
+    alpha_proj, eta_proj, theta_proj (H, D) with a bias; M1 (H, K, K), or M1 (H, K, 4 K) and M2 (H, 4 K, K);
+    memory_norm_weight, memory_norm_bias (H, K); o_norm.weight (K).
+    Initialisation: M1 and M2 Xavier uniform, norms 1 and their bias 0; the biases such that α and θ are near 0.01 and η
+    near 0.5; the rest as in PyTorch. The paper gives no initial values.
+    State: TitansState, which starts from M1 and M2: the memory where the chunk began, the memory and its momentum, the
+    position in the chunk, and the last inputs of the convolutions.
+    """
+
+    id = "S-titans"
+    equation = (
+        "M_t = (1 - alpha_t) M_{t-1} + Z_t,  Z_t = eta_t Z_{t-1} - theta_t grad |M(k_t) - v_t|^2 / K,  "
+        "M(x) = x + LN(f(x)),  o_t = M_t(q_t);  y = W_o (RMSNorm(o) * sigmoid(W_g x))"
+    )
+    source = (
+        'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663, eq. (12) to (15)'
+    )
+    sample: ClassVar = {"num_heads": 2}
+    residual_out = "o_proj"
+    excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int | None = None,
+        depth: int = 2,
+        chunk_size: int = 16,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        heads = max(1, dim // 64) if num_heads is None else num_heads
+        if heads < 1 or dim % heads:
+            raise ConfigError(f"{self._who()}: num_heads is {heads}, expected a divisor of dim={dim}")
+        if depth not in (1, 2) or min(chunk_size, conv_size) < 1:
+            found = f"depth is {depth}, chunk_size is {chunk_size} and conv_size is {conv_size}"
+            raise ConfigError(f"{self._who()}: {found}, expected 1 or 2, and at least 1")
+        self.dim, self.num_heads, self.head_dim, self.depth, self.chunk_size = (
+            dim,
+            heads,
+            dim // heads,
+            depth,
+            chunk_size,
+        )
+        self._make_projections((dim, dim, dim), conv_size if use_short_conv else None, conv_bias)
+        self.alpha_proj, self.eta_proj, self.theta_proj = (nn.Linear(dim, heads) for _ in range(3))
+        for linear, start in ((self.alpha_proj, 0.01), (self.eta_proj, 0.5), (self.theta_proj, 0.01)):
+            nn.init.constant_(linear.bias, math.log(start / (1 - start)))
+        width, hidden = self.head_dim, 4 * self.head_dim
+        shapes = ((width, width),) if depth == 1 else ((width, hidden), (hidden, width))
+        for index, (rows, columns) in enumerate(shapes, 1):
+            bound = (6 / (rows + columns)) ** 0.5
+            matrix = torch.empty(heads, rows, columns).uniform_(-bound, bound)
+            self.register_parameter(f"M{index}", nn.Parameter(matrix))
+        self.memory_norm_weight = nn.Parameter(torch.ones(heads, width))
+        self.memory_norm_bias = nn.Parameter(torch.zeros(heads, width))
+        self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(2))
+        self.o_norm = GatedRMSNorm(width, norm_eps, activation=torch.sigmoid)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TitansState:  # type: ignore[override]
+        def zeros(*shape: int) -> Tensor:
+            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+
+        like = zeros()
+        matrices = [widen(self.get_parameter(f"M{index + 1}")) for index in range(self.depth)]
+        start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
+        momentum = tuple(torch.zeros_like(matrix) for matrix in start)
+        convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
+        windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
+        return TitansState(Learned(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: TitansState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, TitansState]:
+        self._check(x, state, cu_seqlens)
+        if cu_seqlens is not None:
+            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+        fresh = state is None
+        state = self.init_state(x.shape[0]) if state is None else state
+        steps = x.shape[1]
+        if steps == 0:
+            return self.o_proj(x), state
+        qkv, memory, conv = self._read(x, state, None)
+        q, k, v = (widen(part).unflatten(-1, (self.num_heads, -1)) for part in qkv)
+        keep = F.logsigmoid(-widen(self.alpha_proj(x)))
+        hold = F.logsigmoid(widen(self.eta_proj(x)))
+        theta = widen(self.theta_proj(x)).sigmoid() * (2 / self.head_dim)
+        norm = (widen(self.memory_norm_weight), widen(self.memory_norm_bias))
+        matrices = [each.to(q.dtype) for part in memory[:3] for each in part]
+        with as_widened(x):
+            o, *after = _titans(
+                unit(q, 1e-6),
+                unit(k, 1e-6),
+                v,
+                torch.stack([keep, hold, theta], -1),
+                *norm,
+                matrices,
+                None if fresh else memory.position,
+                self.chunk_size,
+            )
+        start, now, momentum = (tuple(after[n * self.depth : (n + 1) * self.depth]) for n in range(3))
+        y = self.o_norm(o, self.g_proj(x).view_as(o))
+        memory = Learned(start, now, momentum, (memory.position + steps) % self.chunk_size)
+        return self.o_proj(y.to(x.dtype).flatten(-2)), TitansState(memory, conv)

@@ -1,0 +1,242 @@
+r"""TTT layers: the state is a model that takes a step of gradient descent on every token.
+
+.. math:: W_t = W - c_i \sum_{j \le i} g_j \nabla_W \tfrac12 |k_j + \mathrm{LN}(f_W(k_j)) - v_j|^2, \quad
+          o_t = q_t + \mathrm{LN}(f_{W_t}(q_t))
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn
+from scanl.layers.packing import each_alone
+from scanl.layers.parts.rotary import rotate_pairs
+from scanl.layers.state import Device, DType
+from scanl.ops._frame.opaque import opaque
+
+
+class TTTState(NamedTuple):
+    """State of a TTT layer.
+
+    weights: W of each layer of the model where the mini-batch began, with its bias as last row, (B, H, rows, columns).
+    sums: -Σ g_j ∇W of the mini-batch so far, of the same shapes.   position: (B,), steps of the mini-batch so far.
+    """
+
+    weights: tuple[Tensor, ...]
+    sums: tuple[Tensor, ...]
+    position: Tensor
+
+
+def _shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    factor: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    weights: list[Tensor],
+    sums: list[Tensor],
+    position: Tensor | None,
+    size: int,
+) -> list[Tensor]:
+    return [torch.empty_like(v), *(torch.empty_like(each) for each in (*weights, *sums))]
+
+
+@opaque(
+    "ttt(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor factor, Tensor weight, Tensor bias, Tensor[] weights, "
+    "Tensor[] sums, Tensor? position, int size) -> Tensor[]",
+    _shapes,
+)
+def _ttt(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    factor: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    weights: list[Tensor],
+    sums: list[Tensor],
+    position: Tensor | None,
+    size: int,
+) -> list[Tensor]:
+    """Return o (B, T, H, K), the weights and the sums. gate: g_j (B, T, H, 1).   factor: c_i (size,)."""
+    norm, count = Norm(weight, bias), len(weights)
+
+    def run(
+        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, g = operands
+        c = factor[within - 1][:, None]
+        one = torch.ones_like(c)
+        E = g.mT.expand(*g.shape[:3], g.shape[2]).tril()
+        rates = Rates(one, c, one, c[..., None] * E, E)
+        start, sums = state[:count], state[count:]
+        o, after, later = learn(start, start, sums, q, k, v, rates, norm, bias=True)
+        ends = done[:, None, None, None]
+        start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
+        return o, [*start, *(torch.where(ends, 0, each) for each in later)]
+
+    o, state = in_mini_batches(size, position, (q, k, v, gate), [*weights, *sums], run)
+    return [o, *state]
+
+
+@register("ttt_linear")
+class TTTLinear(Layer):
+    """TTT-Linear: each head's state is a linear model with a norm, which learns to map its keys to its values.
+
+    The gradients of a mini-batch are taken at the weights with which it began, so its steps are computed together. A
+    sequence may be cut anywhere: the state keeps the gradients of a mini-batch that is not over. `ttt_mlp` has a model
+    with a hidden layer.
+
+    Args:
+        dim: D, model width.
+        num_heads: H heads of K = D / H channels; by default D / 64.
+        mini_batch_size: b, steps of a mini-batch.
+        base_lr: learning rate η. The authors raise it from 0.01 in the first steps of training TTT-MLP; here it is
+            constant.
+        use_gate: a GELU gate on the output.
+        rope_base: base of the rotary angles. Positions count from the start of the mini-batch.
+
+    g_j = η σ(w_h x_j + b_h) / K is the rate of step j, and c_i = max(1/i + learnable_token_idx_i, 0) what step i of the
+    mini-batch makes of the sum.
+    Parameters as in the authors' program: q_proj, k_proj, v_proj, o_proj (D, D); W1 (H, K, K), b1 (H, 1, K);
+    learnable_ttt_lr_weight (H, 1, D), learnable_ttt_lr_bias (H, 1); learnable_token_idx (b); ttt_norm_weight,
+    ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the gate. The form in which q and k have one projection, for
+    the backbone of Mamba, is not part of this layer.
+    Initialisation: linear weights, W1 and learnable_ttt_lr_weight N(0, 0.02²), norms 1, biases and learnable_token_idx
+    0.
+    State: TTTState, which starts from W1 and b1: weights and sums, (B, H, K + 1, K) each, and the position (B).
+    """
+
+    id = "S-ttt"
+    equation = (
+        "W_t = W - c_i sum_{j<=i} g_j grad |k_j + LN(W^T k_j + b) - v_j|^2 / 2,  o_t = q_t + LN(W_t^T q_t + b_t),  "
+        "i the place of t in its mini-batch and W the weights at its start;  y = W_o LN(o)"
+    )
+    source = (
+        'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, eq. '
+        "(4), (6) and (7), as in the authors' program"
+    )
+    sample: ClassVar = {"num_heads": 2}
+    residual_out = "o_proj"
+
+    hidden: ClassVar[tuple[int, ...]] = ()  # widths of the model's hidden layers, in units of K
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int | None = None,
+        mini_batch_size: int = 16,
+        base_lr: float = 1.0,
+        use_gate: bool = False,
+        rope_base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        heads = max(1, dim // 64) if num_heads is None else num_heads
+        if heads < 1 or dim % (2 * heads):
+            raise ConfigError(f"{self._who()}: num_heads is {heads}, expected a divisor of dim/2={dim / 2:g}")
+        if mini_batch_size < 1:
+            raise ConfigError(f"{self._who()}: mini_batch_size is {mini_batch_size}, expected at least 1")
+        self.dim, self.num_heads, self.head_dim = dim, heads, dim // heads
+        self.mini_batch_size, self.base_lr, self.rope_base = mini_batch_size, base_lr, rope_base
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.g_proj = nn.Linear(dim, dim, bias=False) if use_gate else None
+        widths = [self.head_dim * width for width in (1, *self.hidden, 1)]
+        for index, (rows, columns) in enumerate(pairwise(widths), 1):
+            self.register_parameter(f"W{index}", nn.Parameter(torch.empty(heads, rows, columns).normal_(std=0.02)))
+            self.register_parameter(f"b{index}", nn.Parameter(torch.zeros(heads, 1, columns)))
+        self.learnable_ttt_lr_weight = nn.Parameter(torch.empty(heads, 1, dim).normal_(std=0.02))
+        self.learnable_ttt_lr_bias = nn.Parameter(torch.zeros(heads, 1))
+        self.learnable_token_idx = nn.Parameter(torch.zeros(mini_batch_size))
+        self.ttt_norm_weight = nn.Parameter(torch.ones(heads, self.head_dim))
+        self.ttt_norm_bias = nn.Parameter(torch.zeros(heads, self.head_dim))
+        self.post_norm = nn.LayerNorm(dim, eps=1e-6)
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TTTState:
+        like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
+        names = range(1, len(self.hidden) + 2)
+        pairs = [torch.cat([self.get_parameter(f"W{n}"), self.get_parameter(f"b{n}")], 1) for n in names]
+        weights = tuple(pair.to(like).expand(batch_size, *pair.shape) for pair in pairs)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
+        return TTTState(weights, tuple(torch.zeros_like(each) for each in weights), position)
+
+    def forward(
+        self, x: Tensor, state: TTTState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, TTTState]:
+        self._check(x, state, cu_seqlens)
+        if cu_seqlens is not None:
+            return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+        fresh = state is None
+        state = self.init_state(x.shape[0]) if state is None else state
+        steps, size = x.shape[1], self.mini_batch_size
+        if steps == 0:
+            return self.o_proj(x), state
+        place = (state.position[:, None] + torch.arange(steps, device=x.device)) % size
+        rates = self.rope_base ** (-torch.arange(0, self.head_dim, 2, device=x.device).double() / self.head_dim)
+        angles = (place[..., None] * rates)[:, :, None]
+        q, k, v = (
+            widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        gate = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype), self.learnable_ttt_lr_bias[:, 0].to(x.dtype))
+        gate = self.base_lr / self.head_dim * widen(gate).sigmoid()[..., None]
+        token = 1 / torch.arange(1, size + 1, device=x.device, dtype=q.dtype)
+        factor = (token + widen(self.learnable_token_idx)).clamp(min=0)
+        norm = (widen(self.ttt_norm_weight), widen(self.ttt_norm_bias))
+        weights, sums = ([each.to(q.dtype) for each in part] for part in (state.weights, state.sums))
+        with as_widened(x):
+            o, *after = _ttt(
+                rotate_pairs(q, angles),
+                rotate_pairs(k, angles),
+                v,
+                gate,
+                factor,
+                *norm,
+                weights,
+                sums,
+                None if fresh else state.position,
+                size,
+            )
+        y = self.post_norm(o.flatten(-2).to(x.dtype))
+        y = y if self.g_proj is None else F.gelu(self.g_proj(x), approximate="tanh") * y
+        count = len(weights)
+        return self.o_proj(y), TTTState(tuple(after[:count]), tuple(after[count:]), (state.position + steps) % size)
+
+
+@register("ttt_mlp")
+class TTTMLP(TTTLinear):
+    """TTT-MLP: TTT-Linear whose model has a hidden layer of 4 K channels with GELU.
+
+    Args, parameters, initialisation and state: as of `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K)
+    and b2 (H, 1, K).
+    """
+
+    id = "S-ttt"
+    equation = (
+        "W_t = W - c_i sum_{j<=i} g_j grad |k_j + LN(f(k_j)) - v_j|^2 / 2,  f(x) = W2^T GELU(W1^T x + b1) + b2,  "
+        "o_t = q_t + LN(f_t(q_t));  y = W_o LN(o)"
+    )
+    source = TTTLinear.source
+    hidden = (4,)
+    excused: ClassVar = {"default_sizes_are_in_proportion": "its state is a model with a hidden layer in each head"}
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int | None = None,
+        mini_batch_size: int = 16,
+        base_lr: float = 0.1,
+        use_gate: bool = False,
+        rope_base: float = 10000.0,
+    ) -> None:
+        super().__init__(dim, num_heads, mini_batch_size, base_lr, use_gate, rope_base)

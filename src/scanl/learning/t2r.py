@@ -1,0 +1,93 @@
+"""Turn a softmax transformer into a recurrent one: T2R.
+
+Source: Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076. Differs: there the whole model
+is trained on after the swap; here the feature maps are learned first, each layer from what softmax attention gives for
+the same input, as in Zhang et al., "The Hedgehog & the Porcupine", arXiv:2402.04347, section 4.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.attention.attention import Attention
+from scanl.layers.memory.t2r import T2R
+from scanl.models import Block, LanguageModel
+
+L = TypeVar("L", Attention, T2R)
+
+
+def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
+    """Return a T2R model with the weights of a transformer and feature maps as they are drawn.
+
+    model: a `LanguageModel` all of whose mixers are `attention`, as `scanl.load` makes from a Llama checkpoint.
+    num_features: m, features of a head. Raises ConfigError for another mixer.
+
+    >>> teacher = LanguageModel(50, 16, 1, "attention", layer_options={"num_heads": 2})
+    >>> convert(teacher, num_features=4).stack.blocks[0].mixer.phi_weight.shape
+    torch.Size([2, 4, 8])
+    """
+    mixer = _mixers(model, Attention)[0]
+    options = {
+        "num_heads": mixer.num_heads,
+        "num_kv_heads": mixer.num_kv_heads,
+        "head_dim": mixer.head_dim,
+        "num_features": num_features,
+        "rope_base": mixer.rope_base,
+        "rope_fraction": mixer.rotated / mixer.head_dim,
+        "bias": mixer.q_proj.bias is not None,
+    }
+    converted = LanguageModel(**{**model.config, "layer": "t2r", "layer_options": options})
+    weight = next(model.parameters())
+    converted.to(weight.device, weight.dtype)
+    missing = converted.load_state_dict(model.state_dict(), strict=False).missing_keys
+    assert all(".phi_" in name for name in missing)
+    return converted
+
+
+def learn_feature_maps(
+    model: LanguageModel, teacher: LanguageModel, batches: Iterable[Tensor], *, lr: float = 1e-2
+) -> list[float]:
+    """Learn the feature maps of a converted model, so that each layer gives what the teacher's attention gives.
+
+    batches: tokens (B, T), one batch for each step of Adam.   lr: its rate, which falls to 0 as a cosine.
+    Each step minimises, for each layer, the mean square of the difference of the outputs, relative to that of the
+    teacher's; both read the teacher's inputs. No other parameter changes. Returns the mean loss of every step.
+    """
+    maps, attentions = _mixers(model, T2R), _mixers(teacher, Attention)
+    tokens = list(batches)
+    optimizer = torch.optim.Adam([part for each in maps for part in (each.phi_weight, each.phi_bias)], lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, len(tokens)))
+    seen: list[tuple[Tensor, Tensor]] = []
+    handles = [
+        attention.register_forward_hook(lambda _, given, result: seen.append((given[0].detach(), result[0].detach())))
+        for attention in attentions
+    ]
+    losses = []
+    try:
+        for batch in tokens:
+            seen.clear()
+            with torch.no_grad():
+                teacher(batch)
+            parts = [F.mse_loss(each(x)[0], y) / y.square().mean() for each, (x, y) in zip(maps, seen, strict=True)]
+            loss = torch.stack(parts).mean()
+            optimizer.zero_grad()
+            loss.backward(inputs=[part for each in maps for part in (each.phi_weight, each.phi_bias)])
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return losses
+
+
+def _mixers(model: LanguageModel, kind: type[L]) -> list[L]:
+    found = [block.mixer for block in model.stack.blocks if isinstance(block, Block)]
+    for mixer in found:
+        if type(mixer) is not kind:
+            raise ConfigError(f"t2r: a mixer of the model is {mixer.name!r}, expected {kind.name!r} in every block")
+    return cast(list[L], found)

@@ -1,0 +1,68 @@
+"""Word problem of a symmetric group."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.tasks.base import Examples, Task, register
+
+
+@register("word_problem")
+@dataclass(frozen=True)
+class WordProblem(Task):
+    """Word problem of the symmetric group S_n: the product of all permutations so far, at every step.
+
+    A token is one of the n! permutations of n things, in lexicographic order; all are equally probable. The answer at
+    step t is the permutation p_t ∘ ... ∘ p_1. T = n steps. S_2 is parity; S_5 is the least one that is not solvable.
+
+    Args:
+        length: T; trained up to 128 and tested up to 512 in the literature.
+        things: n of S_n, 2 to 5.
+
+    inputs, targets: (N, T) int64, below n!; scored at every step.
+    Chance: 1 of n!.
+    """
+
+    id = "B-parity"
+    source = (
+        'Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", arXiv:2404.08819, section 5; '
+        'Siems et al., "DeltaProduct", arXiv:2502.10297, section 5.1'
+    )
+
+    length: int = 32
+    things: int = 3
+    vocab_size: int = field(default=6, init=False)
+
+    def check(self) -> None:
+        self._require(self.length >= 1, "length", "at least 1")
+        self._require(2 <= self.things <= 5, "things", "2 to 5")
+        object.__setattr__(self, "vocab_size", math.factorial(self.things))  # frozen, and it follows from an option
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.vocab_size
+
+    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+        inputs = random.integers(0, self.vocab_size, (count, self.length))
+        elements = np.array(list(itertools.permutations(range(self.things))))
+        number = {element: index for index, element in enumerate(map(tuple, elements.tolist()))}
+        after = [[number[tuple(p[q].tolist())] for q in elements] for p in elements]  # of p and q: p after q
+        table = np.array(after)
+        targets = inputs.copy()
+        for t in range(1, self.length):
+            targets[:, t] = table[inputs[:, t], targets[:, t - 1]]
+        return Examples(inputs, targets)
+
+    def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        names = ["".join(each) for each in itertools.permutations("abcde"[: self.things])]
+        answers = np.zeros_like(inputs)
+        for sequence, answer in zip(inputs.tolist(), answers, strict=True):
+            held = names[0]  # which letter each place leads to
+            for t, token in enumerate(sequence):
+                held = held.translate(str.maketrans(names[0], names[token]))
+                answer[t] = names.index(held)
+        return answers

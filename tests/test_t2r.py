@@ -1,0 +1,67 @@
+"""A softmax transformer of transformers becomes a T2R model, whose feature maps are learned from it."""
+
+import pytest
+import torch
+
+from scanl import hub
+from scanl.errors import ConfigError
+from scanl.learning import t2r
+from scanl.models import LanguageModel
+
+VOCAB = 40
+OPTIONS = {"num_heads": 4, "num_kv_heads": 2, "rope_base": 50.0}
+
+
+def teacher():
+    torch.manual_seed(0)
+    return LanguageModel(VOCAB, 16, 2, "attention", layer_options=OPTIONS, tie_embeddings=True).eval()
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCAB, (4, 12), generator=generator) for _ in range(count)]
+
+
+def test_a_converted_model_has_the_weights_of_the_transformer():
+    model = teacher()
+    converted = t2r.convert(model, 8)
+    mine, theirs = converted.state_dict(), model.state_dict()
+    assert {name for name in mine if ".phi_" not in name} == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    mixer = converted.stack.blocks[1].mixer
+    assert (mixer.num_kv_heads, mixer.rope_base, mixer.rotated, mixer.num_features) == (2, 50.0, 4, 8)
+
+
+def test_feature_maps_are_learned_and_nothing_else_changes():
+    model = teacher()
+    converted = t2r.convert(model, 16)
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    losses = t2r.learn_feature_maps(converted, model, batches(60))
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    for name, value in converted.state_dict().items():
+        assert torch.equal(value, before[name]) == (".phi_" not in name), name
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    assert not any(block.mixer._forward_hooks for block in model.stack.blocks)
+
+
+def test_a_checkpoint_of_transformers_is_converted(tmp_path):
+    """And the converted model is saved, and read back, like any of ours."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `hub`")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=VOCAB, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    model = hub.load(tmp_path / "llama")
+    converted = t2r.convert(model, 8)
+    t2r.learn_feature_maps(converted, model, batches(2))
+    converted.save(tmp_path / "t2r")
+    again = LanguageModel.load(tmp_path / "t2r")
+    tokens = batches(1)[0]
+    assert torch.equal(again(tokens)[0], converted(tokens)[0])
+
+
+def test_another_model_is_refused():
+    model = LanguageModel(VOCAB, 16, 1, "hawk", layer_options={"num_heads": 2})
+    with pytest.raises(ConfigError, match="t2r: a mixer of the model is 'hawk', expected 'attention' in every block"):
+        t2r.convert(model)
+    with pytest.raises(ConfigError, match="t2r: a mixer of the model is 'attention', expected 't2r' in every block"):
+        t2r.learn_feature_maps(teacher(), teacher(), batches(1))
