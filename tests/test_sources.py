@@ -1,6 +1,7 @@
 """What a run learns from: laws over every registered source, and a source that is new."""
 
 import csv
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 import published
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import IGNORED, Corpus, Exam, Examples, Question, Source, Table, Text, register, sources
+from scanl.data import IGNORED, Corpus, Exam, Examples, Folders, Question, Source, Table, Text, register, sources
 from scanl.data.base import padded
 from scanl.data.files import folders
 from scanl.data.series import Collection, Series
@@ -75,6 +76,12 @@ def opened(name: str) -> Source:
             [Series("", y, y[:, :0], np.zeros(0), y[:, :0], None, rows * 1.0) for y in waves], [], 7, "two waves"
         )
         return table
+    if name == "folders":
+        root = Path(os.environ["SCANL_DATA"]) / "own"
+        for number in range(12):
+            (path := root / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("ab"[number % 2] * 9)
+        return Folders(seed=0, data=[str(root)], sequence_length=20)
     source = config_of(name).source()
     if isinstance(source, Text):
         data = (np.arange(3000) % 251).astype(np.uint8)
@@ -86,6 +93,7 @@ def test_every_task_is_a_source():
     others = {name for name in sources.names() if sources.get(name).needs is not None}
     assert set(sources.names()) == {
         "table",
+        "folders",
         "text",
         "mackey_glass",
         "pathfinder",

@@ -1,7 +1,6 @@
 """A folder of your own files, with a folder for each class: texts, recordings or pictures."""
 
 import hashlib
-import io
 import wave
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -61,24 +60,27 @@ class Sounds(Kind):
     endings = (".wav",)
     plural = "recordings"
 
-    def _open(self, path: Path) -> Any:
+    def _parts(self, path: Path, *, whole: bool) -> tuple[int, int, bytes]:
+        """Return the number of channels, the rate and, of the whole file, the samples."""
         try:
-            file = wave.open(io.BytesIO(path.read_bytes()))
+            with path.open("rb") as content, wave.open(content) as file:
+                channels, width, rate, count, *_ = file.getparams()
+                samples = file.readframes(count if whole else 0)
         except (wave.Error, EOFError) as error:
             raise DataError(f"folders: {path} is no WAV file: {error}") from error
-        if file.getsampwidth() != 2:
-            raise DataError(f"folders: {path} has samples of {8 * file.getsampwidth()} bits, expected 16")
-        return file
+        if width != 2:
+            raise DataError(f"folders: {path} has samples of {8 * width} bits, expected 16")
+        if whole and len(samples) != 2 * channels * count:
+            raise DataError(f"folders: {path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
+        return channels, rate, samples
 
     def read(self, path: Path) -> NDArray[Any]:
-        with self._open(path) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-            return (samples.reshape(-1, file.getnchannels()) / np.float32(2**15)).astype(np.float32)
+        channels, _, samples = self._parts(path, whole=True)
+        return (np.frombuffer(samples, "<i2").reshape(-1, channels) / np.float32(2**15)).astype(np.float32)
 
     def about(self, path: Path) -> tuple[Any, str]:
-        with self._open(path) as file:
-            found = file.getnchannels(), file.getframerate()
-        return found, f"{found[0]} channels at {found[1]} Hz"
+        channels, rate, _ = self._parts(path, whole=False)
+        return (channels, rate), f"{channels} channels at {rate} Hz"
 
     def question(self, classes: int, shared: Any) -> Question:
         return Question("class", channels=shared[0], classes=classes, padded=True)
@@ -231,11 +233,10 @@ class Folders(FixedRows):
 
     def _deal(self, found: list[dict[str, list[Path]]]) -> None:
         """Fill the parts that no folder says, from the training part: a share of each class."""
-        for part, share in ((2, self.test), (1, self.validation)):
+        left = 1.0 if found[2] else 1 - self.test  # of all files, when the validation part is dealt
+        for part, share in ((2, self.test), (1, self.validation / left)):
             if found[part]:
                 continue
-            if part == 1 and not found[2]:
-                share /= 1 - self.test  # of what the test part has left
             for name, paths in found[0].items():
                 order = sorted(paths, key=lambda path: hashlib.sha256(f"{name}/{path.name}".encode()).digest())
                 count = round(share * len(order))

@@ -45,7 +45,8 @@ class DataConfig:
     """The training data, and how it is read."""
 
     paths: Annotated[
-        list[str], "files and folders, read as bytes; with --question a table, or a folder of classes; none: Python's library"
+        list[str],
+        "files and folders, read as bytes; with --question a table, or a folder of classes; none: Python's library",
     ] = field(default_factory=list)
     question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: classify"] = None
     target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
@@ -210,10 +211,10 @@ class TrainConfig:
     def source_name(self) -> str:
         """Return the registered name of the source."""
         data = self.data
-        if data.task is not None or data.question is None:
-            return data.task or "text"
-        folders = data.question == "classify" and len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS
-        return "folders" if folders else "table"
+        own = "text" if data.question is None else "table"
+        if data.question == "classify" and len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS:
+            own = "folders"
+        return data.task or own
 
     def source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""
