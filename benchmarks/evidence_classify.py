@@ -141,11 +141,11 @@ def digits(seeds: int) -> None:
 
 
 IRREGULAR = ("ItalyPowerDemand", "GunPoint")
-TIMED = {"lru": {}, "s5": {}, "cfc": {"backbone_units": 32}, "gru": {}}  # gru takes no durations
+TIMED = {"lru": {}, "cfc": {"backbone_units": 32}, "gru": {}}  # gru takes no durations
 TOLD = ("nothing", "a channel", "timespans")  # how a model is told how long a step lasts
 DROPPED = (0.3, 0.5, 0.7)
 RARE = {"dim": 32, "depth": 1, "dropout": 0.1}
-RARE_STEPS = 200
+RARE_STEPS = 100
 
 
 def irregular(seeds: int) -> None:

@@ -30,7 +30,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "cfc": {"backbone_units": 32},
 }
 ALONE = ("lru alone", "gru alone")  # without the linear map
-STEPS = {96: 250, 192: 200, 336: 160, 720: 120}
+STEPS = {96: 250, 192: 200, 336: 100, 720: 60}
 LINEAR_STEPS = 1000  # of DLinear
 SHARED = {"dim": 32, "depth": 1, "batch_size": 8, "lr": 3e-3, "dropout": 0.2}
 LONG = {"task": "etth1", "sequence_length": READ, "distribution": "points", "lags": READ, "origins": 32}
@@ -129,7 +129,7 @@ DAY: dict[str, Any] = {
     "horizon": 24, "sequence_length": 336, "distribution": "quantiles", "lags": 168, "origins": 48,
     "dim": 32, "depth": 1, "dropout": 0.1, "batch_size": 16, "lr": 3e-3, "steps": 300,
 }  # fmt: skip
-INTERVALS: dict[str, dict[str, Any]] = {"lru": {}, "gru": {}, "hawk": {}}
+INTERVALS: dict[str, dict[str, Any]] = {"lru": {}, "gru": {}}
 
 
 def intervals(seeds: int) -> None:
