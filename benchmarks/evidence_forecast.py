@@ -62,9 +62,8 @@ def etth1(seeds: int) -> None:
     """Mean squared and absolute errors of ETTh1 at four horizons: layers, DLinear, the linear map, the naive."""
     results = Results("etth1")
     for seed in range(seeds):
-        for horizon in HORIZONS:
-            alone = ALONE if horizon == HORIZONS[0] else ()
-            for who in ("seasonal naive", "DLinear", "linear map", *LAYERS, *alone):
+        for who in ("seasonal naive", "linear map", *LAYERS, "DLinear", *ALONE):
+            for horizon in HORIZONS[:1] if who in ALONE else HORIZONS:
                 done = results.has(model=who, horizon=horizon, seed=seed)
                 if not done and (who != "seasonal naive" or seed == 0):
                     results.add({"model": who, "horizon": horizon, "seed": seed, **_long(who, horizon, seed)})

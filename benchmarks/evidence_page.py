@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from evidence_classify import TOLD
-from evidence_forecast import LAYERS
+from evidence_forecast import ALONE, LAYERS
 from evidence_results import Results
 from scanl.files import written_whole
 
@@ -121,7 +121,8 @@ def etth1(rows: Rows) -> str:
     horizons = _each(rows, "horizon")
     seeds = len(_each(rows, "seed"))
     table = [["model", *horizons, "parameters at 96", "minutes at 96"]]
-    for who in _each(rows, "model"):
+    order = ["seasonal naive", "DLinear", "linear map", *LAYERS, *ALONE]
+    for who in sorted(_each(rows, "model"), key=order.index):
         cells = [_pair(_of(rows, model=who, horizon=horizon)) for horizon in horizons]
         first = _of(rows, model=who, horizon="96")
         table.append([_code(who), *cells, _mean(first, "parameters", ",.0f"), _mean(first, "minutes", ".1f")])
