@@ -104,6 +104,9 @@ the times; or the time since the sample before as one more channel; or the same 
 of the layer by that time. `gru` takes no durations. One block of width 32, {steps} steps, neither copies nor folding.
 Seeds: {seeds}.
 
+The runs are short, and GunPoint has 150 test series, so that one standard error is about 4 points: with one seed only
+large differences mean something.
+
 ![Accuracy against the part of the samples that was dropped](evidence_irregular.png)
 """
 
