@@ -269,6 +269,7 @@ def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
 
 ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts processes
     "ahead_of_time": "tests/test_triton_ahead_of_time.py",
+    "evidence": "tests/test_evidence.py",
     "gpu": "tests/test_benchmarks.py",
     "run": "tests/test_benchmarks.py",
     "kill_and_resume": "tests/test_training.py",

@@ -273,6 +273,28 @@ def test_what_is_not_asked_for_has_no_loss():
     assert nothing == 0
 
 
+@pytest.mark.parametrize("distribution", ["points", "quantiles"])
+def test_losses_are_in_units_of_the_last_scale_or_a_larger_one(distribution):
+    """By hand, from the forecasts in units. One series begins quietly, the other grows quiet: span is short."""
+    model = forecaster(distribution=distribution, span=3.0)
+    given = series()
+    given.x[0, :5, :2] = 10 + torch.rand(5, 2)
+    given.x[0, 5:, :2], given.x[1, 4:, :2] = 50 * torch.rand(4, 2), 7 + torch.rand(5, 2)
+    targets = 20 * torch.rand(2, T, H, 2).double()
+    targets[:, 3] = targets[1, 6] = targets[0, 7, 2:] = torch.nan
+    _, _, scale, _ = model._read(*model._joined(given.x, *given.given().values(), None), None, None)
+    assert (scale[0, :5] < scale[0, -1:] / 3).all()
+    assert (scale[1, 3, :, 1] > 2 * scale[1, -1, :, 1]).all()
+    parameters, _ = model(given.x, **given.given())
+    units = torch.maximum(scale, scale[:, -1:])
+    if distribution == "points":
+        errors = ((parameters[..., 0] - targets) / units) ** 2
+    else:
+        errors = 2 * heads.pinball(parameters, targets, parameters.new_tensor(heads.LEVELS)).mean(-1) / units
+    found, _ = model.loss(given.x, targets, **given.given())
+    torch.testing.assert_close(found, errors[~targets.isnan()].mean())
+
+
 def test_a_recursive_forecast_reads_itself():
     """By hand: the mean after each step is the next sample, and the covariate of the past is missing then."""
     model, given = forecaster(distribution="points", recursive=True), series()

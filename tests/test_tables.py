@@ -13,6 +13,7 @@ from scanl.cli import main
 from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
 from scanl.data.naive import naive, season_errors
+from scanl.errors import ConfigError
 from scanl.learning import RunFolder
 from scanl.models import Forecaster, SequenceClassifier, SequenceLabeller, SequenceRegressor
 
@@ -64,6 +65,20 @@ def test_windows_hold_what_the_table_has(tmp_path):
     training = frame[frame.groupby("id").cumcount() < 140]
     expected = [(part.mean(), part.std(ddof=0)) for part in (training.y, training.u, training["size"])]
     np.testing.assert_allclose(question.scales[:3], expected)
+
+
+def test_origins_are_the_last_steps_of_a_window(tmp_path):
+    frame = waves()
+    whole, few, more = (table(tmp_path, frame, origins=origins) for origins in (None, 3, 99))
+    (inputs, targets), (same, asked) = whole.batch(3, 4), few.batch(3, 4)
+    np.testing.assert_array_equal(same, inputs)
+    np.testing.assert_array_equal(asked[:, -3:], targets[:, -3:])
+    assert np.isnan(asked[:, :-3]).all()
+    np.testing.assert_array_equal(more.batch(3, 4).targets, targets)
+    assert whole.digest() == few.digest()  # the data are the same
+    for options, expected in (({"origins": 0}, "at least 1"), ({"ask": "label", "origins": 2}, "none because")):
+        with pytest.raises(ConfigError, match=f"origins is {options['origins']}, expected {expected}"):
+            table(tmp_path, frame, **options)
 
 
 def test_forecasts_of_the_parts_read_only_the_past(tmp_path):

@@ -54,7 +54,7 @@ class PublishedSeries(Table):
     model standardises each column by its training part. Without `borders` the parts are shares of the rows, in order.
 
     Args:
-        horizon, season, distribution, sequence_length, seed: the options of `scanl train`; see `Table`.
+        horizon, season, distribution, sequence_length, origins, seed: the options of `scanl train`; see `Table`.
         folder: where the file lies; none: in the folder of the data set.
     """
 
@@ -72,7 +72,7 @@ class PublishedSeries(Table):
 
     @classmethod
     def reads(cls) -> frozenset[str]:
-        shared = ("horizon", "season", "distribution", "sequence_length", "seed", "task_options")
+        shared = ("horizon", "season", "distribution", "sequence_length", "origins", "seed", "task_options")
         return frozenset((*shared, *cls.stops))
 
     @classmethod
@@ -81,7 +81,7 @@ class PublishedSeries(Table):
         for name in options["task_options"]:
             if name not in own:
                 raise nearest(f"option of {cls.name}", name, own)
-        shared = {name: options[name] for name in ("horizon", "season", "distribution", "sequence_length", "seed")}
+        shared = {name: options[name] for name in cls.reads() - {*cls.stops, "task_options"}}
         return cls(data=[cls.name], ask="forecast", target=cls.name, **shared, **options["task_options"])
 
     def __post_init__(self) -> None:

@@ -56,6 +56,8 @@ class Table(Source):
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
         sequence_length: most steps that a forecast or a label reads.
+        origins: of a window of training, learn the forecasts after so many of its last steps; None: after each step.
+            The fewer, the more has been read before each of them, as when forecasts are measured.
         seed: seed of the order.
 
     Scores of forecasts: CRPS, twice the mean pinball loss over `LEVELS`, and MASE, the error of the median, both in
@@ -84,6 +86,7 @@ class Table(Source):
     validation: float = 0.1
     test: float = 0.2
     sequence_length: int = 256
+    origins: int | None = None
     seed: int = 0
 
     @classmethod
@@ -123,6 +126,9 @@ class Table(Source):
             )
         if self.horizon < 1 or (self.season is not None and self.season < 1):
             raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
+        if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):
+            expected = "at least 1" if self.kind == "horizon" else "none because nothing is forecast"
+            raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
         self.metric, self.higher_is_better, self.best = SCORES[self.kind]
         self.names = self.targets
 
@@ -304,9 +310,11 @@ class Table(Source):
         if self.kind == "label":
             labels = np.where(rows < ends[:, None], self.flat.labels[rows], IGNORED)
             return Examples(self.flat.inputs(rows), labels)
-        after = rows[..., None] + 1 + np.arange(self.horizon)
-        targets = np.where((after < ends[:, None, None])[..., None], self.flat.answers[after], np.nan)
-        return Examples(self.flat.inputs(rows), targets.astype(np.float32))
+        asked = min(self.origins or self.length, self.length)
+        after = rows[:, -asked:, None] + 1 + np.arange(self.horizon)
+        targets = np.full((size, self.length, self.horizon, len(self.targets)), np.nan, np.float32)
+        targets[:, -asked:] = np.where((after < ends[:, None, None])[..., None], self.flat.answers[after], np.nan)
+        return Examples(self.flat.inputs(rows), targets)
 
     def _whole(self, parts: Sequence[tuple[int, int, int]]) -> Examples:
         """Whole series, which end together; what a shorter one lacks at its beginning is missing."""
@@ -451,7 +459,7 @@ class Table(Source):
 
     def digest(self) -> str:
         digest = hashlib.sha256(
-            repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "data"]).encode()
+            repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "origins")]).encode()
         )
         for one in self.collection.each:
             for array in (one.target, one.past, one.static, one.future, one.times):

@@ -178,7 +178,10 @@ class Forecaster(Saved):
         """Return the mean loss of the forecasts after each step, and the state.
 
         targets: (B, T, H, C), NaN where no answer is wanted. With `recursive` only the first of the H steps is learnt.
-        The loss is in units of the running scale, but for counts, whose likelihood is of the counts themselves.
+        The loss of points and quantiles is in units of the running scale after the last step, or of that after the step
+        where that is larger: in the first steps little is known of a scale, and an error in units of it can have any
+        size. A likelihood has the same gradient in any unit, and for counts is of the counts themselves. Where no
+        series of the batch asks for a forecast, none is computed.
         """
         expected = (*x.shape[:2], self.horizon, self.targets)
         if targets.shape != expected:
@@ -186,15 +189,19 @@ class Forecaster(Saved):
                 f"forecaster: targets has shape {tuple(targets.shape)}, expected {expected} because of x and the model"
             )
         read, spans = self._joined(x, static, future, timespans, None)
-        parameters, location, scale, state = self._read(read, spans, state, None)
-        targets = targets[:, :, : self.ahead].to(parameters.dtype)
+        targets = targets[:, :, : self.ahead]
+        after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
+        parameters, location, scale, state = self._read(read, spans, state, None, after)
+        targets = targets[:, after].to(parameters.dtype)
         asked = ~targets.isnan()
         if self.head.counts:
-            parameters = self.head.in_units(parameters, location, scale)
+            parameters = self.head.in_units(parameters, location[:, after], scale[:, after])
         else:
-            targets = (targets - location) / scale
+            targets = (targets - location[:, after]) / scale[:, after]
         # Numbers that are not asked for are replaced before the loss, because 0 times NaN is NaN in a gradient.
         losses = self.head.loss(parameters, torch.where(asked, targets, 0))
+        if self.head.degree:
+            losses = losses * (scale[:, after] / scale[:, -1:]).clamp(max=1) ** self.head.degree
         return torch.where(asked, losses, 0).sum() / asked.sum().clamp(min=1), state
 
     @torch.no_grad()
@@ -284,19 +291,24 @@ class Forecaster(Saved):
         return torch.cat(parts, -1), timespans
 
     def _read(
-        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None, cu_seqlens: Tensor | None
+        self,
+        read: Tensor,
+        spans: Tensor | None,
+        state: ForecasterState | None,
+        cu_seqlens: Tensor | None,
+        after: Tensor | slice = slice(None),
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState]:
-        """Return the parameters (B, T, H, C, P) in units of the running scale, location and scale (B, T, 1, C), and
-        the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, spans, state, cu_seqlens)
+        """Return the parameters (B, ·, H, C, P) after some steps in units of the running scale, location and scale
+        (B, T, 1, C), and the state."""
+        hidden, lagged, location, scale, state = self._hidden(read, spans, state, cu_seqlens, after)
         return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
 
     def _after(
         self, read: Tensor, spans: Tensor | None, state: ForecasterState | None
     ) -> tuple[Tensor, ForecasterState]:
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, spans, state, None)
-        parameters = self._distributions(hidden[:, -1:], None if lagged is None else lagged[:, -1:])
+        hidden, lagged, location, scale, state = self._hidden(read, spans, state, None, slice(-1, None))
+        parameters = self._distributions(hidden, lagged)
         return self.head.in_units(parameters, location[:, -1:, None], scale[:, -1:, None])[:, 0], state
 
     def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
@@ -304,9 +316,15 @@ class Forecaster(Saved):
         return self.head(hidden, shift).unflatten(2, (self.ahead, self.targets))
 
     def _hidden(
-        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None, cu_seqlens: Tensor | None
+        self,
+        read: Tensor,
+        spans: Tensor | None,
+        state: ForecasterState | None,
+        cu_seqlens: Tensor | None,
+        after: Tensor | slice,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
-        """Return the features of the stack, what the lags add, location and scale of the targets, and the state."""
+        """Return the features of the stack and what the lags add, both after the steps `after`; location and scale of
+        the targets at all steps, (B, T, C); and the state."""
         rows = read.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         before = self.init_state(rows, device=read.device) if state is None else state
         location, scale = self._standards()
@@ -315,10 +333,10 @@ class Forecaster(Saved):
         read = (read - torch.cat([location[:once], ahead[0]])) / torch.cat([scale[:once], ahead[1]])
         y, more = read[..., : self.targets], read[..., self.targets :]
         with as_widened(read):
-            mean, spread, after = self._statistics(y, before.running, cu_seqlens)
+            mean, spread, read_so_far = self._statistics(y, before.running, cu_seqlens)
             lagged, kept = None, before.lags
             if self.lags is not None:
-                lagged, kept = self.lags(y, mean, spread, before.lags, cu_seqlens)
+                lagged, kept = self.lags(y, mean, spread, before.lags, cu_seqlens, after)
         z = (y - mean.to(y)) / spread.to(y)
         durations = [] if spans is None else [spans[..., None].to(z)]
         hidden, stack = self.stack(
@@ -328,7 +346,7 @@ class Forecaster(Saved):
             timespans=spans if self.stack.timed else None,
         )
         own, unit = (part[: self.targets].to(mean) for part in (location, scale))
-        return hidden, lagged, own + unit * mean, unit * spread, ForecasterState(stack, after, kept)
+        return hidden[:, after], lagged, own + unit * mean, unit * spread, ForecasterState(stack, read_so_far, kept)
 
     def _statistics(self, y: Tensor, before: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""

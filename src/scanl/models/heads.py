@@ -29,6 +29,7 @@ class Head(nn.Linear):
     width: ClassVar[int]  # P
     moved: ClassVar[slice] = slice(0, 1)
     counts: ClassVar[bool] = False  # the numbers are 0, 1, 2, ...; their location is then 0
+    degree: ClassVar[int] = 0  # a loss in units of c is c ** degree times smaller, but for what no parameter changes
 
     def __init__(self, dim: int, numbers: int) -> None:
         super().__init__(dim, numbers * self.width)
@@ -71,6 +72,7 @@ class Points(Head):
     """One number, learnt by its squared error: the mean. P = 1. Every quantile is that number."""
 
     width = 1
+    degree = 2
 
     def loss(self, parameters: Tensor, y: Tensor) -> Tensor:
         return (parameters[..., 0] - y).square()
@@ -98,6 +100,7 @@ class Quantiles(Head):
 
     width = len(LEVELS)
     moved = slice(0, width)
+    degree = 1
 
     def loss(self, parameters: Tensor, y: Tensor) -> Tensor:
         return pinball(parameters, y, parameters.new_tensor(LEVELS)).mean(-1) * 2

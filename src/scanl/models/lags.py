@@ -11,7 +11,6 @@ arXiv:2205.13504, eq. (1)), and the values are normalised by the step from which
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.layers.packing import each_alone
 from scanl.layers.state import State
@@ -29,24 +28,31 @@ class Lags(nn.Module):
         self.weight = nn.Parameter(torch.zeros(horizon, lags))
 
     def forward(
-        self, x: Tensor, mean: Tensor, scale: Tensor, state: Tensor, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        mean: Tensor,
+        scale: Tensor,
+        state: Tensor,
+        cu_seqlens: Tensor | None = None,
+        after: Tensor | slice = slice(None),
     ) -> tuple[Tensor, Tensor]:
-        """Map x (B, T, C), NaN where missing, to (B, T, H, C). mean, scale: (B, T, C)."""
+        """Map x (B, T, C), NaN where missing, to (B, T, H, C). mean, scale: (B, T, C).
+
+        after: the steps after which a forecast is wanted, where those of all are not; the result has these alone.
+        """
         known = ~x.isnan()
         joined = torch.cat([torch.where(known, x, 0).to(mean), known.to(mean)], -1)
         if cu_seqlens is None:
-            sums, state = self._sums(joined, state)
+            windows, state = self._windows(joined, state)
         else:
-            sums, state = each_alone(self._sums, joined, state, cu_seqlens)
-            sums = sums if sums.ndim == 4 else x.new_zeros(*x.shape[:2], len(self.weight), joined.shape[2])
-        values, weights = sums.chunk(2, -1)
-        return (values - mean[:, :, None] * weights) / scale[:, :, None], state
+            windows, state = each_alone(self._windows, joined, state, cu_seqlens)
+            windows = windows if windows.ndim == 4 else joined.new_zeros(*joined.shape, self.lags)
+        sums = windows[:, after] @ self.weight.flip(1).t().to(mean.dtype)
+        values, weights = sums.transpose(2, 3).chunk(2, -1)
+        return (values - mean[:, after, None] * weights) / scale[:, after, None], state
 
-    def _sums(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Return the weighted sums of the last values (B, T, H, 2 C), and the values that the next step needs."""
+    def _windows(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Return the last values of each step (B, T, 2 C, lags), a view, and the values that the next step needs."""
         x = torch.cat([state.to(x), x], 1)
         steps = x.shape[1] - (self.lags - 1)
-        rows = x.transpose(1, 2).flatten(0, 1)[:, None]
-        kernel = self.weight.flip(1)[:, None].to(x.dtype)
-        sums = F.conv1d(rows, kernel) if steps else rows.new_zeros(len(rows), len(kernel), 0)
-        return sums.unflatten(0, (x.shape[0], x.shape[2])).permute(0, 3, 2, 1), x[:, steps:]
+        return x.unfold(1, self.lags, 1) if steps else x.new_zeros(len(x), 0, x.shape[2], self.lags), x[:, steps:]

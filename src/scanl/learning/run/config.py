@@ -58,6 +58,9 @@ class DataConfig:
     horizon: Annotated[int, "of a table: steps to forecast"] = 12
     season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
     distribution: Annotated[str, f"of a table: of the answers, {', '.join(HEADS)}"] = "gaussian"
+    origins: Annotated[
+        int | None, "of a forecast: steps at the end of a window after which it is learnt; none: all"
+    ] = None
     split: Annotated[str | None, "of a table: by time or by series"] = None
     validation: Annotated[float, "of a table or a folder of classes: fraction that is measured while training"] = 0.1
     test: Annotated[float, "of a table or a folder of classes: fraction that is measured at the end"] = 0.2

@@ -1,0 +1,192 @@
+"""Evidence of forecasts: ETTh1 by the published protocol, and intervals for Beijing's air and hourly electricity."""
+
+import time
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evidence_results import Results, learn
+from scanl.data.base import LEVELS, Exam
+from scanl.data.forecasts import LongHorizon, PublishedSeries
+from scanl.learning import TrainConfig
+from scanl.learning.estimators import optimise
+from scanl.learning.evaluation import measures
+from scanl.learning.run.config import seeded_model
+from scanl.models import Forecaster
+
+HORIZONS = (96, 192, 336, 720)
+READ = 336  # rows that a forecast of ETTh1 reads
+LAYERS: dict[str, dict[str, Any]] = {
+    "lru": {},
+    "mingru": {},
+    "gru": {},
+    "lstm": {},
+    "gated_deltanet": {"num_heads": 2, "head_dim": 16, "expand_v": 1},
+    "cfc": {"backbone_units": 32},
+}
+ALONE = ("lru alone", "gru alone")  # without the linear map
+STEPS = {96: 250, 192: 200, 336: 100, 720: 60}
+LINEAR_STEPS = 1000  # of DLinear
+SHARED = {"dim": 32, "depth": 1, "batch_size": 8, "lr": 3e-3, "dropout": 0.2}
+LONG = {"task": "etth1", "sequence_length": READ, "distribution": "points", "lags": READ, "origins": 32}
+
+
+class DLinear(nn.Module):
+    """A moving average of 25 steps and the rest, each by a linear map of its own that all channels have in common.
+
+    Source: Zeng et al., "Are Transformers Effective for Time Series Forecasting?", arXiv:2205.13504, section 4 and the
+    individual=False of its table.
+    """
+
+    def __init__(self, read: int, horizon: int, kernel: int = 25) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.trend, self.rest = nn.Linear(read, horizon), nn.Linear(read, horizon)
+        for layer in (self.trend, self.rest):
+            nn.init.constant_(layer.weight, 1 / read)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (B, T, C) to (B, H, C). A missing number is 0, the mean."""
+        x = x.nan_to_num().transpose(1, 2)
+        around = F.pad(x, (self.kernel // 2, self.kernel // 2), mode="replicate")
+        trend = F.avg_pool1d(around, self.kernel, 1)
+        return (self.trend(trend) + self.rest(x - trend)).transpose(1, 2)
+
+
+def etth1(seeds: int) -> None:
+    """Mean squared and absolute errors of ETTh1 at four horizons: layers, DLinear, the linear map, the naive."""
+    results = Results("etth1")
+    for seed in range(seeds):
+        for who in ("seasonal naive", "linear map", *LAYERS, "DLinear", *ALONE):
+            for horizon in HORIZONS[:1] if who in ALONE else HORIZONS:
+                done = results.has(model=who, horizon=horizon, seed=seed)
+                if not done and (who != "seasonal naive" or seed == 0):
+                    results.add({"model": who, "horizon": horizon, "seed": seed, **_long(who, horizon, seed)})
+
+
+def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
+    steps = STEPS[horizon]
+    layer = "lru" if who in ("seasonal naive", "DLinear", "linear map") else who.removesuffix(" alone")
+    given = {**LONG, **SHARED, "layer_options": LAYERS[layer], **({"lags": 0} if who in ALONE else {})}
+    config = TrainConfig(**given, layer=layer, horizon=horizon, steps=steps, seed=seed)
+    source, model = config.source(), seeded_model(config)
+    assert isinstance(source, LongHorizon)
+    assert isinstance(model, Forecaster)
+    if who == "seasonal naive":
+        beside = source.exam(None).beside["seasonal naive"]
+        assert not isinstance(beside, float)
+        return {"MSE": beside["MSE"], "MAE": beside["MAE"]}
+    if who == "DLinear":
+        return _dlinear(source, horizon, seed)
+    if who == "linear map":  # what the layer adds is switched off, and is not learnt
+        assert model.lags is not None
+        model.requires_grad_(False)
+        model.lags.requires_grad_(True)
+        for parameter in model.head.parameters():
+            nn.init.zeros_(parameter)
+    minutes = learn(model, source, config)
+    found = measures(model, source, source.exam(None).examples, chunk=READ)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
+
+
+def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
+    """Train DLinear on the same windows, and measure it on the same forecasts."""
+    scales = torch.tensor(source.question.scales)
+    location, scale = scales.unbind(1)
+    source.origins = 1
+    torch.manual_seed(seed)
+    model, steps = DLinear(READ, horizon), LINEAR_STEPS
+
+    def loss(step: int) -> Tensor:
+        inputs, targets = map(torch.from_numpy, source.batch(step, 32))
+        off = model((inputs - location) / scale) - (targets[:, -1] - location) / scale
+        return off[~targets[:, -1].isnan()].square().mean()  # missing behind the end of the training part
+
+    begin = time.perf_counter()
+    optimise(model, steps, 5e-3, seed, loss)
+    minutes = (time.perf_counter() - begin) / 60
+    sums: dict[str, list[float]] = {}
+    with torch.no_grad():
+        for inputs, targets in source.exam(None).examples:
+            forecast = model((torch.from_numpy(inputs) - location) / scale) * scale + location
+            quantiles = forecast[..., None].expand(*forecast.shape, len(LEVELS))
+            for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
+                sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
+    found = {name: total / count for name, (total, count) in sums.items()}
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
+
+
+SERIES = ("hourly_electricity", "beijing_pm25")
+DAY: dict[str, Any] = {
+    "horizon": 24, "sequence_length": 336, "distribution": "quantiles", "lags": 168, "origins": 48,
+    "dim": 32, "depth": 1, "dropout": 0.1, "batch_size": 16, "lr": 3e-3, "steps": 300,
+}  # fmt: skip
+INTERVALS: dict[str, dict[str, Any]] = {"lru": {}, "gru": {}}
+
+
+def intervals(seeds: int) -> None:
+    """CRPS, MASE and coverage of forecasts of a day: layers, an autoregression of statsmodels, the naive."""
+    results = Results("intervals")
+    for name in SERIES:
+        for who in ("seasonal naive", "AR", *INTERVALS):
+            for seed in range(seeds if who in INTERVALS else 1):
+                if not results.has(series=name, model=who, seed=seed):
+                    results.add({"series": name, "model": who, "seed": seed, **_interval(name, who, seed)})
+
+
+def _interval(name: str, who: str, seed: int) -> dict[str, Any]:
+    layer = who if who in INTERVALS else "lru"
+    config = TrainConfig(**DAY, task=name, layer=layer, layer_options=INTERVALS[layer], seed=seed)
+    source = config.source()
+    assert isinstance(source, PublishedSeries)
+    exam = source.exam(None)
+    if who == "seasonal naive":
+        beside = exam.beside["seasonal naive"]
+        assert not isinstance(beside, float)
+        return dict(beside)
+    if who == "AR":
+        return _autoregression(source, exam)
+    model = seeded_model(config)
+    minutes = learn(model, source, config)
+    found = measures(model, source, exam.examples, chunk=source.length)
+    return {**found, "minutes": minutes, "steps": config.optimiser.steps}
+
+
+def _autoregression(source: PublishedSeries, exam: Exam) -> dict[str, Any]:
+    """Fit an autoregression over a week of hours to each column of the training part, once, and measure its forecasts.
+
+    The mean is iterated; the variance after h steps is that of the noise times the sum of the squares of the first h
+    weights of the moving average that the autoregression is. A missing number is the last one known.
+    """
+    from statsmodels.tsa.ar_model import AutoReg
+    from statsmodels.tsa.arima_process import arma2ma
+
+    lags, ahead, columns = DAY["lags"], source.horizon, len(source.targets)
+    begin = time.perf_counter()
+    ((_, first, last),) = source.parts[0]
+    known = pd.DataFrame(source.table[1][first:last]).ffill().bfill().to_numpy()
+    fits = [AutoReg(column, lags).fit() for column in known.T]
+    minutes = (time.perf_counter() - begin) / 60
+    widths = np.stack([
+        np.sqrt(fit.sigma2 * np.cumsum(arma2ma(np.r_[1, -fit.params[1:]], [1.0], ahead) ** 2)) for fit in fits
+    ])  # fmt: skip
+    normal = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
+    sums: dict[str, list[float]] = {}
+    for inputs, targets in exam.examples:
+        means = np.empty((len(inputs), ahead, columns))
+        for c, fit in enumerate(fits):
+            past = pd.DataFrame(inputs[..., c].T).ffill().bfill().fillna(known[:, c].mean()).to_numpy().T[:, -lags:]
+            for step in range(ahead):
+                means[:, step, c] = fit.params[0] + past[:, ::-1] @ fit.params[1:]
+                past = np.column_stack([past[:, 1:], means[:, step, c]])
+        quantiles = torch.from_numpy(means[..., None] + widths.T[:, :, None] * normal)
+        for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
+            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
+    return {**{name: total / count for name, (total, count) in sums.items()}, "minutes": minutes}
