@@ -177,6 +177,9 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "today.txt").write_text("Once more, then. " * 40)
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
+    for number in range(24):
+        (letter := tmp_path / "letters" / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
+        letter.write_text("Dear " + "AB"[number % 2] + ", " * number)
     weeks = [f"2024{1 + week // 4:02}{1 + 7 * (week % 4):02},{week % 13}" for week in range(48)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
     if page == "docs/data.md":
