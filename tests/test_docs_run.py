@@ -68,7 +68,7 @@ def shortened(words: list[str]) -> list[str]:
     more = ""
     if command == "train" and "--resume" not in options:
         own = TASK if "--task" in options else TABLE if "--question" in options else TEXT
-        own = MNIST if "mnist" in options else own
+        own = MNIST if "mnist" in options else "" if "letters" in options else own
         more = f"{TINY} {own}"
         more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
         if own == TEXT and options[0].startswith("-"):
