@@ -7,7 +7,7 @@ its input at step j of the mini-batch and δ_j the gradient of the loss ½ |k + 
           Z_i = e_i Z - \sum_{j \le i} E_{ij} u_j \delta_j^\top
 
 so uᵀ W_i is a sum of products of matrices for all steps of a mini-batch at once, and no W_i is formed.
-Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620, sec. 2.4 and 2.5 (the dual form).
+Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620 (the dual form).
 """
 
 import math

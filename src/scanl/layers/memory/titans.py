@@ -133,9 +133,7 @@ class Titans(QueryKeyValue):
         "M_t = (1 - alpha_t) M_{t-1} + Z_t,  Z_t = eta_t Z_{t-1} - theta_t grad |M(k_t) - v_t|^2 / K,  "
         "M(x) = x + LN(f(x)),  o_t = M_t(q_t);  y = W_o (RMSNorm(o) * sigmoid(W_g x))"
     )
-    source = (
-        'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663, eq. (12) to (15)'
-    )
+    source = 'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663'
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
     excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}

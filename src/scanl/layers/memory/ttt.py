@@ -122,8 +122,8 @@ class TTTLinear(Layer):
         "i the place of t in its mini-batch and W the weights at its start;  y = W_o LN(o)"
     )
     source = (
-        'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, eq. '
-        "(4), (6) and (7), as in the authors' program"
+        'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, as '
+        "in the authors' program"
     )
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"

@@ -74,8 +74,8 @@ class Mamba3(Layer):
         "out = W_out (o * SiLU(z))"
     )
     source = (
-        'Lahoti, Li, Chen, Wang et al., "Mamba-3: Improved Sequence Modeling using State Space Principles", 2026, as '
-        "in the authors' mamba_ssm"
+        'Lahoti, Li, Chen, Wang et al., "Mamba-3: Improved Sequence Modeling using State Space Principles", '
+        "arXiv:2603.15569, as in the authors' mamba_ssm"
     )
     op = "linear_attention"
     sample: ClassVar = {"d_state": 8, "headdim": 4, "ngroups": 2, "expand": 2}
