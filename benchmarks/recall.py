@@ -4,7 +4,7 @@
     python benchmarks/recall.py --only gla mamba2   # some of them
     python benchmarks/recall.py --steps 20 --widths 32  # whether it runs
 
-In the manner of the figure of zoology (Arora et al., arXiv:2312.04927, sec. 4): two blocks, 16 pairs in 256 tokens of a
+In the manner of the figure of zoology (Arora et al., arXiv:2312.04927): two blocks, 16 pairs in 256 tokens of a
 vocabulary of 2,048, each memory at several widths, at several learning rates of which the best counts. Runs lie under
 runs/recall, and one that is there is not trained again. The table is printed after every run, and written to
 runs/recall/table.json.

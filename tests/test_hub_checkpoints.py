@@ -20,6 +20,7 @@ from scanl.cli.generate import whole_characters
 from scanl.errors import CheckpointError
 from scanl.hub import checkpoints, formats
 from scanl.layers import param_groups
+from scanl.learning import t2r
 from scanl.models import LanguageModel
 
 VOCAB = 50
@@ -266,6 +267,16 @@ def test_shards(stored, tmp_path):
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     whole = hub.load(path).state_dict()
     assert all(torch.equal(value, whole[name]) for name, value in hub.load(tmp_path / "shards").state_dict().items())
+
+
+def test_a_loaded_transformer_is_converted_to_t2r(stored):
+    model = hub.load(stored("llama_turned")[1])
+    converted = t2r.convert(model, 8)
+    (loss,) = t2r.learn_feature_maps(converted, model, [tokens()])
+    assert math.isfinite(loss)
+    mine, theirs = converted.state_dict(), model.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert converted(tokens())[0].isfinite().all()
 
 
 def test_loaded_models_train_as_built_ones(stored):

@@ -1,9 +1,8 @@
-"""A softmax transformer of transformers becomes a T2R model, whose feature maps are learned from it."""
+"""A softmax transformer becomes a T2R model, whose feature maps are learned from it."""
 
 import pytest
 import torch
 
-from scanl import hub
 from scanl.errors import ConfigError
 from scanl.learning import t2r
 from scanl.models import LanguageModel
@@ -36,27 +35,19 @@ def test_feature_maps_are_learned_and_nothing_else_changes():
     model = teacher()
     converted = t2r.convert(model, 16)
     before = {name: value.clone() for name, value in converted.state_dict().items()}
-    losses = t2r.learn_feature_maps(converted, model, batches(60))
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    losses = t2r.learn_feature_maps(converted, model, batches(25), lr=3e-2)
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     for name, value in converted.state_dict().items():
         assert torch.equal(value, before[name]) == (".phi_" not in name), name
     assert not any(parameter.grad is not None for parameter in model.parameters())
     assert not any(block.mixer._forward_hooks for block in model.stack.blocks)
 
 
-def test_a_checkpoint_of_transformers_is_converted(tmp_path):
-    """And the converted model is saved, and read back, like any of ours."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `hub`")
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=VOCAB, **sizes)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    model = hub.load(tmp_path / "llama")
-    converted = t2r.convert(model, 8)
-    t2r.learn_feature_maps(converted, model, batches(2))
-    converted.save(tmp_path / "t2r")
-    again = LanguageModel.load(tmp_path / "t2r")
+def test_a_converted_model_is_saved_and_read_back(tmp_path):
+    converted = t2r.convert(teacher(), 8)
+    converted.save(tmp_path)
     tokens = batches(1)[0]
-    assert torch.equal(again(tokens)[0], converted(tokens)[0])
+    assert torch.equal(LanguageModel.load(tmp_path)(tokens)[0], converted(tokens)[0])
 
 
 def test_another_model_is_refused():

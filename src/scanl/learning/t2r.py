@@ -2,7 +2,7 @@
 
 Source: Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076. Differs: there the whole model
 is trained on after the swap; here the feature maps are learned first, each layer from what softmax attention gives for
-the same input, as in Zhang et al., "The Hedgehog & the Porcupine", arXiv:2402.04347, section 4.
+the same input, as in Zhang et al., "The Hedgehog & the Porcupine", arXiv:2402.04347.
 """
 
 from collections.abc import Iterable

@@ -29,8 +29,8 @@ class WordProblem(Task):
 
     id = "B-parity"
     source = (
-        'Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", arXiv:2404.08819, section 5; '
-        'Siems et al., "DeltaProduct", arXiv:2502.10297, section 5.1'
+        'Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", arXiv:2404.08819; '
+        'Siems et al., "DeltaProduct", arXiv:2502.10297'
     )
 
     length: int = 32

@@ -87,7 +87,7 @@ class MultiStateAttention(SoftmaxAttention):
         "y_t = W_o sum_{j in C_t or j = t} p_tj v_j,  p_t = softmax_j(R_t q_t . R_j k_j / sqrt(K)),  "
         "C_{t+1} = C_t with t, without argmin_j sum_h p_tj of head h"
     )
-    source = 'Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104, sec. 3 and 4'
+    source = 'Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104'
     sample: ClassVar = {"num_heads": 3, "window": 5}
 
     def __init__(

@@ -136,7 +136,7 @@ class PaTHAttention(Layer):
     )
     source = (
         'Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations", '
-        "arXiv:2505.16381, sec. 2"
+        "arXiv:2505.16381"
     )
     sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "w_rank": 3}
     residual_out = "o_proj"

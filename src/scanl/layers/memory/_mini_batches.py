@@ -7,7 +7,7 @@ its input at step j of the mini-batch and δ_j the gradient of the loss ½ |k + 
           Z_i = e_i Z - \sum_{j \le i} E_{ij} u_j \delta_j^\top
 
 so uᵀ W_i is a sum of products of matrices for all steps of a mini-batch at once, and no W_i is formed.
-Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620, sec. 2.4 and 2.5 (the dual form).
+Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620 (the dual form).
 """
 
 import math
@@ -52,18 +52,28 @@ class Norm(NamedTuple):
         return scale * (g - g.mean(-1, keepdim=True) - z * (g * z).mean(-1, keepdim=True))
 
 
-# Of one mini-batch or a part of it: operands, the place of each step, counted from 1, which slots hold a step, which
-# rows come to the end of their mini-batch, and the state; to the outputs and the state.
-Part = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+# Of all parts: operands (P, B, H, C, ·), the place of each step in its mini-batch, counted from 1, and which slots hold
+# a step, (P, B, C); to the coefficients, with a first axis of P parts.
+Coefficients = Callable[[Sequence[Tensor], Tensor, Tensor], Rates]
+
+# Of one mini-batch or a part of it: operands, coefficients, which rows come to the end of their mini-batch, and the
+# state; to the outputs and the state.
+Part = Callable[[Sequence[Tensor], Rates, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def in_mini_batches(
-    size: int, position: Tensor | None, operands: Sequence[Tensor], state: list[Tensor], run: Part
+    size: int,
+    position: Tensor | None,
+    operands: Sequence[Tensor],
+    state: list[Tensor],
+    coefficients: Coefficients,
+    run: Part,
 ) -> tuple[Tensor, list[Tensor]]:
     """Cut time where each row's mini-batches end, and run one part of every row after the other.
 
     size: steps of a mini-batch.   position: (B,), steps of its mini-batch that each row has read; None for 0.
-    operands: (B, T, H, ·), at least one step; `run` gets (B, H, C, ·), zero in slots without a step.
+    operands: (B, T, H, ·), at least one step; `run` gets (B, H, C, ·), zero in slots without a step. What does not
+    depend on the state is computed for all parts at once.
     Returns the outputs (B, T, H, ·) and the state.
     Numbers that are not finite are replaced by zeros. Outputs are NaN from that step on, and so is the state.
     """
@@ -76,15 +86,19 @@ def in_mini_batches(
     joined = torch.where(fault[:, :, None, None], 0, joined)
     width = min(size, steps)
     slots = torch.arange(width, device=joined.device)
+    parts = -(-(steps + (0 if position is None else size - 1)) // size)
+    # Of each part and row, (P, B): the slot of its first step; below 0 where that was read before.
+    begins = size * torch.arange(parts, device=joined.device)[:, None] - read
+    at = begins.clamp(min=0)[..., None] + slots
+    within = at - begins[..., None] + 1
+    holds = (at < steps) & (within <= size)
+    index = at.clamp(max=steps - 1).transpose(0, 1).flatten(1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
+    taken = joined.gather(1, index).unflatten(1, (parts, width)).permute(1, 0, 3, 2, 4)
+    taken = torch.where(holds[:, :, None, :, None], taken, 0).split(widths, -1)
+    rates = coefficients(taken, within.clamp(max=size), holds)
     outputs = []
-    for part in range(-(-(steps + (0 if position is None else size - 1)) // size)):
-        at = (part * size - read).clamp(min=0)[:, None] + slots
-        within = (read[:, None] if part == 0 else 0) + slots + 1
-        holds = (at < steps) & (within <= size)
-        index = at.clamp(max=steps - 1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
-        taken = torch.where(holds[:, :, None, None], joined.gather(1, index), 0).transpose(1, 2).split(widths, -1)
-        done = read + steps >= (part + 1) * size
-        y, state = run(taken, within.expand(at.shape).clamp(max=size), holds, done, state)
+    for *own, done in zip(*taken, *rates, begins + size <= steps, strict=True):
+        y, state = run(own[: len(widths)], Rates(*own[len(widths) :]), done, state)
         outputs.append(y)
     every = torch.arange(steps, device=joined.device)
     part = (read[:, None] + every) // size

@@ -60,7 +60,7 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
         "o_t = sum_l lambda_t^l (S_t^l)^T q_t / sqrt(K),  S_t^l = (I - beta_t k_t k_t^T) alpha_t S_{t-1}^l, with "
         "beta_t k_t v_t^T in level 0,  lambda_t^l = softplus(L_l (W_l x_t));  y = W_o (RMSNorm(o) * SiLU(W_g x))"
     )
-    source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761, eq. (4) and sec. 3.3'
+    source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761'
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4, "max_length": 80}
     hints: ClassVar = {"L": UNDECAYED}
 

@@ -69,7 +69,7 @@ class MesaNet(QueryKeyValue):
     )
     source = (
         'von Oswald et al., "MesaNet: Sequence Modeling by Locally Optimal Test-Time Training", arXiv:2506.05233, '
-        "eq. (4) to (6)"
+        "eq. (5)"
     )
     op = "linear_attention"
     sample: ClassVar = {"num_heads": 2, "head_dim": 3, "cg_steps": 4}

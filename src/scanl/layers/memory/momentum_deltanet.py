@@ -24,7 +24,9 @@ EQUATION = (
     "M_t = mu_t M_{t-1} + eta_t k_t (v_t - alpha_t S_{t-1}^T k_t)^T,  S_t = alpha_t S_{t-1} + beta_t M_t,  "
     "o_t = S_t^T q_t / sqrt(K)"
 )
-SOURCE = '"Momentum DeltaNet", arXiv:2605.05838, as in flash-linear-attention'
+SOURCE = (
+    '"MDN: Parallelizing Stepwise Momentum for Delta Linear Attention", arXiv:2605.05838, as in flash-linear-attention'
+)
 
 
 @cell(

@@ -50,7 +50,7 @@ class T2R(SoftmaxAttention):
         "o_t = sum_{j<=t} (phi(q_t) . phi(k_j)) v_j / max(sum_{j<=t} phi(q_t) . phi(k_j), eps),  "
         "phi(x) = ReLU(W_phi x + b_phi),  q_t = R_t W_q x_t / sqrt(K),  k_j = R_j W_k x_j;  y = W_o o"
     )
-    source = 'Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076, sec. 2.2, eq. (4) and (5)'
+    source = 'Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076'
     op = "linear_attention"
     sample: ClassVar = {"num_heads": 3, "num_features": 5}
 

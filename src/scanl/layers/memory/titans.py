@@ -79,22 +79,23 @@ def _titans(
     """
     norm, count = Norm(weight, bias), len(matrices) // 3
 
-    def run(
-        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        q, k, v, gates = operands
-        keep, hold, theta = gates.split(1, -1)  # zero where a slot holds no step: it keeps all, and learns nothing
-        A = between(keep, False).exp().squeeze(-1).tril() * holds[:, None, None]
-        E = between(hold, False).exp().squeeze(-1).tril()
-        a, e = (leading(part, False).exp().squeeze(-1) for part in (keep, hold))
+    def coefficients(operands: Sequence[Tensor], within: Tensor, holds: Tensor) -> Rates:
+        logs, theta = operands[3].split([2, 1], -1)  # zero where a slot holds no step: it keeps all, and learns nothing
+        A, E = between(logs, False).exp().movedim(-1, 0).tril()
+        a, e = leading(logs, False).exp().unbind(-1)
+        A = A * holds[:, :, None, None]
         f = (A @ e[..., None]).squeeze(-1)
         E = E * theta.mT
+        return Rates(a, f, e, A @ E, E)
+
+    def run(operands: Sequence[Tensor], rates: Rates, done: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, _ = operands
         start, now, momentum = state[:count], state[count : 2 * count], state[2 * count :]
-        o, after, momentum = learn(start, now, momentum, q, k, v, Rates(a, f, e, A @ E, E), norm, bias=False)
+        o, after, momentum = learn(start, now, momentum, q, k, v, rates, norm, bias=False)
         ends = done[:, None, None, None]
         return o, [*(torch.where(ends, new, old) for new, old in zip(after, start, strict=True)), *after, *momentum]
 
-    o, state = in_mini_batches(size, position, (q, k, v, gates), matrices, run)
+    o, state = in_mini_batches(size, position, (q, k, v, gates), matrices, coefficients, run)
     return [o, *state]
 
 
@@ -133,9 +134,7 @@ class Titans(QueryKeyValue):
         "M_t = (1 - alpha_t) M_{t-1} + Z_t,  Z_t = eta_t Z_{t-1} - theta_t grad |M(k_t) - v_t|^2 / K,  "
         "M(x) = x + LN(f(x)),  o_t = M_t(q_t);  y = W_o (RMSNorm(o) * sigmoid(W_g x))"
     )
-    source = (
-        'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663, eq. (12) to (15)'
-    )
+    source = 'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663'
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
     excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}

@@ -70,21 +70,22 @@ def _ttt(
     """Return o (B, T, H, K), the weights and the sums. gate: g_j (B, T, H, 1).   factor: c_i (size,)."""
     norm, count = Norm(weight, bias), len(weights)
 
-    def run(
-        operands: Sequence[Tensor], within: Tensor, holds: Tensor, done: Tensor, state: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        q, k, v, g = operands
-        c = factor[within - 1][:, None]
+    def coefficients(operands: Sequence[Tensor], within: Tensor, holds: Tensor) -> Rates:
+        g = operands[3]
+        c = factor[within - 1][:, :, None]
         one = torch.ones_like(c)
-        E = g.mT.expand(*g.shape[:3], g.shape[2]).tril()
-        rates = Rates(one, c, one, c[..., None] * E, E)
+        E = g.mT.expand(*g.shape[:4], g.shape[3]).tril()
+        return Rates(one, c, one, c[..., None] * E, E)
+
+    def run(operands: Sequence[Tensor], rates: Rates, done: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, _ = operands
         start, sums = state[:count], state[count:]
         o, after, later = learn(start, start, sums, q, k, v, rates, norm, bias=True)
         ends = done[:, None, None, None]
         start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
         return o, [*start, *(torch.where(ends, 0, each) for each in later)]
 
-    o, state = in_mini_batches(size, position, (q, k, v, gate), [*weights, *sums], run)
+    o, state = in_mini_batches(size, position, (q, k, v, gate), [*weights, *sums], coefficients, run)
     return [o, *state]
 
 
@@ -122,8 +123,8 @@ class TTTLinear(Layer):
         "i the place of t in its mini-batch and W the weights at its start;  y = W_o LN(o)"
     )
     source = (
-        'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, eq. '
-        "(4), (6) and (7), as in the authors' program"
+        'Sun et al., "Learning to (Learn at Test Time): RNNs with Expressive Hidden States", arXiv:2407.04620, as '
+        "in the authors' program"
     )
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"

@@ -4,7 +4,7 @@ Step t, counted from 0, reads level l if bit l - 1 of t is 1. The level then hol
 higher bits and whose bit l - 1 is 0. So a memory of its own for each level writes where that bit is 0, reads where it
 is 1, and forgets everything where a block of 2^l steps begins.
 
-Source: Guo et al., "Log-Linear Attention", arXiv:2506.04761, sec. 3.1.
+Source: Guo et al., "Log-Linear Attention", arXiv:2506.04761.
 """
 
 from typing import NamedTuple

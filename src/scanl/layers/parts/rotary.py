@@ -28,7 +28,7 @@ def rotate(x: Tensor, positions: Tensor, width: int, base: float) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate adjacent channels of x (..., K), two of which are a pair, by angles (..., K/2). A last odd one stays.
+    """Rotate adjacent channels of x (..., K), two of which are a pair, by angles (..., A). Channels past 2 A stay.
 
     Computed in float32 or wider. Give the angles in float64.
 

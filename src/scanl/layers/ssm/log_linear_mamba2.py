@@ -58,7 +58,7 @@ class LogLinearMamba2(Mamba2):
         "o_t = sum_l lambda_t^l (S_t^l)^T C_t,  S_t^l = sum_{s in block l of t} decay B_s (dt_s x_s)^T,  "
         "lambda_t^l = softplus(L_l (W_l x_t));  out = W_out RMSNorm((o + D x) * SiLU(z))"
     )
-    source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761, eq. (4) and sec. 3.2'
+    source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761'
     sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2, "max_length": 80}
     hints: ClassVar = {"L": UNDECAYED}
 

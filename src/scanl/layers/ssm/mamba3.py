@@ -74,8 +74,8 @@ class Mamba3(Layer):
         "out = W_out (o * SiLU(z))"
     )
     source = (
-        'Lahoti, Li, Chen, Wang et al., "Mamba-3: Improved Sequence Modeling using State Space Principles", 2026, as '
-        "in the authors' mamba_ssm"
+        'Lahoti, Li, Chen, Wang et al., "Mamba-3: Improved Sequence Modeling using State Space Principles", '
+        "arXiv:2603.15569, as in the authors' mamba_ssm"
     )
     op = "linear_attention"
     sample: ClassVar = {"d_state": 8, "headdim": 4, "ngroups": 2, "expand": 2}
@@ -150,35 +150,39 @@ class Mamba3(Layer):
         # In float64, because in float32 the sum of many angles loses what one step adds.
         steps = (math.pi * widen(turn).tanh()[:, :, None] * dt[..., None]).double()
         angles, last = linear_scan(steps, steps.new_ones(()), state.angle.double(), cu_seqlens=cu_seqlens)
-        k = self._turned(self.B_norm, B, self.B_bias, angles)
-        q = self._turned(self.C_norm, C, self.C_bias, angles)
-        u = widen(u)
-        before_k, key = token_shift(k.flatten(2), state.key, cu_seqlens=cu_seqlens)
-        before_u, value = token_shift(u, state.value, cu_seqlens=cu_seqlens)
+        k, q = self._turned(B, C, angles)
         # What the step before was written with. At the start of a segment the state holds that write already.
         weight = now * dt
-        before, final = token_shift(weight, None, cu_seqlens=cu_seqlens)
+        shifted = torch.cat([k.flatten(2), widen(u), weight], -1)
+        start = torch.cat([state.key, state.value, state.value.new_zeros(state.value.shape[0], 1, self.heads)], -1)
+        sizes = [state.key.shape[-1], state.value.shape[-1], self.heads]
+        shifted, final = token_shift(shifted, start, cu_seqlens=cu_seqlens)
+        before_k, before_u, before = shifted.split(sizes, -1)
+        key, value, final = final.split(sizes, -1)
         write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.heads, -1))
-        u = u.unflatten(-1, (self.heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
-        own = weight[..., None, None] * torch.einsum("bthrn,bthsn->bthrs", q, k)
-        o = o + own @ self._inputs(u) + widen(self.D)[:, None, None] * self._inputs(u)
+        own = weight[..., None, None] * (q @ k.mT)
+        skip = widen(self.D)[:, None, None] * torch.eye(self.mimo_rank, device=own.device, dtype=own.dtype)
+        o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.heads, -1)))
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
         state = Mamba3State(S, torch.remainder(last, 2 * math.pi).to(S.dtype), key, value)
         return self.out_proj(self._gated(o, z).to(x.dtype)), state
 
-    def _turned(self, norm: GatedRMSNorm, x: Tensor, bias: Tensor, angles: Tensor) -> Tensor:
-        """Norm, bias and rotate keys or queries: (B, T, R G N) to (B, T, H, R, N)."""
-        x = norm(widen(x).unflatten(-1, (self.mimo_rank, self.ngroups, -1)), None).transpose(2, 3)
-        x = x.repeat_interleave(self.heads // self.ngroups, 2) + widen(bias)
-        angles = angles[..., None, :]
-        if self.mimo_rank == 1:
-            return torch.cat([rotate_pairs(x[..., : 2 * self.pairs], angles), x[..., 2 * self.pairs :]], -1)
-        first, second = x.unflatten(-1, (2, -1)).unbind(-2)  # pairs are a half apart; the last of each half stay
-        paired = torch.stack([first, second], -1).flatten(-2)
-        paired = torch.cat([rotate_pairs(paired[..., : 2 * self.pairs], angles), paired[..., 2 * self.pairs :]], -1)
-        return paired.unflatten(-1, (-1, 2)).transpose(-2, -1).flatten(-2)
+    def _turned(self, B: Tensor, C: Tensor, angles: Tensor) -> tuple[Tensor, ...]:
+        """Norm, bias and rotate B and C (B, T, R G N): return keys and queries (B, T, H, R, N)."""
+        R, sizes = self.mimo_rank, (self.mimo_rank, self.ngroups, self.d_state)
+        x = torch.cat(
+            [norm(widen(x).unflatten(-1, sizes), None) for norm, x in ((self.B_norm, B), (self.C_norm, C))], 2
+        )
+        x = x.transpose(2, 3).repeat_interleave(self.heads // self.ngroups, 2)
+        x = x + widen(torch.cat([self.B_bias, self.C_bias], 1))
+        if R > 1:  # pairs are a half apart
+            x = x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)
+        x = rotate_pairs(x, angles[..., None, :])
+        if R > 1:
+            x = x.unflatten(-1, (-1, 2)).transpose(-2, -1).flatten(-2)
+        return x.split(R, 3)
 
     def _inputs(self, u: Tensor) -> Tensor:
         """Return the R inputs of each head: (..., H, P) to (..., H, R, P)."""
@@ -193,13 +197,16 @@ class Mamba3(Layer):
         q, k: (B, T, H, R, N).   write: (B, T, H, P).   Returns o (B, T, H, R, P) and the last memory.
         """
         R = self.mimo_rank
+        if R == 1:
+            q, k = q.squeeze(3), k.squeeze(3)
+            o, last = linear_attention(q, k, write, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
+            return o.unsqueeze(3), last
+        # R steps that write, the first of which decays, and R - 1 that only read, beside the last write
         q, k, v = (part.transpose(2, 3) for part in (q, k, self._inputs(write)))
-        if R > 1:  # R steps that write, the first of which decays, and R - 1 that only read, beside the last write
-            q = F.pad(q, (0, 0, 0, 0, R - 1, 0))
-            k, v = (F.pad(part, (0, 0, 0, 0, 0, R - 1)) for part in (k, v))
-            g = F.pad(g.unsqueeze(2), (0, 0, 0, 2 * R - 2)).flatten(1, 2)
-            cu_seqlens = None if cu_seqlens is None else cu_seqlens * (2 * R - 1)
-        q, k, v = (part.flatten(1, 2) for part in (q, k, v))
+        q = F.pad(q, (0, 0, 0, 0, R - 1, 0)).flatten(1, 2)
+        k, v = (F.pad(part, (0, 0, 0, 0, 0, R - 1)).flatten(1, 2) for part in (k, v))
+        g = F.pad(g.unsqueeze(2), (0, 0, 0, 2 * R - 2)).flatten(1, 2)
+        cu_seqlens = None if cu_seqlens is None else cu_seqlens * (2 * R - 1)
         o, last = linear_attention(q, k, v, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
         return o.unflatten(1, (-1, 2 * R - 1))[:, :, R - 1 :].transpose(2, 3), last
 
