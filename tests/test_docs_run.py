@@ -5,6 +5,8 @@ that is not known here fails, so that none goes untried.
 """
 
 import argparse
+import functools
+import importlib
 import re
 import shlex
 import sys
@@ -351,9 +353,49 @@ def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
         benchmark.main()
 
 
+SMALL = {  # what is made smaller in a benchmark, its arguments, and the package that it needs
+    "memories": (
+        {"LONG": (1, 20, 2, 4), "LOOP": (1, 5, 8)},
+        ["--only", "linear attention, 4096 steps", "rdn", "--rounds", "1"],
+        "torch",
+    ),
+    "capacity": ({"KEYS": (4, 8), "TIMES": (1, 2)}, ["--steps", "2"], "matplotlib"),
+    "state_space": ({"beside_lstm": (1, 20, 4), "beside_authors": (1, 20, 4)}, ["--rounds", "1"], "torch"),
+    "spacetime": (
+        {},
+        ["--series", "nile", "--horizon", "2", "--window", "6", "--steps", "2", "--seeds", "1", "--dim", "16"],
+        "statsmodels",
+    ),
+    "sashimi": ({}, ["--samples", "20", "--dim", "2", "--blocks", "1"], "torch"),
+    "laughing_hyena": (
+        {"TRAINED": 8},
+        ["--context", "16", "--dim", "4", "--depth", "1", "--steps", "1", "--rounds", "1"],
+        "torch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_benchmarks_run(name, tmp_path, monkeypatch, capsys):
+    sizes, arguments, package = SMALL[name]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    benchmark = importlib.import_module(name)
+    for key, size in sizes.items():
+        whole = getattr(benchmark, key)
+        monkeypatch.setattr(benchmark, key, functools.partial(whole, shape=size) if callable(whole) else size)
+    written = {"PICTURE": tmp_path / "picture.png", "RESULTS": tmp_path}
+    for key in written.keys() & vars(benchmark):
+        monkeypatch.setattr(benchmark, key, written[key])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    benchmark.main()
+    assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
+    assert capsys.readouterr().out
+
+
 def test_every_benchmark_of_the_pages_runs():
     named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
-    here = {"primitives", "cells", "forecast_stream", "hub", "rnn", "tasks", "seen_to_learn"}
+    here = {"primitives", "cells", "forecast_stream", "hub", "rnn", "tasks", "seen_to_learn", *SMALL}
     assert named <= here | ELSEWHERE.keys()
     for name, test in ELSEWHERE.items():
         assert name in (ROOT / test).read_text(encoding="utf-8")

@@ -29,12 +29,13 @@ from numba.extending import intrinsic
 from scanl.ops._cpu._columns import WIDTH, Work, unit_of
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._product import BELOW, LOWER, UPPER, WHOLE, add_products, transpose
+from scanl.ops._cpu._product import BELOW, LOWER, NEXT, UPPER, WHOLE, add_products, transpose
 from scanl.ops._cpu._rows import fill
 from scanl.ops._cpu._slots import Slots, itemsize, view
 from scanl.ops._cpu._team import Kernel, array, take
 from scanl.ops._cpu._vectors import STRIP, Emitter
 
+GROUP = np.int64(8)  # rows of a triangular system that are solved one by one, between products
 AHEAD = 8  # rows between prefetching a row and using it
 BLOCK = 256  # columns of the state at a time: more would leave the second-level cache
 LINE = 16  # widths are rounded up to whole vectors, and rows lie one vector further apart: else they share cache sets
@@ -206,19 +207,21 @@ def _decays_of(g, at, step, count, rows, m, D, row, e, t, a):
 @helper()
 def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
     """Solve r = x + L u, u = β r, for L strictly lower; x becomes r. If `back`, solve r = x + Lᵀ u."""
-    for turn in range(0, rows, 8):
-        first = rows - 8 - turn if back else turn
-        rest = first + 8
+    for turn in range(0, rows, GROUP):
+        first = rows - GROUP - turn if back else turn
+        rest = first + GROUP
         if back:
             o, left = L + rest * c_row + first, rows - rest
-            add_products(m, x + first * row, row, 8, width, m, o, 1, c_row, left, m, u + rest * row, row, WHOLE)
+            add_products(m, x + first * row, row, GROUP, width, m, o, NEXT, c_row, left, m, u + rest * row, row, WHOLE)
         else:
-            add_products(m, x + first * row, row, 8, width, m, L + first * c_row, c_row, 1, first, m, u, row, WHOLE)
-        for i in range(8):
-            s = first + 7 - i if back else first + i
+            add_products(
+                m, x + first * row, row, GROUP, width, m, L + first * c_row, c_row, NEXT, first, m, u, row, WHOLE
+            )
+        for i in range(GROUP):
+            s = rest - 1 - i if back else first + i
             target, solved = m[x + s * row : x + s * row + width], m[u + s * row : u + s * row + width]
             for n in range(i):
-                other = first + 7 - n if back else first + n
+                other = rest - 1 - n if back else first + n
                 factor = m[L + other * c_row + s] if back else m[L + s * c_row + other]
                 source = m[u + other * row : u + other * row + width]
                 for j in range(width):
@@ -366,7 +369,7 @@ def _enter(sizes, given, chunk, m, to):
             spot = (chunk.r + chunk.r_step * i) * sizes.heads + chunk.h
             m[to.b + i] = given.beta[spot] if i < chunk.steps else 0
         _scale_rows(m, to.k, row, C, K, to.e, -one, to.ke)
-        _product(m, to.L, c_row, C, C, to.k, row, 1, K, to.turned_k, c_row, BELOW)
+        _product(m, to.L, c_row, C, C, to.k, row, NEXT, K, to.turned_k, c_row, BELOW)
         _decay(m, to.L, c_row, C, to.D, 1, -one)
 
 
@@ -379,7 +382,7 @@ def _write(sizes, given, chunk, m, to, S, r, u):
     )
     if sizes.delta:
         add_products(
-            m, r, row, sizes.steps, chunk.v_width, m, to.ke, sizes.k_row, 1, sizes.k_width, m, S, row, WHOLE
+            m, r, row, sizes.steps, chunk.v_width, m, to.ke, sizes.k_row, NEXT, sizes.k_width, m, S, row, WHOLE
         )  # fmt: skip
         _solve(m, r, row, to.L, sizes.c_row, to.b, u, sizes.steps, chunk.v_width, False)
 
@@ -425,7 +428,7 @@ def _build_forward(dtype):
                     _enter(sizes, given, chunk, m, to)
                     _write(sizes, given, chunk, m, to, S, r, u)
                     _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, q, k_row, C, K)
-                    _product(m, P, c_row, C, C, q, k_row, 1, K, to.turned_k, c_row, BELOW)
+                    _product(m, P, c_row, C, C, q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
                     _decay(m, P, c_row, C, to.D, 0, one)
                     # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
                     fault, source = _finite(m, u, v_row, C, V), u
@@ -433,13 +436,13 @@ def _build_forward(dtype):
                         source = spare
                         _scale(m, u, v_row, fault, V, one, spare)
                         fill(m, spare + fault * v_row, (C - fault) * v_row, 0)
-                    _product(m, y, v_row, C, V, P, c_row, 1, C, source, v_row, LOWER)
+                    _product(m, y, v_row, C, V, P, c_row, NEXT, C, source, v_row, LOWER)
                     _scale_rows(m, q, k_row, C, K, to.e, one, q)
-                    add_products(m, y, v_row, C, V, m, q, k_row, 1, K, m, S, v_row, WHOLE)
+                    add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE)
                     fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
                     _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
                     _scale(m, S, v_row, K, V, m[to.e + C - 1], S)
-                    add_products(m, S, v_row, K, V, m, to.kt, 1, k_row, C, m, u, v_row, WHOLE)
+                    add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE)
                 _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
 
     return forward
@@ -489,7 +492,7 @@ def _build_backward(dtype):
                     if n < chunks - 1:
                         after = before + v_row * k_row
                         _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
-                        add_products(m, after, k_row, V, K, m, u, 1, v_row, C, m, to.kt, k_row, WHOLE)
+                        add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE)
                 _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
                 for n in range(chunks - 1, -1, -1):
                     chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
@@ -504,22 +507,22 @@ def _build_backward(dtype):
                     transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
                     fill(m, to.E, 3 * c_row, 0)
                     # inside the chunk
-                    _product(m, P, c_row, C, C, m_q, k_row, 1, K, to.turned_k, c_row, BELOW)
+                    _product(m, P, c_row, C, C, m_q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
                     _decay(m, P, c_row, C, to.D, 0, one)
-                    _product(m, A, c_row, C, C, m_do, v_row, 1, V, turned_u, c_row, BELOW)
+                    _product(m, A, c_row, C, C, m_do, v_row, NEXT, V, turned_u, c_row, BELOW)
                     _add_terms(m, P, A, c_row, C, to.spare, to.of_g)
                     _decay(m, A, c_row, C, to.D, 0, one)
-                    _product(m, m_dv, v_row, C, V, to.kt, k_row, 1, K, dS, v_row, WHOLE)
-                    add_products(m, m_dv, v_row, C, V, m, P, 1, c_row, C, m, m_do, v_row, UPPER)
+                    _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
+                    add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER)
                     # with the state that enters it, and with the gradient of the state that leaves it
-                    _product(m, to_q, k_row, C, K, m_do, v_row, 1, V, before, k_row, WHOLE)
+                    _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, before, k_row, WHOLE)
                     _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
                     _add_dots(m, m_q, to_q, k_row, C, K, to.E)
-                    _product(m, to_k, k_row, C, K, u, v_row, 1, V, turned_dS, k_row, WHOLE)
+                    _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
                     _scale_rows(m, to_k, k_row, C, K, to.t, one, to_k)
                     _add_dots(m, to.k, to_k, k_row, C, K, to.F)
-                    add_products(m, to_q, k_row, C, K, m, A, c_row, 1, C, m, to.k, k_row, LOWER)
-                    add_products(m, to_k, k_row, C, K, m, A, 1, c_row, C, m, m_q, k_row, UPPER)
+                    add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER)
+                    add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER)
                     whole = dtype.type(0)  # the terms that contain all decays of the chunk
                     for j in range(V):
                         whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
@@ -528,14 +531,14 @@ def _build_backward(dtype):
                     _give_rows(m, to_q, k_row, chunk.steps, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
                     if delta:
                         _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
-                        _product(m, B, c_row, C, C, m_y, v_row, 1, V, turned_u, c_row, BELOW)
+                        _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
                         _add_terms(m, to.L, B, c_row, C, to.spare, to.of_g)
                         _decay(m, B, c_row, C, to.D, 1, -one)
-                        _product(m, to_q, k_row, C, K, m_y, v_row, 1, V, before, k_row, WHOLE)
+                        _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, before, k_row, WHOLE)
                         _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
                         _add_dots(m, to.k, to_q, k_row, C, K, to.E)
-                        add_products(m, to_k, k_row, C, K, m, B, c_row, 1, C, m, to.k, k_row, LOWER)
-                        add_products(m, to_k, k_row, C, K, m, B, 1, c_row, C, m, to.k, k_row, UPPER)
+                        add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER)
+                        add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER)
                         _add(m, to_q, k_row, C, K, to_k)
                         fill(m, to.spare, C, 0)
                         _add_dots(m, m_dv, r, v_row, C, V, to.spare)
@@ -548,9 +551,9 @@ def _build_backward(dtype):
                     # dS enters the chunk before
                     _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
                     _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
-                    add_products(m, dS, v_row, K, V, m, m_q, 1, k_row, C, m, m_do, v_row, WHOLE)
+                    add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE)
                     if delta:
-                        add_products(m, dS, v_row, K, V, m, to.ke, 1, k_row, C, m, m_y, v_row, WHOLE)
+                        add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE)
                     # a decay's terms also have the outputs from its step on, and the writes before it
                     for i in range(C - 2, -1, -1):
                         m[to.E + i] += m[to.E + i + 1]
