@@ -44,6 +44,26 @@ def test_feature_maps_are_learned_and_nothing_else_changes():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_the_loss_is_relative():
+    """Without features every layer gives 0, which is as far from the teacher's outputs as these are large."""
+    model = teacher()
+    converted = t2r.convert(model, 4)
+    for name, parameter in converted.named_parameters():
+        if ".phi_" in name:
+            torch.nn.init.zeros_(parameter)
+    assert t2r.learn_feature_maps(converted, model, batches(1)) == pytest.approx([1.0])
+
+
+def test_the_rate_falls_as_a_cosine():
+    """While the gradient stays the same, each step of Adam is as long as its rate."""
+    model = teacher()
+    converted = t2r.convert(model, 4)
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    t2r.learn_feature_maps(converted, model, batches(1) * 10, lr=1e-5)
+    moved = max((value - before[name]).abs().max().item() for name, value in converted.state_dict().items())
+    assert moved == pytest.approx(5.5e-5, rel=0.02)  # the sum of ten rates that fall from 1e-5
+
+
 def test_a_converted_model_is_saved_and_read_back(tmp_path):
     converted = t2r.convert(teacher(), 8)
     converted.save(tmp_path)
