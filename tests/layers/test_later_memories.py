@@ -324,7 +324,7 @@ def test_init_of_mamba3():
     assert layer.B_bias.shape == (4, 4, 128)
     assert (torch.cat([layer.mimo_x, layer.mimo_o]) == 1 / 4).all()
     assert {"dt_bias", "D"} <= undecayed(layer)
-    assert_time_steps(layers.build("mamba3", 4000, d_state=4, headdim=1).dt_bias)
+    assert_time_steps(layers.build("mamba3", 4, expand=2000, d_state=4, headdim=1).dt_bias)
 
 
 @pytest.mark.usefixtures("double")
