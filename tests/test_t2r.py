@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from scanl.errors import ConfigError
+from scanl.layers.memory.t2r import T2R
 from scanl.learning import t2r
 from scanl.models import LanguageModel
 
@@ -27,7 +28,7 @@ def test_a_converted_model_has_the_weights_of_the_transformer():
     mine, theirs = converted.state_dict(), model.state_dict()
     assert {name for name in mine if ".phi_" not in name} == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    mixer = converted.stack.blocks[1].mixer
+    mixer = [module for module in converted.modules() if isinstance(module, T2R)][1]
     assert (mixer.num_kv_heads, mixer.rope_base, mixer.rotated, mixer.num_features) == (2, 50.0, 4, 8)
 
 
@@ -40,7 +41,27 @@ def test_feature_maps_are_learned_and_nothing_else_changes():
     for name, value in converted.state_dict().items():
         assert torch.equal(value, before[name]) == (".phi_" not in name), name
     assert not any(parameter.grad is not None for parameter in model.parameters())
-    assert not any(block.mixer._forward_hooks for block in model.stack.blocks)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_loss_is_relative():
+    """Without features every layer gives 0, which is as far from the teacher's outputs as these are large."""
+    model = teacher()
+    converted = t2r.convert(model, 4)
+    for name, parameter in converted.named_parameters():
+        if ".phi_" in name:
+            torch.nn.init.zeros_(parameter)
+    assert t2r.learn_feature_maps(converted, model, batches(1)) == pytest.approx([1.0])
+
+
+def test_the_rate_falls_as_a_cosine():
+    """While the gradient stays the same, each step of Adam is as long as its rate."""
+    model = teacher()
+    converted = t2r.convert(model, 4)
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    t2r.learn_feature_maps(converted, model, batches(1) * 10, lr=1e-5)
+    moved = max((value - before[name]).abs().max().item() for name, value in converted.state_dict().items())
+    assert moved == pytest.approx(5.5e-5, rel=0.02)  # the sum of ten rates that fall from 1e-5
 
 
 def test_a_converted_model_is_saved_and_read_back(tmp_path):

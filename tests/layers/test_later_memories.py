@@ -131,6 +131,7 @@ def ttt(layer, xs):
     def turned(v, i):
         return torch.view_as_real(torch.view_as_complex(v.view(-1, 2)) * torch.exp(1j * i * rates)).flatten()
 
+    steps = []
     for t, x in enumerate(xs):
         i = t % b
         if i == 0:
@@ -164,6 +165,7 @@ def titans(layer, xs):
     norms = list(zip(layer.memory_norm_weight, layer.memory_norm_bias, strict=True))
     M = [[layer.get_parameter(f"M{n + 1}")[h] for n in range(layer.depth)] for h in range(H)]
     Z, none, ys = [[torch.zeros_like(m) for m in head] for head in M], [0.0] * layer.depth, []
+    start = M
     for t, (x, (q, k, v)) in enumerate(zip(xs, projected(layer, xs, silu), strict=True)):
         if t % c == 0:
             start = [list(head) for head in M]
@@ -224,7 +226,7 @@ def log_linear_gated_deltanet(layer, xs):
             query, key = (unit(part.view(G, K)[h // (H // G)]) for part in (q, k))
             if t > 0:  # what steps 0 to t - 1 left in the lower levels moves up to the first level that is free
                 free = (t & -t).bit_length()
-                S[h][free] = sum(S[h][:free])
+                S[h][free] = torch.stack(S[h][:free]).sum(0)
                 S[h][:free] = [torch.zeros(K, V)] * free
             S[h] = [alpha[h] * (part - beta[h] * torch.outer(key, key @ part)) for part in S[h]]
             S[h][0] = S[h][0] + beta[h] * torch.outer(key, v.view(H, V)[h])
@@ -255,7 +257,7 @@ def t2r(layer, xs):
         for h in range(H):
             scores = [features(q[h] / math.sqrt(K), h) @ features(k[h // each], h) for k in ks[: t + 1]]
             top = sum(score * v[h // each] for score, v in zip(scores, vs, strict=False))
-            read.append(top / sum(scores).clamp(min=layer.eps))
+            read.append(top / torch.stack(scores).sum().clamp(min=layer.eps))
         ys.append(linear(layer.o_proj, torch.cat(read)))
     return ys
 
@@ -322,7 +324,7 @@ def test_init_of_mamba3():
     assert layer.B_bias.shape == (4, 4, 128)
     assert (torch.cat([layer.mimo_x, layer.mimo_o]) == 1 / 4).all()
     assert {"dt_bias", "D"} <= undecayed(layer)
-    assert_time_steps(layers.build("mamba3", 4000, d_state=4, headdim=1).dt_bias)
+    assert_time_steps(layers.build("mamba3", 4, expand=2000, d_state=4, headdim=1).dt_bias)
 
 
 @pytest.mark.usefixtures("double")
@@ -349,7 +351,7 @@ def test_init_of_mesanet():
     assert not torch.cat([layer.a_proj.bias, layer.b_proj.bias]).any()
     torch.testing.assert_close(softplus(layer.lambda_params) + 0.25, torch.ones(256))
     assert {"lambda_params"} <= undecayed(layer)
-    assert (layer.num_heads, layer.v_conv1d) == (2, None)
+    assert (layer.num_heads, layer.v_conv1d, layer.cg_steps) == (2, None, 30)
 
 
 @pytest.mark.usefixtures("double")
@@ -391,6 +393,7 @@ def test_init_of_momentum_deltanet():
         assert_uniform(getattr(layer, name).exp(), 0, high)
     assert_time_steps(layer.dt_bias)
     assert torch.equal(layer.mu_bias, layer.dt_bias)
+    assert layer.min_log_mu == -2
     assert_normal(layer.e_proj.weight, 0.02)
     assert_normal(layer.m_proj.weight, 0.02)
     assert {"A_log", "Mu_log", "log_factor", "D_log", "dt_bias", "mu_bias"} <= undecayed(layer)
@@ -410,6 +413,7 @@ def test_init_of_ttt():
 
 def test_init_of_titans():
     layer = layers.build("titans", 256)
+    assert (layer.num_heads, layer.depth, layer.chunk_size) == (4, 2, 16)
     assert_uniform(layer.M1, -math.sqrt(6 / 320), math.sqrt(6 / 320))
     assert_uniform(layer.M2, -math.sqrt(6 / 320), math.sqrt(6 / 320))
     assert (layer.memory_norm_weight == 1).all()
@@ -458,6 +462,7 @@ def test_init_of_t2r():
     assert_uniform(layer.phi_weight, -(32**-0.5), 32**-0.5)
     assert_uniform(layer.phi_bias, -(32**-0.5), 32**-0.5)
     assert layer.phi_weight.shape == (8, 64, 32)
+    assert (layer.eps, layer.rotated) == (1e-2, 0)
 
 
 WRONG = [
