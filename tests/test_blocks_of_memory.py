@@ -59,9 +59,9 @@ def test_more_keys_than_the_kernels_hold_room_for(op):
 
 
 # Products over chunks of steps, which both passes take from WIDE keys on: 64 steps a chunk, or 32; 256 columns a block.
-def wide(steps: int, values: int, **more) -> dict[str, torch.Tensor]:
-    q, k = (torch.randn(1, steps, 1, 193, dtype=torch.float64) for _ in range(2))
-    v, state = torch.randn(1, steps, HEADS, values).double(), torch.randn(1, HEADS, 193, values).double()
+def wide(steps: int, values: int, keys: int = 193, **more) -> dict[str, torch.Tensor]:
+    q, k = (torch.randn(1, steps, 1, keys, dtype=torch.float64) for _ in range(2))
+    v, state = torch.randn(1, steps, HEADS, values).double(), torch.randn(1, HEADS, keys, values).double()
     return {"q": q, "k": F.normalize(k, dim=-1), "v": v, **more, "state": state}
 
 
@@ -71,9 +71,11 @@ def wide_rate(steps: int) -> torch.Tensor:
 
 CHUNKED = {
     "none": lambda steps=35: (linear_attention, wide(steps, 260)),
-    "constant": lambda steps=35: (linear_attention, wide(steps, 5, g=wide_rate(1)[0, 0].log())),
+    "constant": lambda steps=35: (linear_attention, wide(steps, 260, g=wide_rate(1)[0, 0].log())),
     "step": lambda steps=70: (linear_attention, wide(steps, 5, g=40 * wide_rate(steps).log())),
     "delta_rule": lambda steps=35: (delta_rule, wide(steps, 17, beta=wide_rate(steps))),
+    "narrow": lambda steps=35: (delta_rule, wide(steps, 17, 70, beta=wide_rate(steps))),
+    "blocks": lambda steps=32: (delta_rule, wide(steps, 260, beta=wide_rate(steps), g=wide_rate(steps).log() / 30)),
     "gated": lambda steps=70: (delta_rule, wide(steps, 5, beta=wide_rate(steps), g=40 * wide_rate(steps).log())),
 }
 

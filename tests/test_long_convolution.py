@@ -160,6 +160,15 @@ def test_gradients_of_every_order(cuts, length):
     assert torch.autograd.gradgradcheck(f, arguments)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradient_of_one_operand_alone(which):
+    given = [draw(2, 20, 3), draw(3, 9)]
+    given[which].requires_grad_()
+    found, expected = (torch.autograd.grad(y.square().sum(), given[which])[0]
+                       for y in (long_convolution(*given)[0], double_sum(*given)))  # fmt: skip
+    assert_near(found, expected)
+
+
 def test_gradient_in_pieces_is_that_of_the_double_sum():
     x, kernel, bias = (v.requires_grad_() for v in (draw(2, 50, 3), draw(3, 40), draw(3)))
     weights = draw(2, 50, 3)
