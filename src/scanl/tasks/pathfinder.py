@@ -50,8 +50,8 @@ class _Pictures(FreshRows):
             )  # fmt: skip
             first = int(random.integers(0, 2))
             last = first if connected else 1 - first
-            draw_dot(picture, *paths[first, 0, :2], rules.radius)
-            draw_dot(picture, *paths[last, -1, 2:], rules.radius)
+            for row, column in (paths[first, 0, :2], paths[last, -1, 2:]):
+                draw_dot(picture, row, column, rules.radius)
         return Examples(pictures.reshape(count, -1, 1), answers)
 
 

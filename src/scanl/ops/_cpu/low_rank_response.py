@@ -305,7 +305,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     width, modes = system.shape[1:]
     blocks = -(-width // WIDTH)
-    x = None if d_driven is None or x is None else x.contiguous()
+    driven = None if d_driven is None or x is None else _packed(d_driven)
+    x = None if driven is None or x is None else x.contiguous()
     shared = _shared(system, begin, steps, x)
     by = torch.zeros(len(begin), blocks * WIDTH, steps, dtype=torch.float64)
     by[:, :width] = d_kernel
@@ -314,7 +315,7 @@ def backward(
     d_begin = torch.empty(len(begin), blocks, modes, 2, WIDTH, dtype=torch.float64)
     dx = None if x is None else torch.empty_like(x)
     slots = BACKWARD.pack(
-        **shared, d_kernel=by, d_end=_packed(d_end), d_driven=None if x is None else _packed(d_driven),
+        **shared, d_kernel=by, d_end=_packed(d_end), d_driven=driven,
         d_system=d_system, d_begin=d_begin, dx=dx,
     )  # fmt: skip
     _backward.run(torch.float32 if x is None else x.dtype, slots, blocks, steps * len(begin) * width * modes)
