@@ -337,7 +337,7 @@ def refused(message, folder, **options):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, mamba, mamba2, recurrent"),
+        ({"model_type": "mambo"}, "model_type is 'mambo', expected one of falcon_mamba, llama, mamba, mamba2, rec"),
         ({"model_type": ["mamba"]}, "model_type is ['mamba'], expected one of"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
         ({"state_size": "4"}, "state_size is '4', expected an integer of at least 1 and below 2^63"),
@@ -593,7 +593,7 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
     unsaved(
-        "the model is LRU and GatedMLP, expected one that transformers has: falcon_mamba, mamba",
+        "the model is LRU and GatedMLP, expected one that transformers has: falcon_mamba, llama, mamba",
         LanguageModel(9, 8, 1, "lru"),
     )
     unsaved("the model is Mamba and GatedMLP, expected one", LanguageModel(9, 8, 1, "mamba"))

@@ -90,6 +90,9 @@ class MesaNet(QueryKeyValue):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        # torch.compile cannot trace a backward pass that takes gradients, so it calls the function as it is. This is not
+        # said where the function is, because it imports the compiler.
+        torch.compiler.allow_in_graph(_solve)
         heads = max(1, dim // max(1, head_dim)) if num_heads is None else num_heads
         if min(heads, head_dim, conv_size, cg_steps) < 1:
             found = f"num_heads is {heads}, head_dim is {head_dim}, conv_size is {conv_size} and cg_steps is {cg_steps}"
@@ -191,8 +194,6 @@ class _Solved(torch.autograd.Function):
         return w, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
 
 
-# torch.compile cannot trace a backward pass that takes gradients, so it calls this function as it is.
-@torch.compiler.allow_in_graph
 def _solve(
     q: Tensor,
     k: Tensor,

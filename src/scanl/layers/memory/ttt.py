@@ -218,8 +218,16 @@ class TTTLinear(Layer):
 class TTTMLP(TTTLinear):
     """TTT-MLP: TTT-Linear whose model has a hidden layer of 4 K channels with GELU.
 
-    Args, parameters, initialisation and state: as of `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K)
-    and b2 (H, 1, K).
+    Args:
+        dim: D, model width.
+        num_heads: H heads of K = D / H channels; by default D / 64.
+        mini_batch_size: b, steps of a mini-batch.
+        base_lr: learning rate η, constant; the authors raise it from 0.01 in the first steps of training.
+        use_gate: a GELU gate on the output.
+        rope_base: base of the rotary angles. Positions count from the start of the mini-batch.
+
+    Parameters, initialisation and state: as of `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K) and
+    b2 (H, 1, K).
     """
 
     id = "S-ttt"

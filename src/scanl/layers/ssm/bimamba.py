@@ -31,7 +31,11 @@ class BiMamba(Mamba):
     Args:
         dim: D, model width.
         divide_out: divide the sum of the directions by 2, as in the released models of Vim.
-        options: those of `mamba`, for both directions.
+        d_state: N, state of each channel.
+        d_conv: window of the convolutions.
+        expand: E = expand * dim channels.
+        dt_rank: R, rank of the map to Δ; "auto" is dim/16, rounded up.
+        dt_min, dt_max: range of the initial Δ, in steps.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 

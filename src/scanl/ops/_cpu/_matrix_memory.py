@@ -39,7 +39,7 @@ from scanl.ops._cpu._vectors import STRIP, Emitter
 
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "
-    "columns delta q k v av a b g beta u scale state "
+    "columns q k v av a b g beta u scale state "
 )
 FORWARD = Slots(_HEAD + "out last")
 BACKWARD = Slots(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
@@ -752,7 +752,6 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
         "d_head": d_head,
         "d_key": d_key,
         "kind": kind,
-        "delta": int(kind == DELTA),
         "columns": gv is not None,
     }
 
@@ -777,7 +776,8 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
     made, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
     if _in_chunks(told, g, gv, work, back=False):
-        _matrix_chunks.run_forward(work, {**told, **made}, elements)
+        delta = {"delta": int(told["kind"] == DELTA)}
+        _matrix_chunks.run_forward(work, {**told, **made, **delta}, elements)
     else:
         _forward.run(v.dtype, FORWARD.pack(**told, **made), work.units, elements)
     return y, last
@@ -812,7 +812,8 @@ def run_backward(
     made |= {"do": dy.contiguous(), "dlast": dlast.contiguous()}
     elements = 4 * v.numel() * keys
     if _in_chunks(told, g, gv, work, back=True):
-        _matrix_chunks.run_backward(work, {**told, **made}, elements)
+        delta = {"delta": int(told["kind"] == DELTA)}
+        _matrix_chunks.run_backward(work, {**told, **made, **delta}, elements)
     else:
         _backward.run(v.dtype, BACKWARD.pack(**told, **made), work.units, elements)
     for name in ("q", "k", "a", "b", "beta", "u"):
