@@ -90,8 +90,8 @@ class MesaNet(QueryKeyValue):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        # torch.compile cannot trace a backward pass that takes gradients, so it calls the function as it is. This is not
-        # said where the function is, because it imports the compiler.
+        # torch.compile cannot trace a backward pass that takes gradients, so it calls the function as it is. It is not
+        # told where the function is defined, because that would import the compiler with every layer.
         torch.compiler.allow_in_graph(_solve)
         heads = max(1, dim // max(1, head_dim)) if num_heads is None else num_heads
         if min(heads, head_dim, conv_size, cg_steps) < 1:
