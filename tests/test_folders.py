@@ -155,6 +155,22 @@ def test_mistakes_are_one_line(mistake, tmp_path, capfd):
         assert not out.exists()
 
 
+@pytest.mark.parametrize(("made", "numbers"), [("LA", 1), ("RGBA", 3), ("P", 3), ("1", 1), ("I;16", None)])
+def test_kinds_of_pixels(made, numbers, tmp_path):
+    """Grey stays one number and a colour three; transparency is left out. Of 16 bits half would be lost."""
+    for number in range(16):
+        pixels = np.full((3, 3), 10 * number + 100, np.uint16 if numbers is None else np.uint8)
+        picture = Image.fromarray(pixels) if numbers is None else Image.fromarray(pixels).convert(made)
+        (path := tmp_path / "ab"[number % 2] / f"{number}.png").parent.mkdir(exist_ok=True)
+        picture.save(path)
+    if numbers is None:
+        with pytest.raises(DataError, match=r"png has pixels of kind I;16, expected 8 bits for each number"):
+            opened(tmp_path)
+        return
+    assert opened(tmp_path).question.channels == numbers
+    assert opened(tmp_path).batch(0, 4).inputs.shape == (4, 9, numbers)
+
+
 def test_a_recording_that_is_cut_off_is_refused(tmp_path):
     for name in "ab":
         for number in range(8):

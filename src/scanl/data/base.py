@@ -258,6 +258,15 @@ def check_types(source: str, options: Any, names: Iterable[str]) -> None:
             raise ConfigError(f"{source}: {name} is {value!r}, expected {kind.__name__}")
 
 
+def check_shares(source: str, validation: float, test: float) -> None:
+    """Raise ConfigError unless the shares of the validation and the test part leave something to train on."""
+    for name, share in (("validation", validation), ("test", test)):
+        if not 0 < share < 1:
+            raise ConfigError(f"{source}: {name} is {share}, expected between 0 and 1")
+    if validation + test >= 1:
+        raise ConfigError(f"{source}: validation and test are {validation + test:g} of all, expected below 1")
+
+
 def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
     """Make a batch (N, length, ...) of rows that end early, as `Question.padded` says: integers become int64."""
     whole = np.issubdtype(rows[0].dtype, np.integer)

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, padded, register
+from scanl.data.base import Question, check_shares, padded, register
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
+COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels that Pillow has, with 8 bits a number
 
 
 class Kind(ABC):
@@ -87,28 +88,37 @@ class Sounds(Kind):
 
 
 class Pictures(Kind):
-    """Pixels from the top left, row by row, divided by 255; a step has one number, or three of a colour."""
+    """Pixels from the top left, row by row, divided by 255; a step has one number, or three of a colour.
+
+    Transparency is left out.
+    """
 
     endings = (".png", ".jpg", ".jpeg", ".bmp")
     plural = "pictures"
 
-    def _open(self, path: Path) -> Any:
+    modes: ClassVar[Mapping[str, str]] = {**dict.fromkeys(("1", "L", "LA"), "L"), **dict.fromkeys(COLOURS, "RGB")}
+
+    def _parts(self, path: Path, *, whole: bool) -> tuple[int, int, int, NDArray[Any]]:
+        """Return the width, the height, the numbers of a pixel and, of the whole file, the pixels."""
         from PIL import Image
 
         try:
             with Image.open(path) as file:
-                return file.convert("L" if file.mode in ("1", "L") else "RGB")
+                if file.mode not in self.modes:
+                    raise DataError(f"folders: {path} has pixels of kind {file.mode}, expected 8 bits for each number")
+                mode = self.modes[file.mode]
+                pixels = np.asarray(file.convert(mode)) if whole else np.empty(0, np.uint8)
+                return *file.size, len(mode), pixels
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"folders: {path} is no picture: {error}") from error
 
     def read(self, path: Path) -> NDArray[Any]:
-        pixels = np.asarray(self._open(path), np.float32) / 255
-        return pixels.reshape(pixels.shape[0] * pixels.shape[1], -1)
+        width, height, numbers, pixels = self._parts(path, whole=True)
+        return pixels.reshape(width * height, numbers).astype(np.float32) / 255
 
     def about(self, path: Path) -> tuple[Any, str]:
-        picture = self._open(path)
-        found = *picture.size, len(picture.getbands())
-        return found, f"{found[0]} x {found[1]} pixels of {found[2]} numbers"
+        width, height, numbers, _ = self._parts(path, whole=False)
+        return (width, height, numbers), f"{width} x {height} pixels of {numbers} numbers"
 
     def question(self, classes: int, shared: Any) -> Question:
         return Question("class", channels=shared[2], classes=classes)
@@ -163,13 +173,7 @@ class Folders(FixedRows):
     def __post_init__(self) -> None:
         if len(self.data) != 1:
             raise ConfigError(f"folders: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
-        for name in ("validation", "test"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"folders: {name} is {getattr(self, name)}, expected between 0 and 1")
-        if self.validation + self.test >= 1:
-            raise ConfigError(
-                f"folders: validation and test are {self.validation + self.test:g} of all, expected below 1"
-            )
+        check_shares("folders", self.validation, self.test)
         if self.sequence_length < 1:
             raise ConfigError(f"folders: sequence_length is {self.sequence_length}, expected at least 1")
 

@@ -11,6 +11,7 @@ import numpy as np
 from scanl.data.base import Exam, Examples, Source, check_types
 from scanl.errors import CheckpointError
 
+# Seeds are (seed of the run, one of these, ...). Models train on the first only.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
 AT_ONCE = 32  # rows in a batch of a measurement
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanl.data.base import IGNORED, LEVELS, Exam, Examples, Question, Source, register
+from scanl.data.base import IGNORED, LEVELS, Exam, Examples, Question, Source, check_shares, register
 from scanl.data.columns import Numbers, read_table
 from scanl.data.naive import naive, season_errors
 from scanl.data.rows import Rows, scale_of
@@ -117,13 +117,7 @@ class Table(Source):
             )
         if self.future and self.kind != "horizon":
             raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
-        for name in ("validation", "test"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"table: {name} is {getattr(self, name)}, expected between 0 and 1")
-        if self.validation + self.test >= 1:
-            raise ConfigError(
-                f"table: validation and test are {self.validation + self.test:g} of all, expected below 1"
-            )
+        check_shares("table", self.validation, self.test)
         if self.horizon < 1 or (self.season is not None and self.season < 1):
             raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
         if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):

@@ -15,14 +15,11 @@ from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import Exam, Question, Source, check_types
 from scanl.data.base import Examples as Examples
 from scanl.data.files import Files
+from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
 Seed = int | Sequence[int]
-
-# Seeds are (seed of the run, one of these, ...). Models train on the first only.
-TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
-
 
 COUNT = 1000  # default number of examples that `scanl eval` scores
 
