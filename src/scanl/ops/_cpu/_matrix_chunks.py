@@ -35,7 +35,7 @@ from scanl.ops._cpu._slots import Slots, itemsize, view
 from scanl.ops._cpu._team import Kernel, array, take
 from scanl.ops._cpu._vectors import STRIP, Emitter
 
-GROUP = np.int64(8)  # rows of a triangular system that are solved one by one, between products
+GROUP = 8  # rows of a triangular system that are solved one by one, between products
 AHEAD = 8  # rows between prefetching a row and using it
 BLOCK = 256  # columns of the state at a time: more would leave the second-level cache
 LINE = 16  # widths are rounded up to whole vectors, and rows lie one vector further apart: else they share cache sets

@@ -13,7 +13,6 @@ eight rows of two vectors, which need fewer loads for each sum.
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
@@ -25,9 +24,8 @@ BYTES = 64  # bytes of a vector
 TERMS = 32  # terms summed in registers
 LONG = 64  # the same for whole tiles: these rows of a panel of w stay in the first-level cache
 ROWS, WIDE = (8, 2) if get_host_cpu_features().get("avx512f") else (4, 1)  # rows and vectors of a whole tile
-# numba compiles a function anew for each plain integer that it is called with; a number of numpy has a type alone
-WHOLE, LOWER, UPPER, BELOW = map(np.int64, range(4))  # what `add_products` may leave out
-NEXT = np.int64(1)  # the stride of adjacent numbers
+WHOLE, LOWER, UPPER, BELOW = range(4)  # what `add_products` may leave out
+NEXT = 1  # the stride of adjacent numbers
 _FUSED = ("contract", "nsz")
 _SIZE = ir.IntType(64)
 

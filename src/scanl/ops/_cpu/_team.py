@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
-from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, config, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from scanl.ops._cpu._helper import helper
@@ -109,6 +111,17 @@ class _Compiled(CFunc):
             self._cache = _Cache(self.__wrapped__)
         except RuntimeError as error:  # numba can write neither next to the source nor in the home directory
             _without_cache(str(error))
+
+    def compile(self):
+        """Compile at LLVM's second level of optimisation: a fifth faster than at numba's third, and kernels as fast."""
+        assert cpu_target.target_context  # it reads the level once, for all that numba compiles
+        with global_compiler_lock:
+            level = config.OPT
+            config.OPT = min(level, type(level)(2))
+            try:
+                super().compile()
+            finally:
+                config.OPT = level
 
 
 _told = False
