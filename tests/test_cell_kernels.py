@@ -15,6 +15,7 @@ import laws
 from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops._cells import files, kernels
+from scanl.ops._cpu._cells import CORES
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
 
@@ -160,6 +161,11 @@ def test_float32_and_wide_channels(op, reverse):
     """Channels are divided over the cores if there are few sequences; parts of 32 leave a rest."""
     laws.truth(op, Sample(_operands(op, 1, 4, 134)), {"reverse": reverse}, "cpu", torch.float32)
     laws.truth(op, Sample(_operands(op, 2, 300, 4)), {"reverse": reverse}, "cpu", torch.float32)
+
+
+def test_many_rows_and_several_vectors():
+    """Groups of eight sequences and a rest of four; four gates of 37 channels are nine vectors and 4 columns."""
+    laws.truth(lstm, Sample(_operands(lstm, 8 * CORES + 4, 3, 37)), {}, "cpu", torch.float32)
 
 
 def test_channels_are_divided_only_where_none_needs_another():

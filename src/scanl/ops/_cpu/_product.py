@@ -4,8 +4,8 @@ The code uses explicit vectors. The sums of a tile of rows and columns then stay
 last; from loops over arrays, the compiler does not achieve this. Each load of the matrix serves all rows of the tile.
 
 A sum waits for the one before it, for about four cycles on a processor that starts two in each cycle. So a tile has
-eight sums that do not wait for one another: four rows of two vectors, or one row of eight. Matrices of whole tiles take
-eight rows of two vectors, which need fewer loads for each sum.
+eight sums that do not wait for one another: four rows of two vectors, or one row of eight. Where there are eight rows,
+a tile takes them all, which needs fewer loads for each sum.
 """
 
 # pyright: reportCallIssue=false
@@ -93,8 +93,8 @@ def _tile(count: int, wide: int) -> Any:
     return tile
 
 
-_four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
 _large, _narrow = _tile(ROWS, WIDE), _tile(ROWS, 1)
+_four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz"})
@@ -107,11 +107,15 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
     """
     lanes = BYTES // out.itemsize
     whole = width - width % lanes
+    eights = count - count % 8 if ROWS == 8 else 0
     for k in range(0, n, TERMS):
         terms = min(TERMS, n - k)
         term, row = h_at + k, w_at + k * w_row
         for j in range(0, whole - lanes, 2 * lanes):
-            for r in range(0, count - 3, 4):
+            for r in range(0, eights, 8):
+                o = out_at + r * out_row + j
+                _large(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+            for r in range(eights, count - 3, 4):
                 o = out_at + r * out_row + j
                 _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
         for j in range(whole - whole % (2 * lanes), whole, lanes):
