@@ -102,7 +102,10 @@ from scanl.layers.ssm.lru import LRU as LRU
 from scanl.layers.ssm.lssl import LSSL as LSSL
 from scanl.layers.ssm.mamba import Mamba as Mamba
 from scanl.layers.ssm.mamba2 import Mamba2 as Mamba2
+from scanl.layers.ssm.mega import Mega as Mega
 from scanl.layers.ssm.mega_ema import MegaEMA as MegaEMA
+from scanl.layers.ssm.megalodon import ComplexEMA as ComplexEMA
+from scanl.layers.ssm.megalodon import Megalodon as Megalodon
 from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
