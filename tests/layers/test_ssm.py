@@ -6,7 +6,21 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, layer_norm, shaken, sigmoid, silu
+from by_hand import (
+    DIM,
+    T,
+    assert_normal,
+    assert_uniform,
+    convolve,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    shaken,
+    sigmoid,
+    silu,
+    softplus,
+)
 from torch.nn import functional as F
 
 import laws
@@ -23,6 +37,7 @@ from scanl.layers import (
     S4,
     S4D,
     S5,
+    S7,
     DSSSoftmax,
     Hawk,
     Hyena,
@@ -123,9 +138,11 @@ def s5(layer, xs, spans=None):
     B, C = (torch.complex(*part.unbind(-1)) for part in (layer.B, layer.C))
     s, ys = torch.zeros_like(Lambda), []
     for x, span in zip(xs, held(spans, xs), strict=True):
-        step = layer.log_step[:, 0].exp() * span
-        if layer.discretization == "zoh":
-            s = torch.exp(step * Lambda) * s + (torch.exp(step * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
+        unit = layer.log_step[:, 0].exp() if layer.name == "s5" else softplus(linear(layer.step_size, x))
+        step = unit * span
+        if layer.discretization != "bilinear":
+            written = unit if layer.discretization == "async" else step
+            s = torch.exp(step * Lambda) * s + (torch.exp(written * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
         else:
             s = ((1 + step / 2 * Lambda) * s + step * (B @ x.to(B.dtype))) / (1 - step / 2 * Lambda)
         y = (C @ s).real * (2 if layer.conj_sym else 1) + layer.D * x
@@ -347,6 +364,9 @@ EQUATIONS = {
     "s5_clipped": (lambda: growing(S5(DIM, clip_eigs=True)), s5),
     "s5_plain": (lambda: S5(DIM, C_init="complex_normal", activation="none"), s5),
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
+    "s7": (lambda: S7(DIM, 12, blocks=3), s5),
+    "s7_async": (lambda: S7(DIM, 5, conj_sym=False, discretization="async", activation="none"), s5),
+    "s7_bilinear": (lambda: S7(DIM, discretization="bilinear", clip_eigs=True), s5),
     "lru": (lambda: LRU(DIM, 5), lru),
 }
 EQUATIONS |= {
@@ -509,6 +529,22 @@ def test_the_convolution_compiles(name):
 
 
 # --- what only they know
+
+
+@pytest.mark.usefixtures("double")
+def test_s7_of_steps_that_do_not_select_is_s5():
+    """Also, an event that lasts no time writes, and forgets nothing."""
+    plain, layer, x = S5(DIM, 6), S7(DIM, 6, activation="half_glu1"), torch.randn(2, T, DIM)
+    layer.load_state_dict({k: v for k, v in plain.state_dict().items() if k != "log_step"}, strict=False)
+    with torch.no_grad():
+        layer.step_size.weight.zero_()
+        layer.step_size.bias.copy_(plain.log_step[:, 0].exp().expm1().log())
+    spans = torch.rand(2, T) + 0.1
+    torch.testing.assert_close(layer(x, timespans=spans), plain(x, timespans=spans))
+    events = S7(DIM, 6, discretization="async")
+    before = events(x)[1]
+    after = events(0 * x[:, :1], before, timespans=torch.zeros(2, 1))[1]
+    torch.testing.assert_close(after, before)
 
 
 @pytest.mark.usefixtures("double")
@@ -913,6 +949,12 @@ def test_init_of_rglru_and_hawk():
     assert_normal(block.linear_out.weight, math.sqrt(1 / 128))
     assert_normal(Hawk(4, 8, 4096).conv_1d.conv.weight, math.sqrt(0.01 / 4))
     assert not block.linear_out.bias.any()
+
+
+def test_init_of_s7():
+    layer = S7(64, 2000, blocks=100)
+    assert_uniform(layer.step_size.weight, -0.5, 0.5)
+    assert_uniform(F.softplus(layer.step_size.bias).log(), math.log(1e-3), math.log(1e-1))
 
 
 def test_init_of_mega_ema():
