@@ -101,7 +101,7 @@ class Blocks:
 def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> Tensor:
     """Return the softmax attention of queries (B, T, H, K) to k, v (N, S, H, ·) of `blocks.keys`, within blocks."""
     if blocks.one:
-        here = torch.arange(len(q), device=q.device), blocks.at[:, 0]
+        here = torch.arange(q.shape[0], device=q.device), blocks.at[:, 0]
         new = (part[here][:, None] for part in (k, v))
         return segment_attention(q, *new, SegmentMemory(k, v, here[1]), window=blocks.size, scale=scale)[0]
     y, _ = segment_attention(blocks.queries(q), k, v, window=max(1, k.shape[1]), scale=scale)

@@ -82,7 +82,8 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 def no_time(like: Tensor) -> Elapsed:
     """Return that no time has elapsed, one number for each row of `like`, in its dtype."""
-    return Elapsed(torch.zeros(len(like), dtype=torch.int64, device=like.device), like.new_zeros(len(like)))
+    rows = like.shape[0]
+    return Elapsed(torch.zeros(rows, dtype=torch.int64, device=like.device), like.new_zeros(rows))
 
 
 def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Elapsed]:
