@@ -61,7 +61,8 @@ def save_reconstruction(
     theta = len(signal) / 4 if theta is None else theta
     figure = Figure(figsize=(8, 7), layout="constrained")
     errors = {}
-    for axes, measure in zip(figure.subplots(len(MEASURES), 1, sharex=True), MEASURES, strict=True):
+    panels = figure.subplots(len(MEASURES), 1, sharex=True)
+    for axes, measure in zip(panels, MEASURES, strict=True):
         steps, values, errors[measure] = reconstructed(signal, size, measure, theta)
         axes.plot(signal.detach().cpu(), lw=1, color="#bdbdbd", label="signal")
         axes.plot(steps, values, lw=1.3, color="#08519c", label=f"given back by {size} numbers")
@@ -69,8 +70,8 @@ def save_reconstruction(
         low, high = signal.min().item(), signal.max().item()
         axes.set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
         axes.grid(alpha=0.3)
-    axes.set_xlabel("step")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+    panels[-1].set_xlabel("step")
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
     with written_whole(Path(path)) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return errors

@@ -102,7 +102,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> Ten
     """Return the softmax attention of queries (B, T, H, K) to k, v (N, S, H, ·) of `blocks.keys`, within blocks."""
     if blocks.one:
         here = torch.arange(q.shape[0], device=q.device), blocks.at[:, 0]
-        new = (part[here][:, None] for part in (k, v))
-        return segment_attention(q, *new, SegmentMemory(k, v, here[1]), window=blocks.size, scale=scale)[0]
+        memory = SegmentMemory(k, v, here[1])
+        return segment_attention(q, k[here][:, None], v[here][:, None], memory, window=blocks.size, scale=scale)[0]
     y, _ = segment_attention(blocks.queries(q), k, v, window=max(1, k.shape[1]), scale=scale)
     return blocks.taken(y)

@@ -161,12 +161,12 @@ def _timed_scan(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence in double. given: x and, as the last channel, how long each step lasts (B, T, D + 1)."""
     u, spans = given.double().split([given.shape[-1] - 1, 1], -1)
-    state = u.new_zeros(u.shape[0], *C.shape) if state is None else state.double()
+    s = u.new_zeros(u.shape[0], *C.shape) if state is None else state.double()
     eye, ys = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), []
     for x, span in zip(u.unbind(1), spans.unbind(1), strict=True):
         steps = (span * dt)[..., None]
         half = steps[..., None] / 2 * A
-        right = ((eye - half) @ state[..., None])[..., 0] + steps * B * x[..., None]
-        state = torch.linalg.solve(eye + half, right)
-        ys.append((C * state).sum(-1))
-    return (torch.stack(ys, 1) if ys else u).to(given.dtype), state.to(given.dtype)
+        right = ((eye - half) @ s[..., None])[..., 0] + steps * B * x[..., None]
+        s = torch.linalg.solve(eye + half, right)
+        ys.append((C * s).sum(-1))
+    return (torch.stack(ys, 1) if ys else u).to(given.dtype), s.to(given.dtype)
