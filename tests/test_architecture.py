@@ -20,6 +20,7 @@ BELOW: dict[str, set[str]] = {
     "tasks": {"common", "data"},
     "learning": {"common", "ops", "layers", "models", "data", "tasks"},
     "hub": {"common", "ops", "layers", "models"},
+    "inspect": {"common", "ops", "layers", "models"},
     "cli": {"common", "ops", "layers", "models", "data", "tasks", "learning", "hub"},
 }
 FAMILIES = {"memory", "rwkv", "ssm", "rnn", "ode", "attention", "channel"}

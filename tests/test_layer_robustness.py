@@ -20,7 +20,7 @@ from scanl.models import Stack
 from test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, stood_for
 
 WIDTHS = (128, 256, 1024)
-STEPS_KEPT = ("max_length", "l_max", "window")  # options: how many steps the state keeps as they are
+STEPS_KEPT = ("max_length", "l_max", "window", "chunk_size")  # options: how many steps the state keeps as they are
 
 
 def state_size(layer):

@@ -14,6 +14,7 @@ from scanl.errors import ScanlError as ScanlError
 if TYPE_CHECKING:
     from scanl import data as data
     from scanl import hub as hub
+    from scanl import inspect as inspect
     from scanl import layers as layers
     from scanl import learning as learning
     from scanl import models as models
@@ -24,7 +25,7 @@ __version__ = "0.1.0"
 
 _moved.install()
 
-_PACKAGES = ("data", "hub", "layers", "learning", "models", "ops", "tasks")
+_PACKAGES = ("data", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """What the equations of all families are written with, and checks of how parameters start."""
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -99,3 +100,25 @@ def assert_orthogonal(weight, gain):
     """Rows, or columns where there are fewer, orthogonal and of length `gain`."""
     few = weight if weight.shape[0] <= weight.shape[1] else weight.T
     torch.testing.assert_close(few @ few.T, gain**2 * torch.eye(len(few)), atol=1e-5, rtol=1e-5)
+
+
+def follows_time(make, equation):
+    """With timespans a layer is its equation, in pieces, packed, and in the gradient of the spans."""
+    layer, x, spans = shaken(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
+    y, last = layer(x, timespans=spans)
+    for row in range(2):
+        torch.testing.assert_close(y[row], torch.stack(equation(layer, list(x[row]), spans[row])))
+    torch.testing.assert_close(layer(x, timespans=torch.ones(2, T))[0], layer(x)[0])
+    left, state = layer(x[:, :3], timespans=spans[:, :3])
+    right, state = layer(x[:, 3:], state, timespans=spans[:, 3:])
+    torch.testing.assert_close(torch.cat([left, right], 1), y)
+    torch.testing.assert_close(state, last)
+    cuts = [0, 4, 4, 10, 14]
+    packed, packed_spans = x.reshape(1, -1, DIM), spans.reshape(1, -1)
+    y, _ = layer(packed, cu_seqlens=torch.tensor(cuts), timespans=packed_spans)
+    for start, end in pairwise(cuts):
+        alone, _ = layer(packed[:, start:end], timespans=packed_spans[:, start:end])
+        torch.testing.assert_close(y[:, start:end], alone)
+    assert torch.autograd.gradcheck(
+        lambda spans: layer(x, timespans=spans)[0], (spans.requires_grad_(),), fast_mode=True
+    )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from by_hand import DIM, assert_normal, assert_uniform, linear, sigmoid
+from by_hand import DIM, assert_normal, assert_uniform, follows_time, linear, sigmoid
 
 from scanl import layers
 from scanl.errors import ConfigError
@@ -23,10 +23,15 @@ def lmu(layer, xs):
     return ys
 
 
-def lmu_parallel(layer, xs):
+def lmu_parallel(layer, xs, spans=None):
     m, ys = torch.zeros(layer.memory_size), []
-    for x in xs:
-        m = layer.A @ m + layer.B @ linear(layer.W_u, x).clamp(min=0)
+    n = torch.arange(layer.memory_size)
+    sign = torch.where(n[:, None] < n, -1.0, -((-1.0) ** (n[:, None] - n)))
+    for i, x in enumerate(xs):
+        a, b = layer.A, layer.B[:, 0]
+        if spans is not None:
+            a, b = discrete((2 * n[:, None] + 1) * sign, (2 * n + 1) * (-1.0) ** n, spans[i] / layer.theta, "zoh")
+        m = a @ m + b * linear(layer.W_u, x).clamp(min=0)
         ys.append(linear(layer.W_h, torch.cat([m, x])).clamp(min=0))
     return ys
 
@@ -75,34 +80,40 @@ def system(measure, N):
     return torch.tensor(A, dtype=torch.float64), torch.tensor([math.sqrt(2 * n + 1) for n in range(N)])
 
 
-def hippo(layer, xs):
+def hippo(layer, xs, spans=None):
     A, B = system(layer.measure, layer.size)
     c, ys = torch.zeros(layer.dim, layer.size), []
+    time = 0.0
     for i, x in enumerate(xs):
+        span = 1.0 if spans is None else spans[i].item()
+        time += span
         if layer.measure != "legs":
-            a, b = discrete(A, B, 1 / layer.theta, layer.discretization)
+            a, b = discrete(A, B, span / layer.theta, layer.discretization)
         elif layer.discretization == "bilinear":
-            a, b = discrete(A, B, 1 / (i + 1), "bilinear")
+            a, b = discrete(A, B, span / time, "bilinear")
         elif i == 0:  # the first number is all of the past
             a, b = torch.zeros_like(A), torch.eye(layer.size)[0]
-        else:  # e^{A s} with s = ln((i + 1)/i), since t moves from i to i + 1 in dc/dt = (A c + B u)/t
-            a, b = discrete(A, B, math.log((i + 1) / i), "zoh")
+        else:  # e^{A s} with s = ln(t'/t), since t moves to t' in dc/dt = (A c + B u)/t
+            a, b = discrete(A, B, math.log(time / (time - span)), "zoh")
         c = c @ a.T + x[:, None] * b
         ys.append((c * layer.C).sum(1))
     return ys
 
 
-def hippo_rnn(layer, xs):
+def hippo_rnn(layer, xs, spans=None):
     A, B = system(layer.measure, layer.size)
     s, c, ys = torch.zeros(layer.dim), torch.zeros(layer.size), []
+    time = 0.0
     for i, x in enumerate(xs):
+        span = 1.0 if spans is None else spans[i].item()
         f = linear(layer.W_uxh, torch.cat([x, s]))
         if layer.measure != "legs":
-            a, b = discrete(A, B, 0.01, "zoh")
+            a, b = discrete(A, B, 0.01 * span, "zoh")
         elif i == 0:
             a, b = torch.zeros_like(A), torch.eye(layer.size)[0]
         else:
-            a, b = discrete(A, B, 1 / min(i, layer.max_count), "bilinear")
+            a, b = discrete(A, B, span / min(time, layer.max_count), "bilinear")
+        time += span
         c = a @ c + b * f
         g = sigmoid(linear(layer.W_g, torch.cat([x, c])))
         s = (1 - g) * s + g * torch.tanh(linear(layer.W_hxm, torch.cat([x, c])))
@@ -125,6 +136,27 @@ EQUATIONS = {
     "lmu_of_one_polynomial": (lambda: LMU(DIM, 1, 3.5), lmu),
     "lmu_parallel": (lambda: LMUParallel(DIM, 5, 7.0), lmu_parallel),
 }
+
+
+TIMED = ["hippo", "hippo_bilinear", "hippo_legt", "hippo_fourier", "hippo_rnn", "hippo_rnn_lagt", "lmu_parallel"]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", TIMED)
+def test_a_memory_follows_the_time_between_its_steps(name):
+    make, equation = EQUATIONS[name]
+    follows_time(make, equation)
+
+
+@pytest.mark.usefixtures("double")
+def test_legs_of_a_signal_that_is_sampled_irregularly_is_its_projection():
+    """Four steps of 2, 1, 1 and 4 units hold what eight steps of one unit hold."""
+    layer, x = HiPPO(2, 8), torch.randn(1, 4, 2)
+    spans = torch.tensor([[2.0, 1.0, 1.0, 4.0]])
+    c, state = layer.memory(x, timespans=spans)
+    held, also = layer.memory(x.repeat_interleave(spans[0].long(), 1))
+    torch.testing.assert_close(c[:, -1], held[:, -1])
+    torch.testing.assert_close(state, also)
 
 
 def antiderivatives(x, N):
@@ -150,7 +182,7 @@ def test_online_legs_is_the_projection_of_all_of_the_past(size):
         found.append(c)
     torch.testing.assert_close(state.c, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(torch.cat(found, 1)[:, -1], expected, rtol=0, atol=1e-10)
-    assert state.steps.tolist() == [T, T]
+    assert state.elapsed.steps.tolist() == [T, T]
     early = torch.einsum("btd,tn->bdn", x[:, :60], antiderivatives(torch.arange(61.0) / 60, size).diff(dim=0))
     torch.testing.assert_close(torch.cat(found, 1)[:, 59], early, rtol=0, atol=1e-10)
 

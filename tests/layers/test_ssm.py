@@ -6,7 +6,22 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, assert_uniform, convolve, gelu, gelu_tanh, layer_norm, shaken, sigmoid, silu
+from by_hand import (
+    DIM,
+    T,
+    assert_normal,
+    assert_uniform,
+    convolve,
+    follows_time,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    shaken,
+    sigmoid,
+    silu,
+    softplus,
+)
 from torch.nn import functional as F
 
 import laws
@@ -23,6 +38,7 @@ from scanl.layers import (
     S4,
     S4D,
     S5,
+    S7,
     DSSSoftmax,
     Hawk,
     Hyena,
@@ -82,18 +98,30 @@ def s4d(layer, xs, spans=None):
     return ys
 
 
-def liquid_s4(layer, xs):
-    """The expansion term by term: each product of inputs with the coefficient of its earliest one."""
+def liquid_s4(layer, xs, spans=None):
+    """The expansion term by term: each product of inputs with the coefficient of its earliest one.
+
+    Where the steps differ in duration, the recurrence of each degree.
+    """
     A, C = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag), layer.kernel.C
     C, step, conv = torch.complex(*C.unbind(-1)), torch.exp(layer.kernel.log_dt)[:, None], layer.output_linear[0]
     if layer.disc == "bilinear":
         a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
     else:
         a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
-    ys = []
+    ys, unit, degrees = [], step, [torch.zeros_like(A) for _ in range(layer.degree or len(xs))]
     for t in range(len(xs)):
         s = torch.zeros_like(A)
-        for p in range(1, min(layer.degree or t + 1, t + 1) + 1):
+        if spans is not None:
+            step = unit * spans[t]
+            if layer.disc == "bilinear":
+                a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
+            else:
+                a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
+            below = [torch.ones_like(A), *degrees[:-1]]
+            degrees = [a * each + b * xs[t][:, None] * low for each, low in zip(degrees, below, strict=True)]
+            s = sum(degrees)
+        for p in () if spans is not None else range(1, min(layer.degree or t + 1, t + 1) + 1):
             for chosen in combinations(range(t + 1), p):
                 product = torch.stack([xs[i] for i in chosen]).prod(0)
                 s = s + a ** (t - chosen[0] - (p - 1)) * b**p * product[:, None]
@@ -102,15 +130,16 @@ def liquid_s4(layer, xs):
     return ys
 
 
-def s4(layer, xs):
+def s4(layer, xs, spans=None):
     kernel, gated = layer.layer.kernel, layer.output_linear[0]
     B, C, P = (torch.complex(*part[0].unbind(-1)) for part in (kernel.B, kernel.C, kernel.P))
     Lambda = torch.complex(-torch.exp(kernel.A_real), -kernel.A_imag)
     B, C, P, Lambda = (torch.cat([part, part.conj()], -1) for part in (B, C, P, Lambda))
     A = torch.diag_embed(Lambda) - P[:, :, None] * P[:, None].conj()
-    step, eye = torch.exp(kernel.inv_dt)[:, :, None], torch.eye(A.shape[-1])
+    unit, eye = torch.exp(kernel.inv_dt)[:, :, None], torch.eye(A.shape[-1])
     s, ys = torch.zeros_like(B), []
-    for x in xs:
+    for x, span in zip(xs, held(spans, xs), strict=True):
+        step = unit * span
         right = ((eye + step / 2 * A) @ s[..., None])[..., 0] + step[..., 0] * B * x[:, None]
         s = torch.linalg.solve(eye - step / 2 * A, right)
         y = gated.weight @ gelu((C * s).sum(1).real + layer.layer.D[0] * x) + gated.bias
@@ -123,9 +152,11 @@ def s5(layer, xs, spans=None):
     B, C = (torch.complex(*part.unbind(-1)) for part in (layer.B, layer.C))
     s, ys = torch.zeros_like(Lambda), []
     for x, span in zip(xs, held(spans, xs), strict=True):
-        step = layer.log_step[:, 0].exp() * span
-        if layer.discretization == "zoh":
-            s = torch.exp(step * Lambda) * s + (torch.exp(step * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
+        unit = layer.log_step[:, 0].exp() if layer.name == "s5" else softplus(linear(layer.step_size, x))
+        step = unit * span
+        if layer.discretization != "bilinear":
+            written = unit if layer.discretization == "async" else step
+            s = torch.exp(step * Lambda) * s + (torch.exp(written * Lambda) - 1) / Lambda * (B @ x.to(B.dtype))
         else:
             s = ((1 + step / 2 * Lambda) * s + step * (B @ x.to(B.dtype))) / (1 - step / 2 * Lambda)
         y = (C @ s).real * (2 if layer.conj_sym else 1) + layer.D * x
@@ -260,16 +291,16 @@ def gss(layer, xs, spans=None):
     return ys
 
 
-def lssl(layer, xs):
+def lssl(layer, xs, spans=None):
     N = layer.d_state
     s, ys = torch.zeros(layer.dim, N), []
-    for x in xs:
+    for x, span in zip(xs, held(spans, xs), strict=True):
         moved = []
         for i in range(layer.dim):
             P, Q, d, T = (part[i if layer.learn == 2 else 0] for part in (layer.P, layer.Q, layer.d, layer.T))
             tridiagonal = torch.diag(T[1]) + torch.diag(T[0, 1:], -1) + torch.diag(T[2, :-1], 1)
             A = torch.diag(P) @ (torch.diag(d) + torch.linalg.solve(tridiagonal, torch.eye(N))) @ torch.diag(Q)
-            step = torch.exp(layer.log_dt[i])
+            step = torch.exp(layer.log_dt[i]) * span
             right = (torch.eye(N) - step / 2 * A) @ s[i] + step * torch.sqrt(2 * torch.arange(N) + 1.0) * x[i]
             moved.append(torch.linalg.solve(torch.eye(N) + step / 2 * A, right))
         s = torch.stack(moved)
@@ -347,6 +378,9 @@ EQUATIONS = {
     "s5_clipped": (lambda: growing(S5(DIM, clip_eigs=True)), s5),
     "s5_plain": (lambda: S5(DIM, C_init="complex_normal", activation="none"), s5),
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
+    "s7": (lambda: S7(DIM, 12, blocks=3), s5),
+    "s7_async": (lambda: S7(DIM, 5, conj_sym=False, discretization="async", activation="none"), s5),
+    "s7_bilinear": (lambda: S7(DIM, discretization="bilinear", clip_eigs=True), s5),
     "lru": (lambda: LRU(DIM, 5), lru),
 }
 EQUATIONS |= {
@@ -357,7 +391,6 @@ EQUATIONS |= {
     "gss": (lambda: GSS(DIM, 2, 4, 5), gss),
     "gss_of_free_frequencies": (lambda: GSS(DIM, d_state=3, imag_exp=False), gss),
 }
-TIMED = list(EQUATIONS)
 EQUATIONS |= {
     "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
     "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
@@ -365,12 +398,15 @@ EQUATIONS |= {
     "lssl": (lambda: LSSL(DIM, 5), lssl),
     "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
     "lssl_of_each_channel": (lambda: LSSL(DIM, 3, learn=2, dt_min=0.1), lssl),
+    "s4": (lambda: S4(DIM, 6), s4),
+}
+TIMED = list(EQUATIONS)
+EQUATIONS |= {
     "dlr": (lambda: DLR(DIM, 6), dlr),
     "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
     "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
     "dlr_imag": (lambda: DLR(DIM, 5, "imag"), dlr),
     "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
-    "s4": (lambda: S4(DIM, 6), s4),
     "h3": (lambda: H3(DIM, 6, 2), h3),
     "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
     "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
@@ -384,25 +420,7 @@ EQUATIONS |= {
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", TIMED)
 def test_a_layer_follows_the_time_between_its_steps(name):
-    make, equation = EQUATIONS[name]
-    layer, x, spans = shaken(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
-    y, last = layer(x, timespans=spans)
-    for row in range(2):
-        torch.testing.assert_close(y[row], torch.stack(equation(layer, list(x[row]), spans[row])))
-    torch.testing.assert_close(layer(x, timespans=torch.ones(2, T))[0], layer(x)[0])
-    left, state = layer(x[:, :3], timespans=spans[:, :3])
-    right, state = layer(x[:, 3:], state, timespans=spans[:, 3:])
-    torch.testing.assert_close(torch.cat([left, right], 1), y)
-    torch.testing.assert_close(state, last)
-    cuts = [0, 4, 4, 10, 14]
-    packed, packed_spans = x.reshape(1, -1, DIM), spans.reshape(1, -1)
-    y, _ = layer(packed, cu_seqlens=torch.tensor(cuts), timespans=packed_spans)
-    for start, end in pairwise(cuts):
-        alone, _ = layer(packed[:, start:end], timespans=packed_spans[:, start:end])
-        torch.testing.assert_close(y[:, start:end], alone)
-    assert torch.autograd.gradcheck(
-        lambda spans: layer(x, timespans=spans)[0], (spans.requires_grad_(),), fast_mode=True
-    )
+    follows_time(*EQUATIONS[name])
 
 
 @pytest.mark.usefixtures("double")
@@ -509,6 +527,22 @@ def test_the_convolution_compiles(name):
 
 
 # --- what only they know
+
+
+@pytest.mark.usefixtures("double")
+def test_s7_of_steps_that_do_not_select_is_s5():
+    """Also, an event that lasts no time writes, and forgets nothing."""
+    plain, layer, x = S5(DIM, 6), S7(DIM, 6, activation="half_glu1"), torch.randn(2, T, DIM)
+    layer.load_state_dict({k: v for k, v in plain.state_dict().items() if k != "log_step"}, strict=False)
+    with torch.no_grad():
+        layer.step_size.weight.zero_()
+        layer.step_size.bias.copy_(plain.log_step[:, 0].exp().expm1().log())
+    spans = torch.rand(2, T) + 0.1
+    torch.testing.assert_close(layer(x, timespans=spans), plain(x, timespans=spans))
+    events = S7(DIM, 6, discretization="async")
+    before = events(x)[1]
+    after = events(0 * x[:, :1], before, timespans=torch.zeros(2, 1))[1]
+    torch.testing.assert_close(after, before)
 
 
 @pytest.mark.usefixtures("double")
@@ -913,6 +947,12 @@ def test_init_of_rglru_and_hawk():
     assert_normal(block.linear_out.weight, math.sqrt(1 / 128))
     assert_normal(Hawk(4, 8, 4096).conv_1d.conv.weight, math.sqrt(0.01 / 4))
     assert not block.linear_out.bias.any()
+
+
+def test_init_of_s7():
+    layer = S7(64, 2000, blocks=100)
+    assert_uniform(layer.step_size.weight, -0.5, 0.5)
+    assert_uniform(F.softplus(layer.step_size.bias).log(), math.log(1e-3), math.log(1e-1))
 
 
 def test_init_of_mega_ema():

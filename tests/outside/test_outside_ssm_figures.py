@@ -4,7 +4,9 @@ Each program was run once in float64, with the weights and the inputs of `waves`
 step of the second sequence. Where a program says float32, it was told float64. DSS and DLR are of ag1988's repository
 of DLR, with torch's own einsum. GSS is of the package gated-state-spaces-pytorch, without its first norm and its sum
 with the input. LinOSS ran with numpy in place of jax, its scan as a loop. LMU is of pytorch-lmu, and
-HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository.
+HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository. MEGA is the gated attention of transformers 4.57.1, without
+its norm and its sum with the input. Megalodon and CEMA are of XuezheMax/megalodon, with plain torch in place of its
+kernels for GPUs, and without the sum with the input.
 """
 
 import json

@@ -21,7 +21,7 @@ from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import read_text as read_text
 from scanl.data.corpus import standard_library as standard_library
 from scanl.data.order import epoch, shuffled
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ConfigError
 
 MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
 
@@ -90,6 +90,9 @@ class Tokens(Source):
             `Windows`.
         eval_bytes: held-out tokens in each measurement during training: a sample spread over all of them.
         seed: seed of the order.
+        length_doublings, doubling_steps: warm-up of the length: training begins with sequences of sequence_length /
+            2^length_doublings tokens, and their length doubles every doubling_steps steps. A batch always has as many
+            tokens. Source: Nguyen et al., "HyenaDNA", arXiv:2306.15794, sec. 3.2.
     """
 
     unit: ClassVar[str] = "byte"
@@ -102,6 +105,8 @@ class Tokens(Source):
     carry_state: bool = False
     eval_bytes: int = 16384
     seed: int = 0
+    length_doublings: int = 0
+    doubling_steps: int = 1000
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -129,11 +134,20 @@ class Tokens(Source):
         return self.sequence_length
 
     def check(self) -> None:
+        for name, least in (("length_doublings", 0), ("doubling_steps", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least {least}")
+        if self.sequence_length % 2**self.length_doublings:
+            of = f"2^{self.length_doublings} because of length_doublings"
+            raise ConfigError(f"{self.name}: sequence_length is {self.sequence_length}, expected a multiple of {of}")
+        if self.length_doublings and self.carry_state:
+            raise ConfigError(f"{self.name}: carry_state is True, expected False because of length_doublings")
         self.corpus.check(self.sequence_length)
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
         read = self.order.batch(step, size, rank, world)
-        return Examples(read[:, :-1], read[:, 1:])
+        length = self.sequence_length >> max(0, self.length_doublings - step // self.doubling_steps)
+        return Examples(*(part.reshape(-1, length) for part in (read[:, :-1], read[:, 1:])))
 
     def digest(self) -> str:
         return self.corpus.digest()

@@ -102,11 +102,16 @@ from scanl.layers.ssm.lru import LRU as LRU
 from scanl.layers.ssm.lssl import LSSL as LSSL
 from scanl.layers.ssm.mamba import Mamba as Mamba
 from scanl.layers.ssm.mamba2 import Mamba2 as Mamba2
+from scanl.layers.ssm.mega import Mega as Mega
 from scanl.layers.ssm.mega_ema import MegaEMA as MegaEMA
+from scanl.layers.ssm.megalodon import ComplexEMA as ComplexEMA
+from scanl.layers.ssm.megalodon import Megalodon as Megalodon
 from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
+from scanl.layers.ssm.s4nd import S4ND as S4ND
 from scanl.layers.ssm.s5 import S5 as S5
+from scanl.layers.ssm.s7 import S7 as S7
 from scanl.layers.ssm.sashimi import Sashimi as Sashimi
 from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.ssm.spacetime import SpaceTime as SpaceTime

@@ -1,6 +1,7 @@
 """The base class of layers, their parts and models: `nn.Module` with a typed call, and shapes in the repr."""
 
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torch import nn
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 class Module(nn.Module):
     """`nn.Module` whose call has the type of `forward`. Its `repr` shows the shapes of the module's own parameters."""
+
+    hints: ClassVar[Mapping[str, Any]] = {}  # how an optimiser should train parameters, by name: see `layers.Hint`
 
     if TYPE_CHECKING:
 

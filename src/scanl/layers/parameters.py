@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer
+from scanl.layers.module import Module
 
 
 def param_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     hinted: dict[int, tuple[bool, float | None]] = {}
     for module in model.modules():
-        if isinstance(module, Layer):
+        if isinstance(module, Module):
             hinted = _hinted(module) | hinted
     groups: dict[tuple[bool, float | None], list[nn.Parameter]] = {(True, None): [], (False, None): []}
     for parameter in model.parameters():
@@ -36,7 +36,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _hinted(layer: Layer) -> dict[int, tuple[bool, float | None]]:
+def _hinted(layer: Module) -> dict[int, tuple[bool, float | None]]:
     """Return, by a parameter's id, whether it has weight decay, and its own learning rate or None."""
     found: dict[int, tuple[bool, float | None]] = {}
     absent = {name for name, parameter in layer._parameters.items() if parameter is None}  # left out by an option

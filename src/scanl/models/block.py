@@ -4,27 +4,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, channel_mixers, check_options, get, names, widen
+from scanl.layers.base import Layer, channel_mixers, check_options, get, names
 from scanl.layers.module import Module
+from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.layers.state import Device, DType, State
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
-
-
-class ZeroCenteredRMSNorm(nn.RMSNorm):
-    """RMSNorm with the factor 1 + weight, computed in float32 or wider.
-
-    The weight starts at 0, so weight decay pulls the factor to 1.
-    """
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(widen(x), self.normalized_shape, 1 + widen(self.weight), self.eps).to(x.dtype)
 
 
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {

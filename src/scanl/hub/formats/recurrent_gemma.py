@@ -9,8 +9,8 @@ from scanl import layers
 from scanl.errors import ConfigError
 from scanl.hub.formats.base import Format, blocks, register
 from scanl.hub.formats.rotary import checked, gathered
+from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.models import GatedMLP, LanguageModel
-from scanl.models.block import ZeroCenteredRMSNorm
 
 LAYERS = {"recurrent": "hawk", "attention": "window_attention"}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}

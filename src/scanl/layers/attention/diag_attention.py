@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, preset, register, widen
-from scanl.layers.packing import sequence_index
+from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
-from scanl.layers.parts.positions import positions
 from scanl.layers.state import Device, DType
-from scanl.ops._frame.nonfinite import faulty, replaced, since
+from scanl.ops._frame.nonfinite import replaced
 
 
 class DiagAttentionState(NamedTuple):
@@ -81,50 +80,26 @@ class DiagAttention(Layer):
         self, x: Tensor, state: DiagAttentionState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, DiagAttentionState]:
         self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        keys, values, read = self.init_state(rows) if state is None else state
-        W, filled = self.block_size, read[:, 0] % self.block_size
-        steps, after = positions(read, x.shape[1], cu_seqlens)
+        keys, values, read = (None, None, None) if state is None else state
+        blocks = Blocks(x, read, self.block_size, cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
-        q, k = (self.urpe(part, steps % W) for part in (q / math.sqrt(self.head_dim), k))
-        # All rows, or packed sequences, get whole blocks of slots, one row after another. The first slots of a row are
-        # those of its present block. The last block is the next state, so it may be empty.
-        lengths = (after - read)[:, 0]
-        blocks = (filled + lengths) // W + 1
-        first = W * (blocks.cumsum(0) - blocks)
-        count = (x.shape[0] * x.shape[1] + rows * (W - 1)) // W + rows  # at least the sum of `blocks`
-        if cu_seqlens is None:
-            owner = torch.arange(rows, device=x.device)[:, None]
-        else:
-            owner = sequence_index(cu_seqlens, x.shape[1])[None]
-        slots = (first + filled)[owner] + steps - read[:, 0][owner]
-        present, last = ((first + offset)[:, None] + torch.arange(W, device=x.device) for offset in (0, W * blocks - W))
-
-        def placed(new: Tensor, kept: Tensor | None) -> Tensor:
-            empty = new.new_zeros(count * W, *new.shape[2:])
-            empty = empty if kept is None else empty.index_put((present,), kept.to(new.dtype))
-            return empty.index_put((slots,), new)
-
-        k, v = placed(k, keys), placed(v, values)
-        y = self._attend(
-            placed(q, None).unflatten(0, (count, W)), k.unflatten(0, (count, W)), v.unflatten(0, (count, W))
-        )
-        y = y.flatten(0, 1)[slots].flatten(-2)
+        q, k = (self.urpe(part, blocks.steps) for part in (q / math.sqrt(self.head_dim), k))
+        k, v = blocks.keys(k, keys), blocks.keys(v, values)
+        y = blocks.taken(self._attend(blocks.queries(q), k, v, blocks)).flatten(-2)
         y = y if self.softmax else simple_rms_norm(y)
-        return self.out_proj(y.to(x.dtype)), DiagAttentionState(k[last], v[last], after)
+        return self.out_proj(y.to(x.dtype)), DiagAttentionState(blocks.kept(k), blocks.kept(v), blocks.after)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         """Attend within blocks (N, W, H, K), causally. A number that is not finite reaches no earlier token."""
-        fault = (faulty(k) | faulty(v)).flatten(2).any(2)
         scores = torch.einsum("nihk,njhk->nhij", q, replaced(k))
-        causal = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
+        hidden = ~blocks.seen(k)[:, None]
         if self.softmax:
-            weights = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         else:
-            weights = scores.relu().masked_fill(~causal, 0)
+            weights = scores.relu().masked_fill(hidden, 0)
         o = torch.einsum("nhij,njhk->nihk", weights, replaced(v))
-        return o * since(fault, 1)[..., None, None].to(o.dtype)
+        return o * blocks.spoilt(k, v)[..., None].to(o.dtype)
 
 
 @preset("diag_attention_t2", softmax=True)

@@ -54,6 +54,18 @@ def diagonal_ssm(
         return _convolution(x, A, B, C, dt, state, discretization)
 
 
+def discretized(
+    A: Tensor, B: Tensor, dt: Tensor, discretization: str, timespans: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return Ā and B̄, (D, N), or (B, T, D, N) where the steps differ in duration. Arguments as of `diagonal_ssm`."""
+    if timespans is None:
+        return discretize(A, B, dt, discretization)
+    steps, shape = timespans[..., None].to(dt.dtype) * dt, (*timespans.shape, *A.shape)
+    A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
+    a, b = discretize(A, B, steps.flatten(), discretization)
+    return a.view(shape), b.view(shape)
+
+
 def _recurrence(
     x: Tensor,
     A: Tensor,
@@ -65,13 +77,7 @@ def _recurrence(
     cu_seqlens: Tensor | None,
     timespans: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    if timespans is None:
-        a, b = discretize(A, B, dt, discretization)
-    else:
-        # Steps differ in duration, so each step of each channel is discretised separately.
-        steps, shape = timespans[..., None].to(dt.dtype) * dt, (*x.shape[:2], *A.shape)
-        A, B = (system.expand(shape).reshape(-1, A.shape[1]) for system in (A, B))
-        a, b = (system.view(shape) for system in discretize(A, B, steps.flatten(), discretization))
+    a, b = discretized(A, B, dt, discretization, timespans)
     h, last = linear_scan(b * x[..., None], a, state, cu_seqlens=cu_seqlens)
     if not A.is_complex():
         return torch.einsum("btdn,dn->btd", h, C), last

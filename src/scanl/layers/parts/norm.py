@@ -1,4 +1,4 @@
-"""Output norms of recurrent layers, over the channels of a head."""
+"""Norms over channels, computed in float32 or wider."""
 
 from collections.abc import Callable
 
@@ -58,6 +58,19 @@ class HeadNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(widen(x), x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
+
+
+class ZeroCenteredRMSNorm(nn.RMSNorm):
+    """RMSNorm with the factor 1 + weight, computed in float32 or wider.
+
+    The weight starts at 0, so weight decay pulls the factor to 1.
+    """
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(widen(x), self.normalized_shape, 1 + widen(self.weight), self.eps).to(x.dtype)
 
 
 def simple_rms_norm(x: Tensor, eps: float = 1e-8) -> Tensor:

@@ -82,7 +82,7 @@ def transition(measure: str, size: int) -> tuple[Tensor, Tensor]:
         b[0] = 1
         S = torch.zeros(size, size, dtype=n.dtype)
         even = torch.arange(0, size, 2)
-        S[even + 1, even] = math.pi * even
+        S[even + 1, even] = math.pi * even.to(S.dtype)
         return S - S.T - 2 * b[:, None] * b, 2 * b
     root = (2 * n + 1).sqrt()
     whole = root[:, None] * root
@@ -92,8 +92,8 @@ def transition(measure: str, size: int) -> tuple[Tensor, Tensor]:
     return -whole.tril() - whole.triu(1) * sign, root
 
 
-def discretize_dense(A: Tensor, B: Tensor, dt: float, method: str = "zoh") -> tuple[Tensor, Tensor]:
-    """Return Ā (N, N) and B̄ (N,) of c_t = Ā c_{t-1} + B̄ u_t, for a step dt in units of A's time.
+def discretize_dense(A: Tensor, B: Tensor, dt: float | Tensor, method: str = "zoh") -> tuple[Tensor, Tensor]:
+    """Return Ā (*, N, N) and B̄ (*, N) of c_t = Ā c_{t-1} + B̄ u_t, for steps dt (*) in units of A's time.
 
     method: "zoh", the input is held over the step; or "bilinear".
 
@@ -101,13 +101,14 @@ def discretize_dense(A: Tensor, B: Tensor, dt: float, method: str = "zoh") -> tu
     >>> round(a.item(), 4), round(b.item(), 4)  # (1 - .5)/(1 + .5); .5/1.5
     (0.3333, 0.3333)
     """
+    dt = torch.as_tensor(dt, dtype=A.dtype, device=A.device)[..., None, None]
     if method == "bilinear":
         eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
-        both = torch.linalg.solve(eye - dt / 2 * A, torch.cat([eye + dt / 2 * A, dt * B[:, None]], 1))
-        return both[:, :-1], both[:, -1]
+        both = torch.linalg.solve(eye - dt / 2 * A, torch.cat([eye + dt / 2 * A, dt * B[:, None]], -1))
+        return both[..., :-1], both[..., -1]
     system = torch.cat([A, B[:, None]], 1)
     both = torch.linalg.matrix_exp(dt * torch.cat([system, torch.zeros_like(system[:1])]))
-    return both[:-1, :-1], both[:-1, -1]
+    return both[..., :-1, :-1], both[..., :-1, -1]
 
 
 def shifted_legendre(x: Tensor, size: int) -> Tensor:
@@ -149,31 +150,33 @@ def reconstruct(c: Tensor, age: Tensor, measure: str) -> Tensor:
     return c @ basis.mT
 
 
-def legs_steps(before: Tensor, size: int, method: str = "zoh") -> tuple[Tensor, Tensor]:
-    """Return Ā (*, N, N) and B̄ (*, N) of LegS for the step after `before` (*) inputs, in float64.
+def legs_steps(share: Tensor, size: int, method: str = "zoh") -> tuple[Tensor, Tensor]:
+    """Return Ā (*, N, N) and B̄ (*, N) of LegS for steps that are a `share` (*) of all time after them, in float64.
+
+    The i-th of steps of equal duration is a share of 1/i.
 
     method: "zoh", the input is held over the step; c is then the exact projection of what was held. Its matrix maps the
-    polynomials on [0, before] to those on [0, before + 1]: Ā_nk = √((2n+1)(2k+1)) ∫_0^r P_n(2x-1) P_k(2x/r-1) dx with
-    r = before / (before + 1), computed by Gauss' quadrature, which is exact here. B̄ = (I - Ā) e_0.
-    "bilinear": Ā = (I - A/2i)^{-1} (I + A/2i) and B̄ = (I - A/2i)^{-1} B/i with i = before + 1.
+    polynomials on [0, r] to those on [0, 1]: Ā_nk = √((2n+1)(2k+1)) ∫_0^r P_n(2x-1) P_k(2x/r-1) dx with
+    r = 1 - share, computed by Gauss' quadrature, which is exact here. B̄ = (I - Ā) e_0.
+    "bilinear": Ā = (I - sA/2)^{-1} (I + sA/2) and B̄ = (I - sA/2)^{-1} sB with s = share.
 
-    >>> a, b = legs_steps(torch.tensor([0, 3]), 1)
+    >>> a, b = legs_steps(torch.tensor([1.0, 0.25]), 1)
     >>> a.flatten().tolist(), b.flatten().tolist()  # the mean of four numbers: 3/4 of the old mean, 1/4 of the last
     ([0.0, 0.75], [1.0, 0.25])
     """
-    before = before.to(torch.float64)[..., None, None]
+    share = share.to(torch.float64)[..., None, None]
     if method == "bilinear":
-        A, B = (each.to(before.device) for each in transition("legs", size))
-        eye, half = torch.eye(size, dtype=A.dtype, device=A.device), A / (2 * (before + 1))
-        right = torch.cat([eye + half, (B / (before[..., 0] + 1))[..., None]], -1)
+        A, B = (each.to(share.device) for each in transition("legs", size))
+        eye, half = torch.eye(size, dtype=A.dtype, device=A.device), A * share / 2
+        right = torch.cat([eye + half, (B * share[..., 0])[..., None]], -1)
         both = torch.linalg.solve_triangular(eye - half, right, upper=False)
         return both[..., :-1], both[..., -1]
-    n = torch.arange(size, dtype=before.dtype, device=before.device)
+    n = torch.arange(size, dtype=share.dtype, device=share.device)
     side = n[1:] / (4 * n[1:] ** 2 - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(torch.diag(side, 1) + torch.diag(side, -1))
     nodes, weights = (nodes + 1) / 2, vectors[0] ** 2
     root = (2 * n + 1).sqrt()
-    r = before / (before + 1)
+    r = 1 - share
     known = shifted_legendre(nodes, size) * root * weights[:, None]  # (Q, N)
     a = r * ((shifted_legendre(r[..., 0] * nodes, size) * root).mT @ known)
     first = torch.zeros_like(n)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Layer, as_widened, register, widen
-from scanl.layers.packing import sequence_index
 from scanl.layers.parts.cell_layer import positive, samples
 from scanl.layers.parts.polynomial_memory import (
     MEASURES,
@@ -22,18 +21,30 @@ from scanl.layers.parts.polynomial_memory import (
     memory_cell,
     transition,
 )
+from scanl.layers.parts.timespans import durations
 from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
 METHODS = ("zoh", "bilinear")
 
 
+class Elapsed(NamedTuple):
+    """The time since the start, in units of the usual step: whole units, and a fraction below 1.
+
+    Of steps of one unit each it is the number of inputs, which an integer counts exactly.
+    """
+
+    steps: Tensor  # (B,) int64
+    rest: Tensor  # (B,), float32 or wider
+
+
 class HiPPOState(NamedTuple):
-    """The memory of each channel, and how many inputs it has seen."""
+    """The memory of each channel, and the time that it has seen."""
 
     c: Tensor  # (B, D, N)
-    steps: Tensor  # (B,) int64
+    elapsed: Elapsed
 
 
 @cell(
@@ -69,16 +80,23 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"u": u, "a": a, "b": b, "state": u[:, 0]}), "state has shape (2, 3), expected (B, C, N)"
 
 
-def inputs_before(steps: Tensor, length: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return how many inputs came before each step, (B, T), and how many there are after all of them.
+def no_time(like: Tensor) -> Elapsed:
+    """Return that no time has elapsed, one number for each row of `like`, in its dtype."""
+    rows = like.shape[0]
+    return Elapsed(torch.zeros(rows, dtype=torch.int64, device=like.device), like.new_zeros(rows))
 
-    steps: (B,), inputs before the first step; of packed sequences one number each, and (1, T) is returned.
+
+def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Elapsed]:
+    """Return the time before each step, (B, T) in float64, and that after all of them.
+
+    elapsed: before the first step, one number for each sequence.   spans: (B, T, 1), how long each step lasts.
     """
-    index = torch.arange(length, device=steps.device)
-    if cu_seqlens is None:
-        return steps[:, None] + index, steps + length
-    owner = sequence_index(cu_seqlens, length)
-    return (steps[owner] + index - cu_seqlens[owner])[None], steps + cu_seqlens.diff()
+    dtype, spans = spans.dtype, spans.double()
+    one = torch.ones((), dtype=spans.dtype, device=spans.device)
+    start = (elapsed.steps + elapsed.rest.double())[:, None]
+    after, last = linear_scan(spans, one, start, cu_seqlens=cu_seqlens)
+    whole = last[:, 0].detach().floor()
+    return (after - spans)[..., 0], Elapsed(whole.long(), (last[:, 0] - whole).to(dtype))
 
 
 @register("hippo")
@@ -90,7 +108,11 @@ class HiPPO(Layer):
     "legt" remembers the last θ steps, "fourier" does so by waves, and "lagt" by Laguerre functions that decay over θ
     steps. With "zoh" the memory of "legs" is the exact projection of the input, held over each step.
 
-    Of "legs" the matrices of all steps are in memory, B T N² numbers. For a long sequence, pass it in pieces.
+    Of "legs", and wherever steps differ in duration, the matrices of all steps are in memory, B T N² numbers. For a
+    long sequence, pass it in pieces.
+
+    `forward` and `memory` also take `timespans` (B, T), the duration of each step in units of the usual one. The past
+    of "legs" is then all time since the start, and θ is in the same units.
 
     Args:
         dim: D, channels.
@@ -101,13 +123,14 @@ class HiPPO(Layer):
 
     Parameters: C (D, N). The matrices are fixed: buffers A (N, N) and B (N), discrete, except of "legs".
     Initialisation: C N(0, 1/N).
-    State: c (B, D, N), and the number of inputs (B).
+    State: HiPPOState.
     """
 
     id = "S-hippo"
     equation = "c_t = A_t c_{t-1} + B_t x_t,  y_t = sum_n C_n c_{t,n},  A_t fixed by a measure of the past"
     source = SOURCE + ", theorems 1 and 2, sec. 2.4"
     op = "varying_memory_cell"
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"size": 4}
 
     A: Tensor
@@ -133,27 +156,46 @@ class HiPPO(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HiPPOState:
         c = self._zeros(batch_size, self.dim, self.size, device=device, dtype=dtype, at_least=torch.float32)
-        return HiPPOState(c, torch.zeros(batch_size, dtype=torch.int64, device=c.device))
+        return HiPPOState(c, no_time(c))
 
     def memory(
-        self, x: Tensor, state: HiPPOState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: HiPPOState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPOState]:
         """Return c of every step, (B, T, D, N), in float32 or wider, and the state after the last one."""
         self._check(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        before, steps = inputs_before(state.steps, x.shape[1], cu_seqlens)
+        spans = durations("hippo", timespans, x)
+        before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         u = widen(x)
         with as_widened(x):
             if self.measure == "legs":
-                a, b = (each.to(u.dtype) for each in legs_steps(before, self.size, self.discretization))
+                share = spans[..., 0] / (before + spans[..., 0])
+                varying = legs_steps(share, self.size, self.discretization)
+            elif timespans is not None:
+                A, B = (each.to(u.device) for each in transition(self.measure, self.size))
+                varying = discretize_dense(A, B, spans[..., 0].double() / self.theta, self.discretization)
+            else:
+                varying = None
+            if varying is not None:
+                a, b = (each.to(u.dtype) for each in varying)
                 c, last = varying_memory_cell(u, a, b, state.c, cu_seqlens=cu_seqlens)
             else:
                 c, last = memory_cell(u, widen(self.A), widen(self.B), state.c, cu_seqlens=cu_seqlens)
-        return c, HiPPOState(last, steps)
+        return c, HiPPOState(last, elapsed)
 
     def forward(
-        self, x: Tensor, state: HiPPOState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: HiPPOState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPOState]:
-        c, last = self.memory(x, state, cu_seqlens=cu_seqlens)
+        c, last = self.memory(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
         return (c * widen(self.C)).sum(-1).to(x.dtype), last

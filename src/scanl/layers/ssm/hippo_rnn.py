@@ -16,7 +16,8 @@ from scanl.errors import ConfigError, unknown
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer, samples
 from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, legs_steps, transition
-from scanl.layers.ssm.hippo import inputs_before
+from scanl.layers.parts.timespans import durations
+from scanl.layers.ssm.hippo import Elapsed, no_time, time_before
 from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -30,10 +31,10 @@ EQUATION = (
 
 
 class HiPPORNNState(NamedTuple):
-    """The units and the memory, and how many inputs there were."""
+    """The units and the memory, and the time since the start."""
 
     s_c: Tensor  # (B, D + N): s, then c
-    steps: Tensor  # (B,) int64
+    elapsed: Elapsed
 
 
 @cell(
@@ -89,6 +90,9 @@ class HiPPORNN(SolvedLayer):
     the new memory. The first number is all of the memory of "legs". After it the bilinear rule is one step late,
     Δ = 1/(t - 1) at step t, and from max_count on it is held. "legt" and "lagt" hold the input over steps of 0.01.
 
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies the step
+    of the memory: Δ = span / time before, or 0.01 span.
+
     The matrices of all steps are in memory, B T N² numbers. For a long sequence, pass it in pieces.
 
     Args:
@@ -101,13 +105,14 @@ class HiPPORNN(SolvedLayer):
     all with biases. There W_g is W_gxm.W_g.
     Initialisation: W_uxh uniform in ±sqrt(3/(2D)); W_hxm Xavier normal, for x and for c on its own; W_g
     N(0, 1/(D + N)); biases as in PyTorch.
-    State: s, then c (B, D + N), and the number of inputs (B).
+    State: HiPPORNNState.
     """
 
     id = "S-hippo-rnn"
     equation = EQUATION
     source = SOURCE + ", sec. 2.5, and its code"
     op = "hippo_rnn_cell"
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"size": 4, "max_count": 3}
 
     def __init__(self, dim: int, size: int | None = None, measure: str = "legs", max_count: int = 1024) -> None:
@@ -130,33 +135,44 @@ class HiPPORNN(SolvedLayer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HiPPORNNState:
         s_c = self._zeros(batch_size, self.dim + self.size, device=device, dtype=dtype, at_least=torch.float32)
-        return HiPPORNNState(s_c, torch.zeros(batch_size, dtype=torch.int64, device=s_c.device))
+        return HiPPORNNState(s_c, no_time(s_c))
 
-    def _systems(self, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Ā (*, N, N) and B̄ (*, N) of the steps after `before` (*) inputs, in float64."""
+    def _systems(self, before: Tensor, spans: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return Ā (B, T, N, N) and B̄ (B, T, N) of steps with the time `before` (B, T) them, in float64."""
         if self.measure != "legs":
-            A, B = discretize_dense(*transition(self.measure, self.size), STEP)
-            return A.to(before.device).expand(*before.shape, -1, -1), B.to(before.device).expand(*before.shape, -1)
-        a, b = legs_steps((before.clamp(max=self.max_count) - 1).clamp(min=0), self.size, "bilinear")
+            A, B = (each.to(before.device) for each in transition(self.measure, self.size))
+            if spans is not None:
+                return discretize_dense(A, B, STEP * spans.double())
+            a, b = discretize_dense(A, B, STEP)
+            return a.expand(*before.shape, -1, -1), b.expand(*before.shape, -1)
         first = (before == 0)[..., None]
+        share = 1 / torch.where(before == 0, 1, before.clamp(max=self.max_count))
+        a, b = legs_steps(share if spans is None else share * spans, self.size, "bilinear")
         alone = (torch.arange(self.size, device=before.device) == 0).to(b.dtype)
         return torch.where(first[..., None], 0, a), torch.where(first, alone, b)
 
     def forward(
-        self, x: Tensor, state: HiPPORNNState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: HiPPORNNState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPORNNState]:
         self._check(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-        before, steps = inputs_before(state.steps, x.shape[1], cu_seqlens)
+        spans = durations("hippo_rnn", timespans, x)
+        before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
+        systems = self._systems(before, None if timespans is None else spans[..., 0])
         w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)
         w_sx, w_s = self.W_hxm.weight.split([self.dim, self.size], 1)
         w_gx, w_g = self.W_g.weight.split([self.dim, self.size], 1)
         given = [F.linear(x, w_sx, self.W_hxm.bias), F.linear(x, w_gx, self.W_g.bias)]
-        given += [F.linear(x, w_fx, self.W_uxh.bias), *self._systems(before)]
+        given += [F.linear(x, w_fx, self.W_uxh.bias), *systems]
         w_f = F.pad(w_fs, (0, self.size))  # c does not enter
         with as_widened(x):
             kind = widen(x).dtype
             operands = [each.to(kind) for each in (*given, w_f, w_s, w_g)]
             y, last = self.run_cell(hippo_rnn_cell, *operands, state.s_c, cu_seqlens=cu_seqlens)
-        return y.to(x.dtype), HiPPORNNState(last, steps)
+        return y.to(x.dtype), HiPPORNNState(last, elapsed)

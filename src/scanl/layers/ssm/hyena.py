@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.base import Hint, Layer, preset, register, widen
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.parts.hyena_filter import HyenaFilter
@@ -150,3 +150,18 @@ class Hyena(Layer):
             v = torch.addcmul(y, v, bias)
             histories.append(after)
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))
+
+
+@preset("hyena_dna", emb_dim=5, w=10.0, shift=0.05, lr_pos_emb=0.0)
+class HyenaDNAMixer(Hyena):
+    """Hyena as HyenaDNA has it: faster sines, and a decay that ends at 0.05. `scanl.models.HyenaDNA` is the model.
+
+    In the released models l_max is the length of the longest sequence and two more.
+    """
+
+    id = "S-hyenadna"
+    equation = Hyena.equation
+    source = (
+        'Nguyen et al., "HyenaDNA: Long-Range Genomic Sequence Modeling at Single Nucleotide Resolution", '
+        "arXiv:2306.15794, sec. 3.1, and its code"
+    )

@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.parts.diagonal_ssm import discretized
 from scanl.layers.parts.diagonal_start import check_diagonal_system
 from scanl.layers.parts.short_convolution import token_shift
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.s4d import S4DKernel
 from scanl.layers.state import Device, DType
-from scanl.ops import discretize, linear_scan
+from scanl.ops import linear_scan
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
 SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.12951, '
@@ -43,6 +45,8 @@ class LiquidS4(Layer):
         disc: discretisation, "zoh", "bilinear" or "dirac".
         lr: learning rate of A and Δ; None for the optimiser's own.
 
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
+
     Parameters and initialisation: as those of `s4d`.
     State: s^1 to s^P (B, P, D, N/2) complex.
     """
@@ -51,6 +55,7 @@ class LiquidS4(Layer):
     equation = EQUATION + ",  out = GLU(W GELU(y + D * x))"
     source = SOURCE + "eq. (6) to (9)"
     op = "linear_scan"
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 4}
     hints: ClassVar = dict.fromkeys(
         ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
@@ -81,13 +86,19 @@ class LiquidS4(Layer):
         return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
+        check_timespans("liquid_s4", timespans, x)
         if state is None:
             state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
         A, C, dt = self.kernel.system()
-        a, b = discretize(A, torch.ones_like(A), dt, self.disc)
+        a, b = discretized(A, torch.ones_like(A), dt, self.disc, timespans)
         u = widen(x)
         given, state = b * u[..., None], state.to(a.dtype)  # (B, T, D, N/2)
         if self.degree is None:

@@ -16,6 +16,8 @@ from scanl.errors import ConfigError
 from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.parts.cell_layer import CellLayer, positive, samples
 from scanl.layers.parts.polynomial_memory import discretize_dense, memory_cell, transition
+from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.ssm.hippo import varying_memory_cell
 from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -73,16 +75,21 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     )
 
 
-def window_memory(size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return Ā (N, N) and B̄ (N, 1) of a memory of the last θ steps, held over a step, in the default dtype.
+def window_memory(size: int) -> tuple[Tensor, Tensor]:
+    """Return A (N, N) and B (N) of a memory of a window of length 1, in float64.
 
-    A_nk = (2n+1) (-1 above the diagonal, (-1)^{n-k+1} elsewhere) and B_n = (2n+1) (-1)^n, both divided by θ. This is
-    HiPPO-LegT in other units: m_n = (-1)^n c_n √(2n+1).
+    A_nk = (2n+1) (-1 above the diagonal, (-1)^{n-k+1} elsewhere) and B_n = (2n+1) (-1)^n. This is HiPPO-LegT in other
+    units: m_n = (-1)^n c_n √(2n+1).
     """
     A, B = transition("legt", size)
     n = torch.arange(size, dtype=A.dtype)
     units = (1 - 2 * (n % 2)) * (2 * n + 1).sqrt()
-    A, B = discretize_dense(units[:, None] * A / units, units * B, 1 / theta)
+    return units[:, None] * A / units, units * B
+
+
+def held_memory(size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return Ā (N, N) and B̄ (N, 1) of `window_memory` for an input that is held over a step, in the default dtype."""
+    A, B = discretize_dense(*window_memory(size), 1 / theta)
     real = torch.get_default_dtype()
     return A.to(real), B[:, None].to(real)
 
@@ -124,7 +131,7 @@ class LMU(CellLayer):
         super().__init__()
         _check("lmu", memory_size, theta)
         self.dim, self.memory_size, self.theta = dim, memory_size, theta
-        A, B = window_memory(memory_size, theta)
+        A, B = held_memory(memory_size, theta)
         self.register_buffer("A", A)
         self.register_buffer("B", B)
         limit = math.sqrt(3 / dim)
@@ -152,6 +159,9 @@ class LMUParallel(Layer):
         memory_size: N, Legendre polynomials.
         theta: θ, length of the window in steps.
 
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one, in which θ is then.
+    With them the matrices of all steps are in memory, B T N² numbers.
+
     Parameters as in pytorch-lmu: W_u (1, D) and W_h (D, N + D), with biases; the buffers A (N, N) and B (N, 1) are the
     discrete memory, and fixed.
     Initialisation: as in PyTorch.
@@ -162,6 +172,7 @@ class LMUParallel(Layer):
     equation = "u_t = ReLU(W_u x_t + b_u),  m_t = A m_{t-1} + B u_t,  y_t = ReLU(W_h [m_t; x_t] + b_h)"
     source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
     op = "memory_cell"
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"memory_size": 5, "theta": 6.0}
 
     A: Tensor
@@ -171,7 +182,7 @@ class LMUParallel(Layer):
         super().__init__()
         _check("lmu_parallel", memory_size, theta)
         self.dim, self.memory_size, self.theta = dim, memory_size, theta
-        A, B = window_memory(memory_size, theta)
+        A, B = held_memory(memory_size, theta)
         self.register_buffer("A", A)
         self.register_buffer("B", B)
         self.W_u = nn.Linear(dim, 1)
@@ -181,10 +192,22 @@ class LMUParallel(Layer):
         return self._zeros(batch_size, 1, self.memory_size, device=device, dtype=dtype, at_least=torch.float32)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
+        check_timespans("lmu_parallel", timespans, x)
         u = widen(self.W_u(x).relu())
         with as_widened(x):
-            m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
+            if timespans is not None:
+                A, B = (each.to(u.device) for each in window_memory(self.memory_size))
+                varying = discretize_dense(A, B, timespans.double() / self.theta)
+                a, b = (each.to(u.dtype) for each in varying)
+                m, last = varying_memory_cell(u, a, b, state, cu_seqlens=cu_seqlens)
+            else:
+                m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
         return self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)).relu(), last

@@ -3,6 +3,7 @@ r"""LSSL: linear state space layer, with the full matrix of HiPPO, fixed or lear
 .. math:: \dot s = -A s + B x, \; y = C s + D x, \quad A = P\,(\mathrm{diag}(d) + T^{-1})\,Q
 """
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.parts.polynomial_memory import transition
 from scanl.layers.parts.time_step import check_step_range, log_uniform
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 
@@ -35,6 +37,9 @@ class LSSL(Layer):
         lr: learning rate of A; None for the optimiser's own.
         lr_dt: learning rate of Δ; None for the optimiser's own.
 
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ, and
+    each step then solves a system, O(N³).
+
     Parameters: P, Q, d (1 or D, N) and T (1 or D, 3, N), the tridiagonal matrix below, on and above its diagonal, of
     which the first number below and the last above are not read; log_dt (D); C (D, N); skip, the D of the equation (D);
     output_linear (D, D). A and Δ have no weight decay; with learn=0 they are buffers. B, a buffer, stays as P starts.
@@ -53,6 +58,7 @@ class LSSL(Layer):
         "arXiv:2110.13985, sec. 3 and 4"
     )
     op = None
+    takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"d_state": 4, "learn": 1}
     hints: ClassVar = {
@@ -104,12 +110,16 @@ class LSSL(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, self.dim, self.d_state, device=device, dtype=dtype, at_least=torch.float32)
 
-    def system(self) -> tuple[Tensor, Tensor]:
-        """Return the discrete Ā (D, N, N) and B̄ (D, N) in double, since many powers of Ā are taken."""
+    def continuous(self) -> Tensor:
+        """Return A (D or 1, N, N) in double."""
         P, Q, d, T = (each.double() for each in (self.P, self.Q, self.d, self.T))
         below, on, above = T.unbind(1)
         matrix = torch.diag_embed(on) + torch.diag_embed(below[:, 1:], -1) + torch.diag_embed(above[:, :-1], 1)
-        A = P[..., None] * (torch.diag_embed(d) + torch.linalg.inv(matrix)) * Q[:, None]
+        return P[..., None] * (torch.diag_embed(d) + torch.linalg.inv(matrix)) * Q[:, None]
+
+    def system(self) -> tuple[Tensor, Tensor]:
+        """Return the discrete Ā (D, N, N) and B̄ (D, N) in double, since many powers of Ā are taken."""
+        A = self.continuous()
         dt = self.log_dt.double().exp()[:, None, None]
         eye = torch.eye(self.d_state, dtype=A.dtype, device=A.device)
         right = torch.cat([eye - dt / 2 * A, dt * self.B.double()[:, None]], -1)
@@ -117,15 +127,46 @@ class LSSL(Layer):
         return both[..., :-1], both[..., -1]
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
+        check_timespans("lssl", timespans, x)
         u = widen(x)
         with as_widened(x):
-            (A, B), C = self.system(), self.C.double()
+            C, given = self.C.double(), u
+            if timespans is None:
+                run = partial(_held_scan, *self.system(), C)
+            else:  # the durations as one channel more, so that packed sequences are cut in one place
+                run = partial(_timed_scan, self.continuous(), self.B.double(), C, self.log_dt.double().exp())
+                given = torch.cat([u, timespans[..., None].to(u.dtype)], -1)
             if cu_seqlens is None:
-                y, last = dense_scan(u, A, B, C, state)
+                y, last = run(given, state)
             else:
                 rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-                y, last = each_alone(lambda u, row: dense_scan(u, A, B, C, row), u, rows, cu_seqlens)
+                y, last = each_alone(run, given, rows, cu_seqlens)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.skip))).to(x.dtype)), last
+
+
+def _held_scan(A: Tensor, B: Tensor, C: Tensor, u: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    return dense_scan(u, A, B, C, state)
+
+
+def _timed_scan(
+    A: Tensor, B: Tensor, C: Tensor, dt: Tensor, given: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence in double. given: x and, as the last channel, how long each step lasts (B, T, D + 1)."""
+    u, spans = given.double().split([given.shape[-1] - 1, 1], -1)
+    s = u.new_zeros(u.shape[0], *C.shape) if state is None else state.double()
+    eye, ys = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), []
+    for x, span in zip(u.unbind(1), spans.unbind(1), strict=True):
+        steps = (span * dt)[..., None]
+        half = steps[..., None] / 2 * A
+        right = ((eye - half) @ s[..., None])[..., 0] + steps * B * x[..., None]
+        s = torch.linalg.solve(eye + half, right)
+        ys.append((C * s).sum(-1))
+    return (torch.stack(ys, 1) if ys else u).to(given.dtype), s.to(given.dtype)

@@ -16,6 +16,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_ssm
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import check_step_range, log_uniform
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
 from scanl.ops._frame.opaque import opaque
@@ -80,6 +81,9 @@ class S4(Layer):
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         lr: learning rate of Λ, P, B and Δ; None for the optimiser's own.
 
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; all
+    steps are then the recurrence.
+
     Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
     A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) as pairs of real numbers; output_linear.0
     (2D, D), a linear map for the gated linear unit. Λ, P, B and Δ have no weight decay.
@@ -98,6 +102,7 @@ class S4(Layer):
         "eq. (3) to (5), with P = Q as in Goel et al., arXiv:2202.09729, sec. 4.2"
     )
     op = None
+    takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = {
         "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
         "output by the largest input of the call"
@@ -130,15 +135,29 @@ class S4(Layer):
         return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
-        u, system = widen(x), self.layer.kernel.system()
+        check_timespans("s4", timespans, x)
+        u, (*system, dt) = widen(x), self.layer.kernel.system()
+        given = u if timespans is None else torch.cat([u, timespans[..., None].to(u.dtype)], -1)
+
+        def run(given: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+            if timespans is None:
+                return _scan(given, *system, dt, state)
+            part, spans = given.split([self.dim, 1], -1)
+            return _scan(part, *system, spans.double() * dt, state)
+
         if cu_seqlens is None:
-            y, last = _scan(u, *system, state)
+            y, last = run(given, state)
         else:
             rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-            y, last = each_alone(lambda u, state: _scan(u, *system, state), u, rows, cu_seqlens)
+            y, last = each_alone(run, given, rows, cu_seqlens)
         y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
         return self.output_linear(y), last
 
@@ -160,7 +179,7 @@ def _complex(u: Tensor) -> torch.dtype:
 def _scan(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if u.shape[1] > FEW:
+    if u.shape[1] > FEW and dt.ndim == 1:
         with as_widened(u):
             return _convolution(u, Lambda, P, B, C, dt, state)
     zeros = Lambda.new_zeros(u.shape[0], *Lambda.shape, dtype=_complex(u))
@@ -172,9 +191,9 @@ def _recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence: each step solves (1 - ΔA/2) s = (1 + ΔA/2) s' + ΔB u for s.
 
-    A = Λ - P P* acts on the state and its complex conjugate.
+    A = Λ - P P* acts on the state and its complex conjugate. dt: (D), or (B, T, D) where the steps differ.
     """
-    half = dt[:, None] / 2
+    half = dt[..., None] / 2
     below = 1 - half * Lambda
     low = half * P / below
     core = 1 + 2 * (P.conj() * low).real.sum(-1, keepdim=True)
@@ -183,8 +202,9 @@ def _recurrence(
     entering = b * u[..., None]
     states = []
     for t in range(u.shape[1]):
-        moved = a * state - low * (2 * (right * state).real.sum(-1, keepdim=True)) + entering[:, t]
-        state = moved - low_after * (2 * (right * moved).real.sum(-1, keepdim=True))
+        a_t, low_t, after_t = (part if dt.ndim == 1 else part[:, t] for part in (a, low, low_after))
+        moved = a_t * state - low_t * (2 * (right * state).real.sum(-1, keepdim=True)) + entering[:, t]
+        state = moved - after_t * (2 * (right * moved).real.sum(-1, keepdim=True))
         states.append(state)
     if not states:
         return u, state

@@ -23,8 +23,109 @@ C_INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
 ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")
 
 
+class SharedState(Layer):
+    """One complex diagonal recurrence for all channels: B x in, C s out, then an activation. See `S5` for the options.
+
+    A subclass says how long a step is in `_discrete`.
+    """
+
+    op = "linear_scan"
+    takes: ClassVar = frozenset({"timespans"})
+    hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B"), Hint(weight_decay=False, lr="lr"))
+
+    def __init__(
+        self,
+        dim: int,
+        state_dim: int | None,
+        blocks: int,
+        conj_sym: bool,
+        C_init: str,
+        discretization: str,
+        known: tuple[str, ...],
+        clip_eigs: bool,
+        activation: str,
+        lr: float | None,
+    ) -> None:
+        super().__init__()
+        who = self._who()
+        size = state_dim or dim
+        if blocks < 1:
+            raise ConfigError(f"{who}: blocks is {blocks}, expected at least 1")
+        if size % (blocks * (1 + conj_sym)):
+            of = f"{blocks * (1 + conj_sym)} because of blocks={blocks} and conj_sym={conj_sym}"
+            raise ConfigError(f"{who}: state_dim is {size}, expected a multiple of {of}")
+        for option, value, choices in (
+            ("C_init", C_init, C_INITS),
+            ("discretization", discretization, known),
+            ("activation", activation, ACTIVATIONS),
+        ):
+            if value not in choices:
+                raise ConfigError(f"{who}: {unknown(option, value, choices)}")
+        self.dim, self.lr = dim, lr
+        self.state_dim = size // (1 + conj_sym)
+        self.conj_sym = conj_sym
+        self.discretization = discretization
+        self.clip_eigs = clip_eigs
+        self.activation = activation
+        block = diagonal_legs(size // blocks)
+        kept = self.state_dim // blocks
+        V = torch.block_diag(*[block.V[:, :kept]] * blocks)
+        Lambda = block.Lambda[:kept].repeat(blocks)
+        self.Lambda_re = _parameter(Lambda.real)
+        self.Lambda_im = _parameter(Lambda.imag)
+        B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)
+        self.B = _parameter(torch.view_as_real(B.resolve_conj()))
+        if C_init == "complex_normal":
+            C = torch.randn(dim, self.state_dim, 2) * math.sqrt(0.5)
+        else:
+            variance = 1 / size if C_init == "trunc_standard_normal" else 1 / (dim * size)
+            C = torch.view_as_real(torch.view_as_complex(_cut_normal(dim, size, 2, variance=variance)) @ V)
+        self.C = _parameter(C)
+        self.D = nn.Parameter(torch.randn(dim))
+        self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
+        self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        check_timespans(self._who(), timespans, x)
+        real = widen(self.Lambda_re)
+        Lambda = torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
+        a, b = self._discrete(Lambda, x, timespans)
+        # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
+        u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
+        s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
+        out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
+        y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
+        return self._activate(y), last
+
+    def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what the state and what B x are multiplied by: (P), or (B, T, P)."""
+        raise NotImplementedError
+
+    def _activate(self, y: Tensor) -> Tensor:
+        if self.activation == "none":
+            return y
+        g = F.gelu(y, approximate="tanh")  # jax.nn.gelu, which the authors' program uses
+        if self.out2 is None:
+            return g
+        gate = self.out2(g).sigmoid()
+        if self.out1 is not None:
+            return self.out1(g) * gate
+        return (y if self.activation == "half_glu2" else g) * gate
+
+
 @register("s5")
-class S5(Layer):
+class S5(SharedState):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
 
     Args:
@@ -62,10 +163,8 @@ class S5(Layer):
         'Smith, Warrington and Linderman, "Simplified State Space Layers for Sequence Modeling", arXiv:2208.04933, '
         "eq. (4) to (6)"
     )
-    op = "linear_scan"
-    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 8, "blocks": 2}
-    hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B", "log_step"), Hint(weight_decay=False, lr="lr"))
+    hints: ClassVar = {"log_step": Hint(weight_decay=False, lr="lr")}
 
     def __init__(
         self,
@@ -81,83 +180,18 @@ class S5(Layer):
         activation: str = "half_glu1",
         lr: float | None = 1e-3,
     ) -> None:
-        super().__init__()
-        size = state_dim or dim
-        if blocks < 1:
-            raise ConfigError(f"s5: blocks is {blocks}, expected at least 1")
-        if size % (blocks * (1 + conj_sym)):
-            of = f"{blocks * (1 + conj_sym)} because of blocks={blocks} and conj_sym={conj_sym}"
-            raise ConfigError(f"s5: state_dim is {size}, expected a multiple of {of}")
-        for option, value, known in (
-            ("C_init", C_init, C_INITS),
-            ("discretization", discretization, DISCRETIZATIONS),
-            ("activation", activation, ACTIVATIONS),
-        ):
-            if value not in known:
-                raise ConfigError(f"s5: {unknown(option, value, known)}")
-        check_step_range(self._who(), dt_min, dt_max)
-        self.dim, self.lr = dim, lr
-        self.state_dim = size // (1 + conj_sym)
-        self.conj_sym = conj_sym
-        self.discretization = discretization
-        self.clip_eigs = clip_eigs
-        self.activation = activation
-        block = diagonal_legs(size // blocks)
-        kept = self.state_dim // blocks
-        V = torch.block_diag(*[block.V[:, :kept]] * blocks)
-        Lambda = block.Lambda[:kept].repeat(blocks)
-        self.Lambda_re = _parameter(Lambda.real)
-        self.Lambda_im = _parameter(Lambda.imag)
-        B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)
-        self.B = _parameter(torch.view_as_real(B.resolve_conj()))
-        if C_init == "complex_normal":
-            C = torch.randn(dim, self.state_dim, 2) * math.sqrt(0.5)
-        else:
-            variance = 1 / size if C_init == "trunc_standard_normal" else 1 / (dim * size)
-            C = torch.view_as_real(torch.view_as_complex(_cut_normal(dim, size, 2, variance=variance)) @ V)
-        self.C = _parameter(C)
-        self.D = nn.Parameter(torch.randn(dim))
+        super().__init__(
+            dim, state_dim, blocks, conj_sym, C_init, discretization, DISCRETIZATIONS, clip_eigs, activation, lr
+        )
+        check_step_range("s5", dt_min, dt_max)
         self.log_step = nn.Parameter(log_uniform(self.state_dim, dt_min, dt_max)[:, None])
-        self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
-        self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("s5", timespans, x)
-        real = widen(self.Lambda_re)
-        Lambda = torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
+    def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         steps = widen(self.log_step).exp().t()
         if timespans is not None:
             steps = timespans.to(steps.dtype).reshape(-1, 1) * steps
         a, b = discretize(Lambda, torch.ones_like(Lambda), steps, self.discretization)
-        a, b = (each[0] if timespans is None else each.unflatten(0, x.shape[:2]) for each in (a, b))
-        # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
-        u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
-        s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
-        out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
-        y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
-        return self._activate(y), last
-
-    def _activate(self, y: Tensor) -> Tensor:
-        if self.activation == "none":
-            return y
-        g = F.gelu(y, approximate="tanh")  # jax.nn.gelu, which the authors' program uses
-        if self.out2 is None:
-            return g
-        gate = self.out2(g).sigmoid()
-        if self.out1 is not None:
-            return self.out1(g) * gate
-        return (y if self.activation == "half_glu2" else g) * gate
+        return (a[0], b[0]) if timespans is None else (a.unflatten(0, x.shape[:2]), b.unflatten(0, x.shape[:2]))
 
 
 def _parameter(value: Tensor) -> nn.Parameter:

@@ -1,0 +1,134 @@
+r"""S4ND: a convolution over several axes whose kernel is a product of one kernel for each axis.
+
+.. math:: y = \frac1R \sum_{r=1}^R K^{(1,r)} *_1 \cdots *_{A-1} K^{(A,r)} *_A u + D u, \quad
+          K^{(a,r)}_j = 2\,\mathrm{Re}\, C \bar A^j \bar B
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.base import Hint, widen
+from scanl.layers.module import Module
+from scanl.layers.parts.diagonal_ssm import diagonal_ssm
+from scanl.layers.parts.diagonal_start import check_diagonal_system
+from scanl.layers.ssm.s4d import S4DKernel
+
+
+class AxisKernel(S4DKernel):
+    """Systems along one axis: those of `S4DKernel`, and C_back (D, N/2, 2), which reads the same systems backwards."""
+
+    hints: ClassVar = dict.fromkeys(("log_dt", "log_A_real", "A_imag"), Hint(weight_decay=False, lr="lr"))
+
+    def __init__(
+        self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float, both: bool, lr: float | None
+    ) -> None:
+        super().__init__(dim, d_state, init, dt_min, dt_max)
+        self.lr = lr
+        back = S4DKernel(dim, d_state, init, dt_min, dt_max).C if both else None
+        self.C_back = back
+
+    def forward(self, u: Tensor, axis: int, rate: float, bandlimit: float | None, disc: str) -> Tensor:
+        """Convolve u (B, ..., D) along an axis. rate: how long its steps last."""
+        A, C, dt = self.system()
+        kept = None if bandlimit is None else A.imag.abs() * dt[:, None] / (2 * torch.pi) < bandlimit / 2
+        lines = u.movedim(axis, -2)
+        flat = lines.flatten(0, -3)
+
+        def run(x: Tensor, C: Tensor) -> Tensor:
+            C = C if kept is None else torch.where(kept, C, 0)
+            return diagonal_ssm(x, A, torch.ones_like(A), C, rate * dt, None, discretization=disc)[0]
+
+        y = run(flat, C)
+        if self.C_back is not None:
+            # Backwards from the next step on, so that the lag of 0 is counted once.
+            later = run(flat.flip(1), torch.view_as_complex(widen(self.C_back))).flip(1)
+            y = y + F.pad(later[:, 1:], (0, 0, 0, 1))
+        return y.view(lines.shape).movedim(-2, axis)
+
+
+class S4ND(Module):
+    """S4ND: images, volumes and video as signals on a grid, by systems along each axis; then GELU and a gated map.
+
+    A module for grids (B, L_1, ..., L_A, D), beside the layers for sequences: it sees the whole grid, and has no state.
+    The kernel is separable, so one axis is convolved after the other, each as `s4d` convolves time. `causal` axes look
+    back alone; along the others the same systems are read in both directions, with two C.
+
+    The systems are in continuous units. So a model that is trained on grids of one resolution runs at another: at twice
+    the resolution a step lasts `rate` 1/2. `bandlimit` then removes the modes that the coarse grid cannot show.
+
+    Args:
+        dim: D, model width.
+        axes: A, axes of the grid.
+        d_state: N, real numbers of state of each channel, axis and rank, even.
+        rank: R, products in the sum.
+        causal: for each axis whether it looks back alone; by default none does.
+        bandlimit: a; modes of at least a/2 turns a step at rate 1 are not read. None reads all of them.
+        init, dt_min, dt_max, disc: as of `s4d`.
+        lr: learning rate of A and Δ; None for the optimiser's own.
+
+    Parameters: kernels.(a R + r): C, C_back (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2); D (D); output_linear
+    (2D, D). A and Δ have no weight decay.
+    Initialisation: of each kernel as of `s4d`; D N(0, 1); the linear map as in PyTorch.
+
+    Source: Nguyen et al., "S4ND: Modeling Images and Videos as Multidimensional Signals Using State Spaces",
+    arXiv:2210.06583, sec. 4. Differs: the systems are diagonal, as of S4D; in the released code those of S4 are the
+    default.
+    """
+
+    id = "S-s4nd"
+
+    def __init__(
+        self,
+        dim: int,
+        axes: int = 2,
+        d_state: int = 64,
+        rank: int = 1,
+        causal: Sequence[bool] | None = None,
+        bandlimit: float | None = None,
+        init: str = "legs",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        disc: str = "zoh",
+        lr: float | None = 1e-3,
+    ) -> None:
+        super().__init__()
+        for name, size in (("axes", axes), ("rank", rank)):
+            if size < 1:
+                raise ConfigError(f"s4nd: {name} is {size}, expected at least 1")
+        causal = (False,) * axes if causal is None else tuple(causal)
+        if len(causal) != axes:
+            raise ConfigError(f"s4nd: causal is {causal}, expected {axes} truth values because of axes")
+        check_diagonal_system("s4nd", d_state, init, disc, dt_min, dt_max)
+        self.dim, self.axes, self.rank, self.bandlimit, self.disc = dim, axes, rank, bandlimit, disc
+        self.kernels = nn.ModuleList(
+            AxisKernel(dim, d_state, init, dt_min, dt_max, not back, lr) for back in causal for _ in range(rank)
+        )
+        self.D = nn.Parameter(torch.randn(dim))
+        self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
+
+    def forward(self, x: Tensor, *, rate: float | Sequence[float] = 1.0) -> Tensor:
+        """Map x (B, L_1, ..., L_A, D) to the same shape.
+
+        rate: how long a step lasts, in units of the steps that the model was trained on; one number for each axis, or
+        one for all. Raises ShapeError for a wrong shape, ConfigError for a wrong count of rates.
+        """
+        if x.ndim != self.axes + 2 or x.shape[-1] != self.dim:
+            axes = ", ".join(f"L_{axis + 1}" for axis in range(self.axes))
+            raise ShapeError(f"s4nd: x has shape {tuple(x.shape)}, expected (B, {axes}, {self.dim})")
+        rates = [float(rate)] * self.axes if isinstance(rate, int | float) else list(rate)
+        if len(rates) != self.axes or min(rates) <= 0:
+            raise ConfigError(f"s4nd: rate is {rate}, expected {self.axes} numbers above 0 because of axes")
+        u = widen(x)
+        total = torch.zeros_like(u)
+        for r in range(self.rank):
+            y = u
+            for axis, step in enumerate(rates):
+                kernel = cast(AxisKernel, self.kernels[axis * self.rank + r])
+                y = kernel(y, axis + 1, step, self.bandlimit, self.disc)
+            total = total + y
+        return self.output_linear(F.gelu(torch.addcmul(total / self.rank, u, widen(self.D))).to(x.dtype))

@@ -1,0 +1,89 @@
+r"""S7: S5 whose steps depend on the input.
+
+.. math:: \Delta_t = \mathrm{softplus}(W x_t + b), \quad
+          s_t = e^{\Delta_t \Lambda} \odot s_{t-1} + \frac{e^{\Delta_t \Lambda} - 1}{\Lambda} \odot B x_t, \quad
+          y_t = 2\,\mathrm{Re}(C s_t) + D \odot x_t
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers.base import Hint, register, widen
+from scanl.layers.parts.time_step import check_step_range, time_step_bias
+from scanl.layers.parts.timespans import durations
+from scanl.layers.ssm.s5 import SharedState
+from scanl.ops import discretize
+from scanl.ops.ssm_kernels import DISCRETIZATIONS
+
+
+@register("s7")
+class S7(SharedState):
+    """S7: S5 that selects what it keeps, because each number of state has a step that the input sets.
+
+    Differs: in the paper's text Λ, B, C and D depend on the input too; in the authors' program, and here, Δ alone does.
+
+    Args:
+        dim, state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`.
+        discretization: "zoh", "bilinear", "dirac", or "async", for events: the time since the last event lengthens the
+            decay alone, and B x is written as after one unit. Without timespans "async" is "zoh".
+        dt_min, dt_max: range of the initial Δ at x = 0, in units of Λ's time.
+        activation: as of `s5`.
+        lr: learning rate of Λ and B; None for the optimiser's own.
+
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; of
+    "async" see above.
+
+    Parameters: as of `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
+    have no weight decay.
+    Initialisation: as of `s5`; step_size.weight uniform in ±1/sqrt(R) with R = D/16, rounded up; its bias such that Δ
+    is log-uniform in [dt_min, dt_max].
+    State: (B, P) complex.
+    """
+
+    id = "S-s7"
+    equation = (
+        "Delta_t = softplus(W x_t + b),  s_t = exp(Delta_t Lambda) * s_{t-1} + (exp(Delta_t Lambda) - 1)/Lambda * "
+        "(B x_t),  y_t = 2 Re(C s_t) + D * x_t"
+    )
+    source = (
+        'Soydan, Zubić, Messikommer, Mishra and Scaramuzza, "S7: Selective and Simplified State Space Layers for '
+        'Sequence Modeling", arXiv:2410.03464, sec. 3'
+    )
+    sample: ClassVar = {"state_dim": 8, "blocks": 2}
+    hints: ClassVar = {"step_size": Hint(weight_decay=False)}
+
+    def __init__(
+        self,
+        dim: int,
+        state_dim: int | None = None,
+        blocks: int = 1,
+        conj_sym: bool = True,
+        C_init: str = "trunc_standard_normal",
+        discretization: str = "zoh",
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        clip_eigs: bool = False,
+        activation: str = "half_glu2",
+        lr: float | None = 1e-3,
+    ) -> None:
+        known = (*DISCRETIZATIONS, "async")
+        super().__init__(dim, state_dim, blocks, conj_sym, C_init, discretization, known, clip_eigs, activation, lr)
+        check_step_range("s7", dt_min, dt_max)
+        self.step_size = nn.Linear(dim, self.state_dim)
+        limit = 1 / math.sqrt(-(-dim // 16))
+        with torch.no_grad():
+            self.step_size.weight.uniform_(-limit, limit)
+            self.step_size.bias.copy_(time_step_bias(self.state_dim, dt_min, dt_max))
+
+    def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
+        one = F.softplus(widen(self.step_size(x)))
+        held, events = one * durations("s7", timespans, x), self.discretization == "async"
+        method = "zoh" if events else self.discretization
+        a, b = discretize(Lambda, torch.ones_like(Lambda), held.flatten(0, 1), method)
+        if events:
+            b = discretize(Lambda, torch.ones_like(Lambda), one.flatten(0, 1))[1]
+        return a.unflatten(0, x.shape[:2]), b.unflatten(0, x.shape[:2])

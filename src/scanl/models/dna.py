@@ -1,0 +1,175 @@
+"""Models of DNA: the tokens of its bases, HyenaDNA, and Caduceus, which reads both strands."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.packing import pack, reversed_steps, unpack
+from scanl.models.block import embedded
+from scanl.models.language_model import LanguageModel
+from scanl.models.saving import Saved
+from scanl.models.stack import Stack
+
+SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
+MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"
+FIRST = len(SPECIAL)  # the token of A
+VOCABULARY = 16  # the twelve tokens, up to a multiple of eight
+
+
+def encode(text: str) -> Tensor:
+    """Return the tokens (T,) int64 of bases: 7 to 11 for ACGTN in either case, 6 for another letter.
+
+    Source: the tokenizer of HyenaDNA, arXiv:2306.15794; Caduceus has the same.
+
+    >>> encode("AcGTNx").tolist()
+    [7, 8, 9, 10, 11, 6]
+    """
+    return torch.tensor([FIRST + BASES.find(base) if base in BASES else UNKNOWN for base in text.upper()]).long()
+
+
+def decode(tokens: Tensor) -> str:
+    """Return the text of tokens (T,): bases as letters, others as [CLS], [SEP], ...; above 11 nothing.
+
+    >>> decode(torch.tensor([2, 7, 10, 1]))
+    '[BOS]AT[SEP]'
+    """
+    known = (*SPECIAL, *BASES)
+    return "".join(known[token] for token in tokens.tolist() if token < len(known))
+
+
+def complement(tokens: Tensor) -> Tensor:
+    """Return the tokens of the bases on the other strand: A and T, C and G for each other; others stay.
+
+    >>> decode(complement(encode("AACGN")))
+    'TTGCN'
+    """
+    return complements().to(tokens.device)[tokens]
+
+
+def complements(size: int = VOCABULARY) -> Tensor:
+    """Return the complement of each token, (size,)."""
+    a, c, g, t = range(FIRST, FIRST + 4)
+    table = torch.arange(size)
+    table[[a, t, c, g]] = torch.tensor([t, a, g, c])
+    return table
+
+
+class HyenaDNA(LanguageModel):
+    """HyenaDNA: the next base from up to a million before it, by Hyena.
+
+    A `LanguageModel` of blocks `hyena_dna`, each with an MLP; tokens as of `encode`. Differs: there is no dropout of
+    the embedding.
+
+    Args:
+        dim: D, width.
+        depth: L, blocks.
+        max_length: bases of a sequence; the filters have two lags more, as in the released models. Longer sequences
+            forget what is older.
+        vocab_size: V.
+
+    The sizes of the released models: tiny 1k, dim 128, depth 2; small 32k, dim 256, depth 4; medium 160k and 450k, and
+    large 1m, dim 256, depth 8.
+    Source: Nguyen et al., "HyenaDNA: Long-Range Genomic Sequence Modeling at Single Nucleotide Resolution",
+    arXiv:2306.15794, sec. 3.
+    Initialisation: linear weights, those of the filters too, and the embedding N(0, 0.02²); the maps into the residual
+    stream divided by sqrt(2 L); biases of linear maps 0.
+    """
+
+    def __init__(self, dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> None:
+        if max_length < 1:
+            raise ConfigError(f"hyena dna: max_length is {max_length}, expected at least 1")
+        super().__init__(
+            vocab_size, dim, depth, "hyena_dna", layer_options={"l_max": max_length + 2}, channel_mixer="mlp",
+            norm="layernorm", norm_eps=1e-5, residual_in_float32=True, tie_embeddings=True,
+        )  # fmt: skip
+        self.config = {"dim": dim, "depth": depth, "max_length": max_length, "vocab_size": vocab_size}
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out_proj.weight", "fc2.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth))
+
+
+class Caduceus(Saved):
+    """Caduceus: what stands at each place of a strand of DNA, from both sides.
+
+    Blocks `caduceus`, which read forwards and backwards. With `both_strands` (Caduceus-PS) the reverse complement is
+    read too, by the same weights, and the logits of its places are added to those of the places opposite. So reversing
+    and complementing the strand does the same to the logits. Without it, Caduceus-Ph, average the logits of both
+    strands yourself where the strand must not matter.
+
+    The released model keeps both strands side by side, in 2 D channels; each block acts on them as here. Differs: its
+    fused norm, the default there, exchanges the strands in each block.
+
+    Args:
+        dim: D, width of one strand.
+        depth: L, blocks.
+        both_strands: read the reverse complement too.
+        layer_options: options of `caduceus`.
+        vocab_size: V, at least 12; tokens as of `encode`.
+
+    Source: Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234,
+    sec. 3 and 4. Train it on places whose token is [MASK], 15 % of them.
+    Initialisation: embedding and head N(0, 0.02²), the head tied to the embedding, as there; blocks as of `Stack`.
+    """
+
+    def __init__(
+        self,
+        dim: int = 256,
+        depth: int = 8,
+        both_strands: bool = True,
+        layer_options: Mapping[str, Any] | None = None,
+        vocab_size: int = VOCABULARY,
+    ) -> None:
+        super().__init__(locals())
+        if vocab_size < FIRST + len(BASES):
+            raise ConfigError(f"caduceus: vocab_size is {vocab_size}, expected at least {FIRST + len(BASES)}")
+        self.vocab_size, self.both_strands = vocab_size, both_strands
+        self.embedding = nn.Embedding(vocab_size, dim)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
+
+    def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Map tokens (B, T) to logits (B, T, V). mask: (B, T) bool, True at valid tokens; elsewhere logits are 0."""
+        hidden = self._strands(tokens, mask)
+        logits = [F.linear(strand, self.embedding.weight) for strand in hidden]
+        total = logits[0]
+        if self.both_strands:
+            total = total + logits[1][..., complements(self.vocab_size).to(total.device)]
+        return total if mask is None else unpack(total, mask)
+
+    def features(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Return the mean over the places and strands, (B, D), for a classifier; the same for both strands."""
+        pooled = torch.stack(self._strands(tokens, mask)).mean(0)
+        if mask is None:
+            return pooled.mean(1)
+        return unpack(pooled, mask).sum(1) / mask.sum(1, keepdim=True)
+
+    def _strands(self, tokens: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Return the hidden numbers at each place, of one strand or of both."""
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise ShapeError(f"caduceus: tokens is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
+        cu_seqlens = None
+        if mask is not None:
+            tokens, cu_seqlens = pack(tokens, mask)
+        read = [self._read(tokens, cu_seqlens)]
+        if self.both_strands:
+            table = complements(self.vocab_size).to(tokens.device)
+            read.append(_turned(self._read(_turned(table[tokens], cu_seqlens), cu_seqlens), cu_seqlens))
+        return read
+
+    def _read(self, tokens: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        return self.stack(embedded("caduceus", self.embedding, tokens), cu_seqlens=cu_seqlens)[0]
+
+
+def _turned(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Reverse the places of x (B, T, ...), of each packed sequence by itself."""
+    return x.flip(1) if cu_seqlens is None else x[:, reversed_steps(cu_seqlens, x.shape[1])]

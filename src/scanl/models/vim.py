@@ -1,0 +1,66 @@
+"""Vision Mamba: a classifier of images whose patches are read in both directions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.models.saving import Saved
+from scanl.models.stack import Stack
+
+
+class Vim(Saved):
+    """Vision Mamba: patches of an image as a sequence, with a token for the class in its middle.
+
+    A linear map of each patch, a learned vector for each position, blocks of `vim` without a channel mixer, an RMSNorm,
+    and a linear map at the token of the class. Differs: no path is dropped in training.
+
+    Args:
+        num_classes: C.
+        image: height and width in pixels, each a multiple of `patch`.
+        channels: of a pixel.
+        patch: height and width of a patch.
+        dim: D, width; 192, 384 and 768 are Vim-Ti, Vim-S and Vim-B.
+        depth: blocks.
+        layer_options: options of `vim`.
+
+    Parameters beside the blocks: patches, a convolution (D, channels, patch, patch); positions (1, M + 1, D) for the M
+    patches and the token; token (1, 1, D); head (C, D).
+    Initialisation: positions and token normal with deviation 0.02; blocks as of `Stack`; all else as in PyTorch.
+    Source: Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model",
+    arXiv:2401.09417, sec. 3, and its code for the place of the token.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        image: tuple[int, int] = (224, 224),
+        channels: int = 3,
+        patch: int = 16,
+        dim: int = 192,
+        depth: int = 24,
+        layer_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        if patch < 1 or len(image) != 2 or min(image) < 1 or any(size % patch for size in image):
+            raise ConfigError(f"vim: image is {tuple(image)}, expected two multiples of patch={patch}")
+        self.image, self.channels = tuple(image), channels
+        self.patches = nn.Conv2d(channels, dim, patch, patch)
+        count = image[0] * image[1] // patch**2
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count + 1, dim), std=0.02))
+        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
+        self.stack = Stack(dim, depth, "vim", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, channels, height, width) to logits (B, C)."""
+        expected = (self.channels, *self.image)
+        if images.ndim != 4 or images.shape[1:] != expected:
+            sizes = ", ".join(map(str, expected))
+            raise ShapeError(f"vim: images has shape {tuple(images.shape)}, expected (B, {sizes})")
+        x = self.patches(images).flatten(2).mT
+        middle = x.shape[1] // 2
+        x = torch.cat([x[:, :middle], self.token.expand(len(x), -1, -1), x[:, middle:]], 1) + self.positions
+        return self.head(self.stack(x)[0][:, middle])

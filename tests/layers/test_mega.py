@@ -1,0 +1,182 @@
+"""MEGA and Megalodon: their equations step by step, how they start, and what only they know."""
+
+import math
+
+import pytest
+import torch
+from by_hand import DIM, T, assert_normal, linear, rms, sigmoid, silu
+from test_ssm import mega_ema
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers import ComplexEMA, Mega, MegaEMA, Megalodon
+from scanl.layers.parts.timestep_norm import TimestepNorm
+
+
+def rotated(v, position, first, second):
+    """Each pair of channels (first, second) turned by the angle of its position."""
+    out = v.clone()
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        angle = torch.tensor(position * 10000.0 ** (-2 * i / len(v)))
+        out[a] = v[a] * angle.cos() - v[b] * angle.sin()
+        out[b] = v[b] * angle.cos() + v[a] * angle.sin()
+    return out
+
+
+def position_bias(module, i, j):
+    if hasattr(module, "rel_pos_bias"):
+        return module.rel_pos_bias[module.reach - 1 + j - i]
+    half = range(module.alpha.shape[1] // 2)
+    pairs = half, [len(half) + c for c in half]
+    return rotated(module.alpha[0], i, *pairs) @ rotated(module.beta[0], j, *pairs)
+
+
+def mega(layer, xs):
+    sizes, ys, ks, vs = [layer.dim, layer.z_dim, layer.hidden, layer.dim], [], [], []
+    for t, (x, m) in enumerate(zip(xs, mega_ema(layer.move, xs), strict=True)):
+        start = t - t % layer.reach
+        update, z, gate, ahead = linear(layer.mx_proj, m).split(sizes)
+        q, k = (silu(z) * layer.gamma[i] + layer.beta[i] for i in range(2))
+        ks, vs = [*ks, k], [*vs, silu(linear(layer.v_proj, x))]
+        bias = [position_bias(layer.rel_pos_bias, t - start, j - start) for j in range(start, t + 1)]
+        scores = torch.stack([q @ k for k in ks[start:]])
+        if layer.attention == "softmax":
+            weights = (scores / math.sqrt(layer.z_dim) + torch.stack(bias)).exp()
+            weights = weights / weights.sum()
+        else:
+            scores = scores / (t - start + 1) + torch.stack(bias)
+            weights = torch.where(scores > 0, scores, 0) ** 2
+            if layer.attention == "laplace":
+                weights = 0.5 * (1 + torch.erf((scores - 0.707107) / (0.282095 * math.sqrt(2))))
+        read_out = (weights[:, None] * torch.stack(vs[start:])).sum(0)
+        h = silu(ahead + linear(layer.h_proj, silu(gate) * read_out))
+        ys.append(sigmoid(update) * (h - x))
+    return ys
+
+
+def cema(layer, xs):
+    p = sigmoid(layer.alpha[..., 0])
+    turn = torch.arange(1, layer.ndim + 1) * sigmoid(layer.theta[..., 0]) * 2 * math.pi / layer.ndim
+    q = (1 - p * sigmoid(layer.delta[..., 0])) * torch.complex(turn.cos(), turn.sin())
+    gamma = torch.complex(layer.gamma[..., 0], layer.gamma[..., 1]) / math.sqrt(layer.ndim)
+    h, ys = torch.zeros(layer.dim, layer.ndim, dtype=torch.complex128), []
+    for x in xs:
+        h = q * h + p * x[:, None]
+        ys.append((gamma * h).sum(1).real + layer.omega[:, 0] * x)
+    return ys
+
+
+def timestep_norm(norm, xs):
+    ys = []
+    for t in range(len(xs)):
+        seen = torch.stack(xs[: t + 1]).unflatten(1, (norm.groups, -1))
+        mean, var = seen.mean((0, 2)), seen.var((0, 2), correction=0)
+        y = (seen[-1] - mean[:, None]) / torch.sqrt(var[:, None] + norm.eps)
+        ys.append(y.flatten() * (1 + norm.weight) + norm.bias)
+    return ys
+
+
+def megalodon(layer, xs):
+    H, W, ys, ks, vs = layer.num_heads, layer.chunk_size, [], [], []
+    width = layer.z_dim // H
+    normed = timestep_norm(layer.timenorm, xs)
+    for t, average in enumerate(cema(layer.cema, normed)):
+        start = t - t % W
+        m = rms(average) * (1 + layer.rmsnorm.weight)
+        z = torch.cat([rms(part) for part in linear(layer.wz, m).chunk(H)]) / math.sqrt(width)
+        q, k = (z * (1 + layer.gamma[i]) + layer.beta[i] for i in range(2))
+        pairs = range(0, width, 2), range(1, width, 2)
+        q, k = (torch.stack([rotated(part, t - start, *pairs) for part in each.chunk(H)]) for each in (q, k))
+        ks, vs = [*ks, k], [*vs, silu(linear(layer.wv, normed[t])).view(H, -1)]
+        weights = torch.stack([(q * k).sum(1) for k in ks[start:]]).exp()
+        read_out = (weights / weights.sum(0))[..., None] * torch.stack(vs[start:])
+        ys.append(linear(layer.wh1, m) + layer.wh2.weight @ (silu(linear(layer.wr, m)) * read_out.sum(0).flatten()))
+    return ys
+
+
+EQUATIONS = {
+    "mega": (lambda: Mega(DIM, 4, 6, 3, max_length=24), mega),
+    "mega_chunk_laplace_rotary": (lambda: Mega(DIM, 4, 6, 3, 3, attention="laplace", bias="rotary"), mega),
+    "mega_relu2": (lambda: Mega(DIM, 5, None, 2, max_length=24, attention="relu2"), mega),
+    "cema": (lambda: ComplexEMA(DIM, 3), cema),
+    "megalodon": (lambda: Megalodon(DIM, 4, 6, 2, 3, 3, 4), megalodon),
+    "megalodon_of_one_chunk": (lambda: Megalodon(DIM, 6, None, 1, 3, 24), megalodon),
+}
+
+
+@pytest.mark.usefixtures("double")
+def test_a_chunk_as_long_as_the_sequence_is_attention_to_all_of_it():
+    whole, x = Mega(DIM, 4, 6, 3, max_length=T), torch.randn(2, T, DIM)
+    chunk = Mega(DIM, 4, 6, 3, chunk_size=T)
+    chunk.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(chunk(x), whole(x))
+    with pytest.raises(ShapeError, match=f"mega: x makes a sequence of {T + 1} steps, expected at most"):
+        whole(x[:, :1], whole(x)[1])
+    chunk(x[:, :1], chunk(x)[1])
+
+
+@pytest.mark.usefixtures("double")
+def test_the_moving_average_of_megalodon_without_a_turn_is_that_of_mega():
+    """With beta 1, without the SiLU; `alpha` and `delta` change their names."""
+    ours, plain, x = ComplexEMA(DIM, 3), MegaEMA(DIM, 3), torch.randn(2, 20, DIM)
+    with torch.no_grad():
+        ours.theta.fill_(-1e9)
+        plain.alpha.copy_(ours.delta)
+        plain.delta.copy_(ours.alpha)
+        plain.beta.fill_(1.0)
+        plain.gamma.copy_(ours.gamma[..., 0])
+        plain.omega.copy_(ours.omega[:, 0])
+    torch.testing.assert_close(silu(ours(x)[0]), plain(x)[0])
+
+
+def test_the_timestep_norm_does_not_drift():
+    """A million steps read before: the sums of float64 keep what float32 would round away."""
+    norm, steps = TimestepNorm(4, 2), 1_000_000
+    x = torch.randn(1, 100, 4) + 3
+    _, state = norm(x, None, None)
+    state = state._replace(
+        steps=state.steps * (steps // 100), sums=state.sums * (steps // 100), rest=state.rest * (steps // 100)
+    )
+    y = norm(x, state, None)[0]
+    values = torch.cat([x.double().expand(steps // 100, 100, 4).flatten(0, 1), x[0].double()]).unflatten(1, (2, 2))
+    mean, var = values.mean((0, 2)), values.var((0, 2), correction=0)
+    expected = ((x[0, -1].view(2, 2) - mean[:, None]) / torch.sqrt(var[:, None] + 1e-5)).flatten()
+    torch.testing.assert_close(y[0, -1].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_init_of_mega_and_megalodon():
+    layer = Mega(64, 300, 300, chunk_size=600)
+    for weight in (layer.v_proj.weight, layer.mx_proj.weight, layer.h_proj.weight, layer.gamma):
+        assert_normal(weight, 0.02)
+    assert_normal(layer.rel_pos_bias.rel_pos_bias, 0.02)
+    assert not any(each.any() for each in (layer.beta, layer.v_proj.bias, layer.mx_proj.bias, layer.h_proj.bias))
+    assert_normal(Mega(8, 4000, 2, bias="rotary").rel_pos_bias.alpha, 0.02)
+    layer = Megalodon(128)
+    for project in (layer.wv, layer.wz, layer.wr, layer.wh1, layer.wh2):
+        assert_normal(project.weight, 1 / math.sqrt(3 * project.in_features))
+    assert layer.timenorm.groups == 4
+    assert not any(each.any() for each in (layer.gamma, layer.beta, layer.rmsnorm.weight, layer.timenorm.weight))
+    turns = layer.cema.theta.sigmoid().flatten().sort(descending=True).values
+    torch.testing.assert_close(turns, 128 ** (-torch.arange(1, 129) / 128), rtol=1e-4, atol=1e-6)
+    assert_normal(layer.cema.alpha, 0.2)
+    assert_normal(layer.cema.gamma[..., 0], 1.0)
+    assert not layer.cema.gamma[..., 1].any()
+    assert layer.cema.omega.abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mega(8, 0), "mega: z_dim is 0, expected at least 1"),
+        (lambda: Mega(8, attention="soft"), "attention of mega"),
+        (lambda: Mega(8, bias="none"), "bias of mega"),
+        (lambda: Mega(8, 3, bias="rotary"), "mega: z_dim is 3, expected an even number because bias is 'rotary'"),
+        (lambda: Megalodon(8, 6, num_heads=2), "megalodon: z_dim is 6, expected a multiple of 2 num_heads=4"),
+        (lambda: Megalodon(8, 8, 5, 2), "megalodon: hidden is 5, expected a multiple of num_heads=2"),
+        (lambda: Megalodon(8, chunk_size=0), "megalodon: chunk_size is 0, expected at least 1"),
+        (lambda: Megalodon(8, norm_groups=3), "timestep norm: groups is 3, expected a divisor of dim=8"),
+        (lambda: ComplexEMA(8, 0), "cema: ndim is 0, expected at least 1"),
+    ],
+)
+def test_wrong_options(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
