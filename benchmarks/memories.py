@@ -256,7 +256,8 @@ def taught(hidden: int) -> Row:
             for index in range(len(start) - 1, -1, -1):
                 sums[index] = sums[index] - gate[:, t, :, None] * (inputs[index].mT @ slope)
                 if index:
-                    slope = slope @ start[index][:, :, :-1].mT * _mini_batches.gelu_slope(hidden[index - 1])
+                    slope = slope @ start[index][:, :, :-1].mT
+                    slope = torch.ops.aten.gelu_backward(slope, hidden[index - 1], approximate="tanh")
             last = [each + factor[t % 16] * part for each, part in zip(start, sums, strict=True)]
             z = q[:, t, :, None]
             for index, each in enumerate(last):
