@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--pretrain", type=int, default=600)
     parser.add_argument("--distil", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=300)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--features", type=int, default=128)
     chosen = parser.parse_args()
     import transformers
 
