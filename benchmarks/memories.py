@@ -10,8 +10,10 @@ are compared before they are timed. Writes benchmarks/results/memories.json.
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,9 @@ from torch.nn import functional as F
 from primitives import attention, both, decay, draw, medians, theirs
 from run import RESULTS, machine
 from scanl import layers, ops
+from scanl.layers.attention import path_attention
+from scanl.layers.memory import _mini_batches, mesanet, ttt
+from scanl.layers.parts.levels import count_levels, levels
 
 SHAPE = (1, 2048, 8, 64)
 LONG = (1, 4096, 8, 64)
@@ -85,6 +90,184 @@ def based() -> Row:
     return Row("fla, chunks", (q, k, v), ours, naive("based.naive", "naive_chunk_based", heads_first=True))
 
 
+def based_squared() -> Row:
+    """The quadratic map of 16 keys, with its denominator."""
+    q, k, v = draw(1, 2048, 8, 16), draw(1, 2048, 8, 16), draw(1, 2048, 8, 64)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        reads, writes = ops.feature_maps.quadratic(q * 16**-0.5), ops.feature_maps.quadratic(k)
+        return ops.normalized_linear_attention(reads, writes, v)[0]
+
+    return Row("fla, scores", (q, k, v), ours, naive("rebased.naive", "naive_parallel_rebased", heads_first=True))
+
+
+def hgrn2(q: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    return ops.linear_attention(q, -torch.expm1(g), v, g)[0]
+
+
+def over_slots(q: Tensor, k: Tensor, v: Tensor, write: Tensor, g: Tensor) -> Tensor:
+    """Gated slot attention, 64 slots."""
+    logits, _ = ops.linear_attention(q, k, write, gv=g)
+    return ops.linear_attention(logits.softmax(-1), write, v, g, scale=1.0)[0]
+
+
+def bounded(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> Tensor:
+    """Attention with bounded memory, 64 slots."""
+    e = s.exp()
+    z, _ = ops.linear_scan(e, e.new_ones(()))
+    sums, _ = ops.linear_attention(q, k, e)
+    return ops.linear_attention((sums / z).softmax(-1) / z, e, v, scale=1.0)[0]
+
+
+def lightning() -> Row:
+    rates = -torch.arange(1.0, 9.0) / 8
+    chunks = naive("simple_gla.naive", "naive_chunk_simple_gla")
+
+    def other(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert chunks is not None
+        return chunks(q, k, v, rates.expand(*q.shape[:3]))
+
+    return Row("fla, chunks", qkv(), lambda q, k, v: additive(q, k, v, rates), chunks and other)
+
+
+def comba() -> Row:
+    """Erase at half of k, before the decay."""
+    q, k, v = qkv()
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, p: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        strength = beta[..., None]
+        return ops.dplr_scan(q, k, strength * v, -strength * k, p, g)[0]
+
+    chunks = naive("comba.naive", "naive_chunk_comba")
+
+    def other(q: Tensor, k: Tensor, v: Tensor, p: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        assert chunks is not None
+        return chunks(q, k, v, p, g, beta)
+
+    return Row("fla, chunks", (q, k, v, k / 2, beta(), decay(*SHAPE[:3])), ours, chunks and other)
+
+
+def delta_product() -> Row:
+    """Two writes a step, and no decay."""
+    steps = (1, 4096, *SHAPE[2:])
+    q, k, v = draw(*SHAPE), F.normalize(draw(*steps), dim=-1), draw(*steps)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, 1, 0)).flatten(1, 2)
+        return ops.delta_rule(q, k, v, beta)[0][:, 1::2]
+
+    found = theirs("fla.ops.gated_delta_product.naive", "naive_recurrent_gated_delta_product")
+
+    def other(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        assert found is not None
+        return found(q, k, v, None, beta, q.shape[-1] ** -0.5, num_householder=2)[0]
+
+    return Row("fla, steps", (q, k, v, 2 * draw(*steps[:3]).sigmoid()), ours, found and other)
+
+
+def mesa() -> Row:
+    """Ten steps of conjugate gradients."""
+    q, k, v = qkv()
+    leaves = (F.normalize(q, dim=-1), k, v, beta(), decay(*SHAPE[:3]), F.softplus(draw(*SHAPE[2:])) + 0.25)
+    found = theirs("fla.ops.mesa_net.naive", "naive_mesa_net_CG")
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, damping: Tensor) -> Tensor:
+        write = beta[..., None] * k
+        return ops.linear_attention(mesanet._solve(q, k, write, g, damping, None, None, 10), write, v, g, scale=1.0)[0]
+
+    def other(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, damping: Tensor) -> Tensor:
+        assert found is not None
+        return found(q, k, v, g, damping, beta, 64, 10)[0]
+
+    return Row("fla, chunks", leaves, ours, found and other)
+
+
+def written_by_gates() -> Callable[..., Tensor] | None:
+    steps = naive("gla.naive", "naive_recurrent_gla")
+    return steps and (lambda q, v, g: steps(q, -torch.expm1(g), v, g))
+
+
+def log_linear() -> Row:
+    """Ten levels, 512 steps: the other has a matrix of all pairs of steps for each level and head."""
+    q, k, v, g = (each[:, :512] for each in (*qkv(), decay(*SHAPE[:3])))
+    at = levels(torch.arange(512)[None], count_levels(512))
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> Tensor:
+        g = g[..., None].masked_fill(at.begins[:, :, None], -torch.inf)
+        values = torch.where(at.writes[:, :, None, :, None], v[:, :, :, None], 0)
+        q, k = (each.repeat_interleave(g.shape[3], 2) for each in (q, k))
+        o, _ = ops.linear_attention(q, k, values.flatten(2, 3), g.flatten(2, 3), scale=1.0)
+        read = torch.where(at.reads[:, :, None], weights[..., 1:], 0)
+        own = (q[:, :, :: g.shape[3]] * k[:, :, :: g.shape[3]]).sum(-1)
+        return (read[..., None] * o.unflatten(2, (8, -1))).sum(3) + (weights[..., 0] * own)[..., None] * v
+
+    found = theirs("fla.ops.log_linear_attn.naive", "naive_log_linear_attn")
+    weights = draw(*q.shape[:3], count_levels(512)).sigmoid()
+    return Row("fla, scores", (q, k, v, g, weights), ours, found)
+
+
+def path() -> Row:
+    q, k, v = qkv()
+    found = theirs("fla.ops.path_attn.naive", "naive_path_attn")
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+        return path_attention._attended(q / 8, k, v, w, beta, k, v, None)[0]
+
+    def other(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+        assert found is not None
+        return found(q, k, v, w, beta, q.new_zeros(q.shape[:3]), 1 / 8)
+
+    return Row("fla, chunks", (q, k, v, F.normalize(draw(*SHAPE), dim=-1), beta()), ours, found and other)
+
+
+def forgetting() -> Row:
+    found = theirs("fla.ops.forgetting_attn.naive", "naive_forgetting_attn")
+    return Row("fla, scores", (*qkv(), decay(*SHAPE[:3])), attend_forgetting, found)
+
+
+def attend_forgetting(q: Tensor, k: Tensor, v: Tensor, log_f: Tensor) -> Tensor:
+    since, _ = ops.linear_scan(log_f, log_f.new_ones(()))
+    q = F.pad(q / math.sqrt(q.shape[-1]), (0, 1), value=1.0) * math.sqrt(q.shape[-1] + 1)
+    return ops.segment_attention(q, torch.cat([k, -since[..., None]], -1), v, window=q.shape[1])[0]
+
+
+def taught(hidden: int) -> Row:
+    """A memory that learns by gradients in mini-batches of 16, beside one token after the other: (1, 256, 8, 64)."""
+    q, k, v = qkv((1, 256, 8, 64))
+    widths = [64, *[256] * hidden, 64]
+    weights = [torch.cat([draw(8, a, b) / a**0.5, draw(8, 1, b)], 1)[None] for a, b in pairwise(widths)]
+    norm, factor = _mini_batches.Norm(torch.ones(8, 64), torch.zeros(8, 64)), 1 / torch.arange(1.0, 17.0)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, *weights: Tensor) -> Tensor:
+        zeros = [torch.zeros_like(each) for each in weights]
+        return ttt._ttt(q, k, v, gate, factor, *norm, list(weights), zeros, None, 16)[0]
+
+    def other(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, *weights: Tensor) -> Tensor:
+        outputs, last = [], list(weights)
+        for t in range(q.shape[1]):
+            if t % 16 == 0:
+                start, sums = last, [torch.zeros_like(each) for each in weights]
+            key = k[:, t, :, None]
+            inputs, hidden = [F.pad(key, (0, 1), value=1.0)], []
+            for each in start[:-1]:
+                hidden.append(inputs[-1] @ each)
+                inputs.append(F.pad(F.gelu(hidden[-1], approximate="tanh"), (0, 1), value=1.0))
+            slope = norm.gradient(inputs[-1] @ start[-1], v[:, t, :, None] - key)
+            for index in range(len(start) - 1, -1, -1):
+                sums[index] = sums[index] - gate[:, t, :, None] * (inputs[index].mT @ slope)
+                if index:
+                    slope = slope @ start[index][:, :, :-1].mT
+                    slope = torch.ops.aten.gelu_backward(slope, hidden[index - 1], approximate="tanh")
+            last = [each + factor[t % 16] * part for each, part in zip(start, sums, strict=True)]
+            z = q[:, t, :, None]
+            for index, each in enumerate(last):
+                z = F.pad(F.gelu(z, approximate="tanh") if index else z, (0, 1), value=1.0) @ each
+            outputs.append(q[:, t] + norm(z)[:, :, 0])
+        return torch.stack(outputs, 1)
+
+    return Row("Python loop", (q, k, v, draw(1, 256, 8, 1).sigmoid() / 640, *weights), ours, other)
+
+
 def versus_attention(*decays: int) -> Row:
     q, k, v = qkv(LONG)
     g = (decay(*decays),) if decays else ()
@@ -122,13 +305,36 @@ ROWS: dict[str, Callable[[], Row]] = {
     "gated linear attention": lambda: Row(
         "fla, steps", (*qkv(), decay(*SHAPE)), additive, naive("gla.naive", "naive_recurrent_gla")
     ),
+    "lightning attention": lightning,
+    "HGRN2": lambda: Row(
+        "fla, steps",
+        (draw(*SHAPE), draw(*SHAPE), decay(*SHAPE)),
+        hgrn2,
+        written_by_gates(),
+    ),
+    "gated slot attention": lambda: Row(
+        "fla, steps",
+        (*qkv(), draw(*SHAPE).sigmoid(), decay(*SHAPE)),
+        over_slots,
+        naive("gsa.naive", "naive_recurrent_gsa"),
+    ),
+    "bounded-memory control": lambda: Row(
+        "fla, steps", (*qkv(), draw(*SHAPE)), bounded, naive("abc.naive", "naive_recurrent_abc", heads_first=True)
+    ),
     "based": based,
+    "rebased": based_squared,
     "delta rule": lambda: Row(
         "fla, chunks", (*qkv(), beta()), delta, naive("delta_rule.naive", "delta_rule_chunkwise", heads_first=True)
     ),
     "gated delta rule": lambda: Row(
         "fla, chunks",
         (*qkv(), beta(), decay(*SHAPE[:3])),
+        delta,
+        swapped(naive("gated_delta_rule.naive", "naive_chunk_gated_delta_rule")),
+    ),
+    "gated delta rule, negative eigenvalues": lambda: Row(
+        "fla, chunks",
+        (*qkv(), 2 * beta(), decay(*SHAPE[:3])),
         delta,
         swapped(naive("gated_delta_rule.naive", "naive_chunk_gated_delta_rule")),
     ),
@@ -141,11 +347,22 @@ ROWS: dict[str, Callable[[], Row]] = {
         low_rank,
         naive("generalized_delta_rule.dplr.naive", "dplr_chunkwise", heads_first=True),
     ),
+    "comba": comba,
+    "delta product": delta_product,
+    "mesa": mesa,
+    "log-linear": log_linear,
+    "forgetting attention": forgetting,
+    "PaTH attention": path,
+    "mamba3": partial(loop, "mamba3"),
+    "mamba3_mimo": partial(loop, "mamba3_mimo"),
+    "momentum_deltanet": partial(loop, "momentum_deltanet"),
     "linear attention, 4096 steps": versus_attention,
     "one decay a head, 4096 steps": partial(versus_attention, *LONG[:3]),
     "gated linear attention, 4096 steps": partial(versus_attention, *LONG),
     "rdn": partial(loop, "rdn"),
     "srwm": partial(loop, "srwm"),
+    "ttt_linear": partial(taught, 0),
+    "ttt_mlp": partial(taught, 1),
 }
 
 

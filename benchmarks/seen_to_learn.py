@@ -196,6 +196,23 @@ SEEN = {
         missed=0.6,
         length=512,
     ),
+    "permutations-deltaproduct": Beside(  # a convolution mixes neighbouring permutations, and neither layer learns
+        "word_problem",
+        tuple(
+            "--layer-options.use_short_conv false --dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
+            f"--batch-size 32 --eval-examples 256 --eval-every 100 {stage}"
+            for stage in (
+                "--task-options.length 8 --steps 300 --lr 1e-2",
+                "--task-options.length 32 --steps 200 --lr 5e-3",
+                "--task-options.length 128 --steps 100 --lr 3e-3",
+            )
+        ),
+        Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1}'",)),
+        Side("gla", ("--layer-options '{num_heads: 2}'",)),
+        reached=0.99,
+        missed=0.6,
+        length=256,
+    ),
     "adding-lru": Seen(
         "adding",
         "lru",

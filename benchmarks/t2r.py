@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--pretrain", type=int, default=600)
     parser.add_argument("--distil", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=300)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--features", type=int, default=128)
     chosen = parser.parse_args()
     import transformers
 
@@ -95,7 +95,7 @@ def main() -> int:
         t2r.learn_feature_maps(model, teacher, [batch[:, :-1] for batch in windows(text, distil, 2)])
         name = f"T2R, {distil} steps of distillation"
         print(f"{name}: {perplexity(model, held_out):.3f}", flush=True)
-        train(model, text, chosen.finetune, 1e-3, seed=3)
+        train(model, text, chosen.finetune, 3e-3, seed=3)
         ends[distil] = perplexity(model, held_out)
         print(f"{name}, then {chosen.finetune} of training: {ends[distil]:.3f}", flush=True)
     held = ends[chosen.distil] <= 1.05 * wanted < ends[0]

@@ -58,7 +58,8 @@ def test_more_keys_than_the_kernels_hold_room_for(op):
     assert op.explain(q[..., :512], q[..., :512], v, *(m[..., :512] for m in more)).splitlines()[1] == "cpu: can run"
 
 
-# Products over chunks of steps, which both passes take from WIDE keys on: 64 steps a chunk, or 32; 256 columns a block.
+# Products over chunks of steps, which both passes take from WIDE keys on: 64 steps a chunk, or 32; 256 columns a block,
+# and forwards 576 with at most 256 keys.
 def wide(steps: int, values: int, keys: int = 193, **more) -> dict[str, torch.Tensor]:
     q, k = (torch.randn(1, steps, 1, keys, dtype=torch.float64) for _ in range(2))
     v, state = torch.randn(1, steps, HEADS, values).double(), torch.randn(1, HEADS, keys, values).double()
@@ -75,7 +76,10 @@ CHUNKED = {
     "step": lambda steps=70: (linear_attention, wide(steps, 5, g=40 * wide_rate(steps).log())),
     "delta_rule": lambda steps=35: (delta_rule, wide(steps, 17, beta=wide_rate(steps))),
     "narrow": lambda steps=35: (delta_rule, wide(steps, 17, 70, beta=wide_rate(steps))),
-    "blocks": lambda steps=32: (delta_rule, wide(steps, 260, beta=wide_rate(steps), g=wide_rate(steps).log() / 30)),
+    "blocks": lambda steps=32: (
+        delta_rule,
+        wide(steps, 260, 260, beta=wide_rate(steps), g=wide_rate(steps).log() / 30),
+    ),
     "gated": lambda steps=70: (delta_rule, wide(steps, 5, beta=wide_rate(steps), g=40 * wide_rate(steps).log())),
 }
 

@@ -182,8 +182,8 @@ def normalized_linear_attention(
     if more.get("gv") is not None:
         raise ShapeError("normalized_linear_attention: gv is given, expected None: the denominator has no column of it")
     more.setdefault("scale", 1.0)
-    ones = torch.nn.functional.pad(v, (0, 1), value=1.0)
-    o, last = linear_attention(q, k, ones, g, state=state, **more)
+    ones = torch.ones_like(v[..., :1])
+    o, last = linear_attention(q, k, torch.cat([v, ones], -1), g, state=state, **more)
     return o[..., :-1] / o[..., -1:].clamp(min=eps), last
 
 

@@ -312,9 +312,11 @@ def _attend(
     q, k, v = _wide(q), _wide(k), _wide(v)  # before cutting into blocks, so that block gradients add up in float32
     if memory is None and start is None and steps <= window:
         # No token leaves the window, so no mask is needed; memory then does not grow with the square of the steps.
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        # torch's fused kernel needs values as wide as keys; without it, the scores of all pairs are in memory.
+        width = v.shape[3]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, pad(v, (0, max(0, k.shape[3] - width)))))
         y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return y.transpose(1, 2).to(dtype)
+        return y[..., :width].transpose(1, 2).to(dtype)
     t = torch.arange(steps, device=q.device)
     block = max(window - 1, _BLOCK)
     if steps <= 2 * block:

@@ -48,9 +48,15 @@ class XLSTMPatch(Patch):
             now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
         memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
         q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
-        # Two calls, because one call with n as one more value column would join and split the states at every token.
-        y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
-        total, sums = linear_attention(q, k, torch.ones_like(v[..., :1]), g, state=sums, cu_seqlens=rows.cu_seqlens)
+        ones = torch.ones_like(v[..., :1])
+        if v.shape[1] == 1:  # one call would join and split the states at every token
+            y, memory = linear_attention(q, k, v, g, state=memory, cu_seqlens=rows.cu_seqlens)
+            total, sums = linear_attention(q, k, ones, g, state=sums, cu_seqlens=rows.cu_seqlens)
+        else:
+            joined = None if memory is None or sums is None else torch.cat([memory, sums], -1)
+            y, joined = linear_attention(q, k, torch.cat([v, ones], -1), g, state=joined, cu_seqlens=rows.cu_seqlens)
+            y, total = y.split([v.shape[-1], 1], -1)
+            memory, sums = joined.split([v.shape[-1], 1], -1)
         h = y / (torch.maximum(total.abs(), (-now).exp()[..., None]) + module.config.eps)
         y = module.out_proj(module.ogate_act_fn(o) * _normed(module.multihead_norm, h).to(x.dtype))
         return rows.back(y), (rows.last(memory), rows.last(sums)[..., 0], rows.last(m)[..., None])

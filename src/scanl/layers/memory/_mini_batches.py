@@ -10,7 +10,6 @@ so uᵀ W_i is a sum of products of matrices for all steps of a mini-batch at on
 Source: Sun et al., "Learning to (Learn at Test Time)", arXiv:2407.04620 (the dual form).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,9 +23,9 @@ EPS = 1e-6  # of the memory's norm
 
 
 class Rates(NamedTuple):
-    """Coefficients of C steps: a, f and e (B, H, C), and G and E (B, H, C, C), lower triangular."""
+    """Coefficients of C steps: a (None for 1), f and e (B, H, C), and G and E (B, H, C, C), lower triangular."""
 
-    a: Tensor
+    a: Tensor | None
     f: Tensor
     e: Tensor
     G: Tensor
@@ -56,9 +55,9 @@ class Norm(NamedTuple):
 # a step, (P, B, C); to the coefficients, with a first axis of P parts.
 Coefficients = Callable[[Sequence[Tensor], Tensor, Tensor], Rates]
 
-# Of one mini-batch or a part of it: operands, coefficients, which rows come to the end of their mini-batch, and the
-# state; to the outputs and the state.
-Part = Callable[[Sequence[Tensor], Rates, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+# Of one mini-batch or a part of it: operands, coefficients, which rows come to the end of their mini-batch (None where
+# all do), and the state; to the outputs and the state.
+Part = Callable[[Sequence[Tensor], Rates, Tensor | None, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def in_mini_batches(
@@ -97,8 +96,10 @@ def in_mini_batches(
     taken = torch.where(holds[:, :, None, :, None], taken, 0).split(widths, -1)
     rates = coefficients(taken, within.clamp(max=size), holds)
     outputs = []
-    for *own, done in zip(*taken, *rates, begins + size <= steps, strict=True):
-        y, state = run(own[: len(widths)], Rates(*own[len(widths) :]), done, state)
+    for index, ends in enumerate(begins + size <= steps):
+        own = [part[index] for part in taken]
+        of_part = Rates(*(None if each is None else each[index] for each in rates))
+        y, state = run(own, of_part, None if (index + 1) * size <= steps else ends, state)
         outputs.append(y)
     every = torch.arange(steps, device=joined.device)
     part = (read[:, None] + every) // size
@@ -111,26 +112,30 @@ def in_mini_batches(
 def learn(
     start: Sequence[Tensor],
     now: Sequence[Tensor],
-    moving: Sequence[Tensor],
+    moving: Sequence[Tensor] | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     rates: Rates,
     norm: Norm,
+    *,
     bias: bool,
+    moves: bool = True,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Take the gradients at `start`, read with W_i of each step, and return the outputs and the last W and Z.
 
     start, now, moving: the matrices where the mini-batch began, W and Z, (B, H, rows, columns); with `bias` their last
-    row is a bias.   q, k, v: (B, H, C, K).
+    row is a bias. None for a Z of zeros.   q, k, v: (B, H, C, K).   moves: whether the last Z is wanted.
     """
 
     def given(u: Tensor) -> Tensor:
         return F.pad(u, (0, 1), value=1.0) if bias else u
 
     def products(index: int, u: Tensor) -> Tensor:
-        own = rates.a[..., None] * (u @ now[index]) + rates.f[..., None] * (u @ moving[index])
-        return own - (u @ inputs[index].mT * rates.G) @ gradients[index]
+        own = u @ now[index]
+        own = own if rates.a is None else rates.a[..., None] * own
+        own = own if moving is None else own + rates.f[..., None] * (u @ moving[index])
+        return _less(own, u @ inputs[index].mT * rates.G, gradients[index])
 
     hidden, inputs = [], [given(k)]
     for weight in start[:-1]:
@@ -139,21 +144,23 @@ def learn(
     gradients = [norm.gradient(inputs[-1] @ start[-1], v - k)]
     for z, weight in zip(reversed(hidden), reversed(start[1:]), strict=True):
         rows = weight[:, :, :-1] if bias else weight
-        gradients.insert(0, gradients[0] @ rows.mT * gelu_slope(z))
+        gradients.insert(0, torch.ops.aten.gelu_backward(gradients[0] @ rows.mT, z, approximate="tanh"))
     u = given(q)
     for index in range(len(start) - 1):
         u = given(F.gelu(products(index, u), approximate="tanh"))
     y = q + norm(products(len(start) - 1, u))
     after, later = [], []
-    for W, Z, u, delta in zip(now, moving, inputs, gradients, strict=True):
-        written = [(u * part[:, :, -1, :, None]).mT @ delta for part in (rates.G, rates.E)]
-        after.append(rates.a[:, :, -1, None, None] * W + rates.f[:, :, -1, None, None] * Z - written[0])
-        later.append(rates.e[:, :, -1, None, None] * Z - written[1])
+    for index, (u, delta) in enumerate(zip(inputs, gradients, strict=True)):
+        W, Z = now[index], None if moving is None else moving[index]
+        W = W if rates.a is None else rates.a[:, :, -1, None, None] * W
+        W = W if Z is None else W + rates.f[:, :, -1, None, None] * Z
+        after.append(_less(W, (u * rates.G[:, :, -1, :, None]).mT, delta))
+        if moves:
+            Z = torch.zeros_like(W) if Z is None else rates.e[:, :, -1, None, None] * Z
+            later.append(_less(Z, (u * rates.E[:, :, -1, :, None]).mT, delta))
     return y, after, later
 
 
-def gelu_slope(z: Tensor) -> Tensor:
-    """Return the derivative of the tanh form of GELU."""
-    c = math.sqrt(2 / math.pi)
-    t = torch.tanh(c * (z + 0.044715 * z**3))
-    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z)
+def _less(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return x less the product of two matrices, for each row and head."""
+    return torch.baddbmm(x.flatten(0, 1), left.flatten(0, 1), right.flatten(0, 1), alpha=-1).view_as(x)

@@ -176,7 +176,7 @@ def remember(
     """
     now, before, m = stabiliser(i, log_f, m.to(i.dtype), cu_seqlens)
     k = k * ((i - now).exp() / math.sqrt(k.shape[-1]))[..., None]
-    v = F.pad(v, (0, 1), value=1.0)
+    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     h, memory = linear_attention(widen(q), k, v, log_f + before - now, state=memory, scale=1.0, cu_seqlens=cu_seqlens)
     return h[..., :-1] / (torch.maximum(h[..., -1].abs(), (-now).exp()) + eps)[..., None], memory, m
 

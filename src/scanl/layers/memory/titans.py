@@ -88,12 +88,16 @@ def _titans(
         E = E * theta.mT
         return Rates(a, f, e, A @ E, E)
 
-    def run(operands: Sequence[Tensor], rates: Rates, done: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        operands: Sequence[Tensor], rates: Rates, done: Tensor | None, state: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
         start, now, momentum = state[:count], state[count : 2 * count], state[2 * count :]
         o, after, momentum = learn(start, now, momentum, q, k, v, rates, norm, bias=False)
-        ends = done[:, None, None, None]
-        return o, [*(torch.where(ends, new, old) for new, old in zip(after, start, strict=True)), *after, *momentum]
+        if done is not None:
+            ends = done[:, None, None, None]
+            start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
+        return o, [*(after if done is None else start), *after, *momentum]
 
     o, state = in_mini_batches(size, position, (q, k, v, gates), matrices, coefficients, run)
     return [o, *state]

@@ -73,20 +73,24 @@ def _ttt(
     def coefficients(operands: Sequence[Tensor], within: Tensor, holds: Tensor) -> Rates:
         g = operands[3]
         c = factor[within - 1][:, :, None]
-        one = torch.ones_like(c)
         E = g.mT.expand(*g.shape[:4], g.shape[3]).tril()
-        return Rates(one, c, one, c[..., None] * E, E)
+        return Rates(None, c, torch.ones_like(c), c[..., None] * E, E)
 
-    def run(operands: Sequence[Tensor], rates: Rates, done: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        operands: Sequence[Tensor], rates: Rates, done: Tensor | None, state: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
-        start, sums = state[:count], state[count:]
-        o, after, later = learn(start, start, sums, q, k, v, rates, norm, bias=True)
+        start, sums = state[:count], state[count:] or None  # a mini-batch that begins has no sums
+        o, after, later = learn(start, start, sums, q, k, v, rates, norm, bias=True, moves=done is not None)
+        if done is None:
+            return o, after
         ends = done[:, None, None, None]
         start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
         return o, [*start, *(torch.where(ends, 0, each) for each in later)]
 
-    o, state = in_mini_batches(size, position, (q, k, v, gate), [*weights, *sums], coefficients, run)
-    return [o, *state]
+    state = list(weights) if position is None else [*weights, *sums]
+    o, state = in_mini_batches(size, position, (q, k, v, gate), state, coefficients, run)
+    return [o, *state, *(torch.zeros_like(each) for each in state[: 2 * count - len(state)])]
 
 
 @register("ttt_linear")

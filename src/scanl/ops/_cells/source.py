@@ -409,6 +409,12 @@ class _Body:
         for axis in range(outer):
             lines.append(f"{indent}for j{axis} in range({self.writer.size(source.shape[axis])}):")
             indent += "    "
+        mean = ""
+        if name == "mean":
+            numbers = self.writer.size(math.prod(source.shape[outer:]))
+            mean = f" / dtype.type({numbers})"
+        if name in ("sum", "mean") and outer and source.strides[outer - 1] == 1 != source.strides[-1]:
+            return [self.typed(line) for line in [*lines[:-1], *self._columns(source, outer, value, target, mean)]]
         start = {"amax": "c(-np.inf)", "amin": "c(np.inf)"}.get(name, "c(0)")
         lines.append(f"{indent}total = {start}")
         deep = indent
@@ -424,12 +430,20 @@ class _Body:
         if running:
             lines.append(f"{deep}{target}[{self.index(whole)}] = total")
         else:
-            mean = ""
-            if name == "mean":
-                numbers = self.writer.size(math.prod(source.shape[outer:]))
-                mean = f" / dtype.type({numbers})"
             lines.append(f"{indent}{target}[{self.index(whole)}] = total{mean}")
         return [self.typed(line) for line in lines]
+
+    def _columns(self, source: Ref, outer: int, value: str, target: str, mean: str) -> list[str]:
+        """Write sums of columns: rows are added one by one, so that the compiler's vectors run along a row."""
+        indent, last = "    " * outer, outer - 1
+        across = f"for j{last} in range({self.writer.size(source.shape[last])}):"
+        place = f"{target}[{self.index(contiguous(source.shape[:outer]))}]"
+        lines, deep = [f"{indent}{across}", f"{indent}    {place} = c(0)"], indent
+        for axis in range(outer, len(source.shape)):
+            lines.append(f"{deep}for j{axis} in range({self.writer.size(source.shape[axis])}):")
+            deep += "    "
+        lines += [f"{deep}{across}", f"{deep}    {place} += {value}"]
+        return [*lines, f"{indent}{across}", f"{indent}    {place} = {place}{mean}"] if mean else lines
 
 
 def _number(value: float) -> str:

@@ -38,20 +38,24 @@ from scanl.ops._cpu._vectors import STRIP, Emitter
 GROUP = 8  # rows of a triangular system that are solved one by one, between products
 AHEAD = 8  # rows between prefetching a row and using it
 BLOCK = 256  # columns of the state at a time: more would leave the second-level cache
+WIDER = 576  # the same forwards, where less memory is needed and there are at most BLOCK keys
 LINE = 16  # widths are rounded up to whole vectors, and rows lie one vector further apart: else they share cache sets
 PLACES = "m_states m_u m_r m_q m_k m_to_q m_to_k m_kt m_ke m_v m_do m_dv m_y m_turned_k m_turned_u m_D m_P m_A m_L m_B "
 PLACES += "m_S m_dS m_turned_dS m_vectors"
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows reverse d_step d_head delta q k v g beta "
-    f"scale state size k_row v_row workers room needed {PLACES} "
+    f"scale state size k_row v_row workers room needed block {PLACES} "
 )
 FORWARD = Slots(_HEAD + "out last")
 BACKWARD = Slots(_HEAD + "do dlast dq dk dv dg dbeta dstate")
 
 
 def _places_of(longest: int, size: int, keys: int, values: int, delta: bool) -> tuple[dict[str, int], int]:
-    """Return where each matrix begins in the memory of a worker, and how many numbers they have in all."""
-    k_row, v_row, c_row = (-(-width // LINE) * LINE + LINE for width in (keys, min(values, BLOCK), size))
+    """Return where each matrix begins in the memory of a worker, and how many numbers they have in all.
+
+    values: the most columns of the state at a time.
+    """
+    k_row, v_row, c_row = (-(-width // LINE) * LINE + LINE for width in (keys, values, size))
     chunks = -(-longest // size)
     numbers = {"states": chunks * v_row * k_row, **dict.fromkeys(("u", "r"), delta * chunks * size * v_row)}
     numbers |= dict.fromkeys(("q", "k", "to_q", "to_k", "kt", "ke"), size * k_row)
@@ -207,15 +211,18 @@ def _decays_of(g, at, step, count, rows, m, D, row, e, t, a):
 @helper()
 def _solve(m, x, row, L, c_row, beta, u, rows, width, back):
     """Solve r = x + L u, u = β r, for L strictly lower; x becomes r. If `back`, solve r = x + Lᵀ u."""
+    one = m.dtype.type(1)
     for turn in range(0, rows, GROUP):
         first = rows - GROUP - turn if back else turn
         rest = first + GROUP
         if back:
             o, left = L + rest * c_row + first, rows - rest
-            add_products(m, x + first * row, row, GROUP, width, m, o, NEXT, c_row, left, m, u + rest * row, row, WHOLE)
+            add_products(
+                m, x + first * row, row, GROUP, width, m, o, NEXT, c_row, left, m, u + rest * row, row, WHOLE, one
+            )
         else:
             add_products(
-                m, x + first * row, row, GROUP, width, m, L + first * c_row, c_row, NEXT, first, m, u, row, WHOLE
+                m, x + first * row, row, GROUP, width, m, L + first * c_row, c_row, NEXT, first, m, u, row, WHOLE, one
             )
         for i in range(GROUP):
             s = rest - 1 - i if back else first + i
@@ -238,7 +245,7 @@ def _product(m, out, out_row, rows, width, h, h_row, h_term, terms, w, w_row, pa
         target = m[out + i * out_row : out + i * out_row + width]
         for j in range(width):
             target[j] = 0
-    add_products(m, out, out_row, rows, width, m, h, h_row, h_term, terms, m, w, w_row, part)
+    add_products(m, out, out_row, rows, width, m, h, h_row, h_term, terms, m, w, w_row, part, m.dtype.type(1))
 
 
 class _Sizes(NamedTuple):
@@ -248,6 +255,7 @@ class _Sizes(NamedTuple):
     heads: int
     keys: int
     values: int
+    block: int  # the most columns of the state at a time
     d_step: int  # strides of the decays
     d_head: int
     delta: int  # whether it is the delta rule
@@ -307,8 +315,8 @@ class _Chunk(NamedTuple):
 @helper(forceinline=True)
 def _sizes(slots):
     return _Sizes(
-        slots.shared, slots.heads, slots.keys, slots.values, slots.d_step, slots.d_head, slots.delta, slots.size,
-        slots.k_row, slots.v_row, slots.size + LINE, slots.k_row - LINE,
+        slots.shared, slots.heads, slots.keys, slots.values, slots.block, slots.d_step, slots.d_head, slots.delta,
+        slots.size, slots.k_row, slots.v_row, slots.size + LINE, slots.k_row - LINE,
     )  # fmt: skip
 
 
@@ -332,16 +340,16 @@ def _places(slots, c):
 
 
 @helper(forceinline=True)
-def _blocks(unit):
+def _blocks(sizes, unit):
     """Return how many blocks of columns a unit has."""
-    return -(-unit.columns * WIDTH // BLOCK)
+    return -(-unit.columns * WIDTH // sizes.block)
 
 
 @helper(forceinline=True)
 def _columns(sizes, unit, block):
     """Return the first column of a block of a unit, how many it has, and their number rounded up."""
-    first = unit.column * WIDTH + block * BLOCK
-    size = min(BLOCK, sizes.values - first, (unit.column + unit.columns) * WIDTH - first)
+    first = unit.column * WIDTH + block * sizes.block
+    size = min(sizes.block, sizes.values - first, (unit.column + unit.columns) * WIDTH - first)
     return first, size, -(-size // LINE) * LINE
 
 
@@ -381,9 +389,8 @@ def _write(sizes, given, chunk, m, to, S, r, u):
         given.v, chunk.v_at, chunk.v_step, chunk.steps, chunk.size, given.one, m, r, row, sizes.steps, chunk.v_width
     )
     if sizes.delta:
-        add_products(
-            m, r, row, sizes.steps, chunk.v_width, m, to.ke, sizes.k_row, NEXT, sizes.k_width, m, S, row, WHOLE
-        )  # fmt: skip
+        C, K, one = sizes.steps, sizes.k_width, given.one
+        add_products(m, r, row, C, chunk.v_width, m, to.ke, sizes.k_row, NEXT, K, m, S, row, WHOLE, one)
         _solve(m, r, row, to.L, sizes.c_row, to.b, u, sizes.steps, chunk.v_width, False)
 
 
@@ -417,7 +424,7 @@ def _build_forward(dtype):
             if number >= units:
                 return
             unit = unit_of(number, slots, ranges)
-            blocks = _blocks(unit)
+            blocks = _blocks(sizes, unit)
             for pair in range(unit.heads * blocks):
                 h = unit.head + pair // blocks
                 first, size, V = _columns(sizes, unit, pair % blocks)
@@ -438,11 +445,11 @@ def _build_forward(dtype):
                         fill(m, spare + fault * v_row, (C - fault) * v_row, 0)
                     _product(m, y, v_row, C, V, P, c_row, NEXT, C, source, v_row, LOWER)
                     _scale_rows(m, q, k_row, C, K, to.e, one, q)
-                    add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE)
+                    add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE, one)
                     fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
                     _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
-                    _scale(m, S, v_row, K, V, m[to.e + C - 1], S)
-                    add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE)
+                    whole = m[to.e + C - 1]
+                    add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, whole)
                 _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
 
     return forward
@@ -471,7 +478,7 @@ def _build_backward(dtype):
             if number >= units:
                 return
             unit = unit_of(number, slots, ranges)
-            chunks, blocks = -(-unit.steps // C), _blocks(unit)
+            chunks, blocks = -(-unit.steps // C), _blocks(sizes, unit)
             spot = unit.part % slots.column_parts * many * heads  # where the part's gradients of decays begin
             for pair in range(unit.heads * blocks):
                 h = unit.head + pair // blocks
@@ -492,7 +499,7 @@ def _build_backward(dtype):
                     if n < chunks - 1:
                         after = before + v_row * k_row
                         _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
-                        add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE)
+                        add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE, one)
                 _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
                 for n in range(chunks - 1, -1, -1):
                     chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
@@ -513,7 +520,7 @@ def _build_backward(dtype):
                     _add_terms(m, P, A, c_row, C, to.spare, to.of_g)
                     _decay(m, A, c_row, C, to.D, 0, one)
                     _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
-                    add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER)
+                    add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER, one)
                     # with the state that enters it, and with the gradient of the state that leaves it
                     _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, before, k_row, WHOLE)
                     _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
@@ -521,8 +528,8 @@ def _build_backward(dtype):
                     _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
                     _scale_rows(m, to_k, k_row, C, K, to.t, one, to_k)
                     _add_dots(m, to.k, to_k, k_row, C, K, to.F)
-                    add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER)
-                    add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER)
+                    add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
+                    add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
                     whole = dtype.type(0)  # the terms that contain all decays of the chunk
                     for j in range(V):
                         whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
@@ -537,8 +544,8 @@ def _build_backward(dtype):
                         _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, before, k_row, WHOLE)
                         _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
                         _add_dots(m, to.k, to_q, k_row, C, K, to.E)
-                        add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER)
-                        add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER)
+                        add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
+                        add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER, one)
                         _add(m, to_q, k_row, C, K, to_k)
                         fill(m, to.spare, C, 0)
                         _add_dots(m, m_dv, r, v_row, C, V, to.spare)
@@ -551,9 +558,9 @@ def _build_backward(dtype):
                     # dS enters the chunk before
                     _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
                     _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
-                    add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE)
+                    add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE, one)
                     if delta:
-                        add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE)
+                        add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE, one)
                     # a decay's terms also have the outputs from its step on, and the writes before it
                     for i in range(C - 2, -1, -1):
                         m[to.E + i] += m[to.E + i + 1]
@@ -580,10 +587,11 @@ def _run(kernel: Kernel, names: Slots, work: Work, told: dict[str, Any], element
     keys, values, longest = work.slots["keys"], work.slots["values"], work.slots["longest"]
     wide = 64 if not told["delta"] or keys > 128 else 32  # steps of a chunk; the fastest by measurement
     size = min(wide, -(-longest // LINE) * LINE)
-    places, needed = _places_of(longest if back else 0, size, keys, values, told["delta"])
+    block = BLOCK if back or keys > BLOCK else WIDER
+    places, needed = _places_of(longest if back else 0, size, keys, min(values, block), told["delta"])
     workers = torch.zeros(1, dtype=torch.int64)
     memory = empty((min(torch.get_num_threads(), work.units), needed), told["v"].dtype)
-    given = {**told, **places, "size": size, "workers": workers, "room": memory, "needed": needed}
+    given = {**told, **places, "size": size, "workers": workers, "room": memory, "needed": needed, "block": block}
     kernel.run(memory.dtype, names.pack(**{name: given[name] for name in names.numbers}), work.units, elements)
 
 

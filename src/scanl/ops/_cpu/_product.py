@@ -31,14 +31,14 @@ _SIZE = ir.IntType(64)
 
 
 def _tile(count: int, wide: int) -> Any:
-    """Build an intrinsic: out[r, j] += Σ_k h[r, k] w[k, j] for `count` rows and the columns of `wide` vectors.
+    """Build an intrinsic: out[r, j] = keep out[r, j] + Σ_k h[r, k] w[k, j] for `count` rows, columns of `wide` vectors.
 
     k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
     begins and the row stride. For h they also give the stride over k, so that h may be a transposed matrix.
     """
 
     @intrinsic
-    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, terms):
+    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, terms, keep):
         bytes_each = out.dtype.bitwidth // 8
         lanes = BYTES // bytes_each
         vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
@@ -46,7 +46,7 @@ def _tile(count: int, wide: int) -> Any:
         first_lane = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
 
         def codegen(context, builder, signature, args):
-            _, out_at, out_row, _, h_at, h_row, h_term, _, w_at, w_row, terms = args
+            _, out_at, out_row, _, h_at, h_row, h_term, _, w_at, w_row, terms, keep = args
             outs, hs, ws = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 7))
 
             def place(data, at, row, stride):
@@ -56,15 +56,18 @@ def _tile(count: int, wide: int) -> Any:
                 starts = (builder.add(at, _SIZE(lanes * i)) for i in range(wide))
                 return [builder.bitcast(place(data, start, row, stride), vector.as_pointer()) for start in starts]
 
+            def spread(number):
+                return builder.shuffle_vector(
+                    builder.insert_element(nothing, number, ir.IntType(32)(0)), nothing, first_lane
+                )
+
             def with_term(sums, k):
                 columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row)]
                 new, term = [], builder.add(h_at, builder.mul(k, h_term))
                 for r in range(count):
-                    factor = builder.load(place(hs, term, _SIZE(r), h_row))
-                    spread = builder.insert_element(nothing, factor, ir.IntType(32)(0))
-                    spread = builder.shuffle_vector(spread, nothing, first_lane)
+                    factor = spread(builder.load(place(hs, term, _SIZE(r), h_row)))
                     for column, total in zip(columns, sums[r * wide : (r + 1) * wide], strict=True):
-                        new.append(builder.fadd(total, builder.fmul(spread, column, flags=_FUSED), flags=_FUSED))
+                        new.append(builder.fadd(total, builder.fmul(factor, column, flags=_FUSED), flags=_FUSED))
                 return new
 
             before = builder.block
@@ -83,12 +86,15 @@ def _tile(count: int, wide: int) -> Any:
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
             places = [each for r in range(count) for each in vectors_of(outs, out_at, _SIZE(r), out_row)]
+            kept = spread(keep)
             for each, total in zip(places, new, strict=True):
-                builder.store(builder.fadd(builder.load(each, align=bytes_each), total), each, align=bytes_each)
+                before = builder.fmul(kept, builder.load(each, align=bytes_each), flags=_FUSED)
+                builder.store(builder.fadd(before, total, flags=_FUSED), each, align=bytes_each)
             return context.get_dummy_value()
 
         integer = types.int64
-        return types.void(out, integer, integer, h, integer, integer, integer, w, integer, integer, integer), codegen
+        of_h = (h, integer, integer, integer)
+        return types.void(out, integer, integer, *of_h, w, integer, integer, integer, out.dtype), codegen
 
     return tile
 
@@ -105,7 +111,7 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
 
     TERMS terms at a time are summed from zero and then added, so rounding errors of long sums stay small.
     """
-    lanes = BYTES // out.itemsize
+    lanes, one = BYTES // out.itemsize, out.dtype.type(1)
     whole = width - width % lanes
     eights = count - count % 8 if ROWS == 8 else 0
     for k in range(0, n, TERMS):
@@ -117,16 +123,20 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
                 _large(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
             for r in range(eights, count - 3, 4):
                 o = out_at + r * out_row + j
-                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
         for j in range(whole - whole % (2 * lanes), whole, lanes):
             for r in range(0, count - 3, 4):
-                _four(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+                _four(
+                    out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one
+                )
         for r in range(count - count % 4, count):
             for j in range(0, whole - 7 * lanes, 8 * lanes):
                 o = out_at + r * out_row + j
-                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
             for j in range(whole - whole % (8 * lanes), whole, lanes):
-                _one(out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+                _one(
+                    out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one
+                )
     for r in range(count):
         for j in range(whole, width):
             total = out.dtype.type(0)
@@ -136,14 +146,16 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
 
 
 @helper(fastmath={"contract", "nsz"})
-def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, terms, w, w_at, w_row, part):
-    """Compute out += h w for matrices of whole tiles: `rows` in ROWS, `width` in vectors. h has strides of both axes.
+def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, terms, w, w_at, w_row, part, keep):
+    """Compute out = keep out + h w for matrices of whole tiles: `rows` in ROWS, `width` in vectors.
 
+    h has strides of both axes.
     part: WHOLE; LOWER or UPPER if h is zero above or below its diagonal, where no product is then computed; BELOW if
-    only the part of out on and below its diagonal is wanted.
+    only the part of out on and below its diagonal is wanted. The others need a `keep` of 1.
     """
     lanes = BYTES // out.itemsize
     for first in range(0, terms, LONG):
+        kept = keep if first == 0 else out.dtype.type(1)
         for j in range(0, width, WIDE * lanes):
             for r in range(0, rows, ROWS):
                 low = max(first, r) if part == UPPER else first
@@ -152,9 +164,9 @@ def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, term
                     continue
                 o, a, b = out_at + r * out_row + j, h_at + r * h_row + low * h_term, w_at + low * w_row + j
                 if j + WIDE * lanes <= width:
-                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low)
+                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low, kept)
                 else:
-                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low)
+                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low, kept)
 
 
 @intrinsic

@@ -1,0 +1,173 @@
+r"""EcoFormer: linear attention over binary codes of queries and keys, so that its products are sums.
+
+.. math:: o_t = \frac{\sum_{j \le t} (c + h(x_t) \cdot h(x_j))\, v_j}{\sum_{j \le t} (c + h(x_t) \cdot h(x_j))}, \quad
+          h(x) = \mathrm{sign}(A (\kappa(x) - \mu)), \quad \kappa_i(x) = e^{-|x - a_i|^2 / 2 s}
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, ShapeError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.state import Device, DType
+from scanl.ops import normalized_linear_attention
+
+
+class _Sign(torch.autograd.Function):
+    """±1, with the gradient of the argument clipped to ±1: straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(y)
+        return torch.where(y > 0, 1.0, -1.0).to(y.dtype) + 0 * y  # NaN stays
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return torch.where(y.abs() < 1, dy, 0 * y)
+
+
+@register("ecoformer")
+class EcoFormer(Layer):
+    """EcoFormer: queries and keys are one projection, hashed to codes of ±1; attention is an inner product of codes.
+
+    The hash functions are not trained by gradients. They are drawn when the layer is made, and `learn_codes` fits them
+    to a batch: similar tokens get similar codes. Call it once, on the first batch. Gradients pass a sign as if it were
+    its argument clipped to ±1.
+
+    Differs: the scale s of the distances is that of the batch the codes were learned from, because that of the batch
+    at hand would depend on later steps. The sum of values has the factor c; the authors' program has the step's own
+    value there. A step reads itself and the past; the paper's attention, for images, reads all. c is r + 1 as in
+    the program, where the paper has a power of two.
+
+    Args:
+        dim: D, model width; H heads of K = D / H channels.
+        num_heads: H.
+        num_bits: r, length of a code.
+        num_anchors: m, anchors of the kernel.
+        bias: biases of to_qk and to_v.
+
+    Parameters as in the authors' program: to_qk, to_v, proj (D, D), proj with a bias. Buffers: A (H, r, m), the hash
+    functions; anchor (H, m, K); mvec (H, m), the mean of κ; scale (H), s.
+    Initialisation: linear weights and biases as in PyTorch; A N(0, 1); anchors of unit length in all directions; mvec
+    and scale their means over the anchors.
+    State: sums over steps (B, H, r + 1, K + 1), zeros: a row for each bit and one for c, a column for the denominator.
+    """
+
+    id = "S-ecoformer"
+    equation = (
+        "o_t = sum_{j<=t} (c + h(x_t) . h(x_j)) v_j / sum_{j<=t} (c + h(x_t) . h(x_j)),  h(x) = sign(A (k(x) - m)),  "
+        "k_i(x) = exp(-|x - a_i|^2 / 2s),  x = unit(W_qk x),  c = r + 1;  y = W_o o"
+    )
+    source = 'Liu et al., "EcoFormer: Energy-Saving Attention with Linear Complexity", arXiv:2209.09004, sec. 4'
+    op = "linear_attention"
+    sample: ClassVar = {"num_heads": 2, "num_bits": 4, "num_anchors": 5}
+    residual_out = "proj"
+    excused: ClassVar = {
+        "gradients_are_the_derivatives_and_reach_every_parameter": "the derivative of a sign is 0, and its gradient "
+        "here is that of a clipped number",
+    }
+
+    A: Tensor
+    anchor: Tensor
+    mvec: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, dim: int, num_heads: int = 8, num_bits: int = 16, num_anchors: int = 25, bias: bool = False
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
+        if min(num_bits, num_anchors) < 1:
+            found = f"num_bits is {num_bits} and num_anchors is {num_anchors}"
+            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        self.dim, self.num_heads, self.head_dim, self.num_bits = dim, num_heads, dim // num_heads, num_bits
+        self.to_qk, self.to_v = (nn.Linear(dim, dim, bias=bias) for _ in range(2))
+        self.proj = nn.Linear(dim, dim)
+        self.register_buffer("A", torch.randn(num_heads, num_bits, num_anchors))
+        self.register_buffer("anchor", F.normalize(torch.randn(num_heads, num_anchors, self.head_dim), dim=-1))
+        self.register_buffer("mvec", torch.zeros(num_heads, num_anchors))
+        self.register_buffer("scale", torch.ones(num_heads))
+        self._measure(self.anchor)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        shape = (batch_size, self.num_heads, self.num_bits + 1, self.head_dim + 1)
+        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        kernel = self._kernel(self._hashed(x))
+        codes = _Sign.apply(torch.einsum("bthm,hrm->bthr", kernel, widen(self.A)))
+        codes = F.pad(codes, (0, 1), value=math.sqrt(self.num_bits + 1))
+        v = widen(self.to_v(x)).unflatten(-1, (self.num_heads, -1))
+        o, state = normalized_linear_attention(codes, codes, v, state=state, cu_seqlens=cu_seqlens)
+        return self.proj(o.flatten(2).to(x.dtype)), state
+
+    @torch.no_grad()
+    def learn_codes(self, x: Tensor, *, similar: int = 10, steps: int = 100, lr: float = 5e-4) -> None:
+        """Fit the hash functions to a batch of inputs (B, T, D) of the layer, in place.
+
+        Anchors are tokens of the first sequence, at random. The wanted product of two tokens' codes is r for the
+        `similar` most similar of each token, -r for the least similar, and 0 for others. Bits are fitted one by one to
+        what those before leave: by SGD with Nesterov's momentum 0.9, with 2 σ(y) - 1 for the sign. A bit is kept as it
+        was unless its loss falls. Raises ShapeError if T is less than `similar` or than the number of anchors.
+        """
+        least = max(similar, self.anchor.shape[1])
+        if x.ndim != 3 or x.shape[1] < least:
+            raise ShapeError(
+                f"learn_codes: x has shape {tuple(x.shape)}, expected (B, T, D) with T of at least {least}"
+            )
+        hashed = self._hashed(x)
+        self.anchor.copy_(
+            hashed[0, torch.randperm(x.shape[1], device=x.device)[: self.anchor.shape[1]]].transpose(0, 1)
+        )
+        self._measure(hashed.flatten(0, 1).transpose(0, 1))
+        kernel = self._kernel(hashed).transpose(1, 2)
+        products = hashed.transpose(1, 2) @ hashed.permute(0, 2, 3, 1)
+        wanted = torch.zeros_like(products)
+        for sign, largest in ((1.0, True), (-1.0, False)):
+            wanted.scatter_(3, products.topk(similar, 3, largest).indices, sign * self.num_bits)
+
+        def loss(y: Tensor) -> Tensor:
+            return -torch.einsum("bhn,bhnl,bhl->bh", y, wanted, y).mean() / (y.shape[2] * self.num_bits)
+
+        for bit in range(self.num_bits):
+            before = self.A[:, bit].to(kernel.dtype)
+            a = before.clone().requires_grad_()
+            optimizer = torch.optim.SGD([a], lr, momentum=0.9, nesterov=True)
+            for _ in range(steps):
+                with torch.enable_grad():
+                    fit = loss(2 * (kernel @ a[..., None]).squeeze(-1).sigmoid() - 1)
+                a.grad = torch.autograd.grad(fit, a)[0]
+                optimizer.step()
+            codes = [torch.where((kernel @ each[..., None]).squeeze(-1) > 0, 1.0, -1.0) for each in (before, a)]
+            old, new = (each.to(kernel.dtype) for each in codes)
+            better = loss(new) < loss(old)
+            self.A[:, bit].copy_(torch.where(better, a, before))
+            kept = torch.where(better, new, old)
+            wanted = wanted - kept[..., :, None] * kept[..., None, :]
+
+    def _hashed(self, x: Tensor) -> Tensor:
+        """Return what is hashed, of unit length: (B, T, H, K)."""
+        return F.normalize(widen(self.to_qk(x)).unflatten(-1, (self.num_heads, -1)), dim=-1)
+
+    def _distances(self, x: Tensor) -> Tensor:
+        """Return squares of distances of x (..., H, K) to the anchors, (..., H, m). All have unit length."""
+        return 2 - 2 * torch.einsum("...hk,hmk->...hm", x, widen(self.anchor))
+
+    def _kernel(self, x: Tensor) -> Tensor:
+        return torch.exp(-self._distances(x) / (2 * widen(self.scale)[:, None])) - widen(self.mvec)
+
+    @torch.no_grad()
+    def _measure(self, x: Tensor) -> None:
+        """Set the scale and the mean of the kernel to those of x (H, N, K)."""
+        distances = self._distances(x.transpose(0, 1))
+        self.scale.copy_(distances.mean((0, 2)).clamp(min=1e-6))
+        self.mvec.copy_(torch.exp(-distances / (2 * widen(self.scale)[:, None])).mean(0))
