@@ -4,17 +4,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, channel_mixers, check_options, get, names, widen
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType, State
+from scanl.ops.rms_norm import rms_norm
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
 
 
-class ZeroCenteredRMSNorm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm):
+    """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.rms_norm`."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ZeroCenteredRMSNorm(RMSNorm):
     """RMSNorm with the factor 1 + weight, computed in float32 or wider.
 
     The weight starts at 0, so weight decay pulls the factor to 1.
@@ -24,11 +33,11 @@ class ZeroCenteredRMSNorm(nn.RMSNorm):
         nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(widen(x), self.normalized_shape, 1 + widen(self.weight), self.eps).to(x.dtype)
+        return rms_norm(widen(x), 1 + widen(self.weight), self.eps).to(x.dtype)
 
 
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {
-    "rmsnorm": nn.RMSNorm,
+    "rmsnorm": RMSNorm,
     "zero_centered_rmsnorm": ZeroCenteredRMSNorm,
     "layernorm": nn.LayerNorm,
 }

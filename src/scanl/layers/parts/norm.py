@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers.base import widen
 from scanl.layers.module import Module
+from scanl.ops.rms_norm import rms_norm
 
 
 class GatedRMSNorm(Module):
@@ -38,7 +39,7 @@ class GatedRMSNorm(Module):
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
         gate = None if gate is None else self.activation(widen(gate))
         y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
-        y = F.rms_norm(y.unflatten(-1, self.parts), self.parts[1:], None, self.eps).flatten(-2) * widen(self.weight)
+        y = rms_norm(y.unflatten(-1, self.parts), None, self.eps).flatten(-2) * widen(self.weight)
         return (y if self.gate_first or gate is None else y * gate).to(x.dtype)
 
 

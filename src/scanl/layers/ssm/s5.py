@@ -142,8 +142,11 @@ class S5(Layer):
         a, b = discretize(Lambda, torch.ones_like(Lambda), steps, self.discretization)
         a, b = (each[0] if timespans is None else each.unflatten(0, x.shape[:2]) for each in (a, b))
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
-        u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
-        s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
+        into = widen(self.B)
+        if timespans is None:  # a gain that is the same at every step is one of the matrix
+            into = torch.view_as_real(b[:, None] * torch.view_as_complex(into))
+        u = torch.view_as_complex(widen(x @ into.transpose(1, 2).flatten(0, 1).t().to(x.dtype)).unflatten(-1, (-1, 2)))
+        s, last = linear_scan(u if timespans is None else b * u, a, state, cu_seqlens=cu_seqlens)
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
         y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
         return self._activate(y), last
