@@ -17,9 +17,8 @@ CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: th
 class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.rms_norm`."""
 
-    eps: float
-
     def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None  # `make_norm` gives one
         return rms_norm(x, self.weight, self.eps)
 
 

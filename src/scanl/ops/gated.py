@@ -61,7 +61,7 @@ class _Gated(torch.autograd.Function):
         (dy,), (a, b) = cotangents, ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in (a, b)]
-            y = plain(*leaves, ctx.activation)
+            y = plain(leaves[0], leaves[1], ctx.activation)
             return *torch.autograd.grad(y, leaves, dy, create_graph=True), None
         given = (each.contiguous() for each in (dy, a, b))
         return *_kernels().backward(*given, POLYNOMIALS[ctx.activation]), None

@@ -81,7 +81,8 @@ class _Gates(torch.autograd.Function):
         *operands, least = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             leaves = [each if each.requires_grad else each.detach().requires_grad_() for each in operands]
-            return *torch.autograd.grad(plain(*leaves, least), leaves, cotangents, create_graph=True), None
+            results = plain(leaves[0], leaves[1], leaves[2], leaves[3], least)
+            return *torch.autograd.grad(results, leaves, cotangents, create_graph=True), None
         x, log_decay = operands[0], operands[3]
         given = (_flat(each) for each in (*cotangents, *operands[:3]))
         *by, dlog = _kernels().backward(*given, log_decay.contiguous(), least.expand(*x.shape[:2], 1).contiguous())
