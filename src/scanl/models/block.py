@@ -18,7 +18,6 @@ class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.rms_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.eps is not None  # `make_norm` gives one
         return rms_norm(x, self.weight, self.eps)
 
 

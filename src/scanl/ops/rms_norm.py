@@ -17,11 +17,13 @@ from scanl.ops._frame.dispatch import fused
 LEAST = 1 << 14  # numbers; with fewer, torch's own function takes less time than to choose
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) * weight, over the last axis, as `torch.nn.functional.rms_norm` does.
 
-    x: (..., D).   weight: (D,); None for ones.   On a CPU, many float32 or float64 numbers take one pass over memory
-    forwards and one backwards; torch takes about twenty. Derivatives of every order are exact.
+    x: (..., D).   weight: (D,); None for ones.   eps: None for the eps of x's dtype.
+
+    On a CPU, many float32 or float64 numbers take one pass over memory forwards and one backwards; torch takes about
+    twenty. Derivatives of every order are exact.
 
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([5.0, 10.0]), 0.0)  # mean(x²) = 12.5; 15/√12.5, 40/√12.5
     tensor([[ 4.2426, 11.3137]])
@@ -29,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     same = weight is None or (weight.dtype == x.dtype and weight.shape == x.shape[-1:] and type(weight) in _OWN)
     if not (same and x.numel() >= LEAST and fused(x)):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return _Norm.apply(x, weight, eps)
+    return _Norm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
 
 _OWN = (Tensor, torch.nn.Parameter)
