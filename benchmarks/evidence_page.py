@@ -364,7 +364,8 @@ def enwik8(rows: Rows) -> str:
     for row in rows:
         validation = f"{float(row['validation']):.3f}" if row.get("validation") else ""
         table.append([_code(row["model"]), f"{float(row['bits per byte']):.3f}", validation, *_told(row)])
-    return ENWIK8 + "\n" + _table(table)
+    trained = any(row.get("steps") for row in rows)
+    return ENWIK8 + "\n" + _table(table) + ("" if trained else "\nNo layer has been trained on it yet.\n")
 
 
 def listops(rows: Rows) -> str:

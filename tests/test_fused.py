@@ -103,7 +103,7 @@ def test_derivatives_of_second_order(small, run, given):
         return run(*(next(rest) if isinstance(each, torch.Tensor) else each for each in given))
 
     results = call(*leaves)
-    total = sum((y * y).sum() for y in (results if isinstance(results, tuple) else (results,)))
+    total = torch.stack([(y * y).sum() for y in (results if isinstance(results, tuple) else (results,))]).sum()
     once, again = (torch.autograd.grad(total, leaves, retain_graph=True, create_graph=more) for more in (False, True))
     torch.testing.assert_close(once, again)
     assert torch.autograd.gradcheck(call, leaves)
