@@ -19,6 +19,10 @@ TABLES = {  # the module that makes it
     "ucr": "evidence_classify",
     "digits": "evidence_classify",
     "irregular": "evidence_classify",
+    "mnist": "evidence_long",
+    "imdb": "evidence_long",
+    "enwik8": "evidence_long",
+    "listops": "evidence_long",
 }
 
 

@@ -1,5 +1,6 @@
 """The tables of evidence: their runs on small files, what is kept of them, and the page that is made of it."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import evidence
 import evidence_classify
 import evidence_forecast
+import evidence_long
 import evidence_page
 import evidence_results
 from scanl.data.files import folders
@@ -22,10 +24,21 @@ from scanl.data.forecasts import HourlyElectricity
 AUTOREGRESSION = evidence_forecast._autoregression
 
 
+SHORTER = {
+    "mnist": {}, "listops": {"task_options": {"length": 30, "least": 5}},
+    "enwik8": {"sequence_length": 16, "eval_bytes": 64},
+    "imdb": {"task_options": {"most": 20, "aside": 1}},
+}  # fmt: skip
+SMALL = {
+    "permuted": {"task": "mnist", "task_options": {**evidence_long.PERMUTED, "aside": 4}},
+    "Fashion-MNIST": {"task": "fashion_mnist", "task_options": {"aside": 4}},
+}
+
+
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Tiny runs on small files; returns the folder of the results."""
-    for name in ("ucr", "spoken_digits", "etth1", "hourly_electricity"):
+    for name in ("ucr", "spoken_digits", "etth1", "hourly_electricity", "mnist", "fashion_mnist", "imdb", "enwik8"):
         (tmp_path / "data" / name).mkdir(parents=True)
         published.WRITERS[name](tmp_path / "data" / name)
         monkeypatch.setattr(folders[name], "sha256", {})
@@ -44,6 +57,15 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence_classify, "RARE_STEPS", 1)
     monkeypatch.setitem(evidence_classify.RECIPE, "steps", 1)
     monkeypatch.setitem(evidence_classify.DIGITS, "steps", 1)
+    monkeypatch.setattr(evidence_long, "RESULTS", tmp_path)
+    monkeypatch.setattr(evidence_long, "MINUTES", None)
+    monkeypatch.setattr(evidence_long, "LONGER", {})
+    monkeypatch.setattr(evidence_long, "IMAGES", SMALL)
+    for table, runs in evidence_long.RUNS.items():
+        first = {"layer_options": {}, **next(iter(runs.values()))}
+        short = {**first, "layer": "lru", "dim": 8, "minutes": None, "steps": 1, "batch_size": 2}
+        short |= SHORTER[table]
+        monkeypatch.setitem(evidence_long.RUNS, table, {"lru": short})
     monkeypatch.setattr(evidence_forecast, "READ", 20)
     monkeypatch.setattr(evidence_forecast, "HORIZONS", (4,))
     monkeypatch.setattr(evidence_forecast, "STEPS", {4: 1})
@@ -58,6 +80,11 @@ def tables(tmp_path, monkeypatch):
     return tmp_path
 
 
+ROWS = {
+    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 4, "imdb": 2, "enwik8": 5, "listops": 2
+}  # fmt: skip
+
+
 def test_tables_go_on_where_they_stopped_and_make_a_page(tables, monkeypatch):
     for name in evidence.TABLES:
         path = tables / f"{name}.csv"
@@ -68,14 +95,25 @@ def test_tables_go_on_where_they_stopped_and_make_a_page(tables, monkeypatch):
             after = path.read_text().splitlines()
             assert after[: len(before)] == before, "a kept run is not run again"
         rows = evidence_results.Results(name).rows
-        assert len(rows) == {"etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10}[name]
+        assert len(rows) == ROWS[name]
         for row in rows:
-            numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy")]
+            numbers = [row.get(score) or "nan" for score in ("MSE", "CRPS", "accuracy", "bits per byte")]
             assert sum(np.isfinite(float(number)) for number in numbers) == 1, row
     monkeypatch.setattr(sys, "argv", ["evidence.py", "write"])
     evidence.main()
     page = (tables / "docs" / "evidence.md").read_text()
-    for told in ("| linear map |", "| lru, together |", "| timespans |", "| AR |", "Spoken digits", "0.375 / 0.399"):
+    for told in (
+        "| `lru` | permuted |",
+        "| xz -9 |",
+        "by bytes",
+        "ListOps",
+        "| linear map |",
+        "| lru, together |",
+        "| timespans |",
+        "| AR |",
+        "Spoken digits",
+        "0.375 / 0.399",
+    ):
         assert told in page
     assert (tables / "docs" / "evidence_irregular.png").stat().st_size > 1000
 
@@ -127,3 +165,45 @@ def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeyp
     np.testing.assert_allclose(
         seen["q"].numpy()[-1, :, 0, [0, -1]].T - expected.predicted_mean[:, None], off, rtol=1e-5
     )
+
+
+def test_probabilities_of_counts_by_hand():
+    """abab is read, and then ab: p_1 = (2 + 2/256)/6 of each byte; of b after a, p_2 = (2 + p_1)/3."""
+    first = (2 + 2 / 256) / 6
+    second = (2 + first) / 3
+    train, test = (np.frombuffer(text, np.uint8) for text in (b"abab", b"ab"))
+    found = evidence_long.counted(train, test, 2)
+    np.testing.assert_allclose(found, -(np.log2(first) + np.log2(second)) / 2)
+    # xy occurs nowhere: both bytes by D = 2 of N + D = 6
+    unknown = evidence_long.counted(train, np.frombuffer(b"xy", np.uint8), 3)
+    np.testing.assert_allclose(unknown, -np.log2(2 / 256 / 6))
+
+
+def test_an_interrupted_run_goes_on(tables, monkeypatch):
+    """A run that a signal ended leaves no row; the same command goes on from its checkpoint."""
+    options = {**evidence_long.RUNS["listops"]["lru"], "steps": 6, "eval_every": 2}
+    monkeypatch.setitem(evidence_long.RUNS, "listops", {"lru": options})
+    learn = evidence_long.train
+
+    def interrupted(config, model, source, folder, steps):
+        batch = source.batch
+
+        def once(step, *given):
+            if step == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return batch(step, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "batch", once)
+            return learn(config, model, source, folder, steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence_long, "train", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            evidence_long.listops(1)
+    assert not (tables / "listops.csv").exists()
+    begun = []
+    monkeypatch.setattr(evidence_long, "train", lambda *given: begun.append(given[-1]) or learn(*given))
+    evidence_long.listops(1)
+    assert begun == [6], "the plan of the checkpoint"
+    assert evidence_results.Results("listops").has(model="lru", seed=0, steps=6)

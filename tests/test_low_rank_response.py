@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from scanl.ops.low_rank_response import fused, low_rank_response, reference
+from scanl.ops._frame.dispatch import fused
+from scanl.ops.low_rank_response import low_rank_response, reference
 
 
 def operands(width: int, steps: int, dtype: torch.dtype, starts: int = 3) -> list[torch.Tensor]:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, channel_mixers, check_options, get, names
 from scanl.layers.module import Module
-from scanl.layers.parts.norm import ZeroCenteredRMSNorm
+from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
 from scanl.layers.state import Device, DType, State
 
 CHANNEL_MIXERS = sorted([*channel_mixers.names(), "none"])  # for help texts: the mixers of the library itself
 
 
 NORMS: dict[str, type[nn.RMSNorm | nn.LayerNorm]] = {
-    "rmsnorm": nn.RMSNorm,
+    "rmsnorm": RMSNorm,
     "zero_centered_rmsnorm": ZeroCenteredRMSNorm,
     "layernorm": nn.LayerNorm,
 }

@@ -10,26 +10,10 @@ powers of dense matrices. It runs in float64, because the error of an angle grow
 """
 
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from scanl.ops._frame.dispatch import in_forward_mode, preferred, transforming
-
-
-def fused(x: Tensor) -> bool:
-    """Return whether `low_rank_response` has compiled loops for x. The plain form is a loop over all steps."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and not {"auto", "cpu"}.isdisjoint(preferred())
-        and not torch.compiler.is_compiling()
-        and not in_forward_mode()
-        and not transforming()
-        and importlib.util.find_spec("numba") is not None
-    )
 
 
 def low_rank_response(system: Tensor, begin: Tensor, steps: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from scanl.errors import CheckpointError
 from scanl.layers import Layer
+from scanl.layers.parts.norm import RMSNorm
 from scanl.models import Block, LanguageModel
 from scanl.registry import Registry
 
@@ -31,7 +32,7 @@ class Format(ABC):
     weights: ClassVar[Mapping[str, str]] = {}  # prefixes of names, ours -> theirs; * is the number of a block
     mixers: ClassVar[tuple[type[Layer], ...]]
     channel: ClassVar[type[Layer] | None] = None
-    norm: ClassVar[type[nn.Module]] = nn.RMSNorm
+    norm: ClassVar[type[nn.Module]] = RMSNorm
 
     @staticmethod
     @abstractmethod

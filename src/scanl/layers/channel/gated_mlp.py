@@ -1,19 +1,13 @@
 """Gated multi-layer perceptrons."""
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, channel_mixers
 from scanl.layers.state import Device, DType, State
+from scanl.ops.gated import POLYNOMIALS, gated
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "silu": nn.SiLU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "identity": nn.Identity,
-}
+ACTIVATIONS = [*POLYNOMIALS, "identity"]
 
 
 @channel_mixers.add("gated_mlp")
@@ -47,7 +41,7 @@ class GatedMLP(Layer):
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise nearest("activation of gated_mlp", activation, list(ACTIVATIONS))
+            raise nearest("activation of gated_mlp", activation, ACTIVATIONS)
         if round_up_to_multiple_of < 1:
             raise ConfigError(f"gated_mlp: round_up_to_multiple_of is {round_up_to_multiple_of}, expected at least 1")
         self.dim, self.expand, self.round_up_to_multiple_of = dim, expand, round_up_to_multiple_of
@@ -62,7 +56,7 @@ class GatedMLP(Layer):
         self.gate = nn.Linear(dim, hidden, bias=bias)
         self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = activation
         for linear in (self.gate, self.up, self.down):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             if bias:
@@ -73,4 +67,5 @@ class GatedMLP(Layer):
 
     def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         self._check(x, state, cu_seqlens)
-        return self.down(self.activation(self.gate(x)) * self.up(x)), ()
+        gate, up = self.gate(x), self.up(x)
+        return self.down(gate * up if self.activation == "identity" else gated(gate, up, self.activation)), ()

@@ -16,6 +16,7 @@ from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
+from scanl.ops.rms_norm import rms_norm
 
 
 class RetNetState(NamedTuple):
@@ -95,5 +96,5 @@ class RetNet(Layer):
         v = self.v_proj(x).unflatten(-1, (self.num_heads, -1))
         g = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.num_heads, device=x.device, dtype=torch.float64)))
         o, recurrent = linear_attention(q, k, v, g.to(q.dtype), state=recurrent, cu_seqlens=cu_seqlens)
-        o = F.rms_norm(o, (self.head_dim,), eps=self.eps).to(x.dtype)
+        o = rms_norm(o, None, self.eps).to(x.dtype)
         return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, read)

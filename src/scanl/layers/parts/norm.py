@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers.base import widen
 from scanl.layers.module import Module
+from scanl.ops.rms_norm import rms_norm
 
 
 class GatedRMSNorm(Module):
@@ -38,7 +39,7 @@ class GatedRMSNorm(Module):
     def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
         gate = None if gate is None else self.activation(widen(gate))
         y = widen(x) * gate if self.gate_first and gate is not None else widen(x)
-        y = F.rms_norm(y.unflatten(-1, self.parts), self.parts[1:], None, self.eps).flatten(-2) * widen(self.weight)
+        y = rms_norm(y.unflatten(-1, self.parts), None, self.eps).flatten(-2) * widen(self.weight)
         return (y if self.gate_first or gate is None else y * gate).to(x.dtype)
 
 
@@ -60,7 +61,14 @@ class HeadNorm(Module):
         return F.layer_norm(widen(x), x.shape[-1:], eps=self.eps).flatten(-2) * (self.center + widen(self.weight))
 
 
-class ZeroCenteredRMSNorm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm):
+    """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ZeroCenteredRMSNorm(RMSNorm):
     """RMSNorm with the factor 1 + weight, computed in float32 or wider.
 
     The weight starts at 0, so weight decay pulls the factor to 1.
@@ -70,7 +78,7 @@ class ZeroCenteredRMSNorm(nn.RMSNorm):
         nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(widen(x), self.normalized_shape, 1 + widen(self.weight), self.eps).to(x.dtype)
+        return rms_norm(widen(x), 1 + widen(self.weight), self.eps).to(x.dtype)
 
 
 def simple_rms_norm(x: Tensor, eps: float = 1e-8) -> Tensor:

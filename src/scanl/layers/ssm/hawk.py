@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.ssm.rglru import RGLRU, RGLRUState
 from scanl.layers.state import Device, DType
+from scanl.ops.gated import gated
 
 
 class HawkState(NamedTuple):
@@ -89,7 +89,7 @@ class Hawk(Layer):
         rg_lru, conv = (None, None) if state is None else state
         h, conv = self.conv_1d(self.linear_x(x), conv, cu_seqlens=cu_seqlens)
         h, rg_lru = self.rg_lru(h, rg_lru, cu_seqlens=cu_seqlens)
-        return self.linear_out(F.gelu(self.linear_y(x), approximate="tanh") * h), HawkState(rg_lru, conv)
+        return self.linear_out(gated(self.linear_y(x), h, "gelu_tanh")), HawkState(rg_lru, conv)
 
 
 def _block_width(wanted: float) -> int:

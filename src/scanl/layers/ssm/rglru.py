@@ -18,6 +18,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.block_diagonal import block_diagonal
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops.rglru_gates import rglru_gates
 
 
 class BlockDiagonalLinear(Module):
@@ -42,20 +43,6 @@ class RGLRUState(NamedTuple):
 
     recurrent: Tensor
     fresh: Tensor
-
-
-class BoundedSqrt(torch.autograd.Function):
-    """Square root with its derivative clipped at 1000. The true derivative is infinite at 0, where a = 1."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sqrt()
-
-    @staticmethod
-    def backward(ctx, *grad_outputs: Tensor) -> Tensor:
-        (grad,), (x,) = grad_outputs, ctx.saved_tensors
-        return grad / (4 * x).clamp(min=1e-6).sqrt()
 
 
 @register("rglru")
@@ -108,22 +95,16 @@ class RGLRU(Layer):
         self._check(x, state, cu_seqlens)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         recurrent, fresh = self.init_state(rows) if state is None else state
-        log_a = widen(self.a_gate(x).sigmoid()) * (-8 * F.softplus(widen(self.a_param)))
-        fresh = fresh.to(log_a.dtype)
-        square = -torch.expm1(2 * log_a)
-        scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
+        log_decay = -8 * F.softplus(widen(self.a_param))
+        fresh = fresh.to(log_decay.dtype)
+        steps = torch.arange(x.shape[1], device=x.device)
         if cu_seqlens is None:
-            if x.shape[1]:
-                least = fresh[:, None]
-                if x.shape[1] > 1:
-                    least = least * (torch.arange(x.shape[1], device=x.device) == 0)[:, None]
-                scale = scale.clamp(min=least)
-                fresh = torch.zeros_like(fresh)
+            least = fresh[:, None] if x.shape[1] == 1 else fresh[:, None] * (steps == 0)[:, None]
+            fresh = torch.zeros_like(fresh) if x.shape[1] else fresh
         else:
             owner = sequence_index(cu_seqlens, x.shape[1])
-            first = cu_seqlens[owner] == torch.arange(x.shape[1], device=x.device)
-            scale = scale.clamp(min=fresh[owner] * first[:, None])
+            least = (fresh[owner] * (cu_seqlens[owner] == steps)[:, None])[None]
             fresh = fresh * (cu_seqlens.diff() == 0)[:, None]
-        u = x * self.input_gate(x).sigmoid() * scale
-        y, recurrent = linear_scan(u, log_a.exp(), recurrent, cu_seqlens=cu_seqlens)
+        u, a = rglru_gates(x, self.input_gate(x), self.a_gate(x), log_decay, least)
+        y, recurrent = linear_scan(u, a, recurrent, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), RGLRUState(recurrent, fresh)

@@ -19,8 +19,9 @@ from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
+from scanl.ops._frame.dispatch import fused
 from scanl.ops._frame.opaque import opaque
-from scanl.ops.low_rank_response import fused, low_rank_response
+from scanl.ops.low_rank_response import low_rank_response
 
 FEW = 16  # up to this many steps the recurrence is used
 

@@ -102,8 +102,11 @@ class SharedState(Layer):
         Lambda = torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
         a, b = self._discrete(Lambda, x, timespans)
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
-        u = widen(x @ self.B.transpose(1, 2).flatten(0, 1).t())
-        s, last = linear_scan(b * torch.view_as_complex(u.unflatten(-1, (-1, 2))), a, state, cu_seqlens=cu_seqlens)
+        into, constant = widen(self.B), b.ndim == 1
+        if constant:  # a gain that is the same at every step is one of the matrix
+            into = torch.view_as_real(b[:, None] * torch.view_as_complex(into))
+        u = torch.view_as_complex(widen(x @ into.transpose(1, 2).flatten(0, 1).t().to(x.dtype)).unflatten(-1, (-1, 2)))
+        s, last = linear_scan(u if constant else b * u, a, state, cu_seqlens=cu_seqlens)
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
         y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
         return self._activate(y), last

@@ -1,0 +1,179 @@
+"""Evidence of long sequences: images pixel by pixel, reviews by bytes, Wikipedia by bytes, and ListOps.
+
+A run is one of the library's own, with a budget of minutes. It leaves its folder in benchmarks/results/evidence/runs,
+and goes on from the last checkpoint there when it was interrupted. The weights are those that are best on a validation
+part of the training part; the test part is measured once, at the end.
+"""
+
+import gzip
+import lzma
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evidence_results import RESULTS, Results
+from scanl.data.language import Enwik8
+from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.evaluation import measures
+from scanl.learning.run.checkpoint import read_checkpoint
+from scanl.learning.run.config import seeded_model
+from scanl.learning.run.metrics import read_metrics
+from scanl.learning.run.train import planned, train
+
+Options = Mapping[str, Any]
+
+PERMUTED = {"order": "bit_reversal"}  # as S4, S5 and LRU have it
+IMAGES: dict[str, Options] = {  # what is read
+    "MNIST": {"task": "mnist"},
+    "permuted": {"task": "mnist", "task_options": PERMUTED},
+    "Fashion-MNIST": {"task": "fashion_mnist"},
+}
+PIXELS: Options = {
+    "dim": 64, "depth": 2, "channel_mixer": "none", "batch_size": 50, "eval_examples": 1000, "patience": 10,
+}  # fmt: skip
+RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
+    "mnist": {
+        "s5": {**PIXELS, "layer": "s5", "lr": 4e-3},
+        "indrnn": {**PIXELS, "layer": "indrnn", "lr": 2e-3},
+        "lru": {**PIXELS, "layer": "lru", "lr": 4e-3, "layer_options": {"r_min": 0.9, "max_phase": math.pi / 10}},
+        "gru": {**PIXELS, "layer": "gru", "depth": 1, "lr": 4e-3},
+    },
+    "imdb": {
+        "hawk": {
+            "task": "imdb", "task_options": {"most": 2048}, "layer": "hawk", "dim": 64, "depth": 2,
+            "channel_mixer": "none", "dropout": 0.2, "lr": 3e-3, "batch_size": 32, "eval_examples": 2500, "patience": 5,
+            "minutes": 50.0,
+        },
+    },
+    "enwik8": {
+        "gru": {
+            "task": "enwik8", "layer": "gru", "dim": 256, "depth": 2, "channel_mixer": "none", "sequence_length": 128,
+            "batch_size": 32, "carry_state": True, "eval_bytes": 2**17, "lr": 3e-3, "patience": 10, "minutes": 80.0,
+        },
+    },
+    "listops": {
+        "hawk": {
+            "task": "listops", "layer": "hawk", "dim": 64, "depth": 2, "dropout": 0.1, "lr": 3e-3, "batch_size": 32,
+            "eval_examples": 500, "minutes": 80.0,
+        },
+    },
+}  # fmt: skip
+MINUTES = 15.0  # of a run of images where it is not said otherwise
+LONGER = {("MNIST", "s5"): 27.0, ("permuted", "s5"): 23.0}
+
+
+def mnist(seeds: int) -> None:
+    """Accuracy on the test part of images that are read pixel by pixel."""
+    results = Results("mnist")
+    for seed in range(seeds):
+        for layer, options in RUNS["mnist"].items():
+            for images, source in IMAGES.items():
+                if not results.has(images=images, model=layer, seed=seed):
+                    minutes = LONGER.get((images, layer), MINUTES)
+                    found = _run(f"mnist-{images}-{layer}-{seed}", {**options, **source, "minutes": minutes}, seed)
+                    results.add({"images": images, "model": layer, "seed": seed, **found})
+
+
+def imdb(seeds: int) -> None:
+    """Accuracy on the test part of reviews of films, which are read byte by byte."""
+    _each("imdb", seeds)
+
+
+def listops(seeds: int) -> None:
+    """Accuracy on fresh rows of ListOps, generated with the published lengths."""
+    _each("listops", seeds)
+
+
+def enwik8(seeds: int) -> None:
+    """Bits per byte of the last five million bytes of enwik8: layers, two compressors and counts of five bytes."""
+    results, (train_part, _, test) = Results("enwik8"), Enwik8().texts
+    text = test.tobytes()
+    others: dict[str, Callable[[], float]] = {
+        "gzip -9": lambda: 8 * len(gzip.compress(text, 9)) / len(text),
+        "xz -9": lambda: 8 * len(lzma.compress(text, preset=9)) / len(text),
+        "5-gram": lambda: counted(train_part, test, 5),
+    }
+    for who, measure in others.items():
+        if not results.has(model=who, seed=0):
+            begin = time.perf_counter()
+            bits = measure()
+            minutes = (time.perf_counter() - begin) / 60
+            results.add({"model": who, "seed": 0, "bits per byte": bits, "minutes": minutes})
+    _each("enwik8", seeds)
+
+
+def _each(table: str, seeds: int) -> None:
+    results = Results(table)
+    for seed in range(seeds):
+        for who, options in RUNS[table].items():
+            if not results.has(model=who, seed=seed):
+                results.add({"model": who, "seed": seed, **_run(f"{table}-{who}-{seed}", options, seed)})
+
+
+def _run(name: str, options: Options, seed: int) -> dict[str, Any]:
+    """Train, or go on with a run that was interrupted, and measure the model on the test part."""
+    path = RESULTS / "runs" / name
+    config = TrainConfig(**options, seed=seed, out=str(path))
+    config.check()
+    source, model = config.source(), seeded_model(config)
+    folder = RunFolder.open(path) if (path / "config.yaml").exists() else RunFolder.create(config)
+    with folder.locked():
+        began = time.process_time()
+        outcome = train(config, model, source, folder, planned(folder, config, model, source))
+        processor = time.process_time() - began
+    if outcome.interrupted:
+        raise SystemExit(130)
+    validation = [float(row[source.measured]) for row in read_metrics(folder) if row[source.measured]]
+    found = measures(outcome.model, source, source.exam(None).examples)
+    return {
+        **found,
+        "validation": max(validation) if source.higher_is_better else min(validation),
+        "minutes": read_checkpoint(folder.checkpoint)["scanl"]["seconds"] / 60,
+        "processor_minutes": processor / 60,
+        "steps": outcome.step,
+        "parameters": sum(p.numel() for p in outcome.model.parameters()),
+    }
+
+
+def counted(train_part: NDArray[np.uint8], test: NDArray[np.uint8], order: int) -> float:
+    """Return the bits per byte of `test` by counts of up to `order` successive bytes in `train_part`.
+
+    With c a context of n - 1 bytes, N(c) its count and D(c) how many different bytes follow it, the probability is
+
+        p_n(b | c) = (N(c b) + D(c) p_{n-1}(b | c without its first byte)) / (N(c) + D(c)),  p_0 = 1/256,
+
+    and p_{n-1} where c never occurs. The first bytes of the test part have shorter contexts.
+
+    Source: Witten and Bell, "The Zero-Frequency Problem", IEEE Trans. Inf. Theory 37(4), 1991, method C.
+    """
+    chance = np.full(len(test), 1 / 256)
+    for n in range(1, order + 1):
+        seen, times = np.unique(_strings(train_part, n), return_counts=True)
+        contexts, first = np.unique(seen >> np.uint64(8), return_index=True)
+        different = np.diff(np.append(first, len(seen)))
+        total = np.add.reduceat(times, first)
+        asked = _strings(test, n)
+        with_byte, place = _found(seen, asked), _found(contexts, asked >> np.uint64(8))
+        known, spread = place >= 0, different[place]
+        count = np.where(with_byte >= 0, times[with_byte], 0)
+        tail = chance[n - 1 :]
+        chance[n - 1 :] = np.where(known, (count + spread * tail) / (total[place] + spread), tail)
+    return float(-np.log2(chance).mean())
+
+
+def _strings(text: NDArray[np.uint8], n: int) -> NDArray[np.uint64]:
+    """Return every n successive bytes as one number."""
+    number = np.zeros(len(text) - n + 1, np.uint64)
+    for i in range(n):
+        number = (number << np.uint64(8)) | text[i : len(text) - n + 1 + i]
+    return number
+
+
+def _found(known: NDArray[np.uint64], asked: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the index of each asked number among the sorted known ones, or -1."""
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, place, -1)

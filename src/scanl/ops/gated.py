@@ -1,0 +1,67 @@
+r"""A gate times numbers.
+
+.. math:: y = f(a) \odot b, \quad f(a) = a \, \sigma(a) \text{ or } a \, \sigma(2 \sqrt{2/\pi} \, (a + 0.044715 \, a^3))
+
+The second f is the GELU by its approximation with tanh, since (1 + tanh u) / 2 = σ(2u).
+
+Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (5); Hendrycks and Gimpel, "Gaussian Error
+Linear Units", arXiv:1606.08415, section 2.
+"""
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError, unknown
+from scanl.ops._frame.dispatch import fused
+
+LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
+SLOPE = 2 * math.sqrt(2 / math.pi)
+POLYNOMIALS = {"silu": (1.0, 0.0), "gelu_tanh": (SLOPE, 0.044715 * SLOPE)}  # p and q: f(a) = a σ(a (p + q a²))
+
+
+def gated(a: Tensor, b: Tensor, activation: str = "silu") -> Tensor:
+    """Return f(a) * b. a, b: of one shape.   activation: f, "silu" or "gelu_tanh".
+
+    On a CPU, many float32 or float64 numbers take one pass over memory forwards and one backwards. Derivatives of every
+    order are exact.
+
+    >>> gated(torch.tensor([2.0]), torch.tensor([10.0]))  # 2 / (1 + e^-2) = 1.7616
+    tensor([17.6159])
+    """
+    if activation not in POLYNOMIALS:
+        raise ConfigError(f"gated: {unknown('activation', activation, list(POLYNOMIALS))}")
+    if a.shape != b.shape or a.dtype != b.dtype or a.numel() < LEAST or not (fused(a) and fused(b)):
+        return plain(a, b, activation)
+    return _Gated.apply(a, b, activation)
+
+
+def plain(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    """Return the same by torch's functions."""
+    return (F.silu(a) if activation == "silu" else F.gelu(a, approximate="tanh")) * b
+
+
+def _kernels() -> Any:
+    return importlib.import_module("scanl.ops._cpu.gated")
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, activation: str) -> Any:
+        ctx.save_for_backward(a, b)
+        ctx.activation = activation
+        return _kernels().forward(a.contiguous(), b.contiguous(), POLYNOMIALS[activation])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (dy,), (a, b) = cotangents, ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this pass is wanted
+            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in (a, b)]
+            y = plain(leaves[0], leaves[1], ctx.activation)
+            return *torch.autograd.grad(y, leaves, dy, create_graph=True), None
+        given = (each.contiguous() for each in (dy, a, b))
+        return *_kernels().backward(*given, POLYNOMIALS[ctx.activation]), None
