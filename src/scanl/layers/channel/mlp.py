@@ -1,11 +1,20 @@
 """The multi-layer perceptron of transformers: two linear maps with an activation between them."""
 
+import functools
+from collections.abc import Callable
+
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, channel_mixers
-from scanl.layers.channel.gated_mlp import ACTIVATIONS
 from scanl.layers.state import Device, DType, State
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
 
 
 @channel_mixers.add("mlp")
@@ -15,7 +24,7 @@ class MLP(Layer):
     Args:
         dim: D, model width.
         expand: there are int(expand * D) hidden features.
-        activation: f, "gelu_tanh" (GELU's approximation by tanh), "silu" or "identity".
+        activation: f, "gelu_tanh" (GELU's approximation by tanh), "silu" or "relu".
         bias: biases in both maps.
 
     Parameters: fc1 (expand D, D), fc2 (D, expand D).
@@ -35,7 +44,7 @@ class MLP(Layer):
             raise ConfigError(f"mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
         self.dim = dim
         self.fc1, self.fc2 = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = activation
         for linear in (self.fc1, self.fc2):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             if bias:
@@ -46,4 +55,4 @@ class MLP(Layer):
 
     def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         self._check(x, state, cu_seqlens)
-        return self.fc2(self.activation(self.fc1(x))), ()
+        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x))), ()

@@ -98,7 +98,8 @@ def in_mini_batches(
     outputs = []
     for index, ends in enumerate(begins + size <= steps):
         own = [part[index] for part in taken]
-        of_part = Rates(*(None if each is None else each[index] for each in rates))
+        alone = None if rates.a is None else rates.a[index]
+        of_part = Rates(alone, *(each[index] for each in rates[1:]))
         y, state = run(own, of_part, None if (index + 1) * size <= steps else ends, state)
         outputs.append(y)
     every = torch.arange(steps, device=joined.device)

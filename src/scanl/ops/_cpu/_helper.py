@@ -15,7 +15,8 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
     """
 
     def made(function: Callable) -> Any:
-        compiled: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+        compiler: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)  # pyright: ignore[reportCallIssue]
+        compiled = compiler(function)
         resolve = compiled.get_call_template
         compiled.get_call_template = lambda args, kws: resolve(tuple(map(types.unliteral, args)), kws)
         return compiled

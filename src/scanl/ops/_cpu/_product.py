@@ -120,7 +120,7 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w
         for j in range(0, whole - lanes, 2 * lanes):
             for r in range(0, eights, 8):
                 o = out_at + r * out_row + j
-                _large(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms)
+                _large(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
             for r in range(eights, count - 3, 4):
                 o = out_at + r * out_row + j
                 _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)

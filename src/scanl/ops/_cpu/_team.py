@@ -115,13 +115,14 @@ class _Compiled(CFunc):
     def compile(self):
         """Compile at LLVM's second level of optimisation: a fifth faster than at numba's third, and kernels as fast."""
         assert cpu_target.target_context  # it reads the level once, for all that numba compiles
+        settings: Any = config  # numba gives it its attributes at run time
         with global_compiler_lock:
-            level = config.OPT
-            config.OPT = min(level, type(level)(2))
+            level = settings.OPT
+            settings.OPT = min(level, type(level)(2))
             try:
                 super().compile()
             finally:
-                config.OPT = level
+                settings.OPT = level
 
 
 _told = False
