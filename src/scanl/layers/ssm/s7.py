@@ -27,7 +27,8 @@ class S7(SharedState):
     Differs: in the paper's text Λ, B, C and D depend on the input too; in the authors' program, and here, Δ alone does.
 
     Args:
-        dim, state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`.
+        dim: D, model width.
+        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`.
         discretization: "zoh", "bilinear", "dirac", or "async", for events: the time since the last event lengthens the
             decay alone, and B x is written as after one unit. Without timespans "async" is "zoh".
         dt_min, dt_max: range of the initial Δ at x = 0, in units of Λ's time.
