@@ -199,7 +199,7 @@ SEEN = {
     "permutations-deltaproduct": Beside(  # a convolution mixes neighbouring permutations, and neither layer learns
         "word_problem",
         tuple(
-            "--layer-options.use_short_conv false --dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
+            "--dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
             f"--batch-size 32 --eval-examples 256 --eval-every 100 {stage}"
             for stage in (
                 "--task-options.length 8 --steps 300 --lr 1e-2",
@@ -207,7 +207,7 @@ SEEN = {
                 "--task-options.length 128 --steps 100 --lr 3e-3",
             )
         ),
-        Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1}'",)),
+        Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1, use_short_conv: false}'",)),
         Side("gla", ("--layer-options '{num_heads: 2}'",)),
         reached=0.99,
         missed=0.6,
