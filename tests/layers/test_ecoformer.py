@@ -17,14 +17,14 @@ CODES = (
 FUNCTION = [-6.0046225, -4.6671839, -2.3352432, 4.5692396, 9.4777718]
 
 
-def test_equation():
-    torch.manual_seed(0)
-    layer = layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True).double()
-    x, H, c = torch.randn(7, DIM, dtype=torch.float64), 2, 6
-    qk, v = (project(x).view(7, H, -1) for project in (layer.to_qk, layer.to_v))
-    for t in range(7):
+def ecoformer(layer, x):
+    heads, c, ys = layer.num_heads, layer.num_bits + 1, []
+    qk, v = (
+        torch.stack([project(each) for each in x]).unflatten(-1, (heads, -1)) for project in (layer.to_qk, layer.to_v)
+    )
+    for t in range(len(x)):
         read = []
-        for h in range(H):
+        for h in range(heads):
             codes = []
             for j in range(t + 1):
                 squares = torch.stack([(unit(qk[j, h]) - a).square().sum() for a in layer.anchor[h]])
@@ -32,8 +32,13 @@ def test_equation():
                 codes.append(torch.sign(layer.A[h] @ kernel))
             weights = torch.stack([c + codes[t] @ code for code in codes])
             read.append(weights @ v[: t + 1, h] / weights.sum())
-        y = layer.proj.weight @ torch.cat(read) + layer.proj.bias
-        torch.testing.assert_close(layer(x[None])[0][0, t], y)
+        ys.append(layer.proj.weight @ torch.cat(read) + layer.proj.bias)
+    return ys
+
+
+EQUATIONS = {
+    "ecoformer": (lambda: layers.build("ecoformer", DIM, num_heads=2, num_bits=5, num_anchors=4, bias=True), ecoformer),
+}
 
 
 def tokens() -> torch.Tensor:

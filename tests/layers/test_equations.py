@@ -54,6 +54,9 @@ def test_every_variant_streams_and_packs(name):
 def test_every_variant_has_the_gradients_of_its_output(name):
     torch.manual_seed(1)
     layer, x = shaken(EQUATIONS[name][0]()), torch.randn(2, 4, DIM, requires_grad=True)
+    reason = layer.excused.get("gradients_are_the_derivatives_and_reach_every_parameter")
+    if reason is not None:
+        pytest.skip(f"{name}: {reason}")
     names, parameters = zip(*layer.named_parameters(), strict=True)
 
     def run(x, *values):

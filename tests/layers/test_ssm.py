@@ -206,7 +206,7 @@ def h3(layer, xs):
     return ys
 
 
-def hyena(layer, xs):
+def hyena(layer, xs, shift=0.0):
     """The filters lag by lag, from the formula of the position, and every convolution as a sum."""
     net, D, L, N = layer.filter_fn.implicit_filter, layer.dim, layer.l_max, layer.order
     rates = torch.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, D * (N - 1)).abs()
@@ -216,7 +216,7 @@ def hyena(layer, xs):
         for i in sorted(int(i) for i in net if int(i) % 2 == 0)[:-1]:
             h = torch.sin(net["1"].freq[0] * net[str(i)](h))
         h = list(net.values())[-1](h)
-        filters.append(h * torch.exp(-lag / (L - 1) * rates))
+        filters.append(h * (torch.exp(-lag / (L - 1) * rates) + shift))
     filters = torch.stack(filters).view(L, D, N - 1)
     mixed = [
         torch.stack(parts)
@@ -410,6 +410,10 @@ EQUATIONS |= {
     "h3": (lambda: H3(DIM, 6, 2), h3),
     "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
     "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
+    "hyena_dna": (
+        lambda: layers.build("hyena_dna", DIM, l_max=5, filter_order=6),
+        lambda layer, xs: hyena(layer, xs, shift=0.05),
+    ),
     "hyena_of_order_four": (lambda: Hyena(DIM, 40, 4, 6, emb_dim=7, num_inner_mlps=1, w=3.0), hyena),
     "rglru": (lambda: RGLRU(DIM, 2), rglru),
     "hawk": (lambda: Hawk(DIM, 2, 6), hawk),
