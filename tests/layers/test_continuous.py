@@ -3,7 +3,6 @@
 import re
 import sys
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from by_hand import (
     assert_normal,
     assert_orthogonal,
     assert_uniform,
+    follows_time,
     gelu,
     layer_norm,
     linear,
@@ -342,25 +342,7 @@ OF_TARNN = {
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_a_layer_follows_the_time_between_its_steps(name):
-    make, equation = EQUATIONS[name]
-    layer, x, spans = shaken(make()), torch.randn(2, T, DIM), 2 * torch.rand(2, T) + 0.1
-    y, last = layer(x, timespans=spans)
-    for row in range(2):
-        torch.testing.assert_close(y[row], torch.stack(equation(layer, list(x[row]), spans[row])))
-    torch.testing.assert_close(layer(x, timespans=torch.ones(2, T))[0], layer(x)[0])
-    left, state = layer(x[:, :3], timespans=spans[:, :3])
-    right, state = layer(x[:, 3:], state, timespans=spans[:, 3:])
-    torch.testing.assert_close(torch.cat([left, right], 1), y)
-    torch.testing.assert_close(state, last)
-    cuts = [0, 4, 4, 10, 14]
-    packed, packed_spans = x.reshape(1, -1, DIM), spans.reshape(1, -1)
-    y, _ = layer(packed, cu_seqlens=torch.tensor(cuts), timespans=packed_spans)
-    for start, end in pairwise(cuts):
-        alone, _ = layer(packed[:, start:end], timespans=packed_spans[:, start:end])
-        torch.testing.assert_close(y[:, start:end], alone)
-    slope = torch.autograd.grad(layer(x, timespans=spans.requires_grad_())[0].square().sum(), spans)[0]
-    assert slope.isfinite().all()
-    assert slope.ne(0).any(1).all()
+    follows_time(*EQUATIONS[name])
 
 
 @pytest.mark.usefixtures("double")
