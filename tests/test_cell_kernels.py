@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from numba import config
+from numba.core.ccallback import CFunc
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +18,7 @@ from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops._cells import files, kernels
 from scanl.ops._cpu._cells import CORES
+from scanl.ops._cpu._team import Kernel
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
 
@@ -161,6 +164,21 @@ def test_float32_and_wide_channels(op, reverse):
     """Channels are divided over the cores if there are few sequences; parts of 32 leave a rest."""
     laws.truth(op, Sample(_operands(op, 1, 4, 134)), {"reverse": reverse}, "cpu", torch.float32)
     laws.truth(op, Sample(_operands(op, 2, 300, 4)), {"reverse": reverse}, "cpu", torch.float32)
+
+
+def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
+    """Kernels are compiled at the second level; numba then has the one that it had, also after an error."""
+    level, seen = config.OPT, []
+
+    def fails(self):
+        seen.append(config.OPT)
+        raise MemoryError
+
+    monkeypatch.setattr(CFunc, "compile", fails)
+    with pytest.raises(MemoryError):
+        Kernel(lambda dtype: lambda arguments: None)._compile(torch.float32)
+    assert seen == [2]
+    assert config.OPT is level
 
 
 def test_many_rows_and_several_vectors():
