@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from numba import config
 from numba.core.ccallback import CFunc
@@ -463,6 +463,10 @@ def _check_random(state: str, output: str) -> None:
     draws = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in sizes.items()}
     exact = laws.evaluate(op, draws, {}, "reference")
     largest = max(float(value.detach().abs().max()) for value in exact.values())
+    # A comparison such as (a + b) - b > a is decided by rounding, so such a cell has no numbers to be held to.
+    moved = {name: value * (1 + 1e-13 * torch.randn_like(value)) for name, value in draws.items()}
+    again = laws.evaluate(op, moved, {}, "reference")
+    assume(all(float((again[name] - value).detach().abs().max()) <= 1e-6 * largest for name, value in exact.items()))
     for name, value in laws.evaluate(op, draws, {}, "cpu").items():
         error = float((value - exact[name]).detach().abs().max())
         assert error <= torch.finfo(torch.float64).eps ** 0.75 * largest, f"{state}; {output}: {name} is {error} off"
