@@ -1,5 +1,7 @@
 """Compiled loops in the place of plain forms: the same values and gradients of every order, and where they run."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -9,7 +11,7 @@ import laws
 from scanl.ops import backend
 from scanl.ops._cpu import gated as gated_kernels
 from scanl.ops._cpu import rms_norm as rms_norm_kernels
-from scanl.ops.gated import gated, plain
+from scanl.ops.gated import POLYNOMIALS, gated, plain
 from scanl.ops.rglru_gates import plain as plain_gates
 from scanl.ops.rglru_gates import rglru_gates
 from scanl.ops.rms_norm import rms_norm
@@ -50,13 +52,13 @@ CASES = [
 ]  # fmt: skip
 
 
-def results(run, given, dtype):
+def results(run, given, dtype, cotangent=lambda value: value):
     """The value, and the gradients by every tensor."""
     given = [each.to(dtype).requires_grad_() if isinstance(each, torch.Tensor) else each for each in given]
     found = run(*given)
     found = found if isinstance(found, tuple) else (found,)
     wanted = [each for each in given if isinstance(each, torch.Tensor)]
-    by = [draw(*y.shape, seed=5 + n).to(dtype) for n, y in enumerate(found)]
+    by = [cotangent(draw(*y.shape, seed=5 + n).to(dtype)) for n, y in enumerate(found)]
     return [*(y.detach() for y in found), *torch.autograd.grad(found, wanted, by)]
 
 
@@ -82,6 +84,33 @@ def test_strided_operands(case):
         results(run, apart, torch.float64), results(reference, given, torch.float64), strict=True
     ):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("case", [0, 5, 7, 8])
+def test_a_negation_that_torch_has_put_off(case):
+    """Of operands, and of the gradients by the results."""
+    run, reference, given = CASES[case]
+
+    def lazy(value):
+        return torch._neg_view(-value) if isinstance(value, torch.Tensor) else value
+
+    for found, expected in zip(
+        results(run, [lazy(each) for each in given], torch.float64, lazy),
+        results(reference, given, torch.float64),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_numbers_without_bound():
+    """As torch's functions have them."""
+    for value in (math.inf, -math.inf, math.nan, 1e30, -1e30, 1e200, -1e200):
+        a, b = torch.full((1 << 14,), value, dtype=torch.float64), torch.ones(1 << 14, dtype=torch.float64)
+        for activation in POLYNOMIALS:
+            torch.testing.assert_close(gated(a, b, activation), plain(a, b, activation), equal_nan=True)
+        x = torch.ones(1 << 7, 1 << 7, dtype=torch.float64)
+        x[3, 5] = value
+        torch.testing.assert_close(rms_norm(x, None, 1e-6), torch_norm(x, None, 1e-6), equal_nan=True)
 
 
 @pytest.fixture

@@ -42,6 +42,12 @@ def test_gradients_of_one_result(wanted, steps):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_a_negation_that_torch_has_put_off():
+    system, begin, x = operands(3, 5, torch.float64)
+    lazy, plain = (low_rank_response(system, begin, 5, each) for each in (torch._neg_view(-x), x))
+    torch.testing.assert_close(lazy, plain)
+
+
 def test_second_derivatives():
     system, begin, x = operands(2, 5, torch.float64, 1)
     leaves = [leaf.requires_grad_() for leaf in (system, begin, x)]

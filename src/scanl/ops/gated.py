@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
+from scanl.ops._cpu._memory import laid_out
 from scanl.ops._frame.dispatch import fused
 
 LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
@@ -54,7 +55,7 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, activation: str) -> Any:
         ctx.save_for_backward(a, b)
         ctx.activation = activation
-        return _kernels().forward(a.contiguous(), b.contiguous(), POLYNOMIALS[activation])
+        return _kernels().forward(laid_out(a), laid_out(b), POLYNOMIALS[activation])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
@@ -63,5 +64,5 @@ class _Gated(torch.autograd.Function):
             leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in (a, b)]
             y = plain(leaves[0], leaves[1], ctx.activation)
             return *torch.autograd.grad(y, leaves, dy, create_graph=True), None
-        given = (each.contiguous() for each in (dy, a, b))
+        given = map(laid_out, (dy, a, b))
         return *_kernels().backward(*given, POLYNOMIALS[ctx.activation]), None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanl.ops._cpu._memory import laid_out
 from scanl.ops._frame.dispatch import fused
 
 LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
@@ -63,7 +64,7 @@ def _kernels() -> Any:
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
+    return laid_out(x.reshape(-1, x.shape[-1]))
 
 
 class _Gates(torch.autograd.Function):
@@ -73,7 +74,7 @@ class _Gates(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, i_gate, r_gate, log_decay, least)
         given = (_flat(each) for each in (x, i_gate, r_gate))
-        u, a = _kernels().forward(*given, log_decay.contiguous(), least.expand(*x.shape[:2], 1).contiguous())
+        u, a = _kernels().forward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
         return u.view(x.shape), a.view(x.shape)
 
     @staticmethod
@@ -85,5 +86,5 @@ class _Gates(torch.autograd.Function):
             return *torch.autograd.grad(results, leaves, cotangents, create_graph=True), None
         x, log_decay = operands[0], operands[3]
         given = (_flat(each) for each in (*cotangents, *operands[:3]))
-        *by, dlog = _kernels().backward(*given, log_decay.contiguous(), least.expand(*x.shape[:2], 1).contiguous())
+        *by, dlog = _kernels().backward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
         return *(each.view(x.shape) for each in by), dlog, None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.ops._cpu._memory import laid_out
 from scanl.ops._frame.dispatch import fused
 
 LEAST = 1 << 14  # numbers; with fewer, torch's own function takes less time than to choose
@@ -44,8 +45,8 @@ def _kernels() -> Any:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Any:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        w = x.new_ones(x.shape[-1]) if weight is None else weight.contiguous()
+        rows = laid_out(x.reshape(-1, x.shape[-1]))
+        w = x.new_ones(x.shape[-1]) if weight is None else laid_out(weight)
         y, r = _kernels().forward(rows, w, eps)
         ctx.save_for_backward(x, weight, r)
         ctx.eps = eps
@@ -61,7 +62,7 @@ class _Norm(torch.autograd.Function):
             y = F.rms_norm(leaves[0], x.shape[-1:], *leaves[1:], eps=ctx.eps)
             found = torch.autograd.grad(y, leaves, dy, create_graph=True)
             return found[0], found[1] if weight is not None else None, None
-        rows, cotangent = (each.reshape(-1, x.shape[-1]).contiguous() for each in (x, dy))
-        w = x.new_ones(x.shape[-1]) if weight is None else weight.contiguous()
+        rows, cotangent = (laid_out(each.reshape(-1, x.shape[-1])) for each in (x, dy))
+        w = x.new_ones(x.shape[-1]) if weight is None else laid_out(weight)
         dx, dw = _kernels().backward(cotangent, rows, w, r)
         return dx.view(x.shape), None if weight is None else dw, None

@@ -57,3 +57,8 @@ def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     lease = np.frombuffer(block, np.uint8, size)
     _remember(block, lease)
     return torch.from_numpy(lease).view(dtype).view(shape)
+
+
+def laid_out(x: torch.Tensor) -> torch.Tensor:
+    """Return x as kernels read it: contiguous, and negated or conjugated where torch has put that off."""
+    return x.resolve_conj().resolve_neg().contiguous()

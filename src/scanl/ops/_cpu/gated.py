@@ -22,7 +22,7 @@ _EACH = {"forceinline": True, "error_model": "numpy"}
 def _apply(y, a, b, p, q):
     one = a.dtype.type(1)
     for i in range(y.size):
-        k = a[i] * (p + q * a[i] * a[i])
+        k = a[i] * p if q == 0 else a[i] * (p + q * a[i] * a[i])  # 0 times infinity is no number
         small = exp(-abs(k))
         y[i] = a[i] * (one if k >= 0 else small) / (one + small) * b[i]
 
@@ -31,7 +31,7 @@ def _apply(y, a, b, p, q):
 def _differentiate(da, db, a, b, dy, p, q):
     one, three = a.dtype.type(1), a.dtype.type(3)
     for i in range(da.size):
-        square = q * a[i] * a[i]
+        square = q if q == 0 else q * a[i] * a[i]
         k = a[i] * (p + square)
         small = exp(-abs(k))
         high = one / (one + small)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._memory import empty
+from scanl.ops._cpu._memory import empty, laid_out
 from scanl.ops._cpu._slots import Slots, view
 from scanl.ops._cpu._team import Kernel, array, scratch, take
 
@@ -282,7 +282,7 @@ def forward(
     system: torch.Tensor, begin: torch.Tensor, steps: int, x: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     width, modes = system.shape[1:]
-    blocks, x = -(-width // WIDTH), None if x is None else x.contiguous()
+    blocks, x = -(-width // WIDTH), None if x is None else laid_out(x)
     shared = _shared(system, begin, steps, x)
     kernel = empty((len(begin), blocks, steps, WIDTH), torch.float64)
     end = torch.empty(len(begin), blocks, modes, 2, WIDTH, dtype=torch.float64)
@@ -306,7 +306,7 @@ def backward(
     width, modes = system.shape[1:]
     blocks = -(-width // WIDTH)
     driven = None if d_driven is None or x is None else _packed(d_driven)
-    x = None if driven is None or x is None else x.contiguous()
+    x = None if driven is None or x is None else laid_out(x)
     shared = _shared(system, begin, steps, x)
     by = torch.zeros(len(begin), blocks * WIDTH, steps, dtype=torch.float64)
     by[:, :width] = d_kernel
