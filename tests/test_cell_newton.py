@@ -284,10 +284,10 @@ def _long(name: str, steps: int, width: int) -> tuple[Cell, Sample]:
     ("name", "method", "most"),
     [
         ("gru", "newton", 15),
-        ("cornn_cell", "newton", 15),
-        ("lem_cell", "newton", 15),
+        pytest.param("cornn_cell", "newton", 15, marks=pytest.mark.long),
+        pytest.param("lem_cell", "newton", 15, marks=pytest.mark.long),
         ("unicornn_cell", "quasi_newton", 15),
-        ("indrnn tanh", "quasi_newton", 15),
+        pytest.param("indrnn tanh", "quasi_newton", 15, marks=pytest.mark.long),
         ("indrnn relu", "quasi_newton", 30),  # weights are near 1, and each iteration finds more of the steps at 0
     ],
 )
