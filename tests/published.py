@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.audio import WORDS
+from scanl.data.audio import TEN, WORDS
 from scanl.data.files import folders
 
 WRITERS: dict[str, Callable[[Path], None]] = {}
@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ucr": {"problem": "Small"},
     "pendulum": {"count": 6},
     "speech_commands": {"most": 30},
+    "sc10": {"most": 20},
     "sc09": {"most": 30},
 }
 
@@ -161,6 +162,31 @@ def listops(folder: Path) -> None:
         (folder / f"basic_{part}.tsv").write_text("\n".join(rows) + "\n")
 
 
+def pathfinder(folder: Path, side: int) -> None:
+    """Two lists of pictures: one of text, as in the Long Range Arena, one an array, as the generator writes it."""
+    from PIL import Image
+
+    top = folder / "curv_contour_length_14"
+    (top / "metadata").mkdir(parents=True)
+    for number, count in ((2, 12), (10, 8)):
+        rows = [
+            [f"imgs/{number}", f"sample_{i}.png", str(i), str((i + number // 2) % 2), "1.8", "0.5"]
+            for i in range(count)
+        ]
+        (top / "imgs" / str(number)).mkdir(parents=True)
+        for _, name, i, *_ in rows:
+            pixels = np.where(random(side, side) > 250, 255, int(i))
+            Image.fromarray(pixels.astype(np.uint8)).save(top / "imgs" / str(number) / name)
+        if number == 2:
+            (top / "metadata" / "2.npy").write_text("\n".join(map(" ".join, rows)) + "\n")
+        else:
+            np.save(top / "metadata" / "10.npy", np.array(rows))
+
+
+writes("pathfinder32")(partial(pathfinder, side=32))
+writes("pathfinder128")(partial(pathfinder, side=128))
+
+
 def ts(rows: list[str], extra: str = "@classLabel true a b") -> str:
     return "# a comment\n@problemName Small\n@timeStamps false\n" + f"{extra}\n@data\n" + "\n".join(rows) + "\n"
 
@@ -241,6 +267,11 @@ for set_name, file_name, column_names in (
     ("ettm2", "ETTm2.csv", ["HUFL", "OT"]),
     ("ecl", "ECL.csv", ["MT_001", "MT_320"]),
     ("weather", "weather.csv", ["p (mbar)", "OT"]),
+    ("electricity", "electricity.csv", ["0", "OT"]),
+    ("informer_weather", "WTH.csv", ["Visibility", "WetBulbCelsius"]),
+    ("traffic", "traffic.csv", ["0", "OT"]),
+    ("exchange_rate", "exchange_rate.csv", ["0", "OT"]),
+    ("illness", "national_illness.csv", ["AGE 0-4", "OT"]),
     ("hourly_electricity", "hourly_electricity.csv", ["y"]),
     ("beijing_pm25", "hourly_beijing_pm.csv", ["pm2.5", "DEWP", "TEMP", "PRES", "Iws"]),
     ("sunspots", "sunspots.csv", ["SUNACTIVITY"]),
@@ -257,15 +288,20 @@ def household_power(folder: Path) -> None:
     path.unlink()
 
 
+def wav(path: Path, samples: bytes) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples)
+
+
 @writes("speech_commands")
 def speech_commands(folder: Path) -> None:
     lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
     for word in WORDS:
         (folder / word).mkdir()
-        for speaker in range(3):
-            with wave.open(str(folder / word / f"{speaker}a_nohash_0.wav"), "wb") as file:
-                file.setparams((1, 2, 16000, 0, "NONE", ""))
-                file.writeframes(random(2 * (20 + speaker)).tobytes())
+        for speaker in range(7 if word in TEN else 3):
+            samples = 20 if speaker > 2 else 20 + speaker  # those of 20 are whole
+            wav(folder / word / f"{speaker}a_nohash_0.wav", random(speaker + 1, 2 * samples)[-1].tobytes())
         lists["validation_list.txt"].append(f"{word}/1a_nohash_0.wav")
         lists["testing_list.txt"].append(f"{word}/2a_nohash_0.wav")
     for name, listed in lists.items():

@@ -28,7 +28,7 @@ from scanl.learning import TrainConfig
 
 READ = {files.name: name for name in sources.names() if (files := sources.get(name).needs) is not None}
 # Whose content may be anything, or is read when a batch needs it; the published counts tell.
-ANY_BYTES = {"enwik8", "pg19", "speech_commands"}
+ANY_BYTES = {"enwik8", "pathfinder32", "pathfinder128", "pg19", "speech_commands"}
 each_set = pytest.mark.parametrize("name", sorted(READ))
 
 

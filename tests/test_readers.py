@@ -1,0 +1,105 @@
+"""What readers of published files make of them, number by number. The laws of all sources are in test_sources.py."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import published
+from scanl.data import audio
+from scanl.data.base import Source
+from scanl.data.files import folders
+from scanl.errors import ConfigError, DataError
+from scanl.learning import TrainConfig
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty folder of data sets, whose digests and counts are not known."""
+    monkeypatch.setenv("SCANL_DATA", str(tmp_path / "data"))
+    for files in folders.values():
+        monkeypatch.setattr(files, "sha256", {})
+        monkeypatch.setattr(files, "counts", {})
+    return tmp_path / "data"
+
+
+def written(root: Path, name: str) -> Path:
+    (root / name).mkdir(parents=True)
+    published.WRITERS[name](root / name)
+    return root / name
+
+
+def source(name: str, **options: Any) -> Source:
+    """A source that reads the small files."""
+    short = {"sequence_length": options.pop("sequence_length")} if "sequence_length" in options else {}
+    return TrainConfig(task=name, task_options={**published.OPTIONS.get(name, {}), **options}, **short).source()
+
+
+# Sound.
+
+
+def test_coefficients_are_those_of_torchaudio():
+    """Numbers of torchaudio 2.11, MFCC(n_mfcc=20, log_mels=True, melkwargs={"n_fft": 200, "n_mels": 64})."""
+    found = audio.mfcc(torch.sin(torch.arange(16000.0) ** 1.3 * 0.001)[None])[0]
+    golden = torch.tensor([[-75.761879, 27.238495, 5.381627], [-83.441833, 29.882196, 13.941297]])
+    assert found.shape == (161, 20)
+    torch.testing.assert_close(found[:2, :3], golden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[160, 19], torch.tensor(0.235993), rtol=1e-3, atol=1e-3)
+    assert float(found.double().abs().sum()) == pytest.approx(25206.276, rel=1e-5)
+
+
+def test_ten_words_are_whole_clips_standardised_at_each_position(root):
+    folder = written(root, "speech_commands")
+    found = source("sc10")
+    assert [len(part.answers) for part in found.parts] == [30, 10, 10]  # five of seven clips of a word have 20 samples
+    assert all(np.bincount(part.answers).tolist() == [len(part.answers) // 10] * 10 for part in found.parts)
+    clips = np.stack(list(found.parts.train.rows)) / 2.0**15
+    batch = found.form(list(found.parts.test.rows))
+    test = np.stack(list(found.parts.test.rows)) / 2.0**15
+    np.testing.assert_allclose(batch[..., 0], (test - clips.mean(0)) / (clips.std(0) + 1e-5), rtol=1e-4, atol=1e-5)
+    for word in audio.TEN:  # coefficients need clips that are longer than half a window
+        for number in range(4):
+            published.wav(folder / word / f"{number}b_nohash_0.wav", published.random(number + 1, 600)[-1].tobytes())
+    found = source("sc10", most=300, mfcc=True)
+    assert found.batch(0, 2).inputs.shape == (2, 4, 20)
+    every = np.concatenate(list(found.form([found.parts.train.rows[i] for i in range(len(found.parts.train.rows))])))
+    np.testing.assert_allclose(every.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(every.std(0), 1, rtol=1e-3)
+
+
+# Pictures.
+
+
+def test_lists_of_pictures_are_text_or_arrays_and_split_as_published(root):
+    """In the numeric order of the lists, 2 before 10, by torch's permutation of seed 42."""
+    folder = written(root, "pathfinder32")
+    found = source("lra_pathfinder")
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(42)).numpy()
+    answers = np.array([(i + 1) % 2 for i in range(12)] + [(i + 5) % 2 for i in range(8)])
+    first = np.array([*range(12), *range(8)])  # the grey of a picture
+    for part, cut in zip(found.parts, (order[:16], order[16:18], order[18:]), strict=True):
+        np.testing.assert_array_equal(part.answers, answers[cut])
+        pixels = np.where(published.random(32, 32).reshape(1, -1) > 250, 255, first[cut][:, None]) / 255
+        np.testing.assert_allclose(found.form(list(part.rows))[..., 0], pixels, rtol=1e-6)
+    lists = folder / "curv_contour_length_14" / "metadata"
+    for name, content, message in (
+        ("2.npy", b"imgs/2 sample_0.png 0 2 1.8\n", "one with a label that is not 0 or 1"),
+        ("2.npy", b"imgs/2 sample_0.png\n", r"2.npy is damaged: it is no list of pictures: not enough values"),
+        ("2.npy", b"\x93NUMPY\x01", r"2.npy is damaged: it is no list of pictures"),
+        ("x.npy", b"", "x.npy is damaged: its name is no number"),
+    ):
+        (lists / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            source("lra_pathfinder").check()
+    (lists / "x.npy").unlink()
+    published.pathfinder(root / "other", 16)
+    with pytest.raises(DataError, match="it has 16 x 16 pixels, expected 32 x 32"):
+        source("lra_pathfinder", folder=str(root / "other")).check()
+    assert source("lra_pathfinder", folder=str(root / "other"), side=16).batch(0, 3).inputs.shape == (3, 256, 1)
+    with pytest.raises(ConfigError, match="side is 0, expected at least 1"):
+        source("lra_pathfinder", side=0)
+    next((root / "other").rglob("sample_3.png")).write_bytes(b"\x89PNG damaged")
+    with pytest.raises(DataError, match=r"sample_3.png is damaged: Pillow cannot read it"):
+        source("lra_pathfinder", folder=str(root / "other"), side=16).batch(0, 16)
