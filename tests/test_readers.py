@@ -1,5 +1,6 @@
 """What readers of published files make of them, number by number. The laws of all sources are in test_sources.py."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 
 import published
-from scanl.data import audio
-from scanl.data.base import Source
+from scanl.data import Question, Source, audio
 from scanl.data.files import folders
+from scanl.data.pickles import plain
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
+from scanl.learning.questions import loss, model_for
 
 
 @pytest.fixture
@@ -103,3 +105,99 @@ def test_lists_of_pictures_are_text_or_arrays_and_split_as_published(root):
     next((root / "other").rglob("sample_3.png")).write_bytes(b"\x89PNG damaged")
     with pytest.raises(DataError, match=r"sample_3.png is damaged: Pillow cannot read it"):
         source("lra_pathfinder", folder=str(root / "other"), side=16).batch(0, 16)
+
+
+# Pickles, which are never run.
+
+
+def damaged(content: bytes) -> str:
+    """What is said of a pickle."""
+    with pytest.raises(DataError) as error:
+        plain(content, folders["jsb_chorales"], Path("a.pickle"))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_data_and_arrays_are_read_from_pickles(protocol):
+    """Of every protocol: text, numbers, lists, and arrays that are never made by numpy's own functions."""
+    columns = np.asfortranarray(np.arange(6, dtype=">i2").reshape(2, 3))
+    wanted = {"a": [1, -2.5, "é", b"\xff\n", True, None, 2**70], "b": ((1,), {"c": ()})}
+    found = plain(pickle.dumps([wanted, columns, np.float32(0.5)], protocol), folders["jsb_chorales"], Path("a"))
+    assert found[0] == wanted
+    np.testing.assert_array_equal(found[1].values, columns)
+    assert found[2] == 0.5
+
+
+class Runs:
+    """Whose pickle calls a function."""
+
+    def __reduce__(self):
+        return (print, ("it has run",))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_what_a_pickle_calls_is_refused_and_not_run(protocol, capfd):
+    for thing, name in (
+        (Runs(), "builtins.print"),
+        ([Path("a")], "pathlib"),
+        ({"a": {1}}, "set"),
+        (np.array([{}], object), "it has an array of 'O8', expected numbers"),
+        (eval, "builtins.eval"),
+    ):
+        content = pickle.dumps(thing, protocol)
+        if isinstance(thing, dict) and protocol >= 4:
+            assert plain(content, folders["jsb_chorales"], Path("a")) == thing  # sets are plain from then on
+            continue
+        assert name.replace("builtins", "__builtin__" if protocol < 3 else "builtins") in damaged(content)
+    assert "it has run" not in capfd.readouterr().out
+    assert "is damaged: it is no pickle of plain data" in damaged(b"cos\nsystem\n(S'true'\ntR.")
+    assert "os.system, expected plain data alone" in damaged(b"cos\nsystem\n(S'true'\ntR.")
+    for cut in range(40):
+        damaged(pickle.dumps([np.arange(3), "abc"], protocol)[:cut])
+
+
+# Music.
+
+
+def test_notes_of_a_frame_are_predicted_from_those_before(root):
+    folder = written(root, "jsb_chorales")
+    found = source("jsb_chorales")
+    assert found.length == 8
+    batch = next(iter(found.unseen(0)))
+    assert [(21 + np.flatnonzero(frame)).tolist() for frame in batch.targets[1, :5]] == [
+        [],
+        [61, 65, 67],
+        [61, 66, 67],
+        [],
+        [61, 67, 68],
+    ]
+    assert np.isnan(batch.targets[1, 5:]).all()
+    assert np.isnan(batch.inputs[1, 5:]).all()
+    np.testing.assert_array_equal(batch.inputs[1, 1:5], batch.targets[1, :4])
+    assert not batch.inputs[:, 0].any()
+    asked = ~np.isnan(batch.targets)
+    outputs, targets = torch.zeros(int(asked.sum())), torch.from_numpy(batch.targets[asked])
+    total, count = found.total(outputs, targets)
+    assert total / count == pytest.approx(88 * np.log(2))  # of a frame
+    for pieces, message in (
+        ([], "it has no parts train, valid and test"),
+        (
+            {"train": [[(20,)]], "valid": [], "test": []},
+            "a piece is no list of frames of notes: note 20, expected from",
+        ),
+        ({"train": [[]], "valid": [], "test": []}, "it has no frame"),
+        ({"train": 3, "valid": [], "test": []}, "is no list of frames of notes"),
+    ):
+        (folder / "JSB Chorales.pickle").write_bytes(pickle.dumps(pieces))
+        with pytest.raises(DataError, match=message):
+            source("jsb_chorales").check()
+
+
+def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
+    question = Question("numbers", channels=3, targets=2, distribution="bernoulli")
+    model = model_for(question, {"layer": "lru", "dim": 8, "depth": 1, "tie_embeddings": False})
+    inputs, targets = torch.randn(2, 5, 3), torch.tensor([0.0, 1.0]).repeat(2, 5, 1)
+    targets[1, 3:] = torch.nan
+    p = model(inputs)[0].sigmoid()
+    p = torch.where(targets == 1, p, 1 - p)[~targets.isnan()]
+    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], -p.log().mean())
