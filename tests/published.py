@@ -33,6 +33,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pendulum": {"count": 6},
     "speech_commands": {"most": 30},
     "sc10": {"most": 20},
+    "beethoven": {"piece": 40},
+    "youtubemix": {"piece": 40},
     "sc09": {"most": 30},
 }
 
@@ -323,3 +325,31 @@ def speech_commands(folder: Path) -> None:
         lists["testing_list.txt"].append(f"{word}/2a_nohash_0.wav")
     for name, listed in lists.items():
         (folder / name).write_text("\n".join(listed) + "\n")
+
+
+def piano(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    for number in range(17):
+        wav(folder / name / f"{name}{number}.wav", random(number + 1, 2 * 100)[-1].tobytes())
+
+
+writes("beethoven")(partial(piano, name="beethoven"))
+writes("youtubemix")(partial(piano, name="youtubemix"))
+
+
+def sphere(samples: np.ndarray, **facts: str) -> bytes:
+    known = {"channel_count": "-i 1", "sample_count": f"-i {len(samples)}", "sample_rate": "-i 16000"}
+    known |= {"sample_n_bytes": "-i 2", "sample_byte_format": "-s2 01", "database_id": "-s5 TIMIT", **facts}
+    lines = ["NIST_1A", "   1024", *(f"{name} {value}" for name, value in known.items()), "end_head"]
+    return ("\n".join(lines) + "\n").encode().ljust(1024) + samples.astype("<i2").tobytes()
+
+
+@writes("timit")
+def timit(folder: Path) -> None:
+    speakers = {"TRAIN/DR1/FCJF0": 3, "TEST/DR1/FAKS0": 2, "TEST/DR2/MDAB0": 2, "TEST/DR2/MABC0": 1}
+    for speaker, sentences in speakers.items():
+        (folder / speaker).mkdir(parents=True)
+        for number in range(sentences):
+            samples = random(2 * (600 + 100 * number)).view("<i2")
+            for kind in ("SA", "SI", "SX"):
+                (folder / speaker / f"{kind}{number}.WAV").write_bytes(sphere(samples))

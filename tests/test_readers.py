@@ -71,6 +71,64 @@ def test_ten_words_are_whole_clips_standardised_at_each_position(root):
     np.testing.assert_allclose(every.std(0), 1, rtol=1e-3)
 
 
+def test_recordings_are_cut_into_pieces_and_quantised(root):
+    """17 files in natural order, 14, 1 and 2 of them, each of 100 samples: two pieces of 40."""
+    folder = written(root, "beethoven")
+    found = source("beethoven")
+    assert [len(part.answers) for part in found.parts] == [28, 2, 4]
+    samples = published.random(15, 200)[-1].view("<i2").astype(float)  # of beethoven14.wav, behind 9 and 13
+    batch = next(iter(found.unseen(0)))
+    u = (samples[40:80] - samples[40:80].min()) / np.ptp(samples[40:80])
+    np.testing.assert_array_equal(batch.targets[1], np.floor(u * 255.99 + 0.005))
+    np.testing.assert_array_equal(batch.inputs[1], [128, *batch.targets[1, :-1]])
+    folder = written(root, "youtubemix")
+    batch = next(iter(source("youtubemix").unseen(0)))
+    np.testing.assert_array_equal(batch.targets[0], audio.mu_law(samples[:40]))
+    path = folder / "youtubemix" / "youtubemix3.wav"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"youtubemix3.wav is damaged: it ends after 50 samples"):
+        source("youtubemix").batch(0, 28)
+    with pytest.raises(ConfigError, match="piece is 0, expected at least 1"):
+        source("youtubemix", piece=0)
+
+
+def test_frames_of_a_sentence_predict_the_next(root):
+    """The level of a tone of 1 kHz is that of the window's sum, in the bin of 1 kHz; a tone of 5 kHz is gone."""
+    folder = written(root, "timit")
+    found = source("timit")
+    assert [len(part.answers) for part in found.parts] == [6, 4, 4]
+    assert source("timit", exchanged=True).parts.test.rows.paths == found.parts.validation.rows.paths
+    assert {path.parent.name for path in found.parts.test.rows.paths} == {"MDAB0"}
+    t = np.arange(3200)
+    levels = []
+    for hertz in (1000, 5000):
+        tone = np.round(2**13 * np.sin(2 * np.pi * hertz / 16000 * t))
+        (folder / "TRAIN" / "DR1" / "FCJF0" / "SI0.WAV").write_bytes(published.sphere(tone))
+        frames = found.frames(folder / "TRAIN" / "DR1" / "FCJF0" / "SI0.WAV")
+        assert frames.shape == (1 + 1600 // 128, 129)
+        levels.append(frames[3:-3])
+    assert set(levels[0].argmax(1)) == {32}
+    np.testing.assert_allclose(levels[0].max(1), 20 * np.log10(0.25 / 2 * 128), atol=0.05)
+    assert levels[1].max() < levels[0].max() - 50
+    batch = found.batch(0, 6)
+    assert batch.inputs.shape == (6, found.length, 129)
+    for one, answer in zip(batch.inputs, batch.targets, strict=True):
+        steps = int((~np.isnan(one[:, 0])).sum())
+        np.testing.assert_array_equal(one[1:steps], answer[: steps - 1])
+        assert np.isnan(answer[steps:]).all()
+    path = folder / "TRAIN" / "DR1" / "FCJF0" / "SI0.WAV"
+    for content, message in (
+        (b"RIFF", "it is no NIST SPHERE file"),
+        (published.sphere(t, channel_count="-i 2"), "its header says 2, 2, 16000, expected one channel of 2 bytes"),
+        (published.sphere(t, sample_coding="-s26 pcm,embedded-shorten-v2.00"), "not packed"),
+        (published.sphere(t)[:-2], "it has 3199 samples, expected 3200 of its header"),
+        (published.sphere(t[:100]), "it has 100 samples, expected two frames, 512"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            source("timit").check()
+
+
 # Pictures.
 
 

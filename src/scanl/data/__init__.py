@@ -25,3 +25,4 @@ from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams
 from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows
+from scanl.data.timit import TIMITFrames as TIMITFrames

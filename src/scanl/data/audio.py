@@ -1,6 +1,7 @@
-"""Recordings of words as WAV files: Speech Commands, 35 words or ten to classify, and its digits sample by sample."""
+"""Recordings as WAV files: Speech Commands, 35 words or ten, to classify; its digits and piano music to predict."""
 
 import math
+import re
 import wave
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -236,25 +237,25 @@ def mu_law(samples: NDArray[Any]) -> NDArray[np.int64]:
     return np.floor(u * (256 - 0.01) + 0.005).astype(np.int64)
 
 
-@register("sc09")
-@dataclass
-class SpokenNumbers(SpeechCommands):
-    """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
+def linear(samples: NDArray[Any]) -> NDArray[np.int64]:
+    """Quantise samples to 0 ... 255, scaled to [0, 1] by their range: u = (x - min) / (max - min), then as `mu_law`."""
+    low, high = float(samples.min()), float(samples.max())
+    return np.floor((samples - low) / max(high - low, 1e-12) * (256 - 0.01) + 0.005).astype(np.int64)
 
-    The clips of zero to nine of Speech Commands, by the published lists. The first input is 128; a clip that ends
-    early is not scored after its end.
 
-    Source: Donahue et al., "Adversarial Audio Synthesis", arXiv:1802.04208; as in Goel et al., "It's Raw!",
-    arXiv:2202.09729. Args: see `SpeechCommands`. Chance: 8 bits.
+class Quantised(FixedRows):
+    """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
+
+    A recording that ends early is not scored after its end. A subclass may have another `encode`.
     """
 
-    id = "B-sc09"
     metric = "bits per sample"
     higher_is_better = False
     best = None
     chance = 8.0
     question = Question("next token", vocab_size=256)
-    words = NUMBERS
+
+    encode = staticmethod(mu_law)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = self._tokens(rows)
@@ -268,9 +269,108 @@ class SpokenNumbers(SpeechCommands):
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         tokens = np.full((len(rows), self.length), IGNORED, np.int64)
         for place, row in zip(tokens, rows, strict=True):
-            place[: len(row)] = mu_law(row[: self.length])
+            place[: len(row)] = self.encode(row[: self.length])
         return tokens
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
         nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
         return nats / math.log(2), int((targets != IGNORED).sum())
+
+
+@register("sc09")
+@dataclass
+class SpokenNumbers(Quantised, SpeechCommands):
+    """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
+
+    The clips of zero to nine of Speech Commands, by the published lists.
+
+    Source: Donahue et al., "Adversarial Audio Synthesis", arXiv:1802.04208; as in Goel et al., "It's Raw!",
+    arXiv:2202.09729. Args: see `SpeechCommands`. Chance: 8 bits.
+    """
+
+    id = "B-sc09"
+    words = NUMBERS
+
+
+@dataclass
+class Pieces(Quantised):
+    """Long recordings in pieces of equal length; what is left of a recording is dropped.
+
+    The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
+    the next 6 % for validation, the last 6 % for test. Pieces are read when a batch needs them.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        piece: samples of a piece, and steps of a row.
+    """
+
+    piece: int = 128_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.piece < 1:
+            raise ConfigError(f"{self.name}: piece is {self.piece}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.piece
+
+    def read(self) -> Parts:
+        assert self.needs is not None
+        found = self.needs.below(self.needs.needs[0], "*.wav", self.folder)
+        found.sort(key=lambda path: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)])
+        parts = []
+        for low, high in ((0, 0.88), (0.88, 0.94), (0.94, 1)):
+            paths: list[Path] = []
+            starts: list[tuple[int]] = []
+            for path in found[int(low * len(found)) : int(high * len(found))]:
+                with opened(self.needs, path, self.folder) as file:
+                    pieces = file.getnframes() // self.piece
+                paths += [path] * pieces
+                starts += [(number * self.piece,) for number in range(pieces)]
+            parts.append(Part(FromFiles(paths, self.cut, starts), np.zeros(len(paths), np.int64)))
+        return Parts(*parts)
+
+    def cut(self, path: Path, start: int) -> NDArray[np.int16]:
+        """Return the samples of a piece."""
+        assert self.needs is not None
+        with opened(self.needs, path, self.folder) as file:
+            file.setpos(start)
+            samples = np.frombuffer(file.readframes(self.piece), "<i2")
+        if len(samples) != self.piece:
+            raise self.needs.damaged(path, f"it ends after {start + len(samples)} samples", self.folder)
+        return samples
+
+
+@register("beethoven")
+@dataclass
+class Beethoven(Pieces):
+    """Beethoven's piano sonatas: each sample from those before it, in 256 equal steps. Pieces of 8 seconds.
+
+    Source: Mehri et al., "SampleRNN", arXiv:1612.07837; as in Goel et al., "It's Raw!", arXiv:2202.09729.
+    Args: see `Pieces`. Chance: 8 bits.
+    """
+
+    id = "B-beethoven"
+    needs = Files(
+        "beethoven", "a folder beethoven of WAV files, clips of 8 seconds at 16 kHz of 32 sonatas", ("beethoven",)
+    )
+
+    encode = staticmethod(linear)
+
+
+@register("youtubemix")
+@dataclass
+class YouTubeMix(Pieces):
+    """YouTubeMix, four hours of piano: each sample from those before it, by the mu-law. Pieces of 131,072 samples.
+
+    Source: DeepSound, SampleRNN for PyTorch; as in Goel et al., "It's Raw!", arXiv:2202.09729. Args: see `Pieces`.
+    Chance: 8 bits.
+    """
+
+    id = "B-youtubemix"
+    needs = Files(
+        "youtubemix", "a folder youtubemix of WAV files, the minutes of a recording at 16 kHz", ("youtubemix",)
+    )
+
+    piece: int = 131_072

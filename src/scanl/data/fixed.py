@@ -24,16 +24,18 @@ class FromFiles(Sequence[NDArray[Any]]):
     """Rows each of which is read from its file when it is asked for.
 
     read: makes a row (t, ...) of a file. Raises DataError for a damaged one.
+    where: for rows that are parts of files, what `read` is given besides the path.
     """
 
     paths: Sequence[Path]
-    read: Callable[[Path], NDArray[Any]]
+    read: Callable[..., NDArray[Any]]
+    where: Sequence[tuple[Any, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, place: Any) -> Any:
-        return self.read(self.paths[place])
+        return self.read(self.paths[place], *(self.where[place] if self.where else ()))
 
 
 class Part(NamedTuple):
