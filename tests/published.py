@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pendulum": {"count": 6},
     "speech_commands": {"most": 30},
     "sc10": {"most": 20},
+    "atari": {"window": 6, "screens": 2},
     "beethoven": {"piece": 40},
     "youtubemix": {"piece": 40},
     "sc09": {"most": 30},
@@ -353,3 +354,20 @@ def timit(folder: Path) -> None:
             samples = random(2 * (600 + 100 * number)).view("<i2")
             for kind in ("SA", "SI", "SX"):
                 (folder / speaker / f"{kind}{number}.WAV").write_bytes(sphere(samples))
+
+
+@writes("atari")
+def atari(folder: Path) -> None:
+    """Two checkpoints of episodes of five, nine and four transitions, and of a rest that does not end."""
+    logs = folder / "Breakout" / "1" / "replay_logs"
+    logs.mkdir(parents=True)
+    for checkpoint in (0, 12):
+        store = {
+            "observation": random(20, 84, 84) // 64 + checkpoint,
+            "action": (np.arange(20) % 4).astype(np.int32),
+            "reward": (np.arange(20) % 3).astype(np.float32),
+            "terminal": np.isin(np.arange(20), (4, 13, 17)).astype(np.uint8),
+        }
+        for name, array in store.items():
+            with gzip.open(logs / f"$store$_{name}_ckpt.{checkpoint}.gz", "wb", compresslevel=1) as file:
+                np.save(file, array)

@@ -1,5 +1,6 @@
 """What readers of published files make of them, number by number. The laws of all sources are in test_sources.py."""
 
+import gzip
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import published
 from scanl.data import Question, Source, audio
 from scanl.data.files import folders
+from scanl.data.fixed import Part
 from scanl.data.pickles import plain
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
@@ -259,3 +261,59 @@ def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
     p = model(inputs)[0].sigmoid()
     p = torch.where(targets == 1, p, 1 - p)[~targets.isnan()]
     torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], -p.log().mean())
+
+
+# Games.
+
+
+def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(root):
+    folder = written(root, "atari")
+    found = source("atari")
+    assert (found.question.classes, found.question.channels) == (4, 1 + 4 + 2 * 84 * 84)
+    assert sum(len(part.rows) for part in found.parts) == 36  # of whole episodes
+    rows = np.array([[12, 5, 14, 5], [12, 5, 14, 8], [0, 14, 18, 14]])
+    batch = found.form(list(rows))
+    rewards, screens = np.arange(20) % 3, (published.random(20, 84, 84) // 64 + 12) / np.float32(255)
+    for row, (_, begin, end, start) in zip(batch[:2], rows[:2], strict=True):
+        np.testing.assert_array_equal(row[:, 0], [rewards[t:end].sum() for t in range(start, start + 6)])
+        np.testing.assert_array_equal(row[1:, 1:5].argmax(1), np.arange(start, start + 5) % 4)
+        assert not row[0, 1:5].any()
+        for step, t in enumerate(range(start, start + 6)):
+            np.testing.assert_allclose(row[step, 5 + 84 * 84 :], screens[t].reshape(-1), rtol=1e-6)
+            before = screens[t - 1].reshape(-1) if t > begin else np.zeros(84 * 84)
+            np.testing.assert_allclose(row[step, 5 : 5 + 84 * 84], before, rtol=1e-6)
+    assert np.isnan(batch[2, 4:]).all()  # an episode of four
+    assert found.answers(Part(rows, rows)).tolist() == [
+        [1, 2, 3, 0, 1, 2],
+        [0, 1, 2, 3, 0, 1],
+        [2, 3, 0, 1, -100, -100],
+    ]
+    np.testing.assert_allclose(source("atari", unit=2.0).form(list(rows))[..., 0], batch[..., 0] / 2)
+    # No row passes the end of its episode, and every step of each begins one, moved back.
+    for _, begin, end, start in np.concatenate([part.rows for part in found.parts]):
+        assert begin <= start
+        assert start + 6 <= end or start == begin
+    assert sum(len(part.rows) for part in source("atari", transitions=19, visit=1).parts) in range(19, 19 + 9)
+    with pytest.raises(DataError, match="Breakout has 1 whole episodes, expected three or more"):
+        source("atari", transitions=1, visit=1).check()
+    with pytest.raises(DataError, match=r"Pong.1.replay_logs is missing; "):
+        source("atari", game="Pong").check()
+    for option, message in (
+        ({"window": 0}, "window is 0, expected at least 1"),
+        ({"unit": 0.0}, "unit is 0.0, expected"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            source("atari", **option)
+    logs = folder / "Breakout" / "1" / "replay_logs"
+    for name, array, message in (
+        ("reward", np.zeros(3), "actions, rewards and terminals are 20, 3, 20, expected equal numbers"),
+        ("observation", np.zeros((9, 84, 84), np.uint8), "it has 9 screens of uint8, expected 18 of uint8"),
+        ("action", np.array([{}]), r"its array is object \(1,\), expected numbers"),
+        ("action", np.zeros((20, 2), int), r"its array is int64 \(20, 2\), expected numbers"),
+    ):
+        before = (logs / f"$store$_{name}_ckpt.0.gz").read_bytes()
+        with gzip.open(logs / f"$store$_{name}_ckpt.0.gz", "wb") as file:
+            np.save(file, array, allow_pickle=True)
+        with pytest.raises(DataError, match=message):
+            source("atari").check()
+        (logs / f"$store$_{name}_ckpt.0.gz").write_bytes(before)

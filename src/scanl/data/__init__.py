@@ -1,5 +1,6 @@
 """Training data: the protocol of a source, and sources of real data."""
 
+from scanl.data.atari import AtariReplay as AtariReplay
 from scanl.data.audio import SpeechCommands as SpeechCommands
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import LEVELS as LEVELS

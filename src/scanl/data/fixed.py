@@ -17,6 +17,7 @@ from scanl.errors import CheckpointError, ConfigError, DataError
 
 MOST_STEPS = 2**20  # measured at the end of training, at most; `scanl eval` reads all
 AT_ONCE = 2**16  # steps in a batch of a measurement, about
+NUMBERS_AT_ONCE = 2**25  # numbers of its inputs, at most
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ class FixedRows(Source):
         return Exam(title, Batched(self, some), beside, ".4g")
 
     def _batches(self, part: Part) -> Iterator[Examples]:
-        at_once = max(1, min(256, AT_ONCE // self.length))
+        numbers = self.length * (self.question.channels or 1)
+        at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
         for start in range(0, len(part.answers), at_once):
             yield self._examples(part.take(range(start, min(start + at_once, len(part.answers)))))
 
