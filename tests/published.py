@@ -35,6 +35,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "sc10": {"most": 20},
     "atari": {"window": 6, "screens": 2},
     "beethoven": {"piece": 40},
+    "wmt14": {"most": 40},
+    "iwslt14": {"most": 40},
     "youtubemix": {"piece": 40},
     "sc09": {"most": 30},
 }
@@ -371,3 +373,26 @@ def atari(folder: Path) -> None:
         for name, array in store.items():
             with gzip.open(logs / f"$store$_{name}_ckpt.{checkpoint}.gz", "wb", compresslevel=1) as file:
                 np.save(file, array)
+
+
+@writes("wmt14")
+def wmt14(folder: Path) -> None:
+    for part in ("train", "newstest2013", "newstest2014"):
+        (folder / f"{part}.en").write_text("".join(f"A cat {i} .\n" for i in range(5)), "utf-8")
+        (folder / f"{part}.de").write_text("".join(f"Eine Kätzin {i} .\n" for i in range(5)), "utf-8")
+
+
+@writes("iwslt14")
+def iwslt14(folder: Path) -> None:
+    tags = "<url>http://a</url>\n<keywords>talks</keywords>\n<talkid>1</talkid>\n<title>{}</title>\n"
+    for language, title, line in (
+        ("de", "Das Wetter", "Es regnet &amp; {}"),
+        ("en", "The weather", "It RAINS &amp; {}"),
+    ):
+        spoken = "".join(line.format(i) + "\n" for i in range(48)) + "a b c d e\n" * (language == "de")
+        spoken += "a b\n" * (language == "en")
+        (folder / f"train.tags.de-en.{language}").write_text(tags.format(title) + spoken)
+        for part in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
+            segments = "".join(f'<seg id="{i}"> {line.format(i)} </seg>\n' for i in range(2))
+            text = f'<?xml version="1.0"?>\n<doc docid="1">\n<title>x</title>\n{segments}</doc>\n'
+            (folder / f"IWSLT14.{part}.de-en.{language}.xml").write_text(text)

@@ -222,17 +222,7 @@ def test_the_list_says_what_is_there(root, capfd):
 @each_set
 def test_a_folder_is_recognised(name, root, capfd):
     folder = written(root, name)
-    if name in (
-        "ucr",
-        "imdb",
-        "mnist",
-        "fashion_mnist",
-        "cifar10",
-        "cifar100",
-        "imagenet64",
-        "beethoven",
-        "youtubemix",
-    ):
+    if name in LARGE:
         pytest.skip("the defaults need more than the small files have")
     assert main(["data", "check", str(folder)]) == 0
     assert f"{READ[name]}: " in capfd.readouterr().out

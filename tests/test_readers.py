@@ -317,3 +317,43 @@ def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(roo
         with pytest.raises(DataError, match=message):
             source("atari").check()
         (logs / f"$store$_{name}_ckpt.0.gz").write_bytes(before)
+
+
+# Text.
+
+
+def test_a_translation_is_asked_for_after_its_sentence(root):
+    folder = written(root, "wmt14")
+    found = source("wmt14")
+    batch = next(iter(found.unseen(0)))
+    row = "A cat 0 .\nEine Kätzin 0 .\n".encode()
+    assert bytes(batch.inputs[0][: len(row) - 1].astype(np.uint8)) == row[:-1]
+    assert not batch.inputs[0][len(row) - 1 :].any()
+    assert (batch.targets[0][:9] == -100).all()
+    assert bytes(batch.targets[0][9 : len(row) - 1].astype(np.uint8)) == row[10:]
+    assert (batch.targets[0][len(row) - 1 :] == -100).all()
+    assert len(batch.inputs) == 5
+    total, count = found.total(torch.zeros(7, 256), torch.arange(7))
+    assert total / count == pytest.approx(8)
+    assert len(source("wmt14", most=26).parts.train.rows) == 0  # longer ones are left out
+    swapped = source("wmt14", first="de", second="en")
+    assert bytes(swapped.parts.train.rows[0]).startswith(b"Eine")
+    (folder / "train.de").write_text("one\n")
+    with pytest.raises(DataError, match=r"train.de is damaged: it has 1 sentences, and train.en has 5"):
+        source("wmt14").check()
+    with pytest.raises(ConfigError, match="most is 3, expected at least 4"):
+        source("wmt14", most=3)
+
+
+def test_talks_are_cleaned_and_split_as_published(root):
+    """Every 23rd for validation; tags, and pairs of unlike lengths, are left out."""
+    folder = written(root, "iwslt14")
+    found = source("iwslt14")
+    train, validation, test = (["".join(map(chr, row)) for row in part.rows] for part in found.parts)
+    spoken = ["das wetter\nthe weather\n", *(f"es regnet & {i}\nit rains & {i}\n" for i in range(48))]
+    assert validation == [spoken[22], spoken[45]]
+    assert train == [pair for pair in spoken if pair not in validation]
+    assert test == [f"es regnet & {i}\nit rains & {i}\n" for i in range(2)] * 5
+    (folder / "IWSLT14.TED.tst2011.de-en.en.xml").write_text("<doc>\n")
+    with pytest.raises(DataError, match=r"tst2011.de-en.en.xml is damaged: it has no sentence <seg>"):
+        source("iwslt14").check()
