@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "sc10": {"most": 20},
     "atari": {"window": 6, "screens": 2},
     "beethoven": {"piece": 40},
+    "imagenet": {"side": 28, "patch": 7, "aside": 2},
     "wmt14": {"most": 40},
     "iwslt14": {"most": 40},
     "youtubemix": {"piece": 40},
@@ -396,3 +397,28 @@ def iwslt14(folder: Path) -> None:
             segments = "".join(f'<seg id="{i}"> {line.format(i)} </seg>\n' for i in range(2))
             text = f'<?xml version="1.0"?>\n<doc docid="1">\n<title>x</title>\n{segments}</doc>\n'
             (folder / f"IWSLT14.{part}.de-en.{language}.xml").write_text(text)
+
+
+def photograph(path: Path, width: int, height: int, grey: int) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((height, width, 3), grey, np.uint8)
+    Image.fromarray(pixels).save(path, "JPEG", quality=100)
+
+
+@writes("imagenet")
+def imagenet(folder: Path) -> None:
+    for part, count in (("train", 4), ("val", 2)):
+        for number, name in enumerate(("n01440764", "n01443537", "n01484850")):
+            for image in range(count):
+                photograph(folder / part / name / f"{name}_{image}.JPEG", 40 + image, 32, 50 * number)
+
+
+@writes("miniimagenet")
+def miniimagenet(folder: Path) -> None:
+    for number, part in enumerate(("train", "val", "test")):
+        names = [(f"n{number}{one}_{i}.jpg", f"n{number}{one}") for one in range(6) for i in range(2)]
+        (folder / f"{part}.csv").write_text("filename,label\n" + "".join(f"{a},{b}\n" for a, b in names))
+        for place, (name, _) in enumerate(names):
+            photograph(folder / "images" / name, 20, 18, 80 * number + 6 * (place // 2))

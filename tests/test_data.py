@@ -28,9 +28,14 @@ from scanl.learning import TrainConfig
 
 READ = {files.name: name for name in sources.names() if (files := sources.get(name).needs) is not None}
 # Whose content may be anything, or is read when a batch needs it; the published counts tell.
-ANY_BYTES = {"beethoven", "enwik8", "pathfinder32", "pathfinder128", "pg19", "speech_commands", "timit", "youtubemix"}
+ANY_BYTES = {
+    "beethoven", "enwik8", "imagenet", "miniimagenet", "pathfinder32", "pathfinder128", "pg19", "speech_commands",
+    "timit", "youtubemix",
+}  # fmt: skip
 # Whose defaults set aside, or name, more than the small files have.
-LARGE = {"beethoven", "cifar10", "cifar100", "fashion_mnist", "imagenet64", "imdb", "mnist", "ucr", "youtubemix"}
+LARGE = {
+    "beethoven", "cifar10", "cifar100", "fashion_mnist", "imagenet", "imagenet64", "imdb", "mnist", "ucr", "youtubemix",
+}  # fmt: skip
 each_set = pytest.mark.parametrize("name", sorted(READ))
 
 

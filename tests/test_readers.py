@@ -37,7 +37,7 @@ def written(root: Path, name: str) -> Path:
 
 def source(name: str, **options: Any) -> Source:
     """A source that reads the small files."""
-    short = {"sequence_length": options.pop("sequence_length")} if "sequence_length" in options else {}
+    short = {key: options.pop(key) for key in ("sequence_length", "eval_examples") if key in options}
     return TrainConfig(task=name, task_options={**published.OPTIONS.get(name, {}), **options}, **short).source()
 
 
@@ -165,6 +165,64 @@ def test_lists_of_pictures_are_text_or_arrays_and_split_as_published(root):
     next((root / "other").rglob("sample_3.png")).write_bytes(b"\x89PNG damaged")
     with pytest.raises(DataError, match=r"sample_3.png is damaged: Pillow cannot read it"):
         source("lra_pathfinder", folder=str(root / "other"), side=16).batch(0, 16)
+
+
+def test_patches_of_the_middle_of_a_photograph(root):
+    """What is drawn in the middle quarter of a wide picture is in the middle patches of the square."""
+    from PIL import Image
+
+    folder = written(root, "imagenet")
+    found = source("imagenet")
+    assert (found.length, found.question.channels, found.question.classes) == (16, 147, 3)
+    assert [len(part.answers) for part in found.parts] == [10, 2, 6]
+    row = found.form([found.parts.test.rows[5]])[0]
+    expected = (100 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(row.reshape(16, 49, 3), np.broadcast_to(expected, (16, 49, 3)), atol=0.05)
+    pixels = np.zeros((64, 200, 3), np.uint8)
+    pixels[18:46, 86:114] = 255  # of 64 high, so 32 after scaling, of which the middle 28 are read
+    Image.fromarray(pixels).save(folder / "val" / "n01440764" / "n01440764_0.JPEG", "JPEG", quality=100)
+    patches = found.photograph(folder / "val" / "n01440764" / "n01440764_0.JPEG").mean(1).reshape(4, 4)
+    assert patches[1:3, 1:3].min() > 200 > 20 > np.delete(patches, [5, 6, 9, 10]).max()
+    for option, message in (({"patch": 5}, "patch is 5, expected a divisor of side, 28"), ({"aside": 0}, "aside is 0")):
+        with pytest.raises(ConfigError, match=message):
+            source("imagenet", **option)
+    with pytest.raises(DataError, match="aside is 12, expected less than the 12 training images"):
+        source("imagenet", aside=12).check()
+    (folder / "val" / "n01440764" / "n01440764_0.JPEG").write_bytes(b"\xff\xd8 damaged")
+    with pytest.raises(DataError, match=r"n01440764_0.JPEG is damaged: Pillow cannot read it"):
+        source("imagenet").check()
+    for path in (folder / "val" / "n01484850").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"val.n01484850 has no file \*.JPEG; put into"):
+        source("imagenet").check()
+
+
+def test_an_episode_asks_for_the_class_of_the_example_that_looks_alike(root):
+    """Each class of the small files has a grey of its own; parts have others."""
+    folder = written(root, "miniimagenet")
+    found = source("miniimagenet", ways=3, eval_examples=4)
+    seen = []
+    for rows, part in ((found.batch(0, 4), 0), (next(iter(found.unseen(0))), 1), (found.exam(None).examples[0], 2)):
+        grey = (rows.inputs[..., :-3].reshape(len(rows.inputs), 4, -1, 3) * [0.229, 0.224, 0.225]).mean((2, 3)) + 0.449
+        seen += [(part, round(value * 255)) for value in grey.reshape(-1)]
+        assert not rows.inputs[:, -1, -3:].any()
+        nearest = np.abs(grey[:, :3] - grey[:, 3:]).argmin(1)
+        labels = rows.inputs[np.arange(len(nearest)), nearest, -3:]
+        np.testing.assert_array_equal(labels.sum(1), 1)
+        np.testing.assert_array_equal(labels.argmax(1), rows.targets)
+        np.testing.assert_array_equal(rows.inputs[:, :3, -3:].sum(1), 1)
+    assert all(abs(value - 80 * part - 15) <= 17 for part, value in seen)
+    for option in ("ways", "shots"):
+        with pytest.raises(ConfigError, match=f"{option} is 0, expected at least"):
+            source("miniimagenet", **{option: 0})
+    with pytest.raises(DataError, match=r"train.csv is damaged: it has 6 classes of 2 photographs or more, expected 5"):
+        source("miniimagenet", shots=2).check()
+    (folder / "val.csv").write_text("filename,label\n../a.jpg,b\n")
+    with pytest.raises(DataError, match=r"val.csv is damaged: line \['../a.jpg', 'b'\] is not the name"):
+        source("miniimagenet").check()
+    (folder / "val.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"its header is \['a', 'b'\], expected filename, label"):
+        source("miniimagenet").check()
 
 
 # Pickles, which are never run.
