@@ -422,3 +422,50 @@ def miniimagenet(folder: Path) -> None:
         (folder / f"{part}.csv").write_text("filename,label\n" + "".join(f"{a},{b}\n" for a, b in names))
         for place, (name, _) in enumerate(names):
             photograph(folder / "images" / name, 20, 18, 80 * number + 6 * (place // 2))
+
+
+def joint(place: int) -> str:
+    return f"{place}.5 {place + 1} {place + 2} 250 180 1000 500 -0.1 0.01 -0.9 0.1 2"
+
+
+@writes("ntu")
+def ntu(folder: Path) -> None:
+    (folder / "nturgb+d_skeletons").mkdir()
+    for number, person in enumerate((1, 2, 4, 5, 8, 9, 3, 6, 7)):
+        lines = ["3"]
+        for frame in range(3):
+            bodies = (1, 2, 0)[frame]
+            lines.append(str(bodies))
+            for body in range(bodies):
+                lines += ["72057594037944738 0 1 1 1 1 0 0.01 -0.2 2", "25"]
+                lines += [joint(100 * frame + 50 * body + one + number) for one in range(25)]
+        name = f"S001C00{1 + number % 3}P{person:03}R001A0{number + 10}.skeleton"
+        (folder / "nturgb+d_skeletons" / name).write_text("\n".join(lines) + "\n")
+
+
+@writes("charades")
+def charades(folder: Path) -> None:
+    (folder / "features").mkdir()
+    header = "id,subject,scene,quality,relevance,verified,script,objects,descriptions,actions,length"
+    for part, count in (("train", 4), ("test", 2)):
+        rows = [header]
+        for number in range(count):
+            name = f"{part[:2].upper()}{number}"
+            actions = "c092 0.00 5.10;c156 5.00 12.00" if number else ""
+            rows.append(f'{name},U,Kitchen,6,7,Yes,"A person, who cooks",pan,"cooks",{actions},10.00')
+            np.save(folder / "features" / f"{name}.npy", random(4 + number, 3) / np.float32(99))
+        (folder / f"Charades_v1_{part}.csv").write_text("\n".join(rows) + "\n")
+
+
+@writes("ava")
+def ava(folder: Path) -> None:
+    (folder / "features").mkdir()
+    for part, count in (("train", 3), ("val", 2)):
+        rows, excluded = [], []
+        for number in range(count):
+            name = f"{part}-_{number}"
+            rows += [f"{name},{second:04},0.1,0.2,0.9,1.0,{action},1" for second, action in ((902, 80), (904, 1))]
+            excluded.append(f"{name},0903")
+            np.save(folder / "features" / f"{name}.npy", random(5 + number, 3) / np.float32(99))
+        (folder / f"ava_{part}_v2.2.csv").write_text("\n".join(rows) + "\n")
+        (folder / f"ava_{part}_excluded_timestamps_v2.2.csv").write_text("\n".join(excluded) + "\n")

@@ -29,8 +29,8 @@ from scanl.learning import TrainConfig
 READ = {files.name: name for name in sources.names() if (files := sources.get(name).needs) is not None}
 # Whose content may be anything, or is read when a batch needs it; the published counts tell.
 ANY_BYTES = {
-    "beethoven", "enwik8", "imagenet", "miniimagenet", "pathfinder32", "pathfinder128", "pg19", "speech_commands",
-    "timit", "youtubemix",
+    "ava", "beethoven", "charades", "enwik8", "imagenet", "miniimagenet", "ntu", "pathfinder32", "pathfinder128",
+    "pg19", "speech_commands", "timit", "youtubemix",
 }  # fmt: skip
 # Whose defaults set aside, or name, more than the small files have.
 LARGE = {

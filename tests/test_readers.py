@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,94 @@ def test_an_episode_asks_for_the_class_of_the_example_that_looks_alike(root):
     (folder / "val.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=r"its header is \['a', 'b'\], expected filename, label"):
         source("miniimagenet").check()
+
+
+# Videos.
+
+
+def test_skeletons_are_sampled_in_the_middle_of_equal_parts(root):
+    folder = written(root, "ntu")
+    found = source("ntu")
+    assert [len(part.answers) for part in found.parts] == [5, 1, 3]
+    assert found.parts.test.answers.tolist() == [15, 16, 17]  # of the people 3, 6 and 7, in the order of the files
+    assert [len(part.answers) for part in source("ntu", across="view").parts] == [5, 1, 3]
+    row = found.parts.test.rows[0].reshape(20, 2, 25, 3)
+    frames = np.floor((np.arange(20) + 0.5) * 3 / 20).astype(int)
+    for step, frame in zip(row, frames, strict=True):
+        first = 100 * frame + 6 + np.arange(25)
+        np.testing.assert_array_equal(step[0], 0 if frame == 2 else np.stack([first + 0.5, first + 1, first + 2], 1))
+        assert step[1].any() == (frame == 1)
+    for option, message in (
+        ({"across": "age"}, "across is 'age', expected subject or view"),
+        ({"frames": 0}, "frames"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            source("ntu", **option)
+    path = folder / "nturgb+d_skeletons" / "S001C001P003R001A016.skeleton"
+    for content, message in (
+        ("3\n1\n", "it ends before its last frame"),
+        ("1\n1\nx\n2\n1 2 3\n1 2 3\n", "it is no skeleton of 25 joints"),
+        ("0\n", "it has no frame"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            source("ntu").check()
+    path.rename(path.with_name("S001C001P003R001A061.skeleton"))
+    with pytest.raises(DataError, match="its name is not SsssCcccPpppRrrrAaaa with an action of 60"):
+        source("ntu").check()
+
+
+def test_actions_go_on_at_the_steps_of_their_spans(root):
+    """Five steps of ten seconds, in the middle of two each."""
+    folder = written(root, "charades")
+    found = source("charades")
+    batch = found.exam(None).examples
+    rows = next(iter(batch))
+    assert rows.inputs.shape == (2, 7, 3)
+    assert np.isnan(rows.inputs[0, 4:]).all()
+    assert not np.nan_to_num(rows.targets[0]).any()
+    assert np.flatnonzero(rows.targets[1, :, 92] == 1).tolist() == [0, 1, 2]
+    assert np.flatnonzero(rows.targets[1, :, 156] == 1).tolist() == [2, 3, 4]
+    assert np.isnan(rows.targets[1, 5:]).all()
+    for content, message in (
+        ("id,actions,length\nTE0,c157 1 2,3\n", "row 1 has an action that is not c000 to c156"),
+        ("id,actions,length\nTE0,c1 1,3\n", "row 1 has no id, length and actions"),
+        ("id,length\nTE0,3\n", "row 1 has no id, length and actions: KeyError"),
+        ("id,actions,length\nTE9,,3\n", r"TE9.npy is missing; put into"),
+        ("id,actions,length\n", "it has no video"),
+    ):
+        (folder / "Charades_v1_test.csv").write_text(content)
+        with pytest.raises(DataError, match=message):
+            source("charades").check()
+    published.charades(written_again(folder))
+    for array, message in ((np.zeros(3), "float64 .3,., expected numbers"), (np.array([{}]), "it is no array of numb")):
+        np.save(folder / "features" / "TE0.npy", array, allow_pickle=True)
+        with pytest.raises(DataError, match=message):
+            source("charades").check()
+
+
+def written_again(folder: Path) -> Path:
+    shutil.rmtree(folder / "features")
+    return folder
+
+
+def test_seconds_of_a_film_have_the_actions_of_anyone(root):
+    folder = written(root, "ava")
+    found = source("ava")
+    rows = next(iter(found.exam(None).examples))
+    assert rows.targets.shape == (2, 7, 80)
+    assert np.flatnonzero(rows.targets[0, 0] == 1).tolist() == [79]
+    assert np.flatnonzero(rows.targets[0, 2] == 1).tolist() == [0]
+    assert np.isnan(rows.targets[0, 1]).all()  # excluded
+    assert not rows.targets[0, 3:5].any()
+    assert np.isnan(rows.targets[0, 5:]).all()
+    for content, message in (
+        ("val-_0,0902,0,0,1,1,81,1\n", "action 81, expected from 1 to 80"),
+        ("val-_0,0902,0,0,1,1,80\n", "row 1 has 7 columns, expected 8"),
+    ):
+        (folder / "ava_val_v2.2.csv").write_text(content)
+        with pytest.raises(DataError, match=message):
+            source("ava").check()
 
 
 # Pickles, which are never run.

@@ -29,3 +29,4 @@ from scanl.data.text import Text as Text
 from scanl.data.text import Windows as Windows
 from scanl.data.timit import TIMITFrames as TIMITFrames
 from scanl.data.translation import IWSLT14Pairs as IWSLT14Pairs
+from scanl.data.videos import Skeletons as Skeletons

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
-from scanl.data.base import Question, register
+from scanl.data.base import Question, padded, register
 from scanl.data.files import Files
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import Part, Parts
 from scanl.data.pickles import plain
+from scanl.data.yes_no import YesNo
 
 LOWEST, NOTES = 21, 88  # of a piano, as MIDI numbers them
 
@@ -28,34 +26,7 @@ def _files(name: str, file: str, training: int, validation: int, test: int) -> F
 
 
 @dataclass
-class Yes(FixedRows):
-    """Rows of features, and at every step several answers of yes or no. A subclass defines `read`.
-
-    A target is 1 or 0, or NaN where no answer is wanted. The score is the negative log-likelihood of all answers of a
-    step, in nats, of probabilities that are independent given what was read: the mean over steps.
-
-    Args: see `FixedRows`.
-    """
-
-    metric = "nats per step"
-    higher_is_better = False
-    best = 0.0
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @cached_property
-    def _length(self) -> int:
-        return max(len(row) for part in self.parts for row in part.rows)
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        nats = F.binary_cross_entropy_with_logits(outputs.double(), targets.double(), reduction="sum").item()
-        return nats * self.question.targets, targets.numel()
-
-
-@dataclass
-class Polyphony(Yes):
+class Polyphony(YesNo):
     """A published set of pieces, frame by frame, each with the notes that sound: 88, from MIDI's 21 to 108.
 
     Each frame is predicted from those before it, the first from silence. A frame is an eighth note, in the chorales a
@@ -85,23 +56,17 @@ class Polyphony(Yes):
         return Parts(*parts)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        before = np.full((len(rows), self.length, NOTES), np.nan, np.float32)
-        for place, row in zip(before, rows, strict=True):
-            place[: len(row)] = np.concatenate([np.zeros_like(row[:1]), row[:-1]])
-        return before
+        return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
 
     def answers(self, part: Part) -> NDArray[Any]:
-        targets = np.full((len(part.rows), self.length, NOTES), np.nan, np.float32)
-        for place, row in zip(targets, part.rows, strict=True):
-            place[: len(row)] = row
-        return targets
+        return padded(list(part.rows), self.length)
 
 
-def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
+def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError for no such piece."""
     if not isinstance(piece, list | tuple) or not len(piece):
         raise ValueError("it has no frame")
-    found = np.zeros((len(piece), NOTES), np.uint8)
+    found = np.zeros((len(piece), NOTES), np.float32)
     for frame, notes in zip(found, piece, strict=True):
         for note in notes:
             if not isinstance(note, int) or not LOWEST <= note < LOWEST + NOTES:
