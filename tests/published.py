@@ -469,3 +469,18 @@ def ava(folder: Path) -> None:
             np.save(folder / "features" / f"{name}.npy", random(5 + number, 3) / np.float32(99))
         (folder / f"ava_{part}_v2.2.csv").write_text("\n".join(rows) + "\n")
         (folder / f"ava_{part}_excluded_timestamps_v2.2.csv").write_text("\n".join(excluded) + "\n")
+
+
+@writes("babyai")
+def babyai(folder: Path) -> None:
+    import blosc
+
+    for name, count in (("agent", 4), ("agent_valid", 2)):
+        episodes = []
+        for number in range(count):
+            steps = 2 + number
+            images = random(steps, 7, 7, 3) % np.array([11, 6, 4], np.uint8)
+            actions = [(number + t) % 7 for t in range(steps)]
+            mission = "go to the red ball" if number % 2 else "go to a box"
+            episodes.append((mission, blosc.pack_array(images), [t % 4 for t in range(steps)], actions))
+        (folder / f"BabyAI-GoToObj-v0_{name}.pkl").write_bytes(pickle.dumps(episodes, 3))

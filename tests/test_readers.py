@@ -3,9 +3,11 @@
 import gzip
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import blosc
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch
 import published
 from scanl.data import Question, Source, audio
 from scanl.data.files import folders
-from scanl.data.fixed import Part
+from scanl.data.fixed import FromFiles, Part
 from scanl.data.pickles import plain
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
@@ -176,6 +178,9 @@ def test_patches_of_the_middle_of_a_photograph(root):
     found = source("imagenet")
     assert (found.length, found.question.channels, found.question.classes) == (16, 147, 3)
     assert [len(part.answers) for part in found.parts] == [10, 2, 6]
+    assert all(isinstance(part.rows, FromFiles) for part in found.parts)  # setting some aside reads none
+    aside = {path.name for path in found.parts.validation.rows.paths}
+    assert aside.isdisjoint(path.name for path in found.parts.train.rows.paths)
     row = found.form([found.parts.test.rows[5]])[0]
     expected = (100 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(row.reshape(16, 49, 3), np.broadcast_to(expected, (16, 49, 3)), atol=0.05)
@@ -464,6 +469,53 @@ def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(roo
         with pytest.raises(DataError, match=message):
             source("atari").check()
         (logs / f"$store$_{name}_ckpt.0.gz").write_bytes(before)
+
+
+def test_a_bot_reads_its_mission_and_then_acts(root):
+    """Two words by their order in the file, then of each cell a thing, a colour and a state."""
+    folder = written(root, "babyai")
+    found = source("babyai")
+    words = {"go": 0, "to": 1, "a": 2, "box": 3, "the": 4, "red": 5, "ball": 6}
+    assert found.question.channels == 7 + 49 * 21 + 4 + 7
+    assert found.length == 10  # five words, five actions
+    assert [len(part.answers) for part in found.parts] == [3, 1, 2]
+    rows = next(iter(found.exam(None).examples))
+    images = published.random(3, 7, 7, 3) % [11, 6, 4]
+    for step, word in enumerate(["go", "to", "the", "red", "ball"]):
+        assert np.flatnonzero(rows.inputs[1, step]).tolist() == [words[word]]
+    for t in range(3):
+        step = rows.inputs[1, 5 + t]
+        cells = step[7 : 7 + 49 * 21].reshape(7, 7, 21)
+        assert not step[:7].any()
+        np.testing.assert_array_equal(cells[..., :11].argmax(-1), images[t, ..., 0])
+        np.testing.assert_array_equal(cells[..., 11:17].argmax(-1), images[t, ..., 1])
+        np.testing.assert_array_equal(cells[..., 17:].argmax(-1), images[t, ..., 2])
+        assert cells.sum() == 3 * 49
+        assert step[-11:-7].argmax() == t
+        assert step[-7:].tolist() == [float(t > 0 and one == t) for one in range(7)]
+    assert rows.targets[1].tolist() == [-100] * 5 + [1, 2, 3] + [-100] * 2
+    assert np.isnan(rows.inputs[1, 8:]).all()
+    path = folder / "BabyAI-GoToObj-v0_agent_valid.pkl"
+    episodes = pickle.loads(path.read_bytes())
+    for wrong, message in (
+        ({"a": 1}, "it is no list of episodes of a mission"),
+        ([("go", b"x", [0], [7])], "it is no list of episodes of a mission"),
+        ([("go", b"x", [0, 1], [6])], "it is no list of episodes of a mission"),
+        ([("go", b"x", [0], [6])], "blosc cannot unpack its images"),
+        ([("go", episodes[0][1], [0], [6])], r"episode 0 are .2, 7, 7, 3., expected .1, 7, 7, 3. of known things"),
+        ([("go", blosc.compress(pickle.dumps(Runs())), [0], [6])], "print, expected plain data alone"),
+        ([("go", blosc.pack_array(np.full((1, 7, 7, 3), 11, np.uint8)), [0], [6])], "of known things"),
+    ):
+        path.write_bytes(pickle.dumps(wrong))
+        with pytest.raises(DataError, match=message):
+            source("babyai").check()
+    with pytest.raises(DataError, match=r"BabyAI-BossLevel-v0_agent.pkl is missing"):
+        source("babyai", level="BabyAI-BossLevel-v0").check()
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setitem(sys.modules, "blosc", None)
+        with pytest.raises(ConfigError, match=r"packed by blosc: pip install 'scanl\[babyai\]'"):
+            source("babyai").check()
 
 
 # Text.

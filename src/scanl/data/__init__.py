@@ -2,6 +2,7 @@
 
 from scanl.data.atari import AtariReplay as AtariReplay
 from scanl.data.audio import SpeechCommands as SpeechCommands
+from scanl.data.babyai import BabyAIDemonstrations as BabyAIDemonstrations
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam

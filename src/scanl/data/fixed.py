@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,12 @@ class FromFiles(Sequence[NDArray[Any]]):
 
     def __getitem__(self, place: Any) -> Any:
         return self.read(self.paths[place], *(self.where[place] if self.where else ()))
+
+    def some(self, places: Iterable[int]) -> "FromFiles":
+        """Return some of the rows, without reading them."""
+        chosen = list(places)
+        where = [self.where[place] for place in chosen] if self.where else ()
+        return FromFiles([self.paths[place] for place in chosen], self.read, where)
 
 
 class Part(NamedTuple):
@@ -203,9 +209,12 @@ def sample(part: Part, count: int) -> Part:
 
 
 def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
-    """Split a training part: return it without `count` random rows, and these."""
+    """Split a training part: return it without `count` random rows, and these. Rows in files stay there."""
     order = np.random.default_rng(seed).permutation(len(part.answers))
-    return part.take(np.sort(order[count:])), part.take(np.sort(order[:count]))
+    rest, aside = np.sort(order[count:]), np.sort(order[:count])
+    if isinstance(rows := part.rows, FromFiles):
+        return Part(rows.some(rest), part.answers[rest]), Part(rows.some(aside), part.answers[aside])
+    return part.take(rest), part.take(aside)
 
 
 def standardised(values: NDArray[np.floating[Any]], train: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
