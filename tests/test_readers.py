@@ -556,3 +556,59 @@ def test_talks_are_cleaned_and_split_as_published(root):
     (folder / "IWSLT14.TED.tst2011.de-en.en.xml").write_text("<doc>\n")
     with pytest.raises(DataError, match=r"tst2011.de-en.en.xml is damaged: it has no sentence <seg>"):
         source("iwslt14").check()
+
+
+def text(row: np.ndarray) -> str:
+    return bytes(row.astype(np.uint8)).decode()
+
+
+def test_questions_have_their_options_by_letter(root):
+    for name in ("mmlu", "hellaswag", "piqa", "arc_easy", "winogrande"):
+        written(root, name)
+    found = source("mmlu", most=1000)
+    assert [len(part.answers) for part in found.parts] == [8, 4, 6]
+    question = "What, in\n{}, is {}?\nA. one\nB. two\nC. three\nD. {}\nAnswer:"
+    assert text(found.parts.train.rows[1]) == question.format("abstract_algebra", 1, 1)
+    assert found.parts.train.answers.tolist() == [0, 1, 2, 3] * 2
+    two = source("mmlu", most=1000, shots=2).parts.test.rows[5]
+    shown = [question.format("law", i, i) for i in range(3)]
+    assert text(two) == f"{shown[0]} A\n\n{shown[1]} B\n\n{shown[2]}"
+    assert text(source("mmlu", most=9).parts.test.rows[0]) == "0\nAnswer:"
+    assert text(source("hellaswag").parts.test.rows[2]) == "A man 2\nA. a\nB. b\nC. c\nD. d\nAnswer:"
+    assert source("hellaswag").parts.test.answers.tolist() == [0, 1, 2, 3]
+    assert text(source("piqa").parts.test.rows[1]) == "to 1\nA. x\nB. y\nAnswer:"
+    assert source("piqa").parts.test.answers.tolist() == [0, 1, 1, 0]
+    assert text(source("arc_easy").parts.test.rows[0]) == "why\nA. w\nB. x\nC. y\nAnswer:"
+    assert source("arc_easy").parts.test.answers.tolist() == [2, 2]
+    assert text(source("winogrande").parts.test.rows[3]) == "_ is 3\nA. He\nB. She\nAnswer:"
+    assert source("winogrande").parts.test.answers.tolist() == [0, 1, 0, 1]
+    for name, path, content, message in (
+        ("mmlu", "test/law_test.csv", "a,b,c,d,e,F\n", "row 1 is not a question, four options and a letter"),
+        ("hellaswag", "hellaswag_val.jsonl", '{"ctx": "a"}\n', "line 1 is no question: KeyError"),
+        ("hellaswag", "hellaswag_val.jsonl", "[]\n", "line 1 is no question: TypeError"),
+        (
+            "hellaswag",
+            "hellaswag_val.jsonl",
+            '{"ctx": "", "endings": [1, 2], "label": 2}\n',
+            "the answer 2 to 2",
+        ),
+        ("piqa", "valid-labels.lst", "0\n1\n", "line 3 has the answer -1 to 2 options"),
+        ("piqa", "valid-labels.lst", "0\n1\n1\n0\n1\n", "it has 5 labels for 4 questions"),
+        ("arc_easy", "ARC-Easy/ARC-Easy-Dev.jsonl", '{"question": "a"}', "line 1 is no question: TypeError"),
+    ):
+        (root / name / path).write_text(content)
+        with pytest.raises(DataError, match=message):
+            source(name).check()
+    for options in ({"shots": 6}, {"most": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} is"):
+            source("mmlu", **options)
+
+
+def test_the_last_word_of_a_passage_is_asked_for(root):
+    folder = written(root, "lambada")
+    found = source("lambada")
+    assert [len(part.answers) for part in found.parts] == [10, 2, 12]
+    assert text(found.parts.test.rows[11]) == "she said to me\n11word\n"
+    (folder / "lambada_test_plain_text.txt").write_text("word\n")
+    with pytest.raises(DataError, match="line 1 is no passage"):
+        source("lambada").check()

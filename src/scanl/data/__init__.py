@@ -11,6 +11,7 @@ from scanl.data.base import Question as Question
 from scanl.data.base import Source as Source
 from scanl.data.base import register as register
 from scanl.data.base import sources as sources
+from scanl.data.choices import MMLUQuestions as MMLUQuestions
 from scanl.data.contours import LRAPathfinder as LRAPathfinder
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus
