@@ -541,3 +541,16 @@ def winogrande(folder: Path) -> None:
 def lambada(folder: Path) -> None:
     for part in ("development", "test"):
         (folder / f"lambada_{part}_plain_text.txt").write_text("".join(f"she  said to me {i}word\n" for i in range(12)))
+
+
+@writes("pile")
+def pile(folder: Path) -> None:
+    import zstandard
+
+    (folder / "train").mkdir()
+    for name in ("train/00", "train/01", "val", "test"):
+        rows = [
+            {"text": f"{name} é {i}\n" * 4, "meta": {"pile_set_name": ("Github", "ArXiv")[i % 2]}} for i in range(3)
+        ]
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (folder / f"{name}.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))

@@ -11,6 +11,7 @@ import blosc
 import numpy as np
 import pytest
 import torch
+import zstandard
 
 import published
 from scanl.data import Question, Source, audio
@@ -511,8 +512,7 @@ def test_a_bot_reads_its_mission_and_then_acts(root):
             source("babyai").check()
     with pytest.raises(DataError, match=r"BabyAI-BossLevel-v0_agent.pkl is missing"):
         source("babyai", level="BabyAI-BossLevel-v0").check()
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "blosc", None)
         with pytest.raises(ConfigError, match=r"packed by blosc: pip install 'scanl\[babyai\]'"):
             source("babyai").check()
@@ -612,3 +612,29 @@ def test_the_last_word_of_a_passage_is_asked_for(root):
     (folder / "lambada_test_plain_text.txt").write_text("word\n")
     with pytest.raises(DataError, match="line 1 is no passage"):
         source("lambada").check()
+
+
+def test_documents_of_the_pile_are_read_until_there_are_enough(root):
+    folder = written(root, "pile")
+    documents = [f"train/0{shard} é {i}\n".encode() * 4 for shard in range(2) for i in range(3)]
+    short = {"sequence_length": 8}
+    assert source("pile", **short).texts[0].tobytes() == b"\0".join(documents)
+    assert source("pile", only="ArXiv", **short).texts[0].tobytes() == b"\0".join(documents[1::3])
+    assert source("pile", most=70, **short).texts[0].tobytes() == b"\0".join(documents)[:70]
+    assert source("pile", **short).test.tobytes() == b"\0".join(f"test é {i}\n".encode() * 4 for i in range(3))
+    with pytest.raises(DataError, match=r"00.jsonl.zst is damaged: it has no document of Books"):
+        source("pile", only="Books", **short).check()
+    for content, message in (
+        (zstandard.compress(b'{"meta": 1}\n'), "line 1 is no document: KeyError"),
+        (zstandard.compress(b"[1]\n"), "line 1 is no document: TypeError"),
+        (b"no zstd", "line 0 is no document: ZstdError"),
+    ):
+        (folder / "val.jsonl.zst").write_bytes(content)
+        with pytest.raises(DataError, match=f"val.jsonl.zst is damaged: {message}"):
+            source("pile", **short).check()
+    with pytest.raises(ConfigError, match="most is 0, expected at least 1"):
+        source("pile", most=0, **short)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "zstandard", None)
+        with pytest.raises(ConfigError, match=r"packed by zstd: pip install 'scanl\[pile\]'"):
+            source("pile", **short).check()
