@@ -202,19 +202,23 @@ class Batched:
         return self.source._batches(self.part)
 
 
+def chosen(part: Part, places: NDArray[np.int64]) -> Part:
+    """Return some of the rows. Those in files stay there, where `Part.take` reads them."""
+    if isinstance(part.rows, FromFiles):
+        return Part(part.rows.some(places), part.answers[places])
+    return part.take(places)
+
+
 def sample(part: Part, count: int) -> Part:
     """Return at most `count` rows at equal distances over a part."""
     total = len(part.answers)
-    return part if total <= count else part.take(np.arange(count) * total // count)
+    return part if total <= count else chosen(part, np.arange(count) * total // count)
 
 
 def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
-    """Split a training part: return it without `count` random rows, and these. Rows in files stay there."""
+    """Split a training part: return it without `count` random rows, and these."""
     order = np.random.default_rng(seed).permutation(len(part.answers))
-    rest, aside = np.sort(order[count:]), np.sort(order[:count])
-    if isinstance(rows := part.rows, FromFiles):
-        return Part(rows.some(rest), part.answers[rest]), Part(rows.some(aside), part.answers[aside])
-    return part.take(rest), part.take(aside)
+    return chosen(part, np.sort(order[count:])), chosen(part, np.sort(order[:count]))
 
 
 def standardised(values: NDArray[np.floating[Any]], train: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
