@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import pickle
 import wave
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.audio import WORDS
+from scanl.data.audio import TEN, WORDS
 from scanl.data.files import folders
 
 WRITERS: dict[str, Callable[[Path], None]] = {}
@@ -31,6 +32,16 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ucr": {"problem": "Small"},
     "pendulum": {"count": 6},
     "speech_commands": {"most": 30},
+    "sc10": {"most": 20},
+    "atari": {"window": 6, "screens": 2},
+    "beethoven": {"piece": 40},
+    "mmlu": {"most": 60},
+    "lambada": {"most": 40},
+    **{name: {"most": 40} for name in ("hellaswag", "piqa", "arc_easy", "arc_challenge", "winogrande")},
+    "imagenet": {"side": 28, "patch": 7, "aside": 2},
+    "wmt14": {"most": 40},
+    "iwslt14": {"most": 40},
+    "youtubemix": {"piece": 40},
     "sc09": {"most": 30},
 }
 
@@ -161,6 +172,31 @@ def listops(folder: Path) -> None:
         (folder / f"basic_{part}.tsv").write_text("\n".join(rows) + "\n")
 
 
+def pathfinder(folder: Path, side: int) -> None:
+    """Two lists of pictures: one of text, as in the Long Range Arena, one an array, as the generator writes it."""
+    from PIL import Image
+
+    top = folder / "curv_contour_length_14"
+    (top / "metadata").mkdir(parents=True)
+    for number, count in ((2, 12), (10, 8)):
+        rows = [
+            [f"imgs/{number}", f"sample_{i}.png", str(i), str((i + number // 2) % 2), "1.8", "0.5"]
+            for i in range(count)
+        ]
+        (top / "imgs" / str(number)).mkdir(parents=True)
+        for _, name, i, *_ in rows:
+            pixels = np.where(random(side, side) > 250, 255, int(i))
+            Image.fromarray(pixels.astype(np.uint8)).save(top / "imgs" / str(number) / name)
+        if number == 2:
+            (top / "metadata" / "2.npy").write_text("\n".join(map(" ".join, rows)) + "\n")
+        else:
+            np.save(top / "metadata" / "10.npy", np.array(rows))
+
+
+writes("pathfinder32")(partial(pathfinder, side=32))
+writes("pathfinder128")(partial(pathfinder, side=128))
+
+
 def ts(rows: list[str], extra: str = "@classLabel true a b") -> str:
     return "# a comment\n@problemName Small\n@timeStamps false\n" + f"{extra}\n@data\n" + "\n".join(rows) + "\n"
 
@@ -234,6 +270,22 @@ def waves(folder: Path, file: str, first: str, columns: list[str], rows: int = 2
     (folder / file).write_text("\n".join([delimiter.join([first, *columns]), *lines]) + "\n")
 
 
+def music(folder: Path, file: str) -> None:
+    """As Python 2 wrote it: protocol 0 or 2, frames that are tuples of numbers."""
+    pieces = [[(60 + i, 64 + t % 5, 67) if t % 3 else () for t in range(4 + i)] for i in range(5)]
+    parts = {"train": pieces, "valid": pieces[:2], "test": pieces[3:]}
+    (folder / file).write_bytes(pickle.dumps(parts, 0 if file.startswith("JSB") else 2))
+
+
+for set_name, file_name in (
+    ("jsb_chorales", "JSB Chorales.pickle"),
+    ("nottingham", "Nottingham.pickle"),
+    ("piano_midi", "Piano-midi.de.pickle"),
+    ("muse_data", "MuseData.pickle"),
+):
+    writes(set_name)(partial(music, file=file_name))
+
+
 for set_name, file_name, column_names in (
     ("etth1", "ETTh1.csv", ["HUFL", "OT"]),
     ("etth2", "ETTh2.csv", ["HUFL", "OT"]),
@@ -241,6 +293,11 @@ for set_name, file_name, column_names in (
     ("ettm2", "ETTm2.csv", ["HUFL", "OT"]),
     ("ecl", "ECL.csv", ["MT_001", "MT_320"]),
     ("weather", "weather.csv", ["p (mbar)", "OT"]),
+    ("electricity", "electricity.csv", ["0", "OT"]),
+    ("informer_weather", "WTH.csv", ["Visibility", "WetBulbCelsius"]),
+    ("traffic", "traffic.csv", ["0", "OT"]),
+    ("exchange_rate", "exchange_rate.csv", ["0", "OT"]),
+    ("illness", "national_illness.csv", ["AGE 0-4", "OT"]),
     ("hourly_electricity", "hourly_electricity.csv", ["y"]),
     ("beijing_pm25", "hourly_beijing_pm.csv", ["pm2.5", "DEWP", "TEMP", "PRES", "Iws"]),
     ("sunspots", "sunspots.csv", ["SUNACTIVITY"]),
@@ -257,16 +314,243 @@ def household_power(folder: Path) -> None:
     path.unlink()
 
 
+def wav(path: Path, samples: bytes) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples)
+
+
 @writes("speech_commands")
 def speech_commands(folder: Path) -> None:
     lists: dict[str, list[str]] = {"validation_list.txt": [], "testing_list.txt": []}
     for word in WORDS:
         (folder / word).mkdir()
-        for speaker in range(3):
-            with wave.open(str(folder / word / f"{speaker}a_nohash_0.wav"), "wb") as file:
-                file.setparams((1, 2, 16000, 0, "NONE", ""))
-                file.writeframes(random(2 * (20 + speaker)).tobytes())
+        for speaker in range(7 if word in TEN else 3):
+            samples = 20 if speaker > 2 else 20 + speaker  # those of 20 are whole
+            wav(folder / word / f"{speaker}a_nohash_0.wav", random(speaker + 1, 2 * samples)[-1].tobytes())
         lists["validation_list.txt"].append(f"{word}/1a_nohash_0.wav")
         lists["testing_list.txt"].append(f"{word}/2a_nohash_0.wav")
     for name, listed in lists.items():
         (folder / name).write_text("\n".join(listed) + "\n")
+
+
+def piano(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    for number in range(17):
+        wav(folder / name / f"{name}{number}.wav", random(number + 1, 2 * 100)[-1].tobytes())
+
+
+writes("beethoven")(partial(piano, name="beethoven"))
+writes("youtubemix")(partial(piano, name="youtubemix"))
+
+
+def sphere(samples: np.ndarray, **facts: str) -> bytes:
+    known = {"channel_count": "-i 1", "sample_count": f"-i {len(samples)}", "sample_rate": "-i 16000"}
+    known |= {"sample_n_bytes": "-i 2", "sample_byte_format": "-s2 01", "database_id": "-s5 TIMIT", **facts}
+    lines = ["NIST_1A", "   1024", *(f"{name} {value}" for name, value in known.items()), "end_head"]
+    return ("\n".join(lines) + "\n").encode().ljust(1024) + samples.astype("<i2").tobytes()
+
+
+@writes("timit")
+def timit(folder: Path) -> None:
+    speakers = {"TRAIN/DR1/FCJF0": 3, "TEST/DR1/FAKS0": 2, "TEST/DR2/MDAB0": 2, "TEST/DR2/MABC0": 1}
+    for speaker, sentences in speakers.items():
+        (folder / speaker).mkdir(parents=True)
+        for number in range(sentences):
+            samples = random(2 * (600 + 100 * number)).view("<i2")
+            for kind in ("SA", "SI", "SX"):
+                (folder / speaker / f"{kind}{number}.WAV").write_bytes(sphere(samples))
+
+
+@writes("atari")
+def atari(folder: Path) -> None:
+    """Two checkpoints of episodes of five, nine and four transitions, and of a rest that does not end."""
+    logs = folder / "Breakout" / "1" / "replay_logs"
+    logs.mkdir(parents=True)
+    for checkpoint in (0, 12):
+        store = {
+            "observation": random(20, 84, 84) // 64 + checkpoint,
+            "action": (np.arange(20) % 4).astype(np.int32),
+            "reward": (np.arange(20) % 3).astype(np.float32),
+            "terminal": np.isin(np.arange(20), (4, 13, 17)).astype(np.uint8),
+        }
+        for name, array in store.items():
+            with gzip.open(logs / f"$store$_{name}_ckpt.{checkpoint}.gz", "wb", compresslevel=1) as file:
+                np.save(file, array)
+
+
+@writes("wmt14")
+def wmt14(folder: Path) -> None:
+    for part in ("train", "newstest2013", "newstest2014"):
+        (folder / f"{part}.en").write_text("".join(f"A cat {i} .\n" for i in range(5)), "utf-8")
+        (folder / f"{part}.de").write_text("".join(f"Eine Kätzin {i} .\n" for i in range(5)), "utf-8")
+
+
+@writes("iwslt14")
+def iwslt14(folder: Path) -> None:
+    tags = "<url>http://a</url>\n<keywords>talks</keywords>\n<talkid>1</talkid>\n<title>{}</title>\n"
+    for language, title, line in (
+        ("de", "Das Wetter", "Es regnet &amp; {}"),
+        ("en", "The weather", "It RAINS &amp; {}"),
+    ):
+        spoken = "".join(line.format(i) + "\n" for i in range(48)) + "a b c d e\n" * (language == "de")
+        spoken += "a b\n" * (language == "en")
+        (folder / f"train.tags.de-en.{language}").write_text(tags.format(title) + spoken)
+        for part in ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"):
+            segments = "".join(f'<seg id="{i}"> {line.format(i)} </seg>\n' for i in range(2))
+            text = f'<?xml version="1.0"?>\n<doc docid="1">\n<title>x</title>\n{segments}</doc>\n'
+            (folder / f"IWSLT14.{part}.de-en.{language}.xml").write_text(text)
+
+
+def photograph(path: Path, width: int, height: int, grey: int) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((height, width, 3), grey, np.uint8)
+    Image.fromarray(pixels).save(path, "JPEG", quality=100)
+
+
+@writes("imagenet")
+def imagenet(folder: Path) -> None:
+    for part, count in (("train", 4), ("val", 2)):
+        for number, name in enumerate(("n01440764", "n01443537", "n01484850")):
+            for image in range(count):
+                photograph(folder / part / name / f"{name}_{image}.JPEG", 40 + image, 32, 50 * number)
+
+
+@writes("miniimagenet")
+def miniimagenet(folder: Path) -> None:
+    for number, part in enumerate(("train", "val", "test")):
+        names = [(f"n{number}{one}_{i}.jpg", f"n{number}{one}") for one in range(6) for i in range(2)]
+        (folder / f"{part}.csv").write_text("filename,label\n" + "".join(f"{a},{b}\n" for a, b in names))
+        for place, (name, _) in enumerate(names):
+            photograph(folder / "images" / name, 20, 18, 80 * number + 6 * (place // 2))
+
+
+def joint(place: int) -> str:
+    return f"{place}.5 {place + 1} {place + 2} 250 180 1000 500 -0.1 0.01 -0.9 0.1 2"
+
+
+@writes("ntu")
+def ntu(folder: Path) -> None:
+    (folder / "nturgb+d_skeletons").mkdir()
+    for number, person in enumerate((1, 2, 4, 5, 8, 9, 3, 6, 7)):
+        lines = ["3"]
+        for frame in range(3):
+            bodies = (1, 2, 0)[frame]
+            lines.append(str(bodies))
+            for body in range(bodies):
+                lines += ["72057594037944738 0 1 1 1 1 0 0.01 -0.2 2", "25"]
+                lines += [joint(100 * frame + 50 * body + one + number) for one in range(25)]
+        name = f"S001C00{1 + number % 3}P{person:03}R001A0{number + 10}.skeleton"
+        (folder / "nturgb+d_skeletons" / name).write_text("\n".join(lines) + "\n")
+
+
+@writes("charades")
+def charades(folder: Path) -> None:
+    (folder / "features").mkdir()
+    header = "id,subject,scene,quality,relevance,verified,script,objects,descriptions,actions,length"
+    for part, count in (("train", 4), ("test", 2)):
+        rows = [header]
+        for number in range(count):
+            name = f"{part[:2].upper()}{number}"
+            actions = "c092 0.00 5.10;c156 5.00 12.00" if number else ""
+            rows.append(f'{name},U,Kitchen,6,7,Yes,"A person, who cooks",pan,"cooks",{actions},10.00')
+            np.save(folder / "features" / f"{name}.npy", random(4 + number, 3) / np.float32(99))
+        (folder / f"Charades_v1_{part}.csv").write_text("\n".join(rows) + "\n")
+
+
+@writes("ava")
+def ava(folder: Path) -> None:
+    (folder / "features").mkdir()
+    for part, count in (("train", 3), ("val", 2)):
+        rows, excluded = [], []
+        for number in range(count):
+            name = f"{part}-_{number}"
+            rows += [f"{name},{second:04},0.1,0.2,0.9,1.0,{action},1" for second, action in ((902, 80), (904, 1))]
+            excluded.append(f"{name},0903")
+            np.save(folder / "features" / f"{name}.npy", random(5 + number, 3) / np.float32(99))
+        (folder / f"ava_{part}_v2.2.csv").write_text("\n".join(rows) + "\n")
+        (folder / f"ava_{part}_excluded_timestamps_v2.2.csv").write_text("\n".join(excluded) + "\n")
+
+
+@writes("babyai")
+def babyai(folder: Path) -> None:
+    import blosc
+
+    for name, count in (("agent", 4), ("agent_valid", 2)):
+        episodes = []
+        for number in range(count):
+            steps = 2 + number
+            images = random(steps, 7, 7, 3) % np.array([11, 6, 4], np.uint8)
+            actions = [(number + t) % 7 for t in range(steps)]
+            mission = "go to the red ball" if number % 2 else "go to a box"
+            episodes.append((mission, blosc.pack_array(images), [t % 4 for t in range(steps)], actions))
+        (folder / f"BabyAI-GoToObj-v0_{name}.pkl").write_bytes(pickle.dumps(episodes, 3))
+
+
+@writes("mmlu")
+def mmlu(folder: Path) -> None:
+    for part, count in (("auxiliary_train", 4), ("dev", 5), ("val", 2), ("test", 3)):
+        (folder / part).mkdir()
+        for subject in ("law", "abstract_algebra"):
+            rows = [f'"What, in\n{subject}, is {i}?",one,two,three,{i},{"ABCD"[i % 4]}' for i in range(count)]
+            (folder / part / f"{subject}_{part}.csv").write_text("\n".join(rows) + "\n")
+
+
+def json_lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@writes("hellaswag")
+def hellaswag(folder: Path) -> None:
+    for part in ("train", "val"):
+        rows = [{"ctx": f"A man {i}", "endings": list("abcd"), "label": i % 4} for i in range(4)]
+        json_lines(folder / f"hellaswag_{part}.jsonl", rows)
+
+
+@writes("piqa")
+def piqa(folder: Path) -> None:
+    for part in ("train", "valid"):
+        json_lines(folder / f"{part}.jsonl", [{"goal": f"to {i}", "sol1": "x", "sol2": "y"} for i in range(4)])
+        (folder / f"{part}-labels.lst").write_text("0\n1\n1\n0\n")
+
+
+def arc(folder: Path, level: str) -> None:
+    for part in ("Train", "Dev", "Test"):
+        choices = [{"text": text, "label": label} for text, label in zip("wxyz", "ABCD", strict=True)]
+        rows = [{"question": {"stem": "why", "choices": choices[: 3 + i]}, "answerKey": "C"} for i in range(2)]
+        json_lines(folder / level / f"{level}-{part}.jsonl", rows)
+
+
+writes("arc_easy")(partial(arc, level="ARC-Easy"))
+writes("arc_challenge")(partial(arc, level="ARC-Challenge"))
+
+
+@writes("winogrande")
+def winogrande(folder: Path) -> None:
+    for part in ("train_xl", "dev"):
+        rows = [
+            {"sentence": f"_ is {i}", "option1": "He", "option2": "She", "answer": str(1 + i % 2)} for i in range(4)
+        ]
+        json_lines(folder / f"{part}.jsonl", rows)
+
+
+@writes("lambada")
+def lambada(folder: Path) -> None:
+    for part in ("development", "test"):
+        (folder / f"lambada_{part}_plain_text.txt").write_text("".join(f"she  said to me {i}word\n" for i in range(12)))
+
+
+@writes("pile")
+def pile(folder: Path) -> None:
+    import zstandard
+
+    (folder / "train").mkdir()
+    for name in ("train/00", "train/01", "val", "test"):
+        rows = [
+            {"text": f"{name} é {i}\n" * 4, "meta": {"pile_set_name": ("Github", "ArXiv")[i % 2]}} for i in range(3)
+        ]
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (folder / f"{name}.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))

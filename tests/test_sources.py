@@ -61,7 +61,7 @@ def config_of(name: str, **given: Any) -> TrainConfig:
     short: dict[str, Any] = {}
     if "sequence_length" in sources.get(name).reads():
         short = {"sequence_length": 20, "carry_state": True}
-    elif name == "path_x":  # its pictures take long to draw
+    elif name in ("path_x", "miniimagenet"):  # their pictures take long to draw, and to read
         short = {"eval_examples": 2}
     return TrainConfig(task=name, task_options=published.OPTIONS.get(name, {}), **short, **given)
 

@@ -41,6 +41,7 @@ SMALL = {  # options with which a sample shows every answer often
     "phonebook": {"length": 3},
     "segments": {"length": 5},
     "selective_copy": {"length": 8, "num_symbols": 4},
+    "t_maze": {"length": 6, "distractors": 2},
     "task_2b": {"length": 6, "width": 5},
     "word_problem": {"length": 6},
 }
@@ -54,6 +55,7 @@ STEPS = {  # of a length n, where they are not n and a number that does not depe
 LONGER = {  # than the default, or shorter where the default is long
     "selective_copy": {"length": 100},
     "listops": {"length": 200, "least": 40},
+    "t_maze": {"length": 100},
     "task_2b": {"length": 90},
 }
 TINY = "--accelerator cpu --layer lru --dim 16 --depth 1 --steps 24 --eval-examples 8 --log-every 1".split()  # noqa: SIM905
@@ -91,6 +93,7 @@ VARIANTS = {
     "cycle_navigation": tasks.build("formal_language", length=7, language="cycle_navigation"),
     "even_arithmetic": tasks.build("formal_language", length=8, language="modular_arithmetic"),
     "odd_arithmetic": tasks.build("formal_language", length=9, language="modular_arithmetic"),
+    "t_maze_without_distractors": tasks.build("t_maze", length=1, distractors=0),
     "task_2b_without_the_first": tasks.build("task_2b", length=9, width=3, exclude_first=True),
     "mqar_with_zeros": tasks.build("mqar", length=20, vocab_size=24, random_non_queries=False),
     "irregular_without_a_drop": tasks.build("irregular", length=7, keep=1.0),
@@ -124,6 +127,20 @@ def test_parity_may_be_asked_for_at_the_last_step_alone():
     np.testing.assert_array_equal(every.inputs, last.inputs)
     np.testing.assert_array_equal(every.targets[:, -1], last.targets[:, -1])
     assert (last.targets[:, :-1] == IGNORED).all()
+
+
+def test_what_is_seen_in_the_t_maze():
+    """The sign at the first place alone, a code of which one bit changes from place to place, and noise after it."""
+    inputs, targets = tasks.build("t_maze", length=256, distractors=3).generate(200, 0)
+    assert inputs.shape == (200, 256, 13)
+    np.testing.assert_array_equal(inputs[:, 0, :2], np.where(targets[:, None] == 0, [0, 1], [1, 0]))
+    assert not inputs[:, 1:, :2].any()
+    code = inputs[0, :, 2:10]
+    assert (np.abs(np.diff(code, axis=0)).sum(1) == 1).all()
+    assert code[:5, 5:].tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 1, 0], [1, 1, 0]]
+    assert (inputs[:, :, 2:10] == code).all()
+    assert not inputs[:, 0, 10:].any()
+    assert 0.45 < inputs[:, 1:, 10:].mean() < 0.55
 
 
 def test_the_two_forms_of_associative_recall_leave_the_chances_of_their_tables():

@@ -1,26 +1,28 @@
-"""Recordings of words as WAV files: Speech Commands to classify, and its digits sample by sample."""
+"""Recordings as WAV files: Speech Commands, 35 words or ten, to classify; its digits and piano music to predict."""
 
-import hashlib
-import io
 import math
+import re
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.data.base import IGNORED, Question, register
 from scanl.data.files import Files, lines
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.errors import ConfigError
 
 RATE = 16_000
+TEN = "yes no up down left right on off stop go".split()  # noqa: SIM905
 NUMBERS = "zero one two three four five six seven eight nine".split()  # noqa: SIM905
 WORDS = sorted(
     [
@@ -33,33 +35,28 @@ SPEECH = Files(
     "speech_commands",
     "the content of speech_commands_v0.02.tar.gz: a folder of WAV files for each word, and two lists",
     ("validation_list.txt", "testing_list.txt", *WORDS),
-    counts={"training clips": 84_843, "validation clips": 9_981, "test clips": 11_005},
+    counts={
+        "training clips": 84_843,
+        "validation clips": 9_981,
+        "test clips": 11_005,
+        "whole clips of ten words": 34_975,
+    },
     licence="CC BY 4.0",
 )
 
 
-class Clips(Sequence[NDArray[np.int16]]):
-    """Recordings that are read from their files when they are asked for: (t,) samples of 16 bits."""
-
-    def __init__(self, files: Files, paths: Sequence[Path], folder: str) -> None:
-        self.files, self.paths, self.folder = files, paths, folder
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, place: Any) -> Any:
-        path = self.paths[place]
-        try:
-            content = path.read_bytes()
-            with wave.open(io.BytesIO(content)) as file:
-                form = file.getnchannels(), file.getsampwidth(), file.getframerate()
-                found = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-        except (OSError, wave.Error, EOFError, ValueError) as error:
-            raise self.files.damaged(path, f"it is no WAV file: {error}", self.folder) from error
-        if form != (1, 2, RATE) or not len(found):
-            why = f"it has {form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, expected 1 of 16 at {RATE}"
-            raise self.files.damaged(path, why, self.folder)
-        return found
+@contextmanager
+def opened(files: Files, path: Path, folder: str) -> Iterator[wave.Wave_read]:
+    """Open a WAV file of one channel of 16 bits at 16 kHz. Raises DataError for another, or a damaged one."""
+    try:
+        with path.open("rb") as content, wave.open(content) as file:
+            form = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            if form != (1, 2, RATE) or not file.getnframes():
+                why = f"it has {form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, expected 1 of 16 at {RATE}"
+                raise files.damaged(path, why, folder)
+            yield file
+    except (OSError, wave.Error, EOFError, ValueError) as error:
+        raise files.damaged(path, f"it is no WAV file: {error}", folder) from error
 
 
 @register("speech_commands")
@@ -111,30 +108,122 @@ class SpeechCommands(FixedRows):
                 SPEECH.counted({what: len(found)}, self.folder)
         return Parts(
             *(
-                Part(Clips(SPEECH, found, self.folder), np.array(answers, np.int64))
+                Part(FromFiles(found, self.clip), np.array(answers, np.int64))
                 for found, answers in zip(paths, labels, strict=True)
             )
         )
 
-    def check(self) -> None:
-        super().check()
-        _ = self.parts.train.rows[0]
-
-    @cached_property
-    def _digest(self) -> str:
-        """Of the names and sizes of the files, because reading all of them takes minutes."""
-        digest = hashlib.sha256(self.name.encode())
-        for part in self.parts:
-            assert isinstance(part.rows, Clips)
-            for path in part.rows.paths:
-                digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
-        return digest.hexdigest()
+    def clip(self, path: Path) -> NDArray[np.int16]:
+        """Return the samples of a file."""
+        with opened(SPEECH, path, self.folder) as file:
+            return np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         batch = np.zeros((len(rows), self.length, 1), np.float32)
         for place, row in zip(batch, rows, strict=True):
             place[: len(row), 0] = row[: self.length] / np.float32(2**15)
         return batch
+
+
+HOP, BINS, COEFFICIENTS = 100, 64, 20  # samples between two frames; bands of the mel scale; numbers of a frame
+
+
+def mfcc(samples: Tensor) -> Tensor:
+    r"""Return the cepstral coefficients of frames (B, 1 + T // 100, 20), from samples (B, T) at 16 kHz.
+
+    The power spectrum of 200 samples under a Hann window, around every hundredth sample; the ends are mirrored. 64
+    triangles at equal distances of the mel scale, 2595 lg(1 + f / 700), from 0 to 8 kHz; the logarithm, of 1e-6 more;
+    the first 20 numbers of the orthonormal discrete cosine transform of second kind. As in torchaudio.
+    """
+    window = torch.hann_window(2 * HOP, dtype=samples.dtype)
+    power = torch.stft(samples, 2 * HOP, HOP, window=window, return_complex=True).abs().square().mT
+    mel = torch.linspace(0, 2595 * math.log10(1 + RATE / 2 / 700), BINS + 2, dtype=torch.float64)
+    edges = 700 * (10 ** (mel / 2595) - 1)
+    rises = (torch.linspace(0, RATE / 2, HOP + 1, dtype=torch.float64)[:, None] - edges) / HOP
+    widths = edges.diff() / HOP
+    triangles = torch.minimum(rises[:, :-2] / widths[:-1], -rises[:, 2:] / widths[1:]).clamp(min=0)
+    bands = (power @ triangles.to(power) + 1e-6).log()
+    angles = torch.arange(COEFFICIENTS, dtype=torch.float64) * (torch.arange(BINS, dtype=torch.float64)[:, None] + 0.5)
+    cosines = (angles * math.pi / BINS).cos() * math.sqrt(2 / BINS)
+    cosines[:, 0] /= math.sqrt(2)
+    return bands @ cosines.to(bands)
+
+
+@register("sc10")
+@dataclass
+class TenWords(SpeechCommands):
+    """SC10: which of ten words a recording of one second says, sample by sample or by 161 frames of coefficients.
+
+    The clips of yes, no, up, down, left, right, on, off, stop and go that have 16,000 samples, 34,975. Of each word 70,
+    15 and 15 % at random; the literature splits in this way, with another generator and the files in any order. Samples
+    are divided by 2^15. Each position, or with `mfcc` each coefficient, is standardised by the training part, with
+    1e-5 added to the deviation; the training part is read once for that.
+
+    Source: Kidger et al., "Neural Controlled Differential Equations", arXiv:2005.08926, section 6.2; samples as in
+    Gu et al., arXiv:2111.00396, section 4.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        most: samples of a clip; clips of another length are left out.
+        mfcc: 20 coefficients of each of 1 + most // 100 frames, in place of samples; see `mfcc`.
+        split_seed: seed of the split.
+    Chance: 1 of 10.
+    """
+
+    id = "B-sc10mfcc"
+    chance = 1 / len(TEN)
+    words = TEN
+
+    mfcc: bool = False
+    split_seed: int = 0
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Question("class", channels=COEFFICIENTS if self.mfcc else 1, classes=len(TEN))
+
+    @property
+    def length(self) -> int:
+        return 1 + self.most // HOP if self.mfcc else self.most
+
+    def read(self) -> Parts:
+        paths: tuple[list[Path], ...] = ([], [], [])
+        labels: tuple[list[int], ...] = ([], [], [])
+        for label, word in enumerate(self.words):
+            whole = [path for path in SPEECH.below(word, "*.wav", self.folder) if self._samples(path) == self.most]
+            order = np.random.default_rng((self.split_seed, label)).permutation(len(whole))
+            aside = round(0.15 * len(whole))
+            for place, part in zip(
+                (order[2 * aside :], order[:aside], order[aside : 2 * aside]), range(3), strict=True
+            ):
+                paths[part].extend(whole[number] for number in np.sort(place))
+                labels[part].extend([label] * len(place))
+        SPEECH.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
+        parts = zip(paths, labels, strict=True)
+        return Parts(*(Part(FromFiles(some, self.clip), np.array(them, np.int64)) for some, them in parts))
+
+    def _samples(self, path: Path) -> int:
+        with opened(SPEECH, path, self.folder) as file:
+            return file.getnframes()
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        location, scale = self._scales
+        return ((self._features(rows) - location) / scale).astype(np.float32)
+
+    def _features(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        values = np.stack(rows) / np.float32(2**15)
+        return mfcc(torch.from_numpy(values)).numpy() if self.mfcc else values[..., None]
+
+    @cached_property
+    def _scales(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and deviation over the training part: of each position (T, 1), or of each coefficient (20,)."""
+        clips = self.parts.train.rows
+        count, total, squares = 0, 0.0, 0.0
+        for start in range(0, len(clips), 256):
+            some = self._features([clips[place] for place in range(start, min(start + 256, len(clips)))]).astype(float)
+            each = some.reshape(-1, COEFFICIENTS) if self.mfcc else some
+            count, total, squares = count + len(each), total + each.sum(0), squares + np.square(each).sum(0)
+        mean = np.asarray(total) / count
+        return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5
 
 
 def mu_law(samples: NDArray[Any]) -> NDArray[np.int64]:
@@ -148,25 +237,25 @@ def mu_law(samples: NDArray[Any]) -> NDArray[np.int64]:
     return np.floor(u * (256 - 0.01) + 0.005).astype(np.int64)
 
 
-@register("sc09")
-@dataclass
-class SpokenNumbers(SpeechCommands):
-    """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
+def linear(samples: NDArray[Any]) -> NDArray[np.int64]:
+    """Quantise samples to 0 ... 255, scaled to [0, 1] by their range: u = (x - min) / (max - min), then as `mu_law`."""
+    low, high = float(samples.min()), float(samples.max())
+    return np.floor((samples - low) / max(high - low, 1e-12) * (256 - 0.01) + 0.005).astype(np.int64)
 
-    The clips of zero to nine of Speech Commands, by the published lists. The first input is 128; a clip that ends
-    early is not scored after its end.
 
-    Source: Donahue et al., "Adversarial Audio Synthesis", arXiv:1802.04208; as in Goel et al., "It's Raw!",
-    arXiv:2202.09729. Args: see `SpeechCommands`. Chance: 8 bits.
+class Quantised(FixedRows):
+    """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
+
+    A recording that ends early is not scored after its end. A subclass may have another `encode`.
     """
 
-    id = "B-sc09"
     metric = "bits per sample"
     higher_is_better = False
     best = None
     chance = 8.0
     question = Question("next token", vocab_size=256)
-    words = NUMBERS
+
+    encode = staticmethod(mu_law)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = self._tokens(rows)
@@ -180,9 +269,108 @@ class SpokenNumbers(SpeechCommands):
     def _tokens(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         tokens = np.full((len(rows), self.length), IGNORED, np.int64)
         for place, row in zip(tokens, rows, strict=True):
-            place[: len(row)] = mu_law(row[: self.length])
+            place[: len(row)] = self.encode(row[: self.length])
         return tokens
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
         nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
         return nats / math.log(2), int((targets != IGNORED).sum())
+
+
+@register("sc09")
+@dataclass
+class SpokenNumbers(Quantised, SpeechCommands):
+    """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
+
+    The clips of zero to nine of Speech Commands, by the published lists.
+
+    Source: Donahue et al., "Adversarial Audio Synthesis", arXiv:1802.04208; as in Goel et al., "It's Raw!",
+    arXiv:2202.09729. Args: see `SpeechCommands`. Chance: 8 bits.
+    """
+
+    id = "B-sc09"
+    words = NUMBERS
+
+
+@dataclass
+class Pieces(Quantised):
+    """Long recordings in pieces of equal length; what is left of a recording is dropped.
+
+    The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
+    the next 6 % for validation, the last 6 % for test. Pieces are read when a batch needs them.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        piece: samples of a piece, and steps of a row.
+    """
+
+    piece: int = 128_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.piece < 1:
+            raise ConfigError(f"{self.name}: piece is {self.piece}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.piece
+
+    def read(self) -> Parts:
+        assert self.needs is not None
+        found = self.needs.below(self.needs.needs[0], "*.wav", self.folder)
+        found.sort(key=lambda path: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)])
+        parts = []
+        for low, high in ((0, 0.88), (0.88, 0.94), (0.94, 1)):
+            paths: list[Path] = []
+            starts: list[tuple[int]] = []
+            for path in found[int(low * len(found)) : int(high * len(found))]:
+                with opened(self.needs, path, self.folder) as file:
+                    pieces = file.getnframes() // self.piece
+                paths += [path] * pieces
+                starts += [(number * self.piece,) for number in range(pieces)]
+            parts.append(Part(FromFiles(paths, self.cut, starts), np.zeros(len(paths), np.int64)))
+        return Parts(*parts)
+
+    def cut(self, path: Path, start: int) -> NDArray[np.int16]:
+        """Return the samples of a piece."""
+        assert self.needs is not None
+        with opened(self.needs, path, self.folder) as file:
+            file.setpos(start)
+            samples = np.frombuffer(file.readframes(self.piece), "<i2")
+        if len(samples) != self.piece:
+            raise self.needs.damaged(path, f"it ends after {start + len(samples)} samples", self.folder)
+        return samples
+
+
+@register("beethoven")
+@dataclass
+class Beethoven(Pieces):
+    """Beethoven's piano sonatas: each sample from those before it, in 256 equal steps. Pieces of 8 seconds.
+
+    Source: Mehri et al., "SampleRNN", arXiv:1612.07837; as in Goel et al., "It's Raw!", arXiv:2202.09729.
+    Args: see `Pieces`. Chance: 8 bits.
+    """
+
+    id = "B-beethoven"
+    needs = Files(
+        "beethoven", "a folder beethoven of WAV files, clips of 8 seconds at 16 kHz of 32 sonatas", ("beethoven",)
+    )
+
+    encode = staticmethod(linear)
+
+
+@register("youtubemix")
+@dataclass
+class YouTubeMix(Pieces):
+    """YouTubeMix, four hours of piano: each sample from those before it, by the mu-law. Pieces of 131,072 samples.
+
+    Source: DeepSound, SampleRNN for PyTorch; as in Goel et al., "It's Raw!", arXiv:2202.09729. Args: see `Pieces`.
+    Chance: 8 bits.
+    """
+
+    id = "B-youtubemix"
+    needs = Files(
+        "youtubemix", "a folder youtubemix of WAV files, the minutes of a recording at 16 kHz", ("youtubemix",)
+    )
+
+    piece: int = 131_072

@@ -63,7 +63,8 @@ class Question:
         after them: at each step the H values to come, one step after another. Their scales are given once, F.
     season: steps of a season, so many last values a forecast starts from.
     distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
-        "student_t", "negative_binomial".
+        "student_t", "negative_binomial". Of numbers at every step: "points", or "bernoulli" for answers of 1 and 0,
+        of which the model gives the logits.
     """
 
     kind: Literal["next token", "label", "class", "number", "numbers", "horizon"]

@@ -2,9 +2,10 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,32 @@ from scanl.errors import CheckpointError, ConfigError, DataError
 
 MOST_STEPS = 2**20  # measured at the end of training, at most; `scanl eval` reads all
 AT_ONCE = 2**16  # steps in a batch of a measurement, about
+NUMBERS_AT_ONCE = 2**25  # numbers of its inputs, at most
+
+
+@dataclass(frozen=True)
+class FromFiles(Sequence[NDArray[Any]]):
+    """Rows each of which is read from its file when it is asked for.
+
+    read: makes a row (t, ...) of a file. Raises DataError for a damaged one.
+    where: for rows that are parts of files, what `read` is given besides the path.
+    """
+
+    paths: Sequence[Path]
+    read: Callable[..., NDArray[Any]]
+    where: Sequence[tuple[Any, ...]] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.read(self.paths[place], *(self.where[place] if self.where else ()))
+
+    def some(self, places: Iterable[int]) -> "FromFiles":
+        """Return some of the rows, without reading them."""
+        chosen = list(places)
+        where = [self.where[place] for place in chosen] if self.where else ()
+        return FromFiles([self.paths[place] for place in chosen], self.read, where)
 
 
 class Part(NamedTuple):
@@ -95,6 +122,7 @@ class FixedRows(Source):
         for name, part in zip(Parts._fields, self.parts, strict=True):
             if len(part.answers) == 0:
                 raise DataError(f"{self.name}: the part for {name} has no row; give more of them")
+            _ = part.rows[0]
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
         train = self.parts.train
@@ -106,6 +134,14 @@ class FixedRows(Source):
 
     @cached_property
     def _digest(self) -> str:
+        """Of all numbers; of rows that stay in their files the names and sizes, because reading all takes minutes."""
+        if all(isinstance(part.rows, FromFiles) for part in self.parts):
+            digest = hashlib.sha256(self.name.encode())
+            for part in self.parts:
+                assert isinstance(part.rows, FromFiles)
+                for path in part.rows.paths:
+                    digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+            return digest.hexdigest()
         digest = hashlib.sha256(f"{self.name} {len(self.parts.train.answers)}".encode())
         for part in self.parts:
             for row in [part.rows] if isinstance(part.rows, np.ndarray) else part.rows:
@@ -142,7 +178,8 @@ class FixedRows(Source):
         return Exam(title, Batched(self, some), beside, ".4g")
 
     def _batches(self, part: Part) -> Iterator[Examples]:
-        at_once = max(1, min(256, AT_ONCE // self.length))
+        numbers = self.length * (self.question.channels or 1)
+        at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
         for start in range(0, len(part.answers), at_once):
             yield self._examples(part.take(range(start, min(start + at_once, len(part.answers)))))
 
@@ -165,16 +202,23 @@ class Batched:
         return self.source._batches(self.part)
 
 
+def chosen(part: Part, places: NDArray[np.int64]) -> Part:
+    """Return some of the rows. Those in files stay there, where `Part.take` reads them."""
+    if isinstance(part.rows, FromFiles):
+        return Part(part.rows.some(places), part.answers[places])
+    return part.take(places)
+
+
 def sample(part: Part, count: int) -> Part:
     """Return at most `count` rows at equal distances over a part."""
     total = len(part.answers)
-    return part if total <= count else part.take(np.arange(count) * total // count)
+    return part if total <= count else chosen(part, np.arange(count) * total // count)
 
 
 def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
     """Split a training part: return it without `count` random rows, and these."""
     order = np.random.default_rng(seed).permutation(len(part.answers))
-    return part.take(np.sort(order[count:])), part.take(np.sort(order[:count]))
+    return chosen(part, np.sort(order[count:])), chosen(part, np.sort(order[:count]))
 
 
 def standardised(values: NDArray[np.floating[Any]], train: NDArray[np.floating[Any]]) -> NDArray[np.float32]:

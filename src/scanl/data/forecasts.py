@@ -258,6 +258,73 @@ class Weather(LongHorizon):
     usual_season = 144
 
 
+@register("electricity")
+@dataclass
+class LongElectricity(Electricity):
+    """Electricity: 321 clients as in `ecl`, in the file of later papers, whose last column is OT. Same parts.
+
+    Source: Wu et al., "Autoformer", arXiv:2106.13008. Args: see `PublishedSeries`.
+    """
+
+    needs = _files("electricity", "electricity.csv", 26_304, LTSF)
+
+
+@register("informer_weather")
+@dataclass
+class InformerWeather(LongHorizon):
+    """WTH: twelve numbers of the weather in the United States, every hour of four years. 70, 10 and 20 % of the rows.
+
+    The paper says 28, 10 and 10 months; its program takes these shares.
+
+    Source: Zhou et al., "Informer", arXiv:2012.07436. Args: see `PublishedSeries`.
+    """
+
+    id = "B-weather"
+    needs = _files("informer_weather", "WTH.csv", 35_064, "of the sets of Informer")
+    skipped = ("date",)
+    usual_season = 24
+
+
+@register("traffic")
+@dataclass
+class Traffic(LongHorizon):
+    """Traffic: how full 862 roads of the San Francisco Bay are, every hour of two years. 70, 10 and 20 % of the rows.
+
+    Source: Lai et al., "Modeling Long- and Short-Term Temporal Patterns", arXiv:1703.07015; the file and the protocol
+    of Wu et al., "Autoformer", arXiv:2106.13008. Args: see `PublishedSeries`.
+    """
+
+    needs = _files("traffic", "traffic.csv", 17_544, LTSF)
+    skipped = ("date",)
+    usual_season = 24
+
+
+@register("exchange_rate")
+@dataclass
+class ExchangeRate(LongHorizon):
+    """Exchange rates of eight countries, every day from 1990 to 2010. 70, 10 and 20 % of the rows.
+
+    Source: Lai et al., arXiv:1703.07015; the file and the protocol of Wu et al., "Autoformer", arXiv:2106.13008.
+    Args: see `PublishedSeries`.
+    """
+
+    needs = _files("exchange_rate", "exchange_rate.csv", 7_588, LTSF)
+    skipped = ("date",)
+
+
+@register("illness")
+@dataclass
+class Illness(LongHorizon):
+    """Influenza-like illness: seven numbers of patients in the United States, every week. 70, 10 and 20 % of the rows.
+
+    Source: Wu et al., "Autoformer", arXiv:2106.13008. Args: see `PublishedSeries`.
+    """
+
+    needs = _files("illness", "national_illness.csv", 966, LTSF)
+    skipped = ("date",)
+    usual_season = 52
+
+
 @register("hourly_electricity")
 @dataclass
 class HourlyElectricity(PublishedSeries):

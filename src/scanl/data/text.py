@@ -193,6 +193,7 @@ class Text(Tokens):
         sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
     """
 
+    id = "B-arxivgithub"  # the documents are not published, so a folder of one's own is read
     chance = 8.0
     question = Question("next token", vocab_size=256)
     reads_bytes = True

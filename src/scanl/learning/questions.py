@@ -111,13 +111,17 @@ def present(inputs: Tensor) -> Tensor:
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return the mean loss and the state. The loss is cross entropy for tokens and classes; for numbers, their own."""
+    """Return the mean loss and the state. The loss is cross entropy for tokens, classes and bernoulli numbers; for
+    others, their own.
+    """
     if isinstance(model, Forecaster):
         x, more = parts(model, inputs)
         return model.loss(x, targets, state, **more)
     if isinstance(model, SequenceRegressor):
         return model.loss(inputs, targets[:, None], state, timespans=_durations(question, model, inputs))
     outputs, targets, state = answer(question, model, inputs, targets, state)
+    if question.kind == "numbers" and question.distribution == "bernoulli":
+        return F.binary_cross_entropy_with_logits(widen(outputs), targets.to(widen(outputs))), state
     if question.kind == "numbers":
         return F.mse_loss(widen(outputs), targets), state
     return F.cross_entropy(widen(outputs), targets), state

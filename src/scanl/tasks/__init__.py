@@ -30,5 +30,6 @@ from scanl.tasks.pendulum import Pendulum as Pendulum
 from scanl.tasks.phonebook import Phonebook as Phonebook
 from scanl.tasks.segments import Segments as Segments
 from scanl.tasks.selective_copying import SelectiveCopying as SelectiveCopying
+from scanl.tasks.t_maze import TMaze as TMaze
 from scanl.tasks.task_2b import Task2b as Task2b
 from scanl.tasks.word_problem import WordProblem as WordProblem

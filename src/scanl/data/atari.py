@@ -1,0 +1,222 @@
+"""Atari, offline: what a player does next, from the screen and the points that are still to come."""
+
+import gzip
+import hashlib
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import IGNORED, Question, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.errors import ConfigError, DataError
+
+SIDE = 84  # pixels of a side of the screen
+MOST = 100_000  # transitions of a checkpoint that are read
+REPLAY = Files(
+    "atari",
+    "folders GAME/1/replay_logs of the DQN Replay Dataset, with the files $store$_NAME_ckpt.N.gz of checkpoints",
+    ("Breakout/1/replay_logs",),
+    licence="Apache-2.0",
+)
+
+
+class Episode(NamedTuple):
+    """Transitions of a checkpoint: those from `begin` to before `end`, the last of which ends an episode."""
+
+    checkpoint: int
+    begin: int
+    end: int
+
+
+def stored(files: Files, path: Path, form: tuple[int, ...], most: int, folder: str = "") -> NDArray[Any]:
+    """Return the first rows of an array in a packed .npy file, at most `most`. Nothing is unpickled.
+
+    form: the sizes of a row.
+    """
+    try:
+        with gzip.open(path) as file:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+            shape, by_columns, kind = read(file)
+            if kind.kind not in "biuf" or shape[1:] != form or (by_columns and len(shape) > 1):
+                raise ValueError(f"its array is {kind} {shape}, expected numbers (N, {', '.join(map(str, form))})")
+            rows = min(most, shape[0])
+            content = file.read(rows * math.prod(form) * kind.itemsize)
+        return np.frombuffer(content, kind).reshape(rows, *form)
+    except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:
+        raise files.damaged(path, f"it is no packed array: {error}", folder) from error
+
+
+@register("atari")
+@dataclass
+class AtariReplay(FixedRows):
+    """Atari, offline: which action a player takes next, from the screen and the return that it will still have.
+
+    A step has the return to go, the action before (one number for each; none at the first step of a row), and the last
+    four screens of 84 x 84 pixels in [0, 1], black before the episode began. Rows are of `window` steps, begin at every
+    step of an episode, and are moved back so that they do not pass its end; a shorter episode ends early. In the
+    literature a step is three tokens in a row, the return, the screens and the action; here one step has all of what is
+    known when the action is chosen.
+
+    Episodes are taken whole from random checkpoints of the first 100,000 transitions, eleven at a visit, one after the
+    other, until there are enough transitions. The last twentieth of the episodes is for test, the one before it for
+    validation. The score is the share of right actions. The published score is the return in the game, which needs the
+    game, so it does not compare.
+
+    Source: Agarwal et al., "An Optimistic Perspective on Offline Reinforcement Learning", arXiv:1907.04543; as in Chen
+    et al., "Decision Transformer", arXiv:2106.01345, section 4.1.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        game: name of its folder, such as Breakout, Qbert, Pong or Seaquest.
+        window: steps of a row; 30 in the literature, 50 of Pong.
+        transitions: at least so many are read, if there are as many; 500,000 in the literature, 1 % of all.
+        visit: episodes of a checkpoint at a time.
+        screens: number of screens of a step.
+        unit: returns are divided by it; 1 in the literature.
+        choice_seed: seed of the choice of checkpoints.
+    """
+
+    id = "B-atari"
+    needs = REPLAY
+
+    game: str = "Breakout"
+    window: int = 30
+    transitions: int = 500_000
+    visit: int = 11
+    screens: int = 4
+    unit: float = 1.0
+    choice_seed: int = 123
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("window", "transitions", "visit", "screens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least 1")
+        if not self.unit > 0:
+            raise ConfigError(f"{self.name}: unit is {self.unit}, expected above 0")
+
+    @property
+    def length(self) -> int:
+        return self.window
+
+    @property
+    def logs(self) -> str:
+        return f"{self.game}/1/replay_logs"
+
+    def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), most: int = MOST) -> NDArray[Any]:
+        path = REPLAY.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
+        return stored(REPLAY, path, form, most, self.folder)
+
+    @cached_property
+    def _logged(self) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.float32]], list[Episode]]:
+        """The actions and the returns to go of each checkpoint, and the episodes that are read."""
+        paths = REPLAY.below(self.logs, "$store$_action_ckpt.*.gz", self.folder)
+        actions: dict[int, NDArray[np.int64]] = {}
+        returns: dict[int, NDArray[np.float32]] = {}
+        left: dict[int, list[Episode]] = {}
+        for path in paths:
+            if not (suffix := path.name.split(".")[-2]).isdigit():
+                raise REPLAY.damaged(path, f"its checkpoint {suffix!r} is no number", self.folder)
+            number = int(suffix)
+            columns = [self._stored(what, number) for what in ("action", "reward", "terminal")]
+            if len({len(column) for column in columns}) > 1 or columns[0].min(initial=0) < 0:
+                lengths = ", ".join(str(len(column)) for column in columns)
+                why = f"actions, rewards and terminals are {lengths}, expected equal numbers, and actions from 0 on"
+                raise REPLAY.damaged(path, why, self.folder)
+            ends = np.flatnonzero(columns[2]) + 1
+            bounds = zip([0, *ends[:-1]], ends, strict=True) if len(ends) else ()
+            left[number] = [Episode(number, int(begin), int(end)) for begin, end in bounds]
+            actions[number], returns[number] = columns[0].astype(np.int64), np.zeros(len(columns[0]), np.float32)
+            for _, begin, end in left[number]:
+                returns[number][begin:end] = columns[1][begin:end][::-1].cumsum(dtype=np.float64)[::-1]
+        return actions, returns, self._chosen(left)
+
+    def _chosen(self, left: dict[int, list[Episode]]) -> list[Episode]:
+        """Take episodes from random checkpoints, `visit` at a time, until there are enough transitions."""
+        random, chosen, count = np.random.default_rng(self.choice_seed), list[Episode](), 0
+        while count < self.transitions and (known := sorted(number for number, some in left.items() if some)):
+            number = known[random.integers(len(known))]
+            some, left[number] = left[number][: self.visit], left[number][self.visit :]
+            chosen += some
+            count += sum(episode.end - episode.begin for episode in some)
+        return chosen
+
+    @cached_property
+    def _frames(self) -> dict[int, NDArray[np.uint8]]:
+        """The screens of each checkpoint, up to the last one that is read."""
+        last: dict[int, int] = {}
+        for number, _, end in self._logged[2]:
+            last[number] = max(end, last.get(number, 0))
+        found = {number: self._stored("observation", number, (SIDE, SIDE), end) for number, end in last.items()}
+        for number, screens in found.items():
+            if len(screens) < last[number] or screens.dtype != np.uint8:
+                path = REPLAY.path(f"{self.logs}/$store$_observation_ckpt.{number}.gz", self.folder)
+                why = f"it has {len(screens)} screens of {screens.dtype}, expected {last[number]} of uint8"
+                raise REPLAY.damaged(path, why, self.folder)
+        return found
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        actions = 1 + max(int(some.max(initial=0)) for some in self._logged[0].values())
+        channels = 1 + actions + self.screens * SIDE**2
+        return Question("label", channels=channels, classes=actions, padded=True)
+
+    def read(self) -> Parts:
+        episodes = self._logged[2]
+        aside = max(1, len(episodes) // 20)
+        if len(episodes) < 3:
+            raise DataError(f"{self.name}: {self.game} has {len(episodes)} whole episodes, expected three or more")
+        _ = self._frames
+        parts = (episodes[: -2 * aside], episodes[-2 * aside : -aside], episodes[-aside:])
+        return Parts(*(self._part(some) for some in parts))
+
+    def _part(self, episodes: Sequence[Episode]) -> Part:
+        """Return the rows as their checkpoint, the begin and end of their episode, and their first transition."""
+        rows = [
+            (number, begin, end, max(begin, min(start, end - self.window)))
+            for number, begin, end in episodes
+            for start in range(begin, end)
+        ]
+        return Part(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        (actions, returns, _), classes = self._logged, self.question.classes or 0
+        batch = np.full((len(rows), self.window, self.question.channels or 0), np.nan, np.float32)
+        for place, (number, begin, end, start) in zip(batch, rows, strict=True):
+            stop = min(start + self.window, end)
+            steps = place[: stop - start]
+            steps[:] = 0
+            steps[:, 0] = returns[number][start:stop] / self.unit
+            steps[np.arange(1, len(steps)), 1 + actions[number][start : stop - 1]] = 1
+            screens = steps[:, 1 + classes :].reshape(len(steps), self.screens, -1)
+            for back in range(self.screens):
+                first = max(start - back, begin)  # what was before the episode is black
+                seen = self._frames[number][first : stop - back].reshape(-1, SIDE**2)
+                screens[len(steps) - len(seen) :, self.screens - 1 - back] = seen / np.float32(255)
+        return batch
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        targets = np.full((len(part.rows), self.window), IGNORED, np.int64)
+        for place, (number, _, end, start) in zip(targets, part.rows, strict=True):
+            taken = self._logged[0][number][start : min(start + self.window, end)]
+            place[: len(taken)] = taken
+        return targets
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of the actions, the returns and the choice of episodes; the screens are gigabytes."""
+        actions, returns, episodes = self._logged
+        digest = hashlib.sha256(f"{self.name} {episodes}".encode())
+        for number in sorted(actions):
+            digest.update(actions[number].data)
+            digest.update(returns[number].data)
+        return digest.hexdigest()

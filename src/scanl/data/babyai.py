@@ -1,0 +1,190 @@
+"""BabyAI: what a bot does next in a grid, from its instruction and what it sees."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import IGNORED, Question, padded, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.pickles import plain
+from scanl.errors import ConfigError
+
+VIEW = (7, 7, 3)  # cells before the bot, and of each its thing, colour and state
+KINDS = (11, 6, 4)  # of things, colours, states
+SEEN = sum(KINDS) * 49  # numbers that are 0 or 1
+DIRECTIONS, ACTIONS = 4, 7
+LEVEL = "BabyAI-GoToObj-v0"
+BABYAI = Files(
+    "babyai",
+    "the files LEVEL_agent.pkl and LEVEL_agent_valid.pkl, which scripts/make_agent_demos.py of mila-iqia/babyai writes",
+    (f"{LEVEL}_agent.pkl", f"{LEVEL}_agent_valid.pkl"),
+    licence="BSD-3-Clause",
+)
+
+
+class Demonstrations(Sequence[NDArray[np.int16]]):
+    """The episodes of a file, whose images are unpacked when they are asked for.
+
+    The file is a pickle of a list, for each episode of its mission, its images (an array (T, 7, 7, 3), pickled and
+    packed by blosc), its directions and its actions. Neither pickle is run; see `scanl.data.pickles`.
+    An episode is (words + T, 2 + 147) numbers: a step for each word of the mission, by its number, -1 and zeros; then
+    for each image the direction, the action, and the image.
+    """
+
+    def __init__(self, name: str, folder: str, words: dict[str, int] | None = None) -> None:
+        self.folder, self.path = folder, BABYAI.path(name, folder)
+        content = BABYAI.read(name, folder)
+        self.digest = hashlib.sha256(content).hexdigest()
+        self.episodes = plain(content, BABYAI, self.path, folder)
+        if not isinstance(self.episodes, list) or not all(map(_whole, self.episodes)):
+            why = "it is no list of episodes of a mission, images, directions and actions"
+            raise BABYAI.damaged(self.path, why, folder)
+        said = dict.fromkeys(word for mission, *_ in self.episodes for word in mission.split())
+        self.words = {word: number for number, word in enumerate(said)} if words is None else words
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest episode."""
+        return max((len(mission.split()) + len(actions) for mission, _, _, actions in self.episodes), default=0)
+
+    def __getitem__(self, place: Any) -> Any:
+        mission, packed, directions, actions = self.episodes[place]
+        unpacked = plain(_unpacked(packed, self), BABYAI, self.path, self.folder)
+        images = getattr(unpacked, "values", np.empty(0))
+        if images.shape != (len(actions), *VIEW) or (images < 0).any() or (images >= KINDS).any():
+            why = f"the images of episode {place} are {images.shape}, expected {(len(actions), *VIEW)} of known things"
+            raise BABYAI.damaged(self.path, why, self.folder)
+        words = mission.split()
+        row = np.zeros((len(words) + len(actions), 2 + images[0].size), np.int16)
+        row[: len(words), 0] = [self.words.get(word, -1) for word in words]
+        row[: len(words), 1] = -1
+        row[len(words) :, 0], row[len(words) :, 1] = directions, actions
+        row[len(words) :, 2:] = images.reshape(len(actions), -1)
+        return row
+
+
+def _whole(episode: Any) -> bool:
+    """Whether an episode has a mission, packed images, and equally many directions and actions that there are."""
+    if not isinstance(episode, tuple | list) or len(episode) != 4:
+        return False
+    mission, packed, directions, actions = episode
+    lists = isinstance(directions, list | tuple) and isinstance(actions, list | tuple)
+    return (
+        isinstance(mission, str)
+        and isinstance(packed, bytes)
+        and lists
+        and len(directions) == len(actions) > 0
+        and all(isinstance(one, int) and 0 <= one < DIRECTIONS for one in directions)
+        and all(isinstance(one, int) and 0 <= one < ACTIONS for one in actions)
+    )
+
+
+def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
+    try:
+        import blosc
+    except ImportError as error:
+        raise ConfigError("babyai: the images are packed by blosc: pip install 'scanl[babyai]'") from error
+    try:
+        return blosc.decompress(packed)
+    except (blosc.blosc_extension.error, ValueError, TypeError) as error:
+        raise BABYAI.damaged(where.path, f"blosc cannot unpack its images: {error}", where.folder) from error
+
+
+@register("babyai")
+@dataclass
+class BabyAIDemonstrations(FixedRows):
+    """BabyAI: which of seven actions a bot takes next, from its mission, what it sees and the action before.
+
+    First come the words of the mission, a step each; then a step for each action. A step has the word, as one of the
+    words of the training file (none for a word that is not there); the 49 cells before the bot, of each its thing,
+    colour and state; the direction; and the action before. Each is numbers of which one is 1. Actions are asked for.
+
+    A twentieth of the training episodes is set aside; test is the file for validation. The score is the share of right
+    actions. The published score is the share of missions that are fulfilled, which needs the game.
+
+    Source: Chevalier-Boisvert et al., "BabyAI", arXiv:1810.08272.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        level: name of the level, as files begin with it.
+    """
+
+    id = "B-babyai"
+    needs = BABYAI
+
+    level: str = LEVEL
+
+    @cached_property
+    def demonstrations(self) -> tuple[Demonstrations, Demonstrations]:
+        """The episodes for training and for validation."""
+        train = Demonstrations(f"{self.level}_agent.pkl", self.folder)
+        return train, Demonstrations(f"{self.level}_agent_valid.pkl", self.folder, train.words)
+
+    @property
+    def length(self) -> int:
+        return max(part.longest for part in self.demonstrations)
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        channels = len(self.demonstrations[0].words) + SEEN + DIRECTIONS + ACTIONS
+        return Question("label", channels=channels, classes=ACTIONS, padded=True)
+
+    def read(self) -> Parts:
+        train, test = (Part(part, np.zeros(len(part), np.int64)) for part in self.demonstrations)
+        if len(train.answers) < 2:
+            train_path = self.demonstrations[0].path
+            raise BABYAI.damaged(train_path, f"it has {len(train.answers)} episodes, expected two or more", self.folder)
+        # Some are moved by number, so that images stay packed.
+        numbers = Part(np.arange(len(train.answers)), train.answers)
+        rest, aside = set_aside(numbers, max(1, len(train.answers) // 20))
+        return Parts(*(Part(_Some(self.demonstrations[0], some.rows), some.answers) for some in (rest, aside)), test)
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        words = len(self.demonstrations[0].words)
+        sizes = np.cumsum([0, *KINDS[:-1]])
+        cells = words + sum(KINDS) * np.arange(49)[:, None] + sizes  # where each fact of each cell begins
+        batch = np.full((len(rows), self.length, self.question.channels or 0), np.nan, np.float32)
+        for place, row in zip(batch, rows, strict=True):
+            steps, asked = place[: len(row)], row[:, 1] >= 0
+            steps[:] = 0
+            said = np.flatnonzero(~asked & (row[:, 0] >= 0))
+            steps[said, row[said, 0]] = 1
+            played = np.flatnonzero(asked)
+            steps[played[:, None], cells.reshape(-1) + row[played, 2:]] = 1
+            steps[played, words + SEEN + row[played, 0]] = 1
+            steps[played[1:], words + SEEN + DIRECTIONS + row[played[:-1], 1]] = 1
+        return batch
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        taken = [np.where(row[:, 1] >= 0, row[:, 1], IGNORED).astype(np.int64) for row in part.rows]
+        return padded(taken, self.length)
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of the files, because unpacking all images takes long."""
+        return hashlib.sha256(
+            " ".join([self.name, *(part.digest for part in self.demonstrations)]).encode()
+        ).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Some(Sequence[NDArray[np.int16]]):
+    """Some of the rows."""
+
+    rows: Sequence[NDArray[np.int16]]
+    places: Any
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.rows[self.places[place]]

@@ -1,0 +1,143 @@
+"""The published pictures of Pathfinder and Path-X, in the form of the Long Range Arena."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.errors import ConfigError
+
+HARD = "curv_contour_length_14"
+
+
+def _files(side: int) -> Files:
+    return Files(
+        f"pathfinder{side}",
+        f"the folder {HARD} of the folder pathfinder{side} of lra_release.gz, with imgs and metadata",
+        (f"{HARD}/metadata", f"{HARD}/imgs"),
+        counts={"pictures": 200_000},
+    )
+
+
+@dataclass
+class PublishedPathfinder(FixedRows):
+    """Published pictures of dashed paths: whether two dots are the ends of one path.
+
+    The pictures of the hard level, in the numeric order of the lists in `metadata`, are split at random into 80, 10 and
+    10 % by torch's generator with the seed 42, as in the programs of S4 and S5. Pixels are in [0, 1]. A list is text,
+    as in the Long Range Arena, or an array of strings, as the authors' generator writes it. Pictures are read when a
+    batch needs them.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        side: pixels of a side; with `folder`, another size of the release is read, 64 or 256.
+    """
+
+    chance = 0.5
+    question = Question("class", channels=1, classes=2)
+    instead: ClassVar = {"sequence_length": "a picture has as many steps as pixels"}
+
+    side: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side < 1:
+            raise ConfigError(f"{self.name}: side is {self.side}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.side**2
+
+    @property
+    def files(self) -> Files:
+        assert self.needs is not None
+        return self.needs
+
+    def read(self) -> Parts:
+        lists = self.files.below(f"{HARD}/metadata", "*.npy", self.folder)
+        if odd := [path for path in lists if not path.stem.isdigit()]:
+            raise self.files.damaged(odd[0], "its name is no number", self.folder)
+        paths: list[Path] = []
+        answers: list[int] = []
+        for path in sorted(lists, key=lambda path: int(path.stem)):
+            for folder, name, label in self._list(path):
+                paths.append(path.parents[1] / folder / name)
+                answers.append(label)
+        self.files.counted({"pictures": len(paths)}, self.folder)
+        order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(42)).numpy()
+        tenth = len(paths) // 10
+        cuts = order[: len(order) - 2 * tenth], order[len(order) - 2 * tenth : len(order) - tenth], order[-tenth:]
+        labels = np.array(answers, np.int64)
+        return Parts(*(Part(FromFiles([paths[i] for i in cut], self.picture), labels[cut]) for cut in cuts))
+
+    def _list(self, path: Path) -> list[tuple[str, str, int]]:
+        """Return folder, name and label of each picture of a list: the fields 1, 2 and 4 of a line or row."""
+        try:
+            content = path.read_bytes()
+            if content.startswith(b"\x93NUMPY"):
+                rows: Sequence[Any] = np.load(BytesIO(content), allow_pickle=False).astype(str).tolist()
+            else:
+                rows = [line.split() for line in content.decode("ascii").splitlines()]
+            found = [(folder, name, int(label)) for folder, name, _, label, *_ in rows]
+        except (OSError, ValueError, TypeError) as error:
+            raise self.files.damaged(path, f"it is no list of pictures: {error}", self.folder) from error
+        if not found or any(label not in (0, 1) for *_, label in found):
+            raise self.files.damaged(path, "it has no picture, or one with a label that is not 0 or 1", self.folder)
+        return found
+
+    def picture(self, path: Path) -> NDArray[np.uint8]:
+        """Return the grey pixels of a file: (side ** 2, 1)."""
+        from PIL import Image
+
+        try:
+            with Image.open(path, formats=["PNG"]) as image:
+                pixels = np.asarray(image.convert("L"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise self.files.damaged(path, f"Pillow cannot read it: {error}", self.folder) from error
+        if pixels.shape != (self.side, self.side):
+            why = f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, expected {self.side} x {self.side}"
+            raise self.files.damaged(path, why, self.folder)
+        return pixels.reshape(-1, 1)
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return (np.stack(rows) / np.float32(255)).astype(np.float32)
+
+
+@register("lra_pathfinder")
+@dataclass
+class LRAPathfinder(PublishedPathfinder):
+    """Pathfinder, the published pictures: whether two dots are the ends of one dashed path. T = 1024 steps.
+
+    `pathfinder` draws such pictures by the published rules.
+
+    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.5. Args: see `PublishedPathfinder`.
+    Chance: 1 of 2.
+    """
+
+    id = "B-lra-pathfinder"
+    needs = _files(32)
+
+
+@register("lra_path_x")
+@dataclass
+class LRAPathX(PublishedPathfinder):
+    """Path-X, the published pictures of 128 x 128 pixels: as `lra_pathfinder`. T = 16,384 steps.
+
+    `path_x` draws such pictures by the published rules.
+
+    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.6. Args: see `PublishedPathfinder`.
+    Chance: 1 of 2.
+    """
+
+    id = "B-lra-pathx"
+    needs = _files(128)
+
+    side: int = 128

@@ -1,0 +1,121 @@
+"""Polyphonic music: which notes sound in the next frame of a piece."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, padded, register
+from scanl.data.files import Files
+from scanl.data.fixed import Part, Parts
+from scanl.data.pickles import plain
+from scanl.data.yes_no import YesNo
+
+LOWEST, NOTES = 21, 88  # of a piano, as MIDI numbers them
+
+
+def _files(name: str, file: str, training: int, validation: int, test: int) -> Files:
+    return Files(
+        name,
+        f"the file {file} of http://www-etud.iro.umontreal.ca/~boulanni/icml2012",
+        (file,),
+        counts={"training pieces": training, "validation pieces": validation, "test pieces": test},
+    )
+
+
+@dataclass
+class Polyphony(YesNo):
+    """A published set of pieces, frame by frame, each with the notes that sound: 88, from MIDI's 21 to 108.
+
+    Each frame is predicted from those before it, the first from silence. A frame is an eighth note, in the chorales a
+    quarter. Every frame of a part counts the same in its score, as published. The file is a pickle; it is read without
+    running what is in it.
+
+    Args: see `FixedRows`.
+    """
+
+    question = Question("numbers", channels=NOTES, targets=NOTES, padded=True, distribution="bernoulli")
+
+    def read(self) -> Parts:
+        assert self.needs is not None
+        files, name = self.needs, self.needs.needs[0]
+        path = files.path(name, self.folder)
+        pieces = plain(files.read(name, self.folder), files, path, self.folder)
+        if not isinstance(pieces, dict) or not {"train", "valid", "test"} <= pieces.keys():
+            raise files.damaged(path, "it has no parts train, valid and test", self.folder)
+        parts = []
+        for part, what in (("train", "training"), ("valid", "validation"), ("test", "test")):
+            try:
+                rolls = [roll(piece) for piece in pieces[part]]
+            except (TypeError, ValueError) as error:
+                raise files.damaged(path, f"a piece is no list of frames of notes: {error}", self.folder) from error
+            files.counted({f"{what} pieces": len(rolls)}, self.folder)
+            parts.append(Part(rolls, np.zeros(len(rolls), np.int64)))
+        return Parts(*parts)
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        return padded(list(part.rows), self.length)
+
+
+def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError for no such piece."""
+    if not isinstance(piece, list | tuple) or not len(piece):
+        raise ValueError("it has no frame")
+    found = np.zeros((len(piece), NOTES), np.float32)
+    for frame, notes in zip(found, piece, strict=True):
+        for note in notes:
+            if not isinstance(note, int) or not LOWEST <= note < LOWEST + NOTES:
+                raise ValueError(f"note {note!r}, expected from {LOWEST} to {LOWEST + NOTES - 1}")
+            frame[note - LOWEST] = 1
+    return found
+
+
+@register("jsb_chorales")
+@dataclass
+class JSBChorales(Polyphony):
+    """JSB chorales: which notes sound next in a chorale of Bach, a frame a quarter note. 229, 76 and 77 pieces.
+
+    Source: Boulanger-Lewandowski et al., "Modeling Temporal Dependencies in High-Dimensional Sequences",
+    arXiv:1206.6392. Args: see `Polyphony`. Published by Bai et al., arXiv:1803.01271, in nats per step and without the
+    first frame: an LSTM 8.45, a TCN 8.10.
+    """
+
+    needs = _files("jsb_chorales", "JSB Chorales.pickle", 229, 76, 77)
+
+
+@register("nottingham")
+@dataclass
+class Nottingham(Polyphony):
+    """Nottingham: which notes sound next in a folk tune with chords. 694, 173 and 170 pieces.
+
+    Source: see `JSBChorales`. Args: see `Polyphony`.
+    """
+
+    needs = _files("nottingham", "Nottingham.pickle", 694, 173, 170)
+
+
+@register("piano_midi")
+@dataclass
+class PianoMidi(Polyphony):
+    """Piano-midi.de: which notes sound next in a classical piece for piano. 87, 12 and 25 pieces.
+
+    Source: see `JSBChorales`. Args: see `Polyphony`.
+    """
+
+    needs = _files("piano_midi", "Piano-midi.de.pickle", 87, 12, 25)
+
+
+@register("muse_data")
+@dataclass
+class MuseData(Polyphony):
+    """MuseData: which notes sound next in a classical piece for orchestra or piano. 524, 135 and 124 pieces.
+
+    Source: see `JSBChorales`. Args: see `Polyphony`.
+    """
+
+    needs = _files("muse_data", "MuseData.pickle", 524, 135, 124)

@@ -1,0 +1,236 @@
+"""Photographs: ImageNet by patches, and mini-ImageNet in episodes of a few examples of each class."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Examples, Question, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
+from scanl.data.fresh import FreshRows
+from scanl.errors import ConfigError, DataError
+
+IMAGENET = Files(
+    "imagenet",
+    "the folders train and val of ImageNet (ILSVRC2012), each with a folder of JPEG files for each of 1,000 classes",
+    ("train", "val"),
+    counts={"classes": 1_000, "training images": 1_281_167, "test images": 50_000},
+    licence="for research that is not commercial",
+)
+MINI_PARTS = ("train", "val", "test")
+MINI = Files(
+    "miniimagenet",
+    "the files train.csv, val.csv and test.csv of Ravi and Larochelle, and the folder images with their JPEG files",
+    (*(f"{part}.csv" for part in MINI_PARTS), "images"),
+    counts={"images": 60_000, "train classes": 64, "val classes": 16, "test classes": 20},
+)
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colours of ImageNet
+
+
+def square(files: Files, path: Path, side: int, whole: int, folder: str = "") -> NDArray[np.uint8]:
+    """Return the middle of a photograph: (side, side, 3). It is first scaled so that its shorter side has `whole`."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=["JPEG", "PNG"]) as image:
+            image.draft("RGB", (2 * whole, 2 * whole))
+            width, height = image.size
+            scale = whole / min(width, height)
+            size = max(whole, round(width * scale)), max(whole, round(height * scale))
+            left, top = ((length - side) // 2 for length in size)
+            found = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+            return np.asarray(found.crop((left, top, left + side, top + side)))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error
+
+
+@register("imagenet")
+@dataclass
+class ImageNetPatches(FixedRows):
+    """ImageNet: which of 1,000 things a photograph shows, patch by patch. T = 196 steps of 768 channels.
+
+    A photograph is scaled so that its shorter side has 8/7 of `side` pixels, and the square in its middle is cut into
+    patches, from the top left, row by row. Colours are standardised by the published mean and deviation. There is no
+    augmentation, which the literature has. `aside` training images are set aside; test is what is published as
+    validation, 50,000 images. Files are read when a batch needs them.
+
+    Source: Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", arXiv:1409.0575; patches as in
+    Dosovitskiy et al., arXiv:2010.11929.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        side: pixels of a side.
+        patch: pixels of a side of a patch, a divisor of `side`.
+        aside: number of training images that are set aside; which ones, the seed 42 decides.
+    Chance: 1 of the classes.
+    """
+
+    id = "B-imagenet1k"
+    needs = IMAGENET
+
+    side: int = 224
+    patch: int = 16
+    aside: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patch < 1 or self.side < 1 or self.side % self.patch:
+            raise ConfigError(f"{self.name}: patch is {self.patch}, expected a divisor of side, {self.side}")
+        if self.aside < 1:
+            raise ConfigError(f"{self.name}: aside is {self.aside}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return (self.side // self.patch) ** 2
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Names of the folders of the training part, sorted."""
+        found = sorted(path.name for path in IMAGENET.path("train", self.folder).iterdir() if path.is_dir())
+        IMAGENET.counted({"classes": len(found)}, self.folder)
+        return found
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Question("class", channels=3 * self.patch**2, classes=len(self.classes))
+
+    @property
+    def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 1 / len(self.classes)
+
+    def read(self) -> Parts:
+        train, test = self._part("train", "training images"), self._part("val", "test images")
+        if self.aside >= len(train.answers):
+            have = f"{len(train.answers)} training images"
+            raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
+        return Parts(*set_aside(train, self.aside), test)
+
+    def _part(self, part: str, what: str) -> Part:
+        paths: list[Path] = []
+        answers: list[int] = []
+        for number, name in enumerate(self.classes):
+            some = IMAGENET.below(f"{part}/{name}", "*.JPEG", self.folder)
+            paths += some
+            answers += [number] * len(some)
+        IMAGENET.counted({what: len(paths)}, self.folder)
+        return Part(FromFiles(paths, self.photograph), np.array(answers, np.int64))
+
+    def photograph(self, path: Path) -> NDArray[np.uint8]:
+        """Return the patches of a file: (T, 3 patch ** 2)."""
+        pixels = square(IMAGENET, path, self.side, round(self.side * 8 / 7), self.folder)
+        across, size = self.side // self.patch, self.patch
+        patches = pixels.reshape(across, size, across, size, 3).swapaxes(1, 2)
+        return patches.reshape(across**2, size**2 * 3)
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        colours = np.stack(rows).reshape(len(rows), self.length, -1, 3) / 255
+        return ((colours - MEAN) / DEVIATION).astype(np.float32).reshape(len(rows), self.length, -1)
+
+
+@register("miniimagenet")
+@dataclass
+class MiniImageNetEpisodes(FreshRows):
+    """mini-ImageNet: to which of five new classes a photograph belongs, after a few examples of each.
+
+    An episode draws classes, of each `shots` photographs, and one more of one of them. A step is a photograph of 84 x
+    84 pixels, standardised, and its class in the episode as one of `ways` numbers that is 1; the last step has no
+    class, which is asked for. The examples come in random order. Every step has new episodes: training of 64 classes,
+    measurements while training of 16 others, the exam of 20 more.
+
+    Source: Vinyals et al., "Matching Networks for One Shot Learning", arXiv:1606.04080; classes of Ravi and Larochelle,
+    "Optimization as a Model for Few-Shot Learning", 2017; as a sequence in Irie et al., arXiv:2202.05780, section 4.2.
+
+    Args:
+        seed, eval_examples: see `FreshRows`.
+        folder: where the files lie; none: in the folder of the data set.
+        ways: classes of an episode.
+        shots: examples of each, 1 or 5 in the literature.
+    Chance: 1 of `ways`.
+    """
+
+    id = "B-miniimagenet"
+    needs = MINI
+    noun = "data"
+    drawn_from = "the files"
+    metric = "accuracy"
+    higher_is_better = True
+    best = 1.0
+    instead: ClassVar = {"sequence_length": "give --task-options.shots"}
+    side: ClassVar[int] = 84
+
+    folder: str = ""
+    ways: int = 5
+    shots: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("ways", 2), ("shots", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least {least}")
+
+    @property
+    def length(self) -> int:
+        return self.ways * self.shots + 1
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Question("class", channels=3 * self.side**2 + self.ways, classes=self.ways)
+
+    @property
+    def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 1 / self.ways
+
+    @cached_property
+    def parts(self) -> list[list[list[Path]]]:
+        """Of the parts for training, validation and test the photographs of each class."""
+        parts = []
+        for part in MINI_PARTS:
+            classes: dict[str, list[Path]] = {}
+            path, images = MINI.path(f"{part}.csv", self.folder), MINI.path("images", self.folder)
+            header, *rows = csv.reader(MINI.text(f"{part}.csv", self.folder).splitlines() or [""])
+            if header != ["filename", "label"]:
+                raise MINI.damaged(path, f"its header is {header}, expected filename, label", self.folder)
+            for row in rows:
+                if len(row) != 2 or "/" in row[0]:
+                    raise MINI.damaged(path, f"line {row} is not the name of a file and a class", self.folder)
+                classes.setdefault(row[1], []).append(images / row[0])
+            MINI.counted({f"{part} classes": len(classes)}, self.folder)
+            least = min(map(len, classes.values()), default=0)
+            if len(classes) < self.ways or least <= self.shots:
+                why = f"it has {len(classes)} classes of {least} photographs or more, expected {self.ways} of"
+                raise MINI.damaged(path, f"{why} {self.shots + 1}", self.folder)
+            parts.append([classes[name] for name in sorted(classes)])
+        MINI.counted({"images": sum(len(some) for part in parts for some in part)}, self.folder)
+        return parts
+
+    def check(self) -> None:
+        for part in self.parts:
+            square(MINI, part[0][0], self.side, self.side, self.folder)
+
+    def _rows(self, count: int, *seed: int) -> Examples:
+        return self._episodes(count, np.random.default_rng((self.seed, *seed)), self.parts[seed[0]])
+
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+        return self._episodes(count, random, self.parts[0 if training else -1])
+
+    def _episodes(self, count: int, random: np.random.Generator, classes: list[list[Path]]) -> Examples:
+        inputs = np.zeros((count, self.length, 3 * self.side**2 + self.ways), np.float32)
+        answers = np.zeros(count, np.int64)
+        for row in range(count):
+            drawn = random.choice(len(classes), self.ways, replace=False)
+            answers[row] = random.integers(self.ways)
+            shown = random.permutation(np.repeat(np.arange(self.ways), self.shots))
+            # Of each class as many as are shown, and one that may be asked for.
+            places = [list(random.choice(len(classes[one]), self.shots + 1, replace=False)) for one in drawn]
+            for step, number in enumerate([*shown, answers[row]]):
+                path = classes[drawn[number]][places[number].pop()]
+                pixels = square(MINI, path, self.side, self.side, self.folder)
+                inputs[row, step, : -self.ways] = ((pixels / 255 - MEAN) / DEVIATION).reshape(-1)
+                inputs[row, step, number - self.ways] = step < len(shown)
+        return Examples(inputs, answers)

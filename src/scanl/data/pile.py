@@ -1,0 +1,93 @@
+"""The Pile: documents as packed JSON lines, one after the other as bytes."""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from scanl.data.base import Question, check_types, register
+from scanl.data.corpus import SEPARATOR, Bytes
+from scanl.data.files import Files
+from scanl.data.language import Published
+from scanl.errors import ConfigError
+
+PILE = Files(
+    "pile",
+    "the folder train with 00.jsonl.zst and so on, and the files val.jsonl.zst and test.jsonl.zst of The Pile",
+    ("train", "val.jsonl.zst", "test.jsonl.zst"),
+)
+
+
+@register("pile")
+@dataclass
+class PileDocuments(Published):
+    """The Pile by bytes: documents of 22 sources in the order of the files, a zero byte between two.
+
+    The whole has 825 GiB; of each part documents are read until they have `most` bytes. In the literature tokens are
+    those of GPT-NeoX, and the score is bits per byte or the perplexity of a token.
+
+    Source: Gao et al., "The Pile", arXiv:2101.00027.
+
+    Args:
+        sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
+        most: bytes of a part that are read.
+        only: name of one of the sources, such as Github or ArXiv, of which alone documents are read; empty for all.
+    """
+
+    id = "B-pile"
+    needs = PILE
+    chance = 8.0
+    reads_bytes = True
+    question = Question("next token", vocab_size=256)
+
+    most: int = 10**9
+    only: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_types(self.name, self, ["most", "only"])
+        if self.most < 1:
+            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
+
+    @cached_property
+    def texts(self) -> tuple[Bytes, Bytes, Bytes]:
+        shards = PILE.below("train", "*.jsonl.zst", self.folder)
+        parts = [shards, *([PILE.path(name, self.folder)] for name in PILE.needs[1:])]
+        train, validation, test = (self._joined(paths) for paths in parts)
+        return train, validation, test
+
+    def _joined(self, paths: list[Path]) -> Bytes:
+        found: list[bytes] = []
+        count = 0
+        for path in paths:
+            for document in self._documents(path):
+                found.append(document)
+                count += len(document) + 1
+                if count > self.most:
+                    break
+            if count > self.most:
+                break
+        if not found:
+            raise PILE.damaged(paths[0], f"it has no document{f' of {self.only}' if self.only else ''}", self.folder)
+        return np.frombuffer(SEPARATOR.join(found)[: self.most], np.uint8)
+
+    def _documents(self, path: Path) -> Iterator[bytes]:
+        """Yield the documents of a file, which is unpacked as far as it is read."""
+        try:
+            import zstandard
+        except ImportError as error:
+            raise ConfigError("pile: its files are packed by zstd: pip install 'scanl[pile]'") from error
+        number = 0
+        try:
+            with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as content:
+                for line in io.TextIOWrapper(content, encoding="utf-8"):
+                    number += 1
+                    row = json.loads(line)
+                    if not self.only or row["meta"]["pile_set_name"] == self.only:
+                        yield row["text"].encode()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, zstandard.ZstdError) as error:
+            raise PILE.damaged(path, f"line {number} is no document: {error!r}", self.folder) from error

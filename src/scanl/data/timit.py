@@ -1,0 +1,138 @@
+"""TIMIT: the next frame of the spectrum of a spoken sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+
+BINS = 129
+CORE = (  # speakers
+    "MDAB0 MWBT0 FELC0 MTAS1 MWEW0 FPAS0 MJMP0 MLNT0 FPKT0 MLLL0 MTLS0 FJLM0 MBPM0 MKLT0 FNLP0 MCMJ0 MJDH0 FMGD0 MGRT0 "
+    "MNJM0 FDHC0 MJLN0 MPAM0 FMLD0"
+)
+DEVELOPMENT = (
+    "FAKS0 FDAC1 FJEM0 MGWT0 MJAR0 MMDB1 MMDM2 MPDF0 FCMH0 FKMS0 MBDG0 MBWM0 MCSH0 FADG0 FDMS0 FEDW0 MGJF0 MGLB0 MRTK0 "
+    "MTAA0 MTDT0 MTHC0 MWJG0 FNMR0 FREW0 FSEM0 MBNS0 MMJR0 MDLS0 MDLF0 MDVC0 MERS0 FMAH0 FDRW0 MRCS0 MRJM4 FCAL1 MMWH0 "
+    "FJSJ0 MAJC0 MJSW0 MREB0 FGJD0 FJMG0 MROA0 MTEB0 MJFC0 MRJR0 FMML0 MRWS1"
+)
+TIMIT = Files(
+    "timit",
+    "the folders TRAIN and TEST of TIMIT (LDC93S1), with a NIST SPHERE file .WAV for each sentence",
+    ("TRAIN", "TEST"),
+    counts={"training sentences": 3_696, "development sentences": 400, "core test sentences": 192},
+    licence="of the Linguistic Data Consortium",
+)
+
+
+def read_sphere(files: Files, path: Path, folder: str = "") -> NDArray[np.int16]:
+    """Return the samples of a NIST SPHERE file of one channel of 16 bits at 16 kHz, not packed.
+
+    A file is `NIST_1A`, the length of the header in bytes, and a line `NAME -TYPE VALUE` for each fact of it up to
+    `end_head`; then the samples.
+    """
+    try:
+        content = path.read_bytes()
+        first, size, *lines = content[:1024].split(b"\n")
+        facts = {line.split()[0]: line.split()[2] for line in lines[: lines.index(b"end_head")] if line.strip()}
+        samples = np.frombuffer(content[int(size) :], "<i2" if facts[b"sample_byte_format"] == b"01" else ">i2")
+        wanted = int(facts[b"sample_count"])
+    except (OSError, ValueError, LookupError) as error:
+        raise files.damaged(path, f"it is no NIST SPHERE file: {error}", folder) from error
+    form = first, facts.get(b"channel_count"), facts.get(b"sample_n_bytes"), facts.get(b"sample_rate")
+    if form != (b"NIST_1A", b"1", b"2", b"16000") or facts.get(b"sample_coding", b"pcm") != b"pcm":
+        why = f"its header says {b', '.join(form[1:2] + form[2:]).decode(errors='replace')}"  # pyright: ignore
+        raise files.damaged(path, f"{why}, expected one channel of 2 bytes at 16000 Hz, not packed", folder)
+    if not 0 < wanted == len(samples):
+        raise files.damaged(path, f"it has {len(samples)} samples, expected {wanted} of its header", folder)
+    return samples
+
+
+def halved(samples: NDArray[Any]) -> NDArray[np.float64]:
+    """Return samples at half the rate, behind a low-pass filter of 41 numbers: a sinc under a Kaiser window of 5."""
+    n = np.arange(-20, 21)
+    taps = np.sinc(n / 2) / 2 * np.kaiser(41, 5)
+    return np.convolve(samples / 2.0**15, taps / taps.sum(), "same")[::2]
+
+
+def spectrum(samples: NDArray[np.float64]) -> NDArray[np.float32]:
+    r"""Return frames (1 + t // 128, 129) of samples at 8 kHz: 10 lg(1e-5 + |X|^2), in decibels.
+
+    X is the Fourier transform of 256 samples under a Hann window, at every 128th sample; the ends are mirrored.
+    """
+    window = torch.hann_window(256, dtype=torch.float64)
+    found = torch.stft(torch.from_numpy(samples), 256, 128, window=window, return_complex=True).mT
+    return (10 * (1e-5 + found.abs().square()).log10()).float().numpy()
+
+
+@register("timit")
+@dataclass
+class TIMITFrames(FixedRows):
+    """TIMIT: the next of 129 levels of the spectrum of a spoken sentence, at every 16 ms.
+
+    Sentences are brought to 8 kHz. The sentences SA, which all speakers say, are left out. The 3,696 sentences of the
+    training part; for validation 400 of 50 speakers, for test the core test set, 192 of 24. The literature counts 3,640
+    for training, and does not say which. The score is the mean squared error of a level in decibels.
+
+    Source: Wisdom et al., "Full-Capacity Unitary Recurrent Neural Networks", arXiv:1611.00035, section 4.3.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        exchanged: exchange the parts for validation and test, as Lezcano and Casado (arXiv:1901.08428) and Erichson et
+            al. (Lipschitz RNN, arXiv:2006.12070) do.
+    """
+
+    id = "B-timit"
+    needs = TIMIT
+    metric = "mean squared error"
+    higher_is_better = False
+    best = 0.0
+    question = Question("numbers", channels=BINS, targets=BINS, padded=True)
+
+    exchanged: bool = False
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        longest = max(path.stat().st_size for part in self.parts for path in part.rows.paths)  # pyright: ignore
+        return ((longest - 1024) // 2 + 1) // 2 // 128
+
+    def read(self) -> Parts:
+        train = TIMIT.below("TRAIN", "*/*/S[IX]*.WAV", self.folder)
+        test = TIMIT.below("TEST", "*/*/S[IX]*.WAV", self.folder)
+        parts = [train, *([path for path in test if path.parent.name in who.split()] for who in (DEVELOPMENT, CORE))]
+        for what, part in zip(("training", "development", "core test"), parts, strict=True):
+            TIMIT.counted({f"{what} sentences": len(part)}, self.folder)
+        if self.exchanged:
+            parts[1:] = parts[:0:-1]
+        return Parts(*(Part(FromFiles(part, self.frames), np.zeros(len(part), np.int64)) for part in parts))
+
+    def frames(self, path: Path) -> NDArray[np.float32]:
+        """Return the frames of a sentence: (t, 129)."""
+        samples = read_sphere(TIMIT, path, self.folder)
+        if len(samples) < 512:
+            raise TIMIT.damaged(path, f"it has {len(samples)} samples, expected two frames, 512", self.folder)
+        return spectrum(halved(samples))
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return self._padded([row[:-1] for row in rows])
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        return self._padded([row[1:] for row in part.rows])
+
+    def _padded(self, rows: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        batch = np.full((len(rows), self.length, BINS), np.nan, np.float32)
+        for place, row in zip(batch, rows, strict=True):
+            place[: len(row)] = row
+        return batch

@@ -1,0 +1,282 @@
+"""Actions in videos: of a skeleton (NTU RGB+D), and step by step from features of frames (Charades, AVA)."""
+
+import csv
+import re
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Question, padded, register
+from scanl.data.files import Files
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
+from scanl.data.yes_no import YesNo
+from scanl.errors import ConfigError, DataError
+
+JOINTS, BODIES = 25, 2
+SUBJECTS = (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)  # of the training part
+NTU = Files(
+    "ntu",
+    "the folder nturgb+d_skeletons of nturgbd_skeletons_s001_to_s017.zip, with one .skeleton file a clip",
+    ("nturgb+d_skeletons",),
+    counts={"clips": 56_880},
+    licence="for research that is not commercial",
+)
+CHARADES = Files(
+    "charades",
+    "the files Charades_v1_train.csv and Charades_v1_test.csv, and a folder features with an array ID.npy for each "
+    "video: numbers of its frames at equal distances, by a network of your own",
+    ("Charades_v1_train.csv", "Charades_v1_test.csv", "features"),
+    counts={"training videos": 7_985, "test videos": 1_863},
+    licence="for research that is not commercial",
+)
+AVA = Files(
+    "ava",
+    "the files ava_train_v2.2.csv and ava_val_v2.2.csv, those of excluded_timestamps, and a folder features with an "
+    "array ID.npy for each video: numbers of each second from 902 to 1798, by a network of your own",
+    (
+        *(f"ava_{part}{what}_v2.2.csv" for part in ("train", "val") for what in ("", "_excluded_timestamps")),
+        "features",
+    ),
+    counts={"training videos": 235, "test videos": 64},
+    licence="CC BY 4.0",
+)
+
+
+def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]:
+    """Return the places of the joints in metres, (t, 2, 25, 3), of the first two bodies of each frame.
+
+    A file has the number of frames; for each the number of bodies; for each a line of ten numbers, the number of
+    joints, and for each joint a line of twelve, of which the first three are its place. What is missing is 0.
+    """
+    try:
+        lines = iter(path.read_text(encoding="ascii").splitlines())
+        found = np.zeros((int(next(lines)), BODIES, JOINTS, 3), np.float32)
+        for frame in found:
+            for body in range(int(next(lines))):
+                next(lines)
+                joints = [next(lines).split()[:3] for _ in range(int(next(lines)))]
+                if body < BODIES:
+                    frame[body] = np.array(joints, np.float32)
+    except StopIteration as error:
+        raise files.damaged(path, "it ends before its last frame", folder) from error
+    except (OSError, ValueError) as error:
+        raise files.damaged(path, f"it is no skeleton of {JOINTS} joints: {error}", folder) from error
+    if not len(found):
+        raise files.damaged(path, "it has no frame", folder)
+    return found
+
+
+@register("ntu")
+@dataclass
+class Skeletons(FixedRows):
+    """NTU RGB+D: which of 60 actions a clip shows, from the skeletons of one or two people. T = 20 steps.
+
+    A step has the places of 25 joints of two bodies, 150 numbers in metres before the camera, and zeros for a body that
+    is not there. The frames are the middles of 20 equal parts of a clip; the literature draws one of each part. A tenth
+    of the training clips is set aside. 302 clips of the 56,880 are known to lack skeletons; they are read like others.
+
+    Source: Shahroudy et al., "NTU RGB+D", arXiv:1604.02808; frames as in Li et al., "IndRNN", arXiv:1803.04831.
+
+    Args:
+        seed, eval_examples, folder: see `FixedRows`.
+        across: "subject", 20 of 40 people are for training; or "view", the cameras 2 and 3 of three.
+        frames: steps of a row.
+    Chance: 1 of 60.
+    """
+
+    id = "B-ntu"
+    needs = NTU
+    question = Question("class", channels=BODIES * JOINTS * 3, classes=60)
+    chance = 1 / 60
+
+    across: str = "subject"
+    frames: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.across not in ("subject", "view"):
+            raise ConfigError(f"{self.name}: across is {self.across!r}, expected subject or view")
+        if self.frames < 1:
+            raise ConfigError(f"{self.name}: frames is {self.frames}, expected at least 1")
+
+    @property
+    def length(self) -> int:
+        return self.frames
+
+    def read(self) -> Parts:
+        found = NTU.below("nturgb+d_skeletons", "*.skeleton", self.folder)
+        NTU.counted({"clips": len(found)}, self.folder)
+        paths: tuple[list[Path], list[Path]] = ([], [])
+        answers: tuple[list[int], list[int]] = ([], [])
+        for path in found:
+            named = re.fullmatch(r"S\d{3}C(\d{3})P(\d{3})R\d{3}A(\d{3})", path.stem)
+            if named is None or not 1 <= int(named[3]) <= 60:
+                raise NTU.damaged(path, "its name is not SsssCcccPpppRrrrAaaa with an action of 60", self.folder)
+            camera, person, action = map(int, named.groups())
+            test = int(person not in SUBJECTS if self.across == "subject" else camera == 1)
+            paths[test].append(path)
+            answers[test].append(action - 1)
+        train, test = (
+            Part(FromFiles(some, self.clip), np.array(of, np.int64)) for some, of in zip(paths, answers, strict=True)
+        )
+        return Parts(*set_aside(train, max(1, len(train.answers) // 10)), test)
+
+    def clip(self, path: Path) -> NDArray[np.float32]:
+        """Return the frames of a clip: (frames, 150)."""
+        whole = read_skeleton(NTU, path, self.folder)
+        middles = (np.arange(self.frames) + 0.5) * len(whole) / self.frames
+        return whole[middles.astype(np.int64)].reshape(self.frames, -1)
+
+
+@dataclass
+class Videos(YesNo):
+    """Videos as features of their frames, and which actions go on at each. A subclass defines `annotated`.
+
+    A tenth of the training videos is set aside for validation; test is the published part that is measured. The
+    published score is the mean average precision. Here it is the negative log-likelihood of all actions of a step.
+
+    Args: see `FixedRows`.
+    """
+
+    actions: ClassVar[int]
+
+    @property
+    def files(self) -> Files:
+        assert self.needs is not None
+        return self.needs
+
+    @property
+    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+        channels = self.parts.train.rows[0].shape[1]
+        return Question("numbers", channels=channels, targets=self.actions, padded=True, distribution="bernoulli")
+
+    @abstractmethod
+    def annotated(self, part: str) -> dict[str, Any]:
+        """Return of each video of a part what `targets` needs."""
+
+    @abstractmethod
+    def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
+        """Return which actions go on at each step of a video: (steps, actions), NaN where it is not known."""
+
+    def read(self) -> Parts:
+        parts = []
+        self._about: list[Any] = []
+        for part, what in (("train", "training videos"), ("test", "test videos")):
+            found = self.annotated(part)
+            self.files.counted({what: len(found)}, self.folder)
+            paths = [self.files.path(f"features/{name}.npy", self.folder) for name in found]
+            places = np.arange(len(found)) + len(self._about)
+            self._about += found.values()
+            parts.append(Part(FromFiles(paths, self.video), places))
+        return Parts(*set_aside(parts[0], max(1, len(parts[0].answers) // 10)), parts[1])
+
+    def video(self, path: Path) -> NDArray[np.float32]:
+        """Return the features of a video: (t, C)."""
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise self.files.damaged(path, f"it is no array of numbers: {error}", self.folder) from error
+        if found.ndim != 2 or not found.size or found.dtype.kind not in "fiu":
+            raise self.files.damaged(path, f"it is {found.dtype} {found.shape}, expected numbers (t, C)", self.folder)
+        return found.astype(np.float32)
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        rows = zip(part.rows, part.answers, strict=True)
+        return padded([self.targets(self._about[place], len(row)) for row, place in rows], self.length)
+
+    def lines(self, name: str, columns: int) -> list[list[str]]:
+        """Return the rows of a table. Raises DataError for one with another number of columns."""
+        found = [row for row in csv.reader(self.files.text(name, self.folder).splitlines()) if row]
+        for number, row in enumerate(found, 1):
+            if len(row) != columns:
+                why = f"row {number} has {len(row)} columns, expected {columns}"
+                raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
+        return found
+
+
+@register("charades")
+@dataclass
+class Charades(Videos):
+    """Charades: which of 157 actions go on at each step of a video, from features of its frames.
+
+    A step is the middle of one of t equal parts of the video.
+
+    Source: Sigurdsson et al., "Hollywood in Homes", arXiv:1604.01753. Args: see `Videos`.
+    """
+
+    id = "B-charades"
+    needs = CHARADES
+    actions = 157
+
+    def annotated(self, part: str) -> dict[str, Any]:
+        name = f"Charades_v1_{part}.csv"
+        path = CHARADES.path(name, self.folder)
+        found: dict[str, Any] = {}
+        for row in csv.DictReader(CHARADES.text(name, self.folder).splitlines()):
+            try:
+                spans = [span.split() for span in row["actions"].split(";") if span]
+                about = [(int(action[1:]), float(begin), float(end)) for action, begin, end in spans]
+                found[row["id"]] = (float(row["length"]), about)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                why = f"row {len(found) + 1} has no id, length and actions: {error!r}"
+                raise CHARADES.damaged(path, why, self.folder) from error
+            if any(not 0 <= action < self.actions for action, *_ in about):
+                raise CHARADES.damaged(path, f"row {len(found)} has an action that is not c000 to c156", self.folder)
+        if not found:
+            raise CHARADES.damaged(path, "it has no video", self.folder)
+        return found
+
+    def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
+        length, spans = about
+        times, targets = (np.arange(steps) + 0.5) * length / steps, np.zeros((steps, self.actions), np.float32)
+        for action, begin, end in spans:
+            targets[(begin <= times) & (times <= end), action] = 1
+        return targets
+
+
+@register("ava")
+@dataclass
+class AVA22(Videos):
+    """AVA 2.2: which of 80 actions anyone in a film does at each second, from 902 to 1798, from features of it.
+
+    The published question is also where each person is, which a model of steps does not answer: the boxes are left out.
+    Seconds that are published as excluded are not asked for.
+
+    Source: Gu et al., "AVA", arXiv:1705.08421. Args: see `Videos`.
+    """
+
+    id = "B-ava"
+    needs = AVA
+    actions = 80
+    first: ClassVar[int] = 902
+
+    def annotated(self, part: str) -> dict[str, Any]:
+        name = {"train": "train", "test": "val"}[part]
+        found: dict[str, Any] = {}
+        try:
+            for video, second, *_, action, _person in self.lines(f"ava_{name}_v2.2.csv", 8):
+                if not 1 <= int(action) <= self.actions:
+                    raise ValueError(f"action {action}, expected from 1 to {self.actions}")
+                found.setdefault(video, ([], []))[0].append((int(second), int(action) - 1))
+            for video, second in self.lines(f"ava_{name}_excluded_timestamps_v2.2.csv", 2):
+                found.setdefault(video, ([], []))[1].append(int(second))
+        except ValueError as error:
+            path = AVA.path(f"ava_{name}_v2.2.csv", self.folder)
+            raise AVA.damaged(path, f"it is no table of actions: {error}", self.folder) from error
+        if not found:
+            raise AVA.damaged(AVA.path(f"ava_{name}_v2.2.csv", self.folder), "it has no video", self.folder)
+        return found
+
+    def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
+        done, excluded = about
+        targets = np.zeros((steps, self.actions), np.float32)
+        for second, action in done:
+            if not 0 <= second - self.first < steps:
+                raise DataError(f"ava: second {second} has an action, expected one of the {steps} seconds of features")
+            targets[second - self.first, action] = 1
+        targets[[second - self.first for second in excluded if 0 <= second - self.first < steps]] = np.nan
+        return targets

@@ -1,0 +1,36 @@
+"""Sources that ask for several answers of yes or no at every step: notes that sound, actions that go on."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanl.data.fixed import FixedRows
+
+
+@dataclass
+class YesNo(FixedRows):
+    """Rows of features, and at every step several answers of yes or no. A subclass defines `read`.
+
+    A target is 1 or 0, or NaN where no answer is wanted. The score is the negative log-likelihood of all answers of a
+    step, in nats, of probabilities that are independent given what was read: the mean over steps.
+
+    Args: see `FixedRows`.
+    """
+
+    metric = "nats per step"
+    higher_is_better = False
+    best = 0.0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        return max(len(row) for part in self.parts for row in part.rows)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        nats = F.binary_cross_entropy_with_logits(outputs.double(), targets.double(), reduction="sum").item()
+        return nats * self.question.targets, targets.numel()
