@@ -85,8 +85,9 @@ class Block(Module):
         channel = None if channel_mixer == "none" else channel_mixers.get(channel_mixer)
         if two_hop and channel is None:
             raise ConfigError("block: two_hop is True, expected False because channel_mixer is 'none'")
-        self.two_hop = two_hop
-        self.mixer_norm = None if own_norm else make_norm(norm, mixer.dim, norm_eps)
+        self.own_norm, self.two_hop = own_norm, two_hop
+        if not own_norm:
+            self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
         self.dropout = nn.Dropout(dropout)
         self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
@@ -125,7 +126,7 @@ class Block(Module):
             more["timespans"] = timespans
         if "residual" in self.mixer.takes:
             more["residual"] = x
-        given = x if self.mixer_norm is None else normed(self.mixer_norm, x)
+        given = x if self.own_norm else normed(self.mixer_norm, x)
         y, mixer = self.mixer(given, mixer, cu_seqlens=cu_seqlens, **more)
         before, x = x, x + self.dropout(y)
         if self.channel is not None and self.channel_norm is not None:

@@ -96,17 +96,12 @@ class CellBase(SolvedLayer):
         return self._zeros(batch_size, *self.state_shape(), device=device, dtype=dtype, at_least=torch.float32)
 
     def _run(
-        self,
-        x: Tensor,
-        operands: Sequence[Tensor | None],
-        state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        cell: Cell | None = None,
+        self, x: Tensor, operands: Sequence[Tensor | None], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Run the cell, or another one, in float32 or wider, also under autocast."""
+        """Run the cell in float32 or wider, also under autocast."""
         wide = [each if each is None else widen(each) for each in operands]
         with as_widened(x):
-            return self.run_cell(cell or self.cell, *wide, state, cu_seqlens=cu_seqlens, **self.options())
+            return self.run_cell(self.cell, *wide, state, cu_seqlens=cu_seqlens, **self.options())
 
 
 class CellLayer(CellBase):

@@ -202,10 +202,12 @@ class LMU(CellBase):
         given = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
         reads = [torch.cat([self.e_h, self.e_m], 1), torch.cat([self.W_h, self.W_m], 1)]
         if timespans is None:
-            step, system = lmu_cell, (self.A, self.B[:, 0])
+            h, last = self._run(x, [*given, self.A, self.B[:, 0], *reads], state, cu_seqlens)
         else:
-            step, system = timed_lmu_cell, timed_memory(self.memory_size, self.theta, timespans, widen(x))
-        h, last = self._run(x, [*given, *system, *reads], state, cu_seqlens, step)
+            system = timed_memory(self.memory_size, self.theta, timespans, widen(x))
+            operands = [widen(each) for each in (*given, *system, *reads)]
+            with as_widened(x):
+                h, last = self.run_cell(timed_lmu_cell, *operands, state, cu_seqlens=cu_seqlens)
         return h.to(x.dtype), last
 
 
