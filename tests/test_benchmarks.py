@@ -14,12 +14,15 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import beside
 import cells
+import evidence_results
 import gpu
 import mackey_glass
+import recall
 import run
 import seen_to_learn
 import tasks
 from scanl import cli, layers
+from scanl.layers import state as states
 from scanl.ops import registry
 
 TINY = {
@@ -224,3 +227,48 @@ def test_the_reservoir_is_not_worse_than_that_of_reservoirpy(beside, held, monke
     monkeypatch.setattr(mackey_glass, "nrmse", lambda sizes, generate: scores[generate])
     assert mackey_glass.run(mackey_glass.Sizes(), 0.2) == held
     assert not mackey_glass.run(mackey_glass.Sizes(), 0.15)
+
+
+def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch, capfd):
+    """The best learning rate of a memory counts; a second setting has a section and a picture of its own."""
+    monkeypatch.setattr(evidence_results, "RESULTS", tmp_path)
+    monkeypatch.setattr(recall, "DOCS", tmp_path)
+    monkeypatch.setattr(recall, "SCORED", 8)
+
+    def called(*options):
+        small = "--length 8 --vocabulary 16 --widths 8 --steps 1 --only gla mamba"
+        monkeypatch.setattr(sys, "argv", ["recall.py", *small.split(), *options])
+        recall.main()
+        return capfd.readouterr().out.splitlines()
+
+    assert len(called("--pairs", "2", "--rates", "1e-2")) == 2
+    assert len(called("--pairs", "2", "--rates", "1e-2", "1e-3")) == 2
+    assert len(called("--pairs", "1", "--rates", "1e-2")) == 2
+    rows = evidence_results.Results("recall").rows
+    for row, accuracy in zip(rows, ("0.25", "0.5", "0.75", "0.5", "1", "0"), strict=True):
+        row["accuracy"] = accuracy
+    recall.write(rows, tmp_path, {("2", "8", "16", "1"): "What was seen.\n"})
+    page = (tmp_path / "recall.md").read_text(encoding="utf-8")
+    two, one = page.split("\n## ")[1:]
+    assert two.startswith("2 pairs in 8 tokens\n")
+    state = sum(leaf.numel() for _, leaf in state_leaves("gla"))
+    assert f"| `gla` | 8 | {state} | 0.75 |" in two
+    assert "learning rates 0.001, 0.01, of which the best counts. 4 runs" in two
+    assert two.endswith("What was seen.\n")
+    assert "| `mamba` | 8 |" in one
+    for setting in ("2_8_16_1", "1_8_16_1"):
+        assert f"(recall_{setting}.png)" in page
+        assert (tmp_path / f"recall_{setting}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def state_leaves(name):
+    """The state of the gated convolution over four steps, and of the memory, at width 8."""
+    layer = layers.build(name, 8, **recall.memories(8, 8)[name])
+    return [("", torch.zeros(3, 8)), *states.leaves(layer.init_state(1))]
+
+
+def test_memories_of_recall_have_heads_at_every_width():
+    for dim in (8, 32, 128):
+        for name, options in recall.memories(dim, 16).items():
+            with torch.device("meta"):
+                layers.build(name, dim, **options)

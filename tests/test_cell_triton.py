@@ -36,6 +36,7 @@ REFUSED = {
     "nwm_cell": "some channels in another order",
     "odefwp_cell": "the axes H and K beside their channels",
     "onlstm_cell": "cumsum",
+    "timed_lmu_cell": "has not the channels on both axes",
     "varying_memory_cell": "a value with two axes of channels",
     "wrnn_cell": "some channels in another order",
 }

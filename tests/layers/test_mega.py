@@ -1,15 +1,25 @@
 """MEGA and Megalodon: their equations step by step, how they start, and what only they know."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_normal, linear, rms, sigmoid, silu
+from by_hand import DIM, T, assert_normal, linear, rms, shaken, sigmoid, silu
 from test_ssm import mega_ema
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import ComplexEMA, Mega, MegaEMA, Megalodon
+from scanl.layers import state as states
 from scanl.layers.parts.timestep_norm import TimestepNorm
+from scanl.models import Block, MegalodonModel, MegaModel
+
+SMALL = {
+    "mega": lambda: MegaModel(7, 8, 2, 1.5, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}),
+    "megalodon": lambda: MegalodonModel(
+        7, 8, 2, 1.5, True, 2, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}, True
+    ),
+}
 
 
 def rotated(v, position, first, second):
@@ -115,6 +125,42 @@ def test_a_chunk_as_long_as_the_sequence_is_attention_to_all_of_it():
 
 
 @pytest.mark.usefixtures("double")
+def test_the_gate_of_mega_mixes_with_what_stands_before_the_norm():
+    layer, x, residual = Mega(DIM, 4, 6, 3, 3), torch.randn(2, T, DIM), torch.randn(2, T, DIM)
+    gate = layer.mx_proj(layer.move(x)[0])[..., :DIM].sigmoid()
+    torch.testing.assert_close(layer(x, residual=residual)[0], layer(x)[0] + gate * (x - residual))
+    block = shaken(Block(layer, "none", norm="layernorm"))
+    normed = block.mixer_norm(x)
+    torch.testing.assert_close(block(x)[0], x + layer(normed, residual=x)[0])
+    with pytest.raises(ShapeError, match=r"mega: residual has shape \(1, 7, 8\), expected \(2, 7, 8\) from x"):
+        layer(x, residual=residual[:1])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_whole_models_in_pieces_packed_and_saved(name, tmp_path):
+    model, tokens = shaken(SMALL[name]()).double(), torch.randint(7, (2, 8))
+    whole, last = model(tokens)
+    state, pieces = model.init_state(2), []
+    for start, end in pairwise([0, 4, 4, 5, 8]):
+        logits, state = model(tokens[:, start:end], state)
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    for (place, a), (also, b) in zip(states.leaves(state), states.leaves(last), strict=True):
+        assert place == also
+        torch.testing.assert_close(a, b)
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 5:] = False
+    logits, state = model(tokens, mask=mask)
+    torch.testing.assert_close(logits[1, :5], whole[1, :5])
+    torch.testing.assert_close(model(tokens[1:, 5:], states.index(state, [1]))[0], whole[1:, 5:])
+    whole.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    model.float().save(tmp_path)
+    torch.testing.assert_close(type(model).load(tmp_path)(tokens)[0], model(tokens)[0])
+    assert len(list(model.generate(tokens[:, :2], max_new_tokens=2, temperature=0))) == 2
+
+
+@pytest.mark.usefixtures("double")
 def test_the_moving_average_of_megalodon_without_a_turn_is_that_of_mega():
     """With beta 1, without the SiLU; `alpha` and `delta` change their names."""
     ours, plain, x = ComplexEMA(DIM, 3), MegaEMA(DIM, 3), torch.randn(2, 20, DIM)
@@ -163,6 +209,27 @@ def test_init_of_mega_and_megalodon():
     assert layer.cema.omega.abs().max() <= 1
 
 
+def test_init_of_the_whole_models():
+    model = MegaModel(300, 64, 2, tie_embeddings=False)
+    mixer, channel = model.stack.blocks[1].mixer, model.stack.blocks[1].channel
+    assert (mixer.z_dim, mixer.hidden, mixer.chunk_size) == (16, 128, 2048)
+    for weight in (channel.fc1.weight, channel.fc2.weight, mixer.v_proj.weight):
+        assert_normal(weight, 0.02)
+    for matrix in (model.embedding, model.head):
+        assert_normal(matrix.weight, 1 / 8)
+    assert MegaModel(5, 8, 1).head is None
+    model = MegalodonModel(300, 64, 2, swiglu=True)
+    mixer, channel = model.stack.blocks[1].mixer, model.stack.blocks[1].channel
+    for linear_map in (channel.gate, channel.up, channel.down, mixer.wh2):
+        assert_normal(linear_map.weight, 1 / math.sqrt(3 * linear_map.in_features))
+        assert linear_map.bias is None
+    for matrix in (model.embedding, model.head):
+        assert_normal(matrix.weight, 1 / 8)
+        assert matrix.weight.abs().max() <= 3 / 8
+    assert model.stack.norm.groups == mixer.timenorm.groups == 2
+    assert not model.stack.norm.weight.any()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -175,6 +242,7 @@ def test_init_of_mega_and_megalodon():
         (lambda: Megalodon(8, chunk_size=0), "megalodon: chunk_size is 0, expected at least 1"),
         (lambda: Megalodon(8, norm_groups=3), "timestep norm: groups is 3, expected a divisor of dim=8"),
         (lambda: ComplexEMA(8, 0), "cema: ndim is 0, expected at least 1"),
+        (lambda: Block(Mega(8), "none", two_hop=True), "block: two_hop is True, expected False because channel_mixer"),
     ],
 )
 def test_wrong_options(make, message):

@@ -13,11 +13,21 @@ from scanl.layers import LMU, HiPPO, HiPPORNN, LMUParallel
 from scanl.layers.parts.polynomial_memory import reconstruct, transition
 
 
-def lmu(layer, xs):
+def window(layer, spans, i):
+    """The memory's system of step i, from its definition where steps have durations."""
+    if spans is None:
+        return layer.A, layer.B[:, 0]
+    n = torch.arange(layer.memory_size)
+    sign = torch.where(n[:, None] < n, -1.0, -((-1.0) ** (n[:, None] - n)))
+    return discrete((2 * n[:, None] + 1) * sign, (2 * n + 1) * (-1.0) ** n, spans[i] / layer.theta, "zoh")
+
+
+def lmu(layer, xs, spans=None):
     h, m, ys = torch.zeros(layer.dim), torch.zeros(layer.memory_size), []
-    for x in xs:
+    for i, x in enumerate(xs):
+        a, b = window(layer, spans, i)
         u = layer.e_x @ x + layer.e_h @ h + layer.e_m @ m
-        m = layer.A @ m + layer.B @ u
+        m = a @ m + b * u
         h = torch.tanh(layer.W_x @ x + layer.W_h @ h + layer.W_m @ m)
         ys.append(h)
     return ys
@@ -25,12 +35,8 @@ def lmu(layer, xs):
 
 def lmu_parallel(layer, xs, spans=None):
     m, ys = torch.zeros(layer.memory_size), []
-    n = torch.arange(layer.memory_size)
-    sign = torch.where(n[:, None] < n, -1.0, -((-1.0) ** (n[:, None] - n)))
     for i, x in enumerate(xs):
-        a, b = layer.A, layer.B[:, 0]
-        if spans is not None:
-            a, b = discrete((2 * n[:, None] + 1) * sign, (2 * n + 1) * (-1.0) ** n, spans[i] / layer.theta, "zoh")
+        a, b = window(layer, spans, i)
         m = a @ m + b * linear(layer.W_u, x).clamp(min=0)
         ys.append(linear(layer.W_h, torch.cat([m, x])).clamp(min=0))
     return ys
@@ -138,7 +144,7 @@ EQUATIONS = {
 }
 
 
-TIMED = ["hippo", "hippo_bilinear", "hippo_legt", "hippo_fourier", "hippo_rnn", "hippo_rnn_lagt", "lmu_parallel"]
+TIMED = ["hippo", "hippo_bilinear", "hippo_legt", "hippo_fourier", "hippo_rnn", "hippo_rnn_lagt", "lmu_parallel", "lmu"]
 
 
 @pytest.mark.usefixtures("double")

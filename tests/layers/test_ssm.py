@@ -45,6 +45,7 @@ from scanl.layers import (
     LiquidS4,
     Mamba,
     MegaEMA,
+    S7Full,
     SGConv,
     param_groups,
 )
@@ -149,6 +150,8 @@ def s4(layer, xs, spans=None):
 
 def s5(layer, xs, spans=None):
     Lambda = torch.complex(layer.Lambda_re.clamp(max=-1e-4) if layer.clip_eigs else layer.Lambda_re, layer.Lambda_im)
+    if getattr(layer, "stable", False):
+        Lambda = -1 / (Lambda * Lambda + 0.5)
     B, C = (torch.complex(*part.unbind(-1)) for part in (layer.B, layer.C))
     s, ys = torch.zeros_like(Lambda), []
     for x, span in zip(xs, held(spans, xs), strict=True):
@@ -167,6 +170,16 @@ def s5(layer, xs, spans=None):
             gate = 1 / (1 + torch.exp(-layer.out2(g)))
             y = {"half_glu1": g, "half_glu2": y, "full_glu": layer.out1 and layer.out1(g)}[layer.activation] * gate
         ys.append(y)
+    return ys
+
+
+def s7_full(layer, xs):
+    N, D, s, ys = layer.state_dim, layer.dim, torch.zeros(layer.state_dim), []
+    for x in xs:
+        A, B, C, skip, bias = linear(layer.x_proj, x).split([N, D * N, D * N, D, N])
+        s = (1 - 1 / ((A + layer.base) ** 2 + 0.5)) * s + B.view(D, N).T @ x + bias
+        z = C.view(D, N) @ s + skip * x
+        ys.append(z * sigmoid(linear(layer.gate_proj, gelu(z))))
     return ys
 
 
@@ -380,6 +393,7 @@ EQUATIONS = {
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
     "s7": (lambda: S7(DIM, 12, blocks=3), s5),
     "s7_async": (lambda: S7(DIM, 5, conj_sym=False, discretization="async", activation="none"), s5),
+    "s7_stable": (lambda: S7(DIM, 12, blocks=3, stable=True), s5),
     "s7_bilinear": (lambda: S7(DIM, discretization="bilinear", clip_eigs=True), s5),
     "lru": (lambda: LRU(DIM, 5), lru),
 }
@@ -402,6 +416,7 @@ EQUATIONS |= {
 }
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
+    "s7_full": (lambda: S7Full(DIM, 3), s7_full),
     "dlr": (lambda: DLR(DIM, 6), dlr),
     "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),
     "sgconv_of_one_scale": (lambda: SGConv(DIM, 3, 8), sgconv),
@@ -959,6 +974,22 @@ def test_init_of_s7():
     assert_uniform(F.softplus(layer.step_size.bias).log(), math.log(1e-3), math.log(1e-1))
 
 
+def test_init_of_stable_and_of_full_s7():
+    """The eigenvalues of both parametrisations are the same at the start; a decay is never above 1 in size."""
+    torch.manual_seed(0)
+    plain = S7(8, 48, blocks=3)
+    torch.manual_seed(0)
+    stable = S7(8, 48, blocks=3, stable=True)
+    torch.testing.assert_close(stable._eigenvalues(), plain._eigenvalues(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stable.B, plain.B)
+    full = S7Full(64, 5)
+    assert_normal(full.x_proj.weight, 0.02)
+    assert full.base.tolist() == [-0.5] * 5
+    y, last = full(100 * torch.randn(2, 50, 64))
+    assert y.isfinite().all()
+    assert full(0 * torch.randn(2, 500, 64), last)[1].abs().max() <= last.abs().max()
+
+
 def test_init_of_mega_ema():
     layer = MegaEMA(500, 16)
     assert_normal(layer.alpha, 0.2)
@@ -981,6 +1012,8 @@ WRONG = [
     ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
     ("s4d", {"disc": "euler"}, "s4d: unknown disc 'euler'; known: zoh, bilinear"),
     ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
+    ("s7", {"stable": True, "clip_eigs": True}, "s7: clip_eigs is True, expected False because stable is True"),
+    ("s7_full", {"state_dim": 0}, "s7_full: dim is 8 and state_dim is 0, expected at least 1"),
     ("s5", {"blocks": 0}, "s5: blocks is 0, expected at least 1"),
     ("s5", {"C_init": "normal"}, "s5: unknown C_init 'normal'; did you mean 'lecun_normal'"),
     ("s5", {"discretization": "euler"}, "s5: unknown discretization 'euler'; known: zoh, bilinear"),

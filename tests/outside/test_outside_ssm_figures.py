@@ -6,7 +6,9 @@ of DLR, with torch's own einsum. GSS is of the package gated-state-spaces-pytorc
 with the input. LinOSS ran with numpy in place of jax, its scan as a loop. LMU is of pytorch-lmu, and
 HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository. MEGA is the gated attention of transformers 4.57.1, without
 its norm and its sum with the input. Megalodon and CEMA are of XuezheMax/megalodon, with plain torch in place of its
-kernels for GPUs, and without the sum with the input.
+kernels for GPUs, and without the sum with the input. S7 is the authors' `event_ssm`, with numpy in place of jax, and
+its full form that of lrnnx, without its first map and the sum with the input. Steps last 1 + sin(t)/2 where a case has
+timespans.
 """
 
 import json
@@ -30,5 +32,8 @@ def test_authors_program(case):
     x = waves(layer, T)
     for name, values in case.get("buffers", {}).items():
         layer.get_buffer(name).copy_(torch.tensor(values))
-    y, _ = layer(x)
+    spans = (
+        {"timespans": 1 + torch.sin(torch.arange(2.0 * T, dtype=x.dtype)).view(2, T) / 2} if "timespans" in case else {}
+    )
+    y, _ = layer(x, **spans)
     torch.testing.assert_close(y[1, -1], torch.tensor(case["y"], dtype=torch.float64), rtol=1e-9, atol=1e-12)

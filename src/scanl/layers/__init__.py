@@ -112,6 +112,7 @@ from scanl.layers.ssm.s4d import S4D as S4D
 from scanl.layers.ssm.s4nd import S4ND as S4ND
 from scanl.layers.ssm.s5 import S5 as S5
 from scanl.layers.ssm.s7 import S7 as S7
+from scanl.layers.ssm.s7_full import S7Full as S7Full
 from scanl.layers.ssm.sashimi import Sashimi as Sashimi
 from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.ssm.spacetime import SpaceTime as SpaceTime

@@ -31,6 +31,7 @@ UNDECAYED = Hint(weight_decay=False)
 TAKES = {
     "timespans": "(B, T), how long each step lasts",
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
+    "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
 }
 
 

@@ -12,6 +12,8 @@ from scanl.models.forecaster import Forecaster as Forecaster
 from scanl.models.generation import Generation as Generation
 from scanl.models.labeller import SequenceLabeller as SequenceLabeller
 from scanl.models.language_model import LanguageModel as LanguageModel
+from scanl.models.mega import MegalodonModel as MegalodonModel
+from scanl.models.mega import MegaModel as MegaModel
 from scanl.models.presets import presets as presets
 from scanl.models.regressor import SequenceRegressor as SequenceRegressor
 from scanl.models.sashimi import SashimiModel as SashimiModel

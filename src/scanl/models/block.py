@@ -57,6 +57,9 @@ class BlockState(NamedTuple):
 class Block(Module):
     """Residual block: x + mixer(norm(x)), then x + channel_mixer(norm(x)).
 
+    own_norm: the mixer has a norm of its own, so there is none before it.   two_hop: the channel mixer's output is
+    added to the block's input, x + channel_mixer(norm(x + mixer(norm(x)))), as in Megalodon (arXiv:2404.08801, 3.4).
+
     dropout: probability of dropping each number that is added to x, in training only. The numbers that stay are
     divided by 1 - dropout (Srivastava et al., JMLR 15, 2014).
 
@@ -71,6 +74,8 @@ class Block(Module):
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
         dropout: float = 0.0,
+        own_norm: bool = False,
+        two_hop: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -78,7 +83,11 @@ class Block(Module):
         if channel_mixer != "none" and channel_mixer not in channel_mixers.names():
             raise nearest("channel mixer", channel_mixer, ["none", *channel_mixers.names()])
         channel = None if channel_mixer == "none" else channel_mixers.get(channel_mixer)
-        self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
+        if two_hop and channel is None:
+            raise ConfigError("block: two_hop is True, expected False because channel_mixer is 'none'")
+        self.own_norm, self.two_hop = own_norm, two_hop
+        if not own_norm:
+            self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
         self.dropout = nn.Dropout(dropout)
         self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
@@ -115,9 +124,12 @@ class Block(Module):
                     f"that take them: {able}"
                 )
             more["timespans"] = timespans
-        y, mixer = self.mixer(normed(self.mixer_norm, x), mixer, cu_seqlens=cu_seqlens, **more)
-        x = x + self.dropout(y)
+        if "residual" in self.mixer.takes:
+            more["residual"] = x
+        given = x if self.own_norm else normed(self.mixer_norm, x)
+        y, mixer = self.mixer(given, mixer, cu_seqlens=cu_seqlens, **more)
+        before, x = x, x + self.dropout(y)
         if self.channel is not None and self.channel_norm is not None:
             y, channel = self.channel(normed(self.channel_norm, x), channel, cu_seqlens=cu_seqlens)
-            x = x + self.dropout(y)
+            x = (before if self.two_hop else x) + self.dropout(y)
         return x, BlockState(mixer, () if self.channel is None else channel)

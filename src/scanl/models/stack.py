@@ -31,6 +31,8 @@ class Stack(Module):
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
         residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
         dropout: dropout of the blocks, in training only.
+        own_norm: the layers have norms of their own, so none stands before them.
+        two_hop: a channel mixer's output is added to the block's input (see `Block`).
 
     The initial weights of projections into the residual stream are divided by the square root of the number of such
     projections in the stack, so that the stream's variance does not grow with depth. Layers whose authors publish
@@ -50,6 +52,8 @@ class Stack(Module):
         norm_eps: float = 1e-6,
         residual_in_float32: bool = False,
         dropout: float = 0.0,
+        own_norm: bool = False,
+        two_hop: bool = False,
     ) -> None:
         super().__init__()
         given = [layer] if isinstance(layer, str) else list(layer)
@@ -60,7 +64,8 @@ class Stack(Module):
         mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
         self.dim = dim
         self.blocks = nn.ModuleList(
-            Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout) for m in mixers
+            Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout, own_norm, two_hop)
+            for m in mixers
         )
         channels = [block.channel for block in self._each() if block.channel is not None]
         for layers in (mixers, channels):
@@ -102,16 +107,23 @@ class Stack(Module):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:
-        """Apply all blocks to x (B, T, dim).
+        """Apply all blocks and the norm to x (B, T, dim).
 
         timespans: (B, T), duration of each step. Every layer must accept it.
         """
+        x, state = self.run_blocks(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
+        return normed(self.norm, x), state
+
+    def run_blocks(
+        self, x: Tensor, state: StackState | None, *, cu_seqlens: Tensor | None, timespans: Tensor | None
+    ) -> tuple[Tensor, StackState]:
+        """Apply all blocks without the norm after the last."""
         states, memo = [], {}
         x = widen(x) if self.residual_in_float32 else x
         for block, before in zip(self._each(), state or [None] * len(self.blocks), strict=True):
             x, after = block(x, before, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             states.append(after)
-        return normed(self.norm, x), tuple(states)
+        return x, tuple(states)
 
 
 def _layers_of(name: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, as_widened, register, widen
-from scanl.layers.parts.cell_layer import CellLayer, positive, samples
+from scanl.layers.parts.cell_layer import CellBase, positive, samples
 from scanl.layers.parts.polynomial_memory import discretize_dense, memory_cell, transition
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.hippo import varying_memory_cell
@@ -46,19 +46,40 @@ def lmu_cell(x, u, a, b, e, w, state):
     return h, torch.cat([h, m], 1)
 
 
-@lmu_cell.samples
-def _samples() -> Iterator[Sample]:
+@cell(
+    "x: B T D, u: B T 1, a: B T N N, b: B T N, e: 1 S, w: D S, state: B S -> B T D",
+    equation="u = u_t + e_h h_{t-1} + e_m m_{t-1}, m_t = A_t m_{t-1} + b_t u, h_t = tanh(x_t + W_h h_{t-1} + W_m m_t)",
+    source=SOURCE + "eq. (4), (6) and (7)",
+)
+def timed_lmu_cell(x, u, a, b, e, w, state):
+    """Step a Legendre memory unit with the memory's system of the step.
+
+    x, u, e, w, state: as of `lmu_cell`.   a, b: the system, (B, T, N, N) and (B, T, N).
+    """
+    h, m = state.split([w.shape[0], b.shape[1]], 1)
+    u = u + state @ e.T
+    m = (a * m[:, None]).sum(-1) + u * b
+    h = torch.tanh(x + torch.cat([h, m], 1) @ w.T)
+    return h, torch.cat([h, m], 1)
+
+
+def _samples_of(timed: bool) -> Iterator[Sample]:
+    """Yield samples with one system, or with one for each step."""
     return samples(
         lambda draw, batch, steps, rows: {
             "x": draw(batch, steps, 3),
             "u": draw(batch, steps, 1),
-            "a": draw(4, 4) / 2,
-            "b": draw(4),
+            "a": draw(*((batch, steps) if timed else ()), 4, 4) / 2,
+            "b": draw(*((batch, steps) if timed else ()), 4),
             "e": draw(1, 7),
             "w": draw(3, 7),
             "state": draw(rows, 7),
         }
     )
+
+
+lmu_cell.samples(lambda: _samples_of(timed=False))
+timed_lmu_cell.samples(lambda: _samples_of(timed=True))
 
 
 @lmu_cell.errors
@@ -72,6 +93,15 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield (
         Sample({"x": x, "u": u, "a": a, "b": b, "e": e, "w": w[:, :5]}),
         "w has shape (3, 5), expected (D, S) with D=3 from x, S=7 from e",
+    )
+
+
+@timed_lmu_cell.errors
+def _timed_errors() -> Iterator[tuple[Sample, str]]:
+    x, a, e, w = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7), torch.zeros(3, 7)
+    yield (
+        Sample({"x": x, "u": x[..., :1], "a": a, "b": a[..., :2, 0], "e": e, "w": w}),
+        "b has shape (2, 5, 2), expected (B, T, N)",
     )
 
 
@@ -94,6 +124,16 @@ def held_memory(size: int, theta: float) -> tuple[Tensor, Tensor]:
     return A.to(real), B[:, None].to(real)
 
 
+def timed_memory(size: int, theta: float, timespans: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Ā (B, T, N, N) and B̄ (B, T, N) of `window_memory` for an input that is held for timespans (B, T).
+
+    like: has the dtype and the device of the result.
+    """
+    A, B = (each.to(like.device) for each in window_memory(size))
+    a, b = discretize_dense(A, B, timespans.double() / theta)
+    return a.to(like.dtype), b.to(like.dtype)
+
+
 def _check(who: str, memory_size: int, theta: float) -> None:
     if memory_size < 1:
         raise ConfigError(f"{who}: memory_size is {memory_size}, expected at least 1")
@@ -101,13 +141,17 @@ def _check(who: str, memory_size: int, theta: float) -> None:
 
 
 @register("lmu")
-class LMU(CellLayer):
+class LMU(CellBase):
     """LMU: a recurrent network that writes one number a step to a memory of the last θ steps, and reads all of it.
 
     Args:
         dim: D, inputs and units of the network.
         memory_size: N, Legendre polynomials.
         theta: θ, length of the window in steps.
+
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one, in which θ is then.
+    The memory holds u_t for that long. The network itself has no time, so a step of it stays a step. The matrices of
+    all steps are then in memory, B T N² numbers.
 
     Parameters as in pytorch-lmu: e_x (1, D), e_h (1, D), e_m (1, N), W_x, W_h (D, D), W_m (D, N); the buffers A (N, N)
     and B (N, 1) are the discrete memory, and fixed.
@@ -122,6 +166,7 @@ class LMU(CellLayer):
     )
     source = SOURCE + "eq. (4), (6) and (7)"
     cell = lmu_cell
+    takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"memory_size": 5, "theta": 6.0}
 
     A: Tensor
@@ -144,10 +189,26 @@ class LMU(CellLayer):
     def state_shape(self) -> tuple[int, ...]:
         return (self.dim + self.memory_size,)
 
-    def operands(self, x: Tensor) -> list[Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        check_timespans("lmu", timespans, x)
         given = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
         reads = [torch.cat([self.e_h, self.e_m], 1), torch.cat([self.W_h, self.W_m], 1)]
-        return [*given, self.A, self.B[:, 0], *reads]
+        if timespans is None:
+            h, last = self._run(x, [*given, self.A, self.B[:, 0], *reads], state, cu_seqlens)
+        else:
+            system = timed_memory(self.memory_size, self.theta, timespans, widen(x))
+            operands = [widen(each) for each in (*given, *system, *reads)]
+            with as_widened(x):
+                h, last = self.run_cell(timed_lmu_cell, *operands, state, cu_seqlens=cu_seqlens)
+        return h.to(x.dtype), last
 
 
 @register("lmu_parallel")
@@ -204,10 +265,8 @@ class LMUParallel(Layer):
         u = widen(self.W_u(x).relu())
         with as_widened(x):
             if timespans is not None:
-                A, B = (each.to(u.device) for each in window_memory(self.memory_size))
-                varying = discretize_dense(A, B, timespans.double() / self.theta)
-                a, b = (each.to(u.dtype) for each in varying)
-                m, last = varying_memory_cell(u, a, b, state, cu_seqlens=cu_seqlens)
+                varying = timed_memory(self.memory_size, self.theta, timespans, u)
+                m, last = varying_memory_cell(u, *varying, state, cu_seqlens=cu_seqlens)
             else:
                 m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
         return self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)).relu(), last

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.blocks import Blocks
@@ -82,9 +82,11 @@ class Mega(Layer):
     A sequence of at most `max_length` steps attends to all its past. With `chunk_size` a step attends within its chunk
     alone, a sequence may have any length, and only the moving average passes from chunk to chunk.
 
-    y is what MEGA adds to its input: x + y is the released block without its norm. Differs: in a stack of this library
-    a norm stands before the layer, and the gate then mixes with the normed input; the authors' model with the norm
-    first mixes with the input itself. Differs also: chunks may be cut anywhere, since the state has the present chunk.
+    `forward` also takes `residual` (B, T, D), the input before the norm of a block. The gate mixes with it, and
+    residual + y is the released block with the norm first. A stack passes it on. Without it the gate mixes with x.
+
+    Differs: chunks may be cut anywhere, since the state has the present chunk. The whole model is
+    `scanl.models.MegaModel`.
 
     Args:
         dim: D, model width.
@@ -107,12 +109,13 @@ class Mega(Layer):
     id = "S-mega"
     equation = (
         "m = EMA(x),  [u; z; r; h'] = W m,  q, k = gamma_{1,2} * SiLU(z) + beta_{1,2},  "
-        "y_t = sigmoid(u) * (SiLU(h' + U(SiLU(r) * sum_j softmax_j(q_t . k_j / sqrt(Z) + b_tj) v_j)) - x_t)"
+        "y_t = sigmoid(u) * (SiLU(h' + U(SiLU(r) * sum_j softmax_j(q_t . k_j / sqrt(Z) + b_tj) v_j)) - residual_t)"
     )
     source = (
         'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.2 to 3.4, and its code'
     )
     op = "linear_scan"
+    takes: ClassVar = frozenset({"residual"})
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}
 
@@ -162,9 +165,17 @@ class Mega(Layer):
         return MegaState(average, keys, values, self._zeros(batch_size, 1, device=device, dtype=torch.int64))
 
     def forward(
-        self, x: Tensor, state: MegaState | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: MegaState | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        residual: Tensor | None = None,
     ) -> tuple[Tensor, MegaState]:
         self._check(x, state, cu_seqlens)
+        residual = x if residual is None else residual
+        if residual.shape != x.shape:
+            raise ShapeError(f"mega: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x")
         average, keys, values, read = (None, None, None, None) if state is None else state
         if self.chunk_size is None:
             check_length("mega", x, read, cu_seqlens, self.max_length)
@@ -176,7 +187,8 @@ class Mega(Layer):
         k, v = blocks.keys(k, keys), blocks.keys(widen(F.silu(self.v_proj(x))), values)
         read_out = blocks.taken(self._attend(blocks.queries(q), k, v, blocks)).to(x.dtype)
         h = F.silu(ahead + self.h_proj(read_out * F.silu(gate)))
-        return update.sigmoid() * (h - x), MegaState(average, blocks.kept(k), blocks.kept(v), blocks.after)
+        y = update.sigmoid() * (h - residual.to(x.dtype))
+        return y, MegaState(average, blocks.kept(k), blocks.kept(v), blocks.after)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
         """Attend from q (N, Q, Z) to k (N, S, Z), v (N, S, V), causally, with the bias of positions.

@@ -98,9 +98,7 @@ class SharedState(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         check_timespans(self._who(), timespans, x)
-        real = widen(self.Lambda_re)
-        Lambda = torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
-        a, b = self._discrete(Lambda, x, timespans)
+        a, b = self._discrete(self._eigenvalues(), x, timespans)
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
         into, constant = widen(self.B), b.ndim == 1
         if constant:  # a gain that is the same at every step is one of the matrix
@@ -110,6 +108,11 @@ class SharedState(Layer):
         out_of = torch.stack([self.C[..., 0], -self.C[..., 1]], -1).flatten(1) * (1 + self.conj_sym)
         y = torch.addcmul(torch.view_as_real(s).flatten(-2).to(x.dtype) @ out_of.t(), x, self.D)
         return self._activate(y), last
+
+    def _eigenvalues(self) -> Tensor:
+        """Return Λ (P)."""
+        real = widen(self.Lambda_re)
+        return torch.complex(real.clamp(max=-1e-4) if self.clip_eigs else real, widen(self.Lambda_im))
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what the state and what B x are multiplied by: (P), or (B, T, P)."""

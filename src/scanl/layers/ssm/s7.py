@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.errors import ConfigError
 from scanl.layers.base import Hint, register, widen
 from scanl.layers.parts.time_step import check_step_range, time_step_bias
 from scanl.layers.parts.timespans import durations
@@ -24,16 +25,20 @@ from scanl.ops.ssm_kernels import DISCRETIZATIONS
 class S7(SharedState):
     """S7: S5 that selects what it keeps, because each number of state has a step that the input sets.
 
-    Differs: in the paper's text Λ, B, C and D depend on the input too; in the authors' program, and here, Δ alone does.
+    Differs: in the paper's text Λ, B, C and D depend on the input too, as in `s7_full`; in the authors' program, and
+    here, Δ alone does.
 
     Args:
         dim: D, model width.
-        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`.
+        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`; without `stable`.
         discretization: "zoh", "bilinear", "dirac", or "async", for events: the time since the last event lengthens the
             decay alone, and B x is written as after one unit. Without timespans "async" is "zoh".
         dt_min, dt_max: range of the initial Δ at x = 0, in units of Λ's time.
         activation: as of `s5`.
         lr: learning rate of Λ and B; None for the optimiser's own.
+        stable: Λ = -1/(w² + 1/2) with w = Lambda_re + i Lambda_im, so that a step of gradient descent changes large and
+            small eigenvalues in proportion (StableSSM). The state decays while Re w² > -1/2. The authors' program does
+            not invert its map to w, so its Λ is another number than the one that it starts from; here it is that one.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; of
     "async" see above.
@@ -70,15 +75,28 @@ class S7(SharedState):
         clip_eigs: bool = False,
         activation: str = "half_glu2",
         lr: float | None = 1e-3,
+        stable: bool = False,
     ) -> None:
         known = (*DISCRETIZATIONS, "async")
+        if stable and clip_eigs:
+            raise ConfigError("s7: clip_eigs is True, expected False because stable is True")
         super().__init__(dim, state_dim, blocks, conj_sym, C_init, discretization, known, clip_eigs, activation, lr)
         check_step_range("s7", dt_min, dt_max)
+        self.stable = stable
+        if stable:
+            with torch.no_grad():
+                w = torch.sqrt(-1 / torch.complex(self.Lambda_re, self.Lambda_im) - 0.5)
+                self.Lambda_re.copy_(w.real)
+                self.Lambda_im.copy_(w.imag)
         self.step_size = nn.Linear(dim, self.state_dim)
         limit = 1 / math.sqrt(-(-dim // 16))
         with torch.no_grad():
             self.step_size.weight.uniform_(-limit, limit)
             self.step_size.bias.copy_(time_step_bias(self.state_dim, dt_min, dt_max))
+
+    def _eigenvalues(self) -> Tensor:
+        Lambda = super()._eigenvalues()
+        return -1 / (Lambda.square() + 0.5) if self.stable else Lambda
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         one = F.softplus(widen(self.step_size(x)))

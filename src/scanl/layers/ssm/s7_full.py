@@ -1,0 +1,77 @@
+r"""S7 with all of its system depending on the input, as its paper writes it.
+
+.. math:: s_t = \left(1 - \frac{1}{A_t^2 + \frac12}\right) \odot s_{t-1} + B_t x_t + b_t, \quad
+          y_t = C_t s_t + D_t \odot x_t, \quad A_t - a, B_t, C_t, D_t, b_t \text{ linear in } x_t
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.errors import ConfigError
+from scanl.layers.base import Layer, register, widen
+from scanl.layers.ssm.s7 import S7
+from scanl.layers.state import Device, DType
+from scanl.ops import linear_scan
+
+
+@register("s7_full")
+class S7Full(Layer):
+    """S7 of the paper's text: decay, input and output matrices, skip and bias are functions of the input.
+
+    The decay is stable for any A_t: it is in [-1, 1). `s7` is what the authors' program runs, where Δ_t alone depends
+    on the input. This form is not discretised, so it knows no time between steps. The matrices of all steps are in
+    memory, 2 B T D N numbers.
+
+    Args:
+        dim: D, model width.
+        state_dim: N, real numbers of state.
+
+    Parameters: base (N), a; x_proj (2 N + 2 D N + D, D), without bias, to A_t - a, B_t (D, N), C_t (D, N), D_t and b_t
+    in this order; gate_proj (D, D), without bias. The names of all but `base` are those of the lrnnx package, whose
+    map of the input before all this and whose sum with the input are left out.
+    Initialisation as there: a = -1/2, the real part of HiPPO's eigenvalues; x_proj N(0, 0.02²); gate_proj as in
+    PyTorch.
+    State: (B, N).
+    """
+
+    id = "S-s7"
+    equation = (
+        "s_t = (1 - 1/(A_t^2 + 1/2)) * s_{t-1} + B_t x_t + b_t,  z_t = C_t s_t + D_t * x_t,  "
+        "y_t = z_t * sigmoid(W GELU(z_t)),  [A_t - a; B_t; C_t; D_t; b_t] = W_x x_t"
+    )
+    source = S7.source
+    op = "linear_scan"
+    sample: ClassVar = {"state_dim": 3}
+    excused: ClassVar = {
+        "default_sizes_are_in_proportion": "each of the 2 N D numbers of B and C is a map of the input"
+    }
+
+    def __init__(self, dim: int, state_dim: int = 16) -> None:
+        super().__init__()
+        if dim < 1 or state_dim < 1:
+            raise ConfigError(f"s7_full: dim is {dim} and state_dim is {state_dim}, expected at least 1")
+        self.dim, self.state_dim = dim, state_dim
+        self.base = nn.Parameter(torch.full((state_dim,), -0.5))
+        self.x_proj = nn.Linear(dim, 2 * state_dim + 2 * dim * state_dim + dim, bias=False)
+        self.gate_proj = nn.Linear(dim, dim, bias=False)
+        nn.init.normal_(self.x_proj.weight, std=0.02)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        N, matrix = self.state_dim, (self.dim, self.state_dim)
+        sizes = [N, self.dim * N, self.dim * N, self.dim, N]
+        A, B, C, D, bias = widen(self.x_proj(x)).split(sizes, -1)
+        u = widen(x)
+        decay = 1 - 1 / ((A + widen(self.base)).square() + 0.5)
+        written = torch.einsum("btdn,btd->btn", B.unflatten(-1, matrix), u) + bias
+        s, last = linear_scan(written, decay, state, cu_seqlens=cu_seqlens)
+        z = (torch.einsum("btdn,btn->btd", C.unflatten(-1, matrix), s) + D * u).to(x.dtype)
+        return z * self.gate_proj(F.gelu(z)).sigmoid(), last

@@ -1,0 +1,156 @@
+"""MEGA and Megalodon as language models: their blocks, their norms and the values they start from."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from scanl.layers.parts.timestep_norm import TimestepNorm
+from scanl.layers.ssm.megalodon import Megalodon
+from scanl.layers.state import Device, DType, State
+from scanl.models.language_model import LanguageModel
+from scanl.models.saving import Saved
+from scanl.models.stack import Stack
+
+
+class MegaModel(LanguageModel):
+    """MEGA: the next token, by gated attention over a moving average, and a feed-forward network.
+
+    A `LanguageModel` of blocks `mega`, each with an `mlp` with SiLU; a LayerNorm stands before both, and after the last
+    block. The embedding is times sqrt(D), and is the output's matrix too.
+
+    Differs: there is no dropout. The last norm has gains and biases; those of the released language models have none.
+    The moving average is not cut off after `truncation-length` steps.
+
+    Args:
+        vocab_size: V; 256 for bytes.
+        dim: D, width.
+        depth: L, blocks.
+        expand: the network between has int(expand D) features.
+        layer_options: options of `mega`; those not given are z_dim D / 4, chunk_size 2048 and bias "rotary".
+        tie_embeddings: use the embedding matrix for the output too.
+
+    The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden 1536,
+    z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
+    Source: Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3, and its code.
+    Initialisation as there: linear weights N(0, 0.02²), biases 0; the embedding, and a head of its own, N(0, 1/D);
+    blocks as of `mega`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        dim: int = 512,
+        depth: int = 12,
+        expand: float = 2.0,
+        layer_options: Mapping[str, Any] | None = None,
+        tie_embeddings: bool = True,
+    ) -> None:
+        options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "bias": "rotary"} | dict(layer_options or {})
+        super().__init__(
+            vocab_size, dim, depth, "mega", layer_options=options, channel_mixer="mlp",
+            channel_options={"expand": expand, "activation": "silu"}, norm="layernorm", norm_eps=1e-5,
+            embedding_scale=math.sqrt(dim), tie_embeddings=tie_embeddings,
+        )  # fmt: skip
+        self.config = {
+            "vocab_size": vocab_size, "dim": dim, "depth": depth, "expand": expand, "layer_options": layer_options,
+            "tie_embeddings": tie_embeddings,
+        }  # fmt: skip
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        for matrix in (self.embedding, self.head):
+            if matrix is not None:
+                nn.init.normal_(matrix.weight, std=dim**-0.5)
+
+
+class MegalodonStack(Stack):
+    """Blocks of `megalodon`, and a timestep norm after the last.
+
+    State: the states of the blocks, then that of the norm.
+    """
+
+    def __init__(self, dim: int, depth: int, norm_groups: int | None, options: Mapping[str, Any], swiglu: bool,
+                 expand: float) -> None:  # fmt: skip
+        channel: dict[str, Any] = {"expand": expand, "bias": False, "activation": "silu"}
+        super().__init__(
+            dim, depth, "megalodon", layer_options={"norm_groups": norm_groups, **options},
+            channel_mixer="gated_mlp" if swiglu else "mlp", channel_options=channel, norm="layernorm", norm_eps=1e-5,
+            own_norm=True, two_hop=True,
+        )  # fmt: skip
+        self.norm = TimestepNorm(dim, cast(Megalodon, self._each()[0].mixer).timenorm.groups)
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        blocks = super().init_state(batch_size, device=device, dtype=dtype)
+        return (*blocks, blocks[0].mixer.norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        blocks, norm = (None, None) if state is None else (state[:-1], state[-1])
+        x, blocks = self.run_blocks(x, blocks, cu_seqlens=cu_seqlens, timespans=timespans)
+        y, norm = self.norm(x, norm, cu_seqlens)
+        return y.to(x.dtype), (*blocks, norm)
+
+
+class MegalodonModel(LanguageModel):
+    """Megalodon: the next token, by attention within chunks over a complex moving average, for texts of any length.
+
+    Blocks `megalodon`, each with a feed-forward network that reads the LayerNorm of x + y and is added to x, the
+    block's input: the two-hop residual. A timestep norm stands after the last block.   State: those of the blocks,
+    then that of this norm.
+
+    Differs: there is no dropout, and no `rescale_nffn`, which the released models leave off. The gains of the
+    LayerNorms are kept themselves, not less 1.
+
+    Args:
+        vocab_size: V.
+        dim: D, width.
+        depth: L, blocks.
+        expand: the network has int(expand D) features.
+        swiglu: a gated network, W_2 (SiLU(W_1 x) * W_3 x), rather than W_2 SiLU(W_1 x). Neither has biases.
+        norm_groups: groups of the timestep norms; by default as of `megalodon`.
+        layer_options: further options of `megalodon`.
+        scale_embedding: factor sqrt(D) on the embedding.
+        tie_embeddings: use the embedding matrix for the output too.
+
+    Sizes of the authors: 200M, dim 1024, depth 12, expand 2.5, norm_groups 32. 1.3B, dim 2048, depth 24, expand 2.375,
+    num_heads 2, norm_groups 64; for PG-19 expand 1.75, with swiglu, scale_embedding and tie_embeddings. 7B, dim 4096,
+    depth 32, expand 2 with swiglu, num_heads 4, norm_groups 64.
+    Source: Ma et al., "Megalodon: Efficient LLM Pretraining and Inference with Unlimited Context Length",
+    arXiv:2404.08801, sec. 3, and its code.
+    Initialisation as there: linear weights normal with deviation 1/sqrt(3 fan_in); embedding and head normal with
+    deviation 1/sqrt(D), cut off at three deviations; blocks as of `megalodon`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        dim: int = 1024,
+        depth: int = 12,
+        expand: float = 2.5,
+        swiglu: bool = False,
+        norm_groups: int | None = None,
+        layer_options: Mapping[str, Any] | None = None,
+        scale_embedding: bool = False,
+        tie_embeddings: bool = False,
+    ) -> None:
+        Saved.__init__(self, locals())
+        self.stack = MegalodonStack(dim, depth, norm_groups, layer_options or {}, swiglu, expand)
+        self.vocab_size, self.logit_cap, self.embedding_norm = vocab_size, None, None
+        self.embedding_scale = math.sqrt(dim) if scale_embedding else None
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
+        for module in self.stack.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, a=math.sqrt(5))
+        for matrix in (self.embedding, self.head):
+            if matrix is not None:
+                deviation = dim**-0.5
+                nn.init.trunc_normal_(matrix.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
