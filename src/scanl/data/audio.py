@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from scanl.data.base import IGNORED, Question, register
 from scanl.data.files import Files, lines
 from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.signals import Recording, mu_law
 from scanl.errors import ConfigError
 
 RATE = 16_000
@@ -137,17 +138,6 @@ class SpeechCommands(FixedRows):
         return batch
 
 
-def mu_law(samples: NDArray[Any]) -> NDArray[np.int64]:
-    """Quantise samples to 0 ... 255: scaled to [-1, 1] by their range, then companded with mu = 255.
-
-    u = (sign(x) ln(1 + 255 |x|) / ln 256 + 1) / 2,   q = floor(u (256 - 0.01) + 0.005).
-    """
-    low, high = float(samples.min()), float(samples.max())
-    x = 2 * (samples - low) / max(high - low, 1e-12) - 1
-    u = (np.sign(x) * np.log1p(255 * np.abs(x)) / math.log(256) + 1) / 2
-    return np.floor(u * (256 - 0.01) + 0.005).astype(np.int64)
-
-
 @register("sc09")
 @dataclass
 class SpokenNumbers(SpeechCommands):
@@ -167,6 +157,10 @@ class SpokenNumbers(SpeechCommands):
     chance = 8.0
     question = Question("next token", vocab_size=256)
     words = NUMBERS
+
+    @property
+    def signal(self) -> Recording:
+        return Recording(RATE, self.length)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = self._tokens(rows)

@@ -68,11 +68,11 @@ class Sounds(Kind):
                 channels, width, rate, count, *_ = file.getparams()
                 samples = file.readframes(count if whole else 0)
         except (wave.Error, EOFError) as error:
-            raise DataError(f"folders: {path} is no WAV file: {error}") from error
+            raise DataError(f"{path} is no WAV file: {error}") from error
         if width != 2:
-            raise DataError(f"folders: {path} has samples of {8 * width} bits, expected 16")
+            raise DataError(f"{path} has samples of {8 * width} bits, expected 16")
         if whole and len(samples) != 2 * channels * count:
-            raise DataError(f"folders: {path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
+            raise DataError(f"{path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
         return channels, rate, samples
 
     def read(self, path: Path) -> NDArray[Any]:
@@ -105,12 +105,12 @@ class Pictures(Kind):
         try:
             with Image.open(path) as file:
                 if file.mode not in self.modes:
-                    raise DataError(f"folders: {path} has pixels of kind {file.mode}, expected 8 bits for each number")
+                    raise DataError(f"{path} has pixels of kind {file.mode}, expected 8 bits for each number")
                 mode = self.modes[file.mode]
                 pixels = np.asarray(file.convert(mode)) if whole else np.empty(0, np.uint8)
                 return *file.size, len(mode), pixels
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"folders: {path} is no picture: {error}") from error
+            raise DataError(f"{path} is no picture: {error}") from error
 
     def read(self, path: Path) -> NDArray[Any]:
         width, height, numbers, pixels = self._parts(path, whole=True)

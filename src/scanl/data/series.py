@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.columns import DAY, Numbers, column, grouped, labels, numbers, refuse_overlap, times
+from scanl.data.columns import (
+    DAY,
+    Numbers,
+    column,
+    grouped,
+    labels,
+    moments,
+    moments_after,
+    numbers,
+    refuse_overlap,
+    times,
+)
 from scanl.errors import DataError
 
 CYCLES = (DAY, 7 * DAY, 365.25 * DAY)  # of the calendar: day, week, year
@@ -39,13 +50,15 @@ class Collection:
     """All series of a table.
 
     classes: names of the classes, in the order of their numbers; empty for numbers.   season: steps of a season, as the
-    calendar says; 1 where it says nothing.   said: what a user should know.
+    calendar says; 1 where it says nothing.   said: what a user should know.   cycles: number of cycles of the calendar
+    that are covariates.
     """
 
     each: list[Series]
     classes: list[str]
     season: int
     said: str
+    cycles: int = 0
 
 
 def series_of(
@@ -59,10 +72,12 @@ def series_of(
     static: Sequence[str],
     past: Sequence[str],
     future: Sequence[str],
+    cycles: int | None = None,
 ) -> Collection:
     """Take the series out of a table, checked. Raises DataError for what cannot be learnt from.
 
-    classes: whether the target is one of a few classes.   The other arguments are names of columns.
+    classes: whether the target is one of a few classes.   cycles: how many cycles of the calendar become covariates;
+    None: those of which there are two.   The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
@@ -83,15 +98,39 @@ def series_of(
     if time is None:
         regular = True
     longest = max(float(np.ptp(when[rows])) for _, rows in groups)
-    cycles = [cycle for cycle in CYCLES if calendar and cycle >= 2 * step and longest >= 2 * cycle]
-    turns = [2 * np.pi * when / cycle for cycle in cycles]
+    able = [cycle for cycle in CYCLES if calendar and cycle >= 2 * step]
+    there = sum(longest >= 2 * cycle for cycle in able) if cycles is None else cycles
+    turns = [2 * np.pi * when / cycle for cycle in able[:there]]
     known = np.column_stack([known, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
-    season = next((round(cycle / step) for cycle in CYCLES if calendar and cycle >= 2 * step), 1)
+    season = next((round(cycle / step) for cycle in able), 1)
     each = []
     for name, rows in groups:
         spans: Numbers | None = None if regular else np.diff(when[rows], prepend=when[rows][0] - step) / step
         each.append(Series(name, answers[rows], before[rows], constant[rows[0]], known[rows], spans, when[rows]))
-    return Collection(each, names, season, _said(each, answers, len(cycles), regular))
+    return Collection(each, names, season, _said(each, answers, len(turns), regular), len(turns))
+
+
+def continued(
+    frame: Any, path: Path, steps: int, *, time: str | None, series: str | None, constant: Sequence[str]
+) -> Any:
+    """Return a table with `steps` further rows of each series, whose times go on as before.
+
+    The columns in `constant` keep their value there, and all others are missing. The table is in the order of series.
+    """
+    import pandas as pd
+
+    when = None if time is None else moments(frame, path, time)[0]
+    pieces = []
+    for _, rows in grouped(frame, path, series):
+        part = frame.iloc[rows]
+        more = {name: part[name].iloc[-1] for name in (*constant, series) if name is not None}
+        if when is not None:
+            part, more = (
+                part.assign(**{str(time): when.iloc[rows]}),
+                more | {time: moments_after(when.iloc[rows], steps)},
+            )
+        pieces += [part, pd.DataFrame(more, index=range(steps), columns=frame.columns)]
+    return pd.concat(pieces, ignore_index=True)
 
 
 def _stack(columns: list[Numbers], rows: int) -> Numbers:

@@ -20,7 +20,7 @@ from scanl.data.rows import Rows, scale_of
 from scanl.data.series import Collection, Series, series_of
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 
-ASKS = {"forecast": "horizon", "classify": "class", "label": "label", "regress": "number"}
+ASKS = {"forecast": "horizon", "generate": "horizon", "classify": "class", "label": "label", "regress": "number"}
 SCORES = {  # of each kind of question: metric, whether more is better, the best
     "horizon": ("CRPS", False, 0.0),
     "class": ("accuracy", True, 1.0),
@@ -36,7 +36,7 @@ PARTS = ("training", "validation", "test")
 @register("table")
 @dataclass
 class Table(Source):
-    """Series in a table: forecast them, classify them, label their steps, or tell a number of each.
+    """Series in a table: forecast or generate them, classify them, label their steps, or tell a number of each.
 
     The training part alone sets the scales by which numbers are standardised, and the classes. Numbers that are missing
     stay missing: the model has a flag for each, and no loss is taken there. Split by time, a series begins with
@@ -46,12 +46,13 @@ class Table(Source):
 
     Args:
         data: one file, .csv, .parquet or .npz.
-        ask: "forecast", "classify", "label" or "regress"; the option `--question`.
+        ask: "forecast", "generate", "classify", "label" or "regress"; the option `--question`. To generate, a forecast
+            of one step is learnt.
         target: column of the answers; to forecast, several with commas between them.
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
             For another question than "forecast" and without `past`, all columns without a role.
-        horizon: steps to forecast.   season: steps of a season; None: what the calendar says.
+        horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
         distribution: of the answers, by name.
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
@@ -123,6 +124,10 @@ class Table(Source):
         if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):
             expected = "at least 1" if self.kind == "horizon" else "none because nothing is forecast"
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
+        if self.ask == "generate":
+            if self.horizon not in (1, type(self).horizon):
+                raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because to generate goes step by step")
+            self.horizon = 1
         self.metric, self.higher_is_better, self.best = SCORES[self.kind]
         self.names = self.targets
 
@@ -142,16 +147,19 @@ class Table(Source):
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
-        frame, past = read_table(self.path), list(self.past)
-        roles = {*self.targets, self.time, self.series, *self.static}
-        if self.kind != "horizon" and not past:
-            past = [name for name in frame.columns if name not in roles and name != "step"]
-        found = series_of(
-            frame, self.path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
-            series=self.series, static=self.static, past=past, future=self.future,
-        )  # fmt: skip
+        found = self.taken(read_table(self.path), self.path)
         self._check_answers(found)
         return found
+
+    def taken(self, frame: Any, path: Path, cycles: int | None = None) -> Collection:
+        """Take the series out of a table by the roles of its columns. Raises DataError as `series_of` does."""
+        past, roles = list(self.past), {*self.targets, self.time, self.series, *self.static}
+        if self.kind != "horizon" and not past:
+            past = [name for name in frame.columns if name not in roles and name != "step"]
+        return series_of(
+            frame, path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
+            series=self.series, static=self.static, past=past, future=self.future, cycles=cycles,
+        )  # fmt: skip
 
     def _check_answers(self, found: Collection) -> None:
         for one in found.each:
