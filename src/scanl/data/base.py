@@ -139,7 +139,7 @@ class Source(ABC):
     name: ClassVar[str] = ""  # set by `register`
     id: ClassVar[str] = ""  # short names by which maintainers find published data
     needs: ClassVar[Files | None] = None  # the files that it reads, if they are of a published data set
-    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes
+    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes of a text
     signal: Signal | None = None  # if its tokens are a signal: how files of it are read and written
     metric: str  # name of the score: "accuracy", "bits per byte"
     higher_is_better: bool
