@@ -113,6 +113,9 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     given = column(frame, path, name, role)
     if pd.api.types.is_datetime64_any_dtype(given):
         raise DataError(f"table: {path}: column {name!r} holds times, expected numbers because it is {role}")
+    if pd.api.types.is_timedelta64_dtype(given) or pd.api.types.is_complex_dtype(given):
+        kind = "complex numbers" if pd.api.types.is_complex_dtype(given) else "durations"
+        raise DataError(f"table: {path}: column {name!r} holds {kind}, expected real numbers because it is {role}")
     as_numbers: Any = pd.to_numeric(given, errors="coerce")
     found: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     odd = np.isnan(found) & given.notna().to_numpy()

@@ -41,6 +41,7 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int) ->
     frame = read_table(path)
     if path != table.path:
         _refuse_text(frame, path, table)
+    frame, _ = table.without_gaps(frame, path)
     longer = continued(frame, path, steps, time=table.time, series=table.series, constant=table.static)
     found = table.taken(longer, path, table.collection.cycles)
     if (found.each[0].spans is None) != (table.collection.each[0].spans is None):

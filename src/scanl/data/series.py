@@ -22,6 +22,7 @@ from scanl.data.columns import (
 )
 from scanl.errors import DataError
 
+MONTH = 30.4375 * DAY
 CYCLES = (DAY, 7 * DAY, 365.25 * DAY)  # of the calendar: day, week, year
 
 
@@ -133,6 +134,53 @@ def continued(
     return pd.concat(pieces, ignore_index=True)
 
 
+def filled(
+    frame: Any, path: Path, *, time: str, series: str | None, constant: Sequence[str], most: float
+) -> tuple[Any, int]:
+    """Return a table with a row for each step that is absent from regular times, and the number of these rows.
+
+    The columns in `constant` keep their value there, and all others are missing. The table stays as it is when no step
+    is absent, when times go back, when some steps are no multiple of the usual one, or when more than the fraction
+    `most` of all rows would be new. Raises DataError when `most` is 1 and nine tenths would be.
+    """
+    import pandas as pd
+
+    seconds, calendar = times(frame, path, time)
+    groups = grouped(frame, path, series)
+    if any((np.diff(seconds[rows]) <= 0).any() for _, rows in groups):
+        return frame, 0
+    step, regular = _usual_step([seconds[rows] for _, rows in groups])
+    if regular:
+        return frame, 0
+    slack = 0.1 if calendar and step > 0.9 * MONTH else 1e-3
+    steps = [np.diff(seconds[rows]) / step for _, rows in groups]
+    counts = [np.round(each).astype(int) for each in steps]
+    if any((count < 1).any() or (abs(count - each) > slack).any() for count, each in zip(counts, steps, strict=True)):
+        return frame, 0
+    absent = int(sum((count - 1).sum() for count in counts))
+    if absent > most * (len(frame) + absent):
+        return frame, 0
+    if absent > 9 * len(frame):
+        raise DataError(
+            f"table: {path}: {absent:,} steps are absent from the times {time!r}, expected at most nine times the "
+            f"{len(frame):,} that are there; give --gaps durations"
+        )
+    when, pieces = moments(frame, path, time)[0], []
+    frame = frame.assign(**{time: when})
+    for (_, rows), count in zip(groups, counts, strict=True):
+        part = frame.iloc[rows]
+        pieces.append(part)
+        for gap in np.flatnonzero(count > 1):
+            one, last = (when.iloc[rows[place]] for place in (gap, gap + 1))
+            new = [one + (last - one) * (k / count[gap]) for k in range(1, count[gap])]
+            more = {name: part[name].iloc[gap] for name in (*constant, series) if name is not None}
+            index = part.index[gap] + np.arange(1, count[gap]) / count[gap]  # between those of its neighbours
+            pieces.append(pd.DataFrame({**more, time: new}, index=index, columns=frame.columns))
+    whole = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
+    kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, series, *constant)}
+    return whole.astype(kinds).infer_objects().reset_index(drop=True), absent
+
+
 def _stack(columns: list[Numbers], rows: int) -> Numbers:
     return np.column_stack(columns) if columns else np.zeros((rows, 0))
 
@@ -178,7 +226,7 @@ def _usual_step(each: list[Numbers]) -> tuple[float, bool]:
         return 1.0, True
     usual = float(np.median(steps))
     spread = float(np.abs(steps - usual).max()) / usual
-    months = usual / (30.4375 * DAY)
+    months = usual / MONTH
     return usual, spread < 1e-3 or (months > 0.9 and spread < 0.1)
 
 
