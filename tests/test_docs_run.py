@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import published
 from scanl.cli import COMMANDS, main
@@ -70,13 +71,16 @@ def shortened(words: list[str]) -> list[str]:
     more = ""
     if command == "train" and "--resume" not in options:
         own = TASK if "--task" in options else TABLE if "--question" in options else TEXT
-        own = MNIST if "mnist" in options else "" if "letters" in options else own
+        own = MNIST if {"mnist", "mnist_pixels"} & {*options} else "" if "letters" in options else own
+        own = own.removesuffix(" --horizon 3") if "generate" in options else own
         more = f"{TINY} {own}"
         more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
         if own == TEXT and options[0].startswith("-"):
             more += " --data book.txt"  # in place of the standard library
     elif command == "generate":
-        more = "--bytes 3"
+        more = {"runs/pixels": "", "runs/co2-next": "--steps 3"}.get(options[0], "--bytes 3")
+    elif command == "lr":
+        more = f"{TINY} {TEXT} --trials 20"
     elif command == "eval" and "--length" in options:
         more = "--length 20 --count 2"
     elif command == "warmup" and not torch.cuda.is_available():
@@ -190,6 +194,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(folders["mnist"], "counts", {})
         (tmp_path / "downloads" / "mnist").mkdir(parents=True)
         published.WRITERS["mnist"](tmp_path / "downloads" / "mnist")
+        Image.new("L", (28, 28)).save(tmp_path / "seven.png")
     if page == "docs/hub.md":
         _checkpoint("state-spaces/mamba-130m-hf")
     smaller = dict(SMALLER.get(page, {}))

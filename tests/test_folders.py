@@ -108,12 +108,20 @@ def test_pictures(colours, tmp_path):
     assert len(rows) > 6
 
 
+def encoded(root, name, content):
+    write(root / name, content)
+    found = (root / name).read_bytes()
+    (root / name).unlink()
+    return found
+
+
 def bad_folders(root):
     """Of every mistake: what is written, and a part of the message."""
     some = {f"{name}/{number}.txt": name for name in "ab" for number in range(9)}
     picture, other = np.zeros((3, 3)), np.zeros((3, 4))
     pictures = {f"{name}/{number}.png": picture for name in "ab" for number in range(9)}
     sounds = {f"{name}/{number}.wav": np.arange(9) for name in "ab" for number in range(9)}
+    png, wav = (b"", b"") if root is None else (encoded(root, "a.png", picture), encoded(root, "a.wav", np.arange(9)))
     return {
         "nothing": ({}, "is no folder"),
         "no file": ({"a.txt": "a"}, "has no file in a folder of a class; expected files of .txt, .md"),
@@ -130,6 +138,20 @@ def bad_folders(root):
             {**{f"train/{name}": each for name, each in some.items()}, "test/a/1.txt": "a", "test/c/1.txt": "c"},
             "the class 'c' is in the test part alone; it cannot be learnt",
         ),
+        "cut picture": ({**pictures, "a/3.png": png[:-28]}, "3.png is no picture"),
+        "cut sound": ({**sounds, "b/3.wav": wav[:-3]}, "3.wav is cut off: it has 1. of 18 bytes"),
+        "empty sound": ({**sounds, "b/3.wav": b""}, "3.wav is no WAV file"),
+        "no samples": ({**sounds, "b/3.wav": np.arange(0)}, "3.wav is empty; leave it out"),
+        "an empty one of many": ({**some, "a/3.txt": ""}, "3.txt is empty; leave it out"),
+        "deep": ({f"{name}/x/y/{n}.txt": "" for name in "ab" for n in range(9)}, "is empty; leave it out"),
+        "no file of a class": (
+            {**some, "c/.hidden": ""},
+            "the class 'c' has no file to train on; leave its folder out",
+        ),
+        "parts and classes": (
+            {**{f"train/{name}": each for name, each in some.items()}, "extra/1.txt": "a"},
+            "has 'extra' beside 'train', expected parts alone, or classes alone",
+        ),
         "too few": ({"a/1.txt": "a", "b/1.txt": "b"}, "the part for validation has no row"),
     }
 
@@ -139,16 +161,16 @@ def test_mistakes_are_one_line(mistake, tmp_path, capfd):
     files, message = bad_folders(tmp_path)[mistake]
     for name, content in files.items():
         path = tmp_path / "data" / name
-        if isinstance(content, str):
+        if isinstance(content, str | bytes):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
         else:
             write(path, content)
     with pytest.raises(DataError, match=message):
-        opened(tmp_path / "data").batch(0, 2)
+        opened(tmp_path / "data").check()
     out = tmp_path / "run"
     tiny = ["--dim", "8", "--depth", "1", "--steps", "1", "--accelerator", "cpu", "--out", str(out)]
-    if mistake in ("nothing", "unseen", "sizes"):  # one code path; a command takes a second
+    if mistake in ("nothing", "unseen", "cut picture"):  # one code path; a command takes a second
         assert main(["train", "--data", str(tmp_path / "data"), "--question", "classify", *tiny]) == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("scanl: ")

@@ -18,7 +18,15 @@ from scanl import layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import Layer
 from scanl.layers import state as states
-from scanl.models import GatedMLP, LanguageModel, Saved, SequenceClassifier, Stack
+from scanl.models import (
+    GatedMLP,
+    LanguageModel,
+    Saved,
+    SequenceClassifier,
+    SequenceLabeller,
+    SequenceRegressor,
+    Stack,
+)
 from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 
@@ -648,3 +656,20 @@ def test_a_token_out_of_range_is_named(model, token):
     who = "language model" if isinstance(model, LanguageModel) else "classifier"
     with pytest.raises(ShapeError, match=f"^{who}: token {token} is out of range, expected 0 to "):
         model(torch.tensor([[1, token]]))
+
+
+@pytest.mark.parametrize("name", layers.names(presets=False))
+def test_every_layer_fits_each_model(name):
+    """Of features, some of them missing: a classifier, a labeller and a regressor read with it.
+
+    Language models and forecasters run every causal layer elsewhere, and the laws of layers have the gradients.
+    """
+    options = {"layer_options": dict(layers.get(name).sample), "channel_mixer": "none", "input_dim": 2, "missing": True}
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 2).double()
+    x[0, 1, 1] = torch.nan
+    for kind, shape in ((SequenceClassifier, (2, 3)), (SequenceLabeller, (2, 5, 3)), (SequenceRegressor, (2, 3, 1))):
+        outputs, _ = kind(3, DIM, 1, name, **options).double()(x)
+        assert outputs.shape == shape
+        assert outputs.isfinite().all()
+        assert not torch.equal(outputs[0], outputs[1])

@@ -1,5 +1,6 @@
 """A user's own table: what is read and split, what is refused, and what a run leaves."""
 
+import gzip
 import math
 import re
 import zipfile
@@ -143,6 +144,57 @@ def test_the_calendar_says_the_season(tmp_path, step, season, regular):
     assert source.steps_of_season == season
     assert source.question.timed == (not regular)
     assert table(tmp_path, waves(rows=120, step=step), season=3).question.season == 3
+
+
+@pytest.mark.parametrize("kind", ["h", "MS", "numbers", "digits"])
+def test_absent_steps_are_rows_of_missing_numbers(kind, tmp_path):
+    """In the middle, at a border of the parts and two in a row, in one of two series. The seasons stay in step."""
+    whole = waves(rows=120, series=2, step="D" if kind in ("numbers", "digits") else kind)
+    whole["name"] = "north"
+    if kind == "numbers":
+        whole["ds"] = np.tile(np.arange(120) * 0.5, 2)
+    elif kind == "digits":
+        whole["ds"] = whole.ds.dt.strftime("%Y%m%d").astype(int)
+    gone = [3, 40, 41, 84, 130]
+    options = {"series": "id", "past": ["u"], "static": ["name", "size"]}
+    holes = whole.copy()
+    holes.loc[gone, ["y", "u"]] = math.nan
+    expected = table(tmp_path, holes, "holes.csv", **options)
+    source = table(tmp_path, whole.drop(index=gone), **options)
+    source.check()
+    assert not source.question.timed
+    assert "5 absent steps are missing numbers" in source.describe()
+    assert source.steps_of_season == expected.steps_of_season
+    for one, other in zip(source.collection.each, expected.collection.each, strict=True):
+        for name in ("target", "past", "static"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        # A month that is absent lies between its neighbours, up to a day beside its beginning.
+        far = 86400 * 1.6 if kind == "MS" else 1e-6
+        np.testing.assert_allclose(one.times, other.times, atol=far, rtol=0)
+        if kind != "MS":
+            np.testing.assert_allclose(one.future, other.future, atol=1e-9)
+    both = {**options, "gaps": "durations"}
+    assert table(tmp_path, whole.drop(index=gone), **both).question.timed
+
+
+def test_what_is_no_gap_of_regular_times_is_not_filled(tmp_path):
+    many = waves(rows=90).drop(index=range(5, 89, 6)).reset_index(drop=True)  # a seventh is absent
+    assert table(tmp_path, many).question.timed
+    filled = table(tmp_path, many, gaps="fill")
+    assert not filled.question.timed
+    assert len(filled.collection.each[0]) == 90
+    odd = waves(rows=90)
+    odd.loc[50:, "ds"] += pd.Timedelta(hours=5)  # no multiple of a day
+    assert table(tmp_path, odd, gaps="fill").question.timed
+    labels = labelled(rows=40, series=6).drop(index=[5, 46])
+    labels["ds"] = [*range(5), *range(6, 46), *range(47, 241)][: len(labels)]
+    given = {"ask": "classify", "target": "kind", "series": "id", "past": ["u"], "gaps": "fill"}
+    assert table(tmp_path, labels, **given).question.timed
+    up = table(tmp_path, labels, **{**given, "ask": "label", "target": "up"})
+    assert not up.question.timed
+    assert (up.collection.each[0].target < 0).sum() == 1
+    with pytest.raises(ConfigError, match="gaps is 'leave', expected 'fill' or 'durations'"):
+        table(tmp_path, many, gaps="leave")
 
 
 def test_dates_of_eight_digits(tmp_path):
@@ -326,11 +378,43 @@ def own_folder(folder):
     return folder / "tables.csv"
 
 
+def late_target(*borders):
+    """A target that is known from each first row to each second one alone."""
+    known = np.zeros(60, bool)
+    for begin, end in zip(borders[::2], borders[1::2], strict=True):
+        known[begin:end] = True
+    return changed().assign(y=lambda f: f.y.where(known))
+
+
+def parquet(**columns):
+    def make(folder):
+        changed(**columns).to_parquet(folder / "t.parquet")
+        return folder / "t.parquet"
+
+    return make
+
+
+def arrays(**columns):
+    def make(folder):
+        np.savez(folder / "t.npz", **columns)
+        return folder / "t.npz"
+
+    return make
+
+
+TWO = waves(rows=60, series=2)
+
+
+def backwards(folder):
+    """One of two series goes back in time."""
+    csv(folder / "t.csv", pd.concat([TWO[:60], TWO[60:][::-1]]))
+    return folder / "t.csv"
+
+
 FORECAST = ["--question", "forecast", "--target", "y", "--time", "ds", "--horizon", "3"]
 LABEL = ["--question", "label", "--target", "up", "--past", "u"]
 KINDS = ["--question", "classify", "--series", "id", "--past", "u", "--target"]
 LATE = labelled(rows=60, series=1).assign(up=["no", "yes"] * 29 + ["maybe"] * 2)
-TWO = waves(rows=60, series=2)
 BAD = {
     "no file": (lambda folder: folder / "none.csv", [], "none.csv does not exist; name a file of .csv"),
     "a folder": (own_folder, [], "tables.csv is a folder, expected one file"),
@@ -380,6 +464,32 @@ BAD = {
     "one class": (write(labelled(series=4).assign(kind="a")), [*KINDS, "kind"], r"the classes \['a'\], expected"),
     "class that changes": (write(labelled(series=4)), [*KINDS, "up"], "of series 's0' changes, expected one answer"),
     "few series": (write(labelled(series=2)), [*KINDS, "kind"], "has 2 series, expected more because a part"),
+    "UTF-16": (write(text=changed().to_csv().encode("utf-16")), [], "t.csv is not UTF-8: the byte 0xff stands alone"),
+    "packed": (write(text=gzip.compress(b"ds,y\n1,2\n2,3\n")), [], "t.csv is not UTF-8: the byte 0x8b stands alone"),
+    "CSV as Parquet": (write(text="ds,y\n1,2\n", name="t.parquet"), [], "t.parquet cannot be read: .*Parquet"),
+    "semicolons": (write(text="ds;y\n1;2\n2;3\n"), [], "unknown column for the time 'ds'; did you mean 'ds;y'"),
+    "thousands": (write(changed(y="1,234")), [], "column 'y' is '1,234' in row 1, expected a number"),
+    "lists": (parquet(y=[[1.0, 2.0]] * 60), [], r"column 'y' is array\(\[1., 2.\]\) in row 1, expected a number"),
+    "durations": (parquet(y=pd.to_timedelta(range(60), unit="h")), [], "column 'y' holds durations, expected real"),
+    "complex numbers": (arrays(ds=np.arange(60), y=np.ones(60) * 1j), [], "column 'y' holds complex numbers, expected"),
+    "four axes": (arrays(y=np.zeros((2, 3, 4, 5))), [], "cannot be read: expected arrays of one to three axes"),
+    "no such day": (write(changed(ds="2024-13-01")), [], "column 'ds' is no column of times"),
+    "one series unsorted": (backwards, ["--series", "id"], "the times 'ds' of series 's1' go back in its row 2"),
+    "one series twice": (
+        write(pd.concat([TWO, TWO[-1:]])), ["--series", "id"], "two rows of series 's1' have the same time 'ds'",
+    ),
+    "missing in training": (write(late_target(45, 60)), [], "the target has no value in the training part; split"),
+    "missing in validation": (write(late_target(0, 40, 50, 60)), [], "has no value in the validation part; split"),
+    "missing in test": (write(late_target(0, 48)), [], "the target has no value in the test part; split"),
+    "one known step": (write(late_target(0, 1, 42, 60)), [], "the target has no value in the training part; split"),
+    "too many absent": (
+        write(changed(ds=[*range(59), 10**9])), ["--gaps", "fill"],
+        "999,999,941 steps are absent from the times 'ds', expected at most nine times the 60 that are there",
+    ),
+    "a class that is missing": (
+        write(labelled(series=4).assign(kind=lambda f: f.kind.where(f.id != "s3"))), [*KINDS, "kind"],
+        "the target of series 's3' has no value at all; leave that series out",
+    ),
     "no features": (
         write(labelled(series=6)[["id", "kind"]]), [*KINDS[:4], "--target", "kind"], "has no column to classify by",
     ),

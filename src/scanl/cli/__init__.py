@@ -9,7 +9,8 @@ from scanl.errors import ScanlError, nearest
 
 COMMANDS = {  # name: (module and function, what it does)
     "train": ("train:run", "train a model on bytes, or on a synthetic task"),
-    "generate": ("generate:run", "continue a prompt, byte by byte"),
+    "lr": ("lr:run", "search for a learning rate"),
+    "generate": ("generate:run", "continue a text, a recording, a picture or the series of a table"),
     "eval": ("evaluate:run", "measure a run: bits per byte of its held-out text, or its score on a task"),
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),

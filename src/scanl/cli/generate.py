@@ -2,21 +2,69 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from scanl.cli.parser import Parser
+from scanl.data import Table
+from scanl.data.base import Signal
+from scanl.data.openings import ENDINGS, openings, write_series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
-from scanl.models import LanguageModel
+from scanl.learning.questions import parts
+from scanl.models import Forecaster, LanguageModel
+
+HELP = """what is written:
+  a text       bytes to the standard output, behind the prompt; with --hub, characters
+  a signal     a file: .wav of a recording and .png of a picture, with what was read of the prompt before it
+  a table      a file, .csv or .npy: the steps that follow each series; with --prompt-steps, those after its first rows,
+               and without --prompt-file those of the table that the run was trained on
+"""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Stream the prompt and its continuation to standard output."""
-    parser = Parser("generate", "Continue a prompt: byte by byte with a run, token by token with a hub's model.")
+    """Stream the prompt and its continuation to standard output, or write a signal to a file."""
+    args = _parser().parse(argv)
+    if (args.run is None) == (args.hub is None):
+        found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
+        raise ConfigError(f"generate: {found} given, expected one of them; name a run folder, or --hub PATH")
+    for name in ("bytes", "tokens", "steps", "prompt_steps"):
+        if (getattr(args, name) or 0) < 0:
+            raise ConfigError(f"generate: {name} is {getattr(args, name)}, expected at least 0")
+    torch.set_num_threads(1)  # one token at a time is too little work for several threads
+    if args.hub is not None:
+        _refuse_unused(args, "a model of --hub", "tokens")
+        prompt = _prompt(args.prompt, args.prompt_file).decode(errors="surrogateescape")
+        _of_hub(args.hub, prompt, 200 if args.tokens is None else args.tokens, _sampling(args, 0.8))
+        return 0
+    folder = RunFolder.open(args.run)
+    source = folder.config().source()
+    if source.reads_bytes:
+        _refuse_unused(args, "a run on text", "bytes")
+        prompt = _prompt(args.prompt, args.prompt_file)
+        _of_run(folder, prompt, 500 if args.bytes is None else args.bytes, _sampling(args, 0.8))
+        return 0
+    signal = source.signal
+    if signal is None and not (isinstance(source, Table) and source.needs is None):
+        raise ConfigError(
+            f"generate: {args.run} was trained on {folder.config().source_name}, expected a run on text, a signal or a "
+            "table; scanl eval scores it"
+        )
+    _refuse_unused(args, "a run on a signal", "steps", "prompt_steps", "out")
+    if args.prompt:
+        raise ConfigError(f"generate: prompt is {args.prompt!r}, but the run is on a signal; give --prompt-file")
+    if args.prompt_file is not None and not Path(args.prompt_file).is_file():
+        raise ConfigError(f"generate: prompt_file is {args.prompt_file}, which is no file; name one to continue")
+    print(_of_table(folder, source, args) if signal is None else _of_signal(folder, signal, args))
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("generate", "Continue a text, a recording, a picture or the series of a table.", epilog=HELP)
     parser.add_argument("run", type=str | None, nargs="?", default=None, help="run folder")
     parser.add_argument(
         "--hub", type=str | None, default=None, metavar="PATH", help="in its place: a checkpoint folder, or OWNER/NAME"
@@ -27,37 +75,44 @@ def run(argv: Sequence[str]) -> int:
         type=str | None,
         default=None,
         metavar="PATH",
-        help="its contents instead; - is the standard input",
+        help="its contents instead; - is the standard input. A recording, a picture or a table, for a run on those",
     )
-    parser.add_argument("--bytes", type=int | None, default=None, help="of a run: bytes, 500; 0: until interrupted")
+    parser.add_argument(
+        "--prompt-steps", type=int | None, default=None, help="of a signal: read its first steps alone; none: all"
+    )
+    parser.add_argument("--bytes", type=int | None, default=None, help="of a text: bytes, 500; 0: until interrupted")
     parser.add_argument("--tokens", type=int | None, default=None, help="with --hub: tokens, 200; 0: until it ends")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest")
+    parser.add_argument(
+        "--steps", type=int | None, default=None, help="of a signal: steps; none: to its usual end, of a table 100"
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="of a signal: file; none: sample in the run folder",
+    )
+    parser.add_argument(
+        "--temperature", type=float | None, default=None, help="0 takes the likeliest; none: 0.8, for signals 1"
+    )
     parser.add_argument("--top-k", type=int | None, default=None, help="choose among the k likeliest")
     parser.add_argument("--top-p", type=float | None, default=None, help="choose among the likeliest of mass p")
-    parser.add_argument("--seed", type=int | None, default=None, help="for the same text again")
-    args = parser.parse(argv)
-    if (args.run is None) == (args.hub is None):
-        found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
-        raise ConfigError(f"generate: {found} given, expected one of them; name a run folder, or --hub PATH")
-    count, other = ("bytes", "tokens") if args.hub is None else ("tokens", "bytes")
-    if getattr(args, other) is not None:
-        whose = "a run" if args.hub is None else "a model of --hub"
-        raise ConfigError(
-            f"generate: {other} is {getattr(args, other)}, but {whose} generates {count}; give --{count} instead"
-        )
-    if (getattr(args, count) or 0) < 0:
-        raise ConfigError(f"generate: {count} is {getattr(args, count)}, expected at least 0")
-    prompt = _prompt(args.prompt, args.prompt_file)
-    torch.set_num_threads(1)  # one token at a time is too little work for several threads
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
-    if args.hub is None:
-        _of_run(args.run, prompt, 500 if args.bytes is None else args.bytes, sampling)
-    else:
-        _of_hub(
-            args.hub, prompt.decode(errors="surrogateescape"), 200 if args.tokens is None else args.tokens, sampling
-        )
-    write(b"\n")
-    return 0
+    parser.add_argument("--seed", type=int | None, default=None, help="for the same again")
+    return parser
+
+
+def _refuse_unused(args: Any, whose: str, *used: str) -> None:
+    """Raise ConfigError for an option that is of another kind of model."""
+    for name in ("bytes", "tokens", "steps", "prompt_steps", "out"):
+        if name not in used and getattr(args, name) is not None:
+            count = name in ("bytes", "tokens", "steps")
+            hint = f"generates {used[0]}; give --{used[0]} instead" if count else "does not use it; leave it out"
+            raise ConfigError(f"generate: {name} is {getattr(args, name)}, but {whose} {hint}")
+
+
+def _sampling(args: Any, temperature: float) -> dict[str, Any]:
+    given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    return given if args.temperature is not None else {**given, "temperature": temperature}
 
 
 def _prompt(text: str, file: str | None) -> bytes:
@@ -71,18 +126,71 @@ def _prompt(text: str, file: str | None) -> bytes:
         raise ConfigError(f"generate: prompt_file is {file}, which cannot be read: {error.strerror}") from error
 
 
-def _of_run(path: str, prompt: bytes, count: int, sampling: dict[str, Any]) -> None:
-    folder = RunFolder.open(path)
-    config = folder.config()
-    if not config.source().reads_bytes:
-        raise ConfigError(
-            f"generate: {path} was trained on {config.data.task}, expected a run on text; scanl eval scores it"
-        )
+def _of_run(folder: RunFolder, prompt: bytes, count: int, sampling: dict[str, Any]) -> None:
     model = folder.load_model()
     assert isinstance(model, LanguageModel)
     tokens = model.generate(torch.tensor([list(prompt) or [0]]), **sampling)
     write(prompt)
     stream(tokens if count == 0 else islice(tokens, count))
+    write(b"\n")
+
+
+def _of_signal(folder: RunFolder, signal: Signal, args: Any) -> Path:
+    """Write a recording or a picture: what was read of the prompt, and its continuation."""
+    prompt = [] if args.prompt_file is None else signal.read(Path(args.prompt_file))[: args.prompt_steps].tolist()
+    left = max(0, signal.steps - len(prompt))
+    steps = left if args.steps is None else args.steps
+    if steps < 1 or (signal.fixed and steps != left):
+        expected = f"the {left} that are left of {signal.steps}" if signal.fixed and left else "at least 1"
+        raise ConfigError(
+            f"generate: steps is {steps} after {len(prompt)} of the prompt, expected {expected}; give other --steps or "
+            "--prompt-steps"
+        )
+    path = _out(folder, args.out, (signal.ending,))
+    model = folder.load_model()
+    assert isinstance(model, LanguageModel)
+    tokens = model.generate(torch.tensor([[signal.first, *prompt]]), max_new_tokens=steps, **_sampling(args, 1.0))
+    signal.write(chain(prompt, map(int, tokens)), path)
+    return path
+
+
+def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
+    """Write the steps that follow each series of a table."""
+    steps = 100 if args.steps is None else args.steps
+    for name, wrong in (("top_k", args.top_k), ("top_p", args.top_p)):
+        if wrong is not None:
+            raise ConfigError(f"generate: {name} is {wrong}, but numbers have no {name}; give --temperature")
+    if steps < 1:
+        raise ConfigError("generate: steps is 0, expected at least 1")
+    path = _out(folder, args.out, ENDINGS)
+    model = folder.load_model()
+    if not isinstance(model, Forecaster) or model.ahead > 1:
+        raise ConfigError(
+            f"generate: {folder.path} was trained to {source.ask}, not step by step, expected a run with --question "
+            "generate or --recursive"
+        )
+    made = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps)
+    sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}
+    numbers = []
+    for number, one in enumerate(made):
+        x, more = parts(model, torch.from_numpy(one.inputs))
+        ahead = more.pop("future", None)
+        now = {name: value if name == "static" else value[:, : one.read] for name, value in more.items()}
+        if ahead is not None:
+            now |= {"future": ahead[:, : one.read], "following": iter(ahead[:, one.read :, 0].unbind(1))}
+        # Each series has random numbers of its own, so they do not depend on the others' lengths.
+        seed = None if args.seed is None else args.seed + number
+        drawn = model.generate(x[:, : one.read], most=steps, **{**sampling, "seed": seed}, **now)
+        numbers.append(torch.cat(list(drawn)).numpy())
+    write_series(path, made, np.stack(numbers), list(source.names))
+    return path
+
+
+def _out(folder: RunFolder, given: str | None, endings: Sequence[str]) -> Path:
+    path = folder.path / f"sample{endings[0]}" if given is None else Path(given)
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"generate: out is {path}, expected a file of {' or '.join(endings)}")
+    return path
 
 
 def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> None:
@@ -104,6 +212,7 @@ def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> Non
     write(prompt.encode(errors="surrogateescape"))
     for text in whole_characters(tokenizer.decode, read, until_end):
         write(text.encode())
+    write(b"\n")
 
 
 def _tokenizer(folder: Path) -> Any:

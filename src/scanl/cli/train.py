@@ -38,24 +38,30 @@ def run(argv: Sequence[str]) -> int:
 
 def prepare(config: TrainConfig, resumed: RunFolder | None = None) -> tuple[RunFolder, TrainConfig, Source, Model]:
     """Check the options, the data and the model before anything is written. Then make the run folder."""
+    if resumed is None and config.run.out is not None:
+        RunFolder(config.run.out).refuse_if_used()
+    source, model = checked(config)
+    if config.run.init is not None and resumed is None:
+        start_from(config.run.init, model)
+    config.data.paths = [str(Path(path).resolve()) for path in config.data.paths]
+    return resumed or RunFolder.create(config), config, source, model
+
+
+def checked(config: TrainConfig) -> tuple[Source, Model]:
+    """Check the options, the data and the model, and return the last two. Fill in what `auto` stands for."""
     config.check()
     if config.optimiser.steps is None and config.optimiser.minutes is None:
         config.optimiser.steps = 1000
     if config.run.precision == "auto":
         config.run.precision = fitting_precision(config.run.accelerator)
-    if resumed is None and config.run.out is not None:
-        RunFolder(config.run.out).refuse_if_used()
     model = seeded_model(config)
-    if config.run.init is not None and resumed is None:
-        _start_from(config.run.init, model)
     source = config.source()
     source.check()
     # Importing Lightning takes seconds, so all checks that do not need it come first.
     from scanl.learning.run.train import make_trainer
 
     make_trainer(config)
-    config.data.paths = [str(Path(path).resolve()) for path in config.data.paths]
-    return resumed or RunFolder.create(config), config, source, model
+    return source, model
 
 
 def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) -> bool:
@@ -87,13 +93,13 @@ def start(folder: RunFolder, config: TrainConfig, source: Source, model: Model) 
 
 def parse(argv: Sequence[str]) -> tuple[TrainConfig, RunFolder | None]:
     """Return the configuration, and the folder of the run to resume, if any."""
-    argv, fresh = _flat(argv), TrainConfig()
+    argv, fresh = flat(argv), TrainConfig()
     args = _parser(fresh).parse(argv)
     if args.resume is None:
-        return _config(args, fresh), None
+        return config_of(args, fresh), None
     folder = RunFolder.open(args.resume)
     config = folder.config()
-    wanted = _config(_parser(config).parse(argv), config)
+    wanted = config_of(_parser(config).parse(argv), config)
     check_resumable(config, wanted)
     return wanted, folder
 
@@ -117,7 +123,7 @@ def _join() -> int:
     return 0
 
 
-def _start_from(init: str, model: Model) -> None:
+def start_from(init: str, model: Model) -> None:
     """Load the weights of a run into a model. Raises ConfigError when the shapes differ."""
     weights, own = RunFolder.open(init).load_model().state_dict(), model.state_dict()
     for name in sorted(weights.keys() | own.keys()):
@@ -138,7 +144,7 @@ def _describe(config: TrainConfig, model: Model, source: Source) -> str:
     return f"{config.model.layer}, {parameters:,} parameters, {length} of {sequences} {source.describe()}"
 
 
-def _flat(argv: Sequence[str]) -> list[str]:
+def flat(argv: Sequence[str]) -> list[str]:
     """Return the arguments, with each `--config FILE` in parts (like config.yaml) replaced by flat option names."""
     given, left = [], iter(argv)
     for argument in left:
@@ -158,12 +164,16 @@ def _flat_file(file: str) -> str:
 
 
 def _parser(defaults: TrainConfig) -> Parser:
-    parser = Parser(
-        "train", "Train a byte-level language model, or a model on a task.", epilog=f"{_layer_help()}\n\n{task_help()}"
-    )
+    parser = options_parser("train", "Train a byte-level language model, or a model on a task.", defaults)
+    parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
+    return parser
+
+
+def options_parser(command: str, description: str, defaults: TrainConfig) -> Parser:
+    """Return a parser of the options of training."""
+    parser = Parser(command, description, epilog=f"{_layer_help()}\n\n{task_help()}")
     parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
-    parser.add_argument("--resume", type=str | None, default=None, metavar="RUN", help="go on with a run, exactly")
     # Stored paths are not the default of --data, because positional paths would be added to them; they replace them.
     values = {**defaults.options(), "data": []}
     for name, option in OPTIONS.items():
@@ -176,7 +186,8 @@ def _parser(defaults: TrainConfig) -> Parser:
     return parser
 
 
-def _config(args: Any, defaults: TrainConfig) -> TrainConfig:
+def config_of(args: Any, defaults: TrainConfig) -> TrainConfig:
+    """Return the configuration that parsed options say."""
     values = args.as_dict() if hasattr(args, "as_dict") else vars(args)
     given = {name: values[name] for name in OPTIONS}
     return TrainConfig(**{**given, "data": [*values["paths"], *values["data"]] or defaults.data.paths})

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from scanl.data.base import IGNORED, Question, register
 from scanl.data.files import Files, lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.signals import Recording, expanded, linear, mu_law, spread
 from scanl.errors import ConfigError
 
 RATE = 16_000
@@ -226,27 +227,10 @@ class TenWords(SpeechCommands):
         return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5
 
 
-def mu_law(samples: NDArray[Any]) -> NDArray[np.int64]:
-    """Quantise samples to 0 ... 255: scaled to [-1, 1] by their range, then companded with mu = 255.
-
-    u = (sign(x) ln(1 + 255 |x|) / ln 256 + 1) / 2,   q = floor(u (256 - 0.01) + 0.005).
-    """
-    low, high = float(samples.min()), float(samples.max())
-    x = 2 * (samples - low) / max(high - low, 1e-12) - 1
-    u = (np.sign(x) * np.log1p(255 * np.abs(x)) / math.log(256) + 1) / 2
-    return np.floor(u * (256 - 0.01) + 0.005).astype(np.int64)
-
-
-def linear(samples: NDArray[Any]) -> NDArray[np.int64]:
-    """Quantise samples to 0 ... 255, scaled to [0, 1] by their range: u = (x - min) / (max - min), then as `mu_law`."""
-    low, high = float(samples.min()), float(samples.max())
-    return np.floor((samples - low) / max(high - low, 1e-12) * (256 - 0.01) + 0.005).astype(np.int64)
-
-
 class Quantised(FixedRows):
     """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
 
-    A recording that ends early is not scored after its end. A subclass may have another `encode`.
+    A recording that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
     """
 
     metric = "bits per sample"
@@ -255,7 +239,11 @@ class Quantised(FixedRows):
     chance = 8.0
     question = Question("next token", vocab_size=256)
 
-    encode = staticmethod(mu_law)
+    encode, decode = staticmethod(mu_law), staticmethod(expanded)
+
+    @property
+    def signal(self) -> Recording:
+        return Recording(RATE, self.length, self.encode, self.decode)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = self._tokens(rows)
@@ -356,7 +344,7 @@ class Beethoven(Pieces):
         "beethoven", "a folder beethoven of WAV files, clips of 8 seconds at 16 kHz of 32 sonatas", ("beethoven",)
     )
 
-    encode = staticmethod(linear)
+    encode, decode = staticmethod(linear), staticmethod(spread)
 
 
 @register("youtubemix")

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
@@ -111,6 +112,23 @@ class Exam:
     digits: str
 
 
+class Signal(ABC):
+    """How the tokens of a signal are read from a file, and written as one."""
+
+    ending: ClassVar[str]  # of its files
+    first: ClassVar[int]  # token that a model reads before the first one
+    fixed: ClassVar[bool]  # whether a whole one has `steps` tokens exactly, or about so many
+    steps: int
+
+    @abstractmethod
+    def read(self, path: Path) -> NDArray[np.int64]:
+        """Read the tokens (t,) of a file. Raises DataError for a file that is damaged or of another form."""
+
+    @abstractmethod
+    def write(self, tokens: Iterable[int], path: Path) -> None:
+        """Write tokens to a file as they come. The file is whole or not there."""
+
+
 class Source(ABC):
     """Training batches and examples for measurements, each a pure function of the source and the step.
 
@@ -122,7 +140,7 @@ class Source(ABC):
     name: ClassVar[str] = ""  # set by `register`
     id: ClassVar[str] = ""  # short names by which maintainers find published data
     needs: ClassVar[Files | None] = None  # the files that it reads, if they are of a published data set
-    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes, which `scanl generate` continues
+    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes of a text
     metric: str  # name of the score: "accuracy", "bits per byte"
     higher_is_better: bool
     chance: float | None = None  # score of guessing, if known
@@ -156,6 +174,11 @@ class Source(ABC):
     @abstractmethod
     def check(self) -> None:
         """Read the files, if any. Raises DataError unless the data can be used for training."""
+
+    @property
+    def signal(self) -> Signal | None:
+        """If its tokens are a signal: how files of it are read and written."""
+        return None
 
     @property
     @abstractmethod

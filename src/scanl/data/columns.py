@@ -113,6 +113,9 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     given = column(frame, path, name, role)
     if pd.api.types.is_datetime64_any_dtype(given):
         raise DataError(f"table: {path}: column {name!r} holds times, expected numbers because it is {role}")
+    if pd.api.types.is_timedelta64_dtype(given) or pd.api.types.is_complex_dtype(given):
+        kind = "complex numbers" if pd.api.types.is_complex_dtype(given) else "durations"
+        raise DataError(f"table: {path}: column {name!r} holds {kind}, expected real numbers because it is {role}")
     as_numbers: Any = pd.to_numeric(given, errors="coerce")
     found: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     odd = np.isnan(found) & given.notna().to_numpy()
@@ -140,8 +143,8 @@ def labels(frame: Any, path: Path, name: str) -> tuple[list[str], NDArray[np.int
     return names, np.array([order[each] if is_ else -1 for each, is_ in zip(text, known, strict=True)], np.int64)
 
 
-def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
-    """Return the times of a column, and whether they are of a calendar: then in seconds, else as they are.
+def moments(frame: Any, path: Path, name: str) -> tuple[Any, bool]:
+    """Return the times of a column, and whether they are of a calendar: then as moments of pandas, else as numbers.
 
     Whole numbers of eight digits are dates, YYYYMMDD. Raises DataError for what is neither a number nor a time, for a
     missing time, and for times of several time zones.
@@ -154,21 +157,44 @@ def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
     if pd.api.types.is_numeric_dtype(given) and not pd.api.types.is_bool_dtype(given):
         found = given.to_numpy(dtype=np.float64)
         if not ((found == found.round()) & (found >= 18000101) & (found < 22000101)).all():
-            return numbers(frame, path, name, "the time"), False
-        given = given.astype("int64").astype(str)
-        dates = pd.to_datetime(given, format="%Y%m%d", errors="coerce")
-        if dates.isna().any():
-            return found, False
-    else:
-        try:
-            dates = pd.to_datetime(given)
-        except (ValueError, TypeError, OverflowError) as error:
-            several = pd.to_datetime(given, format="mixed", utc=True, errors="coerce").notna().all()
-            reason = "has times of several time zones or formats" if several else "is no column of times"
-            what = "write all alike" if several else "write them as 2024-12-31 23:59"
-            raise DataError(f"table: {path}: column {name!r} {reason}; {what}") from error
+            return given, False
+        dates = pd.to_datetime(given.astype("int64").astype(str), format="%Y%m%d", errors="coerce")
+        return (given, False) if dates.isna().any() else (dates, True)
+    try:
+        return pd.to_datetime(given), True
+    except (ValueError, TypeError, OverflowError) as error:
+        several = pd.to_datetime(given, format="mixed", utc=True, errors="coerce").notna().all()
+        reason = "has times of several time zones or formats" if several else "is no column of times"
+        what = "write all alike" if several else "write them as 2024-12-31 23:59"
+        raise DataError(f"table: {path}: column {name!r} {reason}; {what}") from error
+
+
+def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
+    """Return the times of a column, and whether they are of a calendar: then in seconds, else as they are.
+
+    Raises DataError as `moments` does.
+    """
+    dates, calendar = moments(frame, path, name)
+    if not calendar:
+        return numbers(frame, path, name, "the time"), False
     dates = dates.dt.tz_convert(None) if getattr(dates.dt, "tz", None) is not None else dates
     return dates.to_numpy(dtype="datetime64[us]").astype(np.int64) / 1e6, True
+
+
+def moments_after(when: Any, steps: int) -> Any:
+    """Return the moments, or the numbers, of the steps after those of a pandas Series: at its usual distance.
+
+    Months, quarters and years go by the calendar.
+    """
+    import pandas as pd
+
+    count = np.arange(1, steps + 1)
+    if not pd.api.types.is_datetime64_any_dtype(when):
+        return when.iloc[-1] + (when.diff().median() if len(when) > 1 else 1) * count
+    usual: Any = when.diff().median() if len(when) > 1 else pd.Timedelta(days=1)
+    months = round(usual / pd.Timedelta(days=30.4375)) if usual >= pd.Timedelta(days=28) else 0
+    step = pd.DateOffset(months=months) if months else usual
+    return pd.DatetimeIndex([when.iloc[-1] + step * int(k) for k in count])
 
 
 def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray[np.int64]]]:

@@ -17,6 +17,7 @@ from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
+READ = 2**27  # bytes of files that are read whole before training
 COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # kinds of pixels that Pillow has, with 8 bits a number
 
 
@@ -46,7 +47,10 @@ class Texts(Kind):
     plural = "texts"
 
     def read(self, path: Path) -> NDArray[Any]:
-        return np.frombuffer(path.read_bytes(), np.uint8)
+        try:
+            return np.frombuffer(path.read_bytes(), np.uint8)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
     def about(self, path: Path) -> tuple[Any, str]:
         return None, ""
@@ -67,12 +71,12 @@ class Sounds(Kind):
             with path.open("rb") as content, wave.open(content) as file:
                 channels, width, rate, count, *_ = file.getparams()
                 samples = file.readframes(count if whole else 0)
-        except (wave.Error, EOFError) as error:
-            raise DataError(f"folders: {path} is no WAV file: {error}") from error
+        except (OSError, wave.Error, EOFError) as error:
+            raise DataError(f"{path} is no WAV file: {error}") from error
         if width != 2:
-            raise DataError(f"folders: {path} has samples of {8 * width} bits, expected 16")
+            raise DataError(f"{path} has samples of {8 * width} bits, expected 16")
         if whole and len(samples) != 2 * channels * count:
-            raise DataError(f"folders: {path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
+            raise DataError(f"{path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
         return channels, rate, samples
 
     def read(self, path: Path) -> NDArray[Any]:
@@ -105,12 +109,12 @@ class Pictures(Kind):
         try:
             with Image.open(path) as file:
                 if file.mode not in self.modes:
-                    raise DataError(f"folders: {path} has pixels of kind {file.mode}, expected 8 bits for each number")
+                    raise DataError(f"{path} has pixels of kind {file.mode}, expected 8 bits for each number")
                 mode = self.modes[file.mode]
                 pixels = np.asarray(file.convert(mode)) if whole else np.empty(0, np.uint8)
                 return *file.size, len(mode), pixels
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"folders: {path} is no picture: {error}") from error
+            raise DataError(f"{path} is no picture: {error}") from error
 
     def read(self, path: Path) -> NDArray[Any]:
         width, height, numbers, pixels = self._parts(path, whole=True)
@@ -153,7 +157,8 @@ class Folders(FixedRows):
     [0, 1], from the top left, row by row. All files are of one kind; all recordings have one rate and as many channels,
     all pictures one size. Where the classes lie in folders `train` and `test`, and perhaps `validation`, these are the
     parts. Otherwise the digests of the files' names decide, for each class by itself; so a file stays in its part when
-    others are added, but for a few at the borders. Files are read when a batch needs them.
+    others are added, but for a few at the borders. Files are read when a batch needs them. Before training all of them
+    are checked: whole if they have 128 MiB together or less, and otherwise their heads.
 
     Args:
         data: one folder.
@@ -201,7 +206,13 @@ class Folders(FixedRows):
         if not self.root.is_dir():
             raise DataError(f"folders: {self.root} is no folder; expected a folder with a folder for each class")
         parted = [folder for folder in _folders(self.root) if folder.name.lower() in PARTS]
-        if parted and len(parted) == len(_folders(self.root)):
+        others = [folder for folder in _folders(self.root) if folder not in parted]
+        if others and any(map(_folders, parted)):
+            raise DataError(
+                f"folders: {self.root} has {others[0].name!r} beside {parted[0].name!r}, expected parts alone, or "
+                "classes alone"
+            )
+        if parted and not others:
             found: list[dict[str, list[Path]]] = [{}, {}, {}]
             for folder in parted:
                 for one in _folders(folder):
@@ -213,6 +224,8 @@ class Folders(FixedRows):
         classes = sorted(found[0])
         if len(classes) < 2:
             raise DataError(f"folders: {self.root} has the classes {classes} to train on, expected two or more")
+        if empty := [name for name in classes if not found[0][name]]:
+            raise DataError(f"folders: the class {empty[0]!r} has no file to train on; leave its folder out")
         for part, name in ((1, "validation"), (2, "test")):
             if new := sorted(found[part].keys() - found[0].keys()):
                 raise DataError(f"folders: the class {new[0]!r} is in the {name} part alone; it cannot be learnt")
@@ -286,6 +299,10 @@ class Folders(FixedRows):
     def check(self) -> None:
         super().check()
         assert self.question
+        if sum(path.stat().st_size for part in self._files[2] for path, _ in part) <= READ:
+            for part in self.parts:
+                for _ in part.rows:  # raises for a file that is damaged behind its head
+                    pass
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if isinstance(self._files[0], Pictures):

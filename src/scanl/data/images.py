@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.signals import Picture
 from scanl.errors import ConfigError, DataError
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -425,6 +426,11 @@ class Pixels(Images):
     best = None
     chance = 8.0  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     question = Question("next token", vocab_size=256)
+    shape: ClassVar[tuple[int, int, int]]  # height, width, numbers of a pixel
+
+    @property
+    def signal(self) -> Picture:
+        return Picture(self.shape, self.pixels)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = np.zeros((len(rows), self.length), np.int64)
@@ -452,6 +458,7 @@ class MNISTPixels(Pixels):
     id = "B-mnistgen"
     needs = MNIST
     steps = 784
+    shape = (28, 28, 1)
 
     def images(self) -> tuple[Part, Part]:
         return read_mnist(MNIST, self.folder)
@@ -468,6 +475,7 @@ class CIFAR10Pixels(Pixels):
     id = "B-cifargen"
     needs = CIFAR10
     steps = 3072
+    shape = (32, 32, 3)
 
     aside: int = 5000
 
@@ -486,6 +494,7 @@ class ImageNet64Pixels(Pixels):
     id = "B-imagenet64"
     needs = IMAGENET64
     steps = 12288
+    shape = (64, 64, 3)
 
     def images(self) -> tuple[Part, Part]:
         train = np.concatenate([self._batch(name) for name in IMAGENET64.needs[:-1]])

@@ -17,10 +17,10 @@ from scanl.data.base import IGNORED, LEVELS, Exam, Examples, Question, Source, c
 from scanl.data.columns import Numbers, read_table
 from scanl.data.naive import naive, season_errors
 from scanl.data.rows import Rows, scale_of
-from scanl.data.series import Collection, Series, series_of
+from scanl.data.series import Collection, Series, filled, series_of
 from scanl.errors import CheckpointError, ConfigError, DataError, nearest
 
-ASKS = {"forecast": "horizon", "classify": "class", "label": "label", "regress": "number"}
+ASKS = {"forecast": "horizon", "generate": "horizon", "classify": "class", "label": "label", "regress": "number"}
 SCORES = {  # of each kind of question: metric, whether more is better, the best
     "horizon": ("CRPS", False, 0.0),
     "class": ("accuracy", True, 1.0),
@@ -29,6 +29,8 @@ SCORES = {  # of each kind of question: metric, whether more is better, the best
 }
 MOST = 1024  # forecasts in a measurement, spread over the part
 ROWS = 64  # of a batch of a measurement
+FEW = 0.1  # of all steps are absent at most, to be filled unasked
+UNSEEN = ("data", "origins", "gaps")  # options that change no number of the table beside those that the digest has
 TRAINING, VALIDATION, TEST = range(3)
 PARTS = ("training", "validation", "test")
 
@@ -36,7 +38,7 @@ PARTS = ("training", "validation", "test")
 @register("table")
 @dataclass
 class Table(Source):
-    """Series in a table: forecast them, classify them, label their steps, or tell a number of each.
+    """Series in a table: forecast or generate them, classify them, label their steps, or tell a number of each.
 
     The training part alone sets the scales by which numbers are standardised, and the classes. Numbers that are missing
     stay missing: the model has a flag for each, and no loss is taken there. Split by time, a series begins with
@@ -46,18 +48,22 @@ class Table(Source):
 
     Args:
         data: one file, .csv, .parquet or .npz.
-        ask: "forecast", "classify", "label" or "regress"; the option `--question`.
+        ask: "forecast", "generate", "classify", "label" or "regress"; the option `--question`. To generate, a forecast
+            of one step is learnt.
         target: column of the answers; to forecast, several with commas between them.
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
             For another question than "forecast" and without `past`, all columns without a role.
-        horizon: steps to forecast.   season: steps of a season; None: what the calendar says.
+        horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
         distribution: of the answers, by name.
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
         sequence_length: most steps that a forecast or a label reads.
         origins: of a window of training, learn the forecasts after so many of its last steps; None: after each step.
             The fewer, the more has been read before each of them, as when forecasts are measured.
+        gaps: steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes the
+            durations of steps an input, as for irregular times. None: rows if they are at most a tenth of all. Always
+            durations for a class or a number of a series.
         seed: seed of the order.
 
     Scores of forecasts: CRPS, twice the mean pinball loss over `LEVELS`, and MASE, the error of the median, both in
@@ -87,6 +93,7 @@ class Table(Source):
     test: float = 0.2
     sequence_length: int = 256
     origins: int | None = None
+    gaps: str | None = None
     seed: int = 0
 
     @classmethod
@@ -117,12 +124,18 @@ class Table(Source):
             )
         if self.future and self.kind != "horizon":
             raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
+        if self.gaps not in (None, "fill", "durations"):
+            raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
         check_shares("table", self.validation, self.test)
         if self.horizon < 1 or (self.season is not None and self.season < 1):
             raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
         if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):
             expected = "at least 1" if self.kind == "horizon" else "none because nothing is forecast"
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
+        if self.ask == "generate":
+            if self.horizon not in (1, type(self).horizon):
+                raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because to generate goes step by step")
+            self.horizon = 1
         self.metric, self.higher_is_better, self.best = SCORES[self.kind]
         self.names = self.targets
 
@@ -142,16 +155,29 @@ class Table(Source):
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
-        frame, past = read_table(self.path), list(self.past)
-        roles = {*self.targets, self.time, self.series, *self.static}
+        found = self.taken(read_table(self.path), self.path)
+        self._check_answers(found)
+        return found
+
+    def taken(self, frame: Any, path: Path, cycles: int | None = None) -> Collection:
+        """Take the series out of a table by the roles of its columns. Raises DataError as `series_of` does."""
+        past, roles = list(self.past), {*self.targets, self.time, self.series, *self.static}
+        frame, absent = self.without_gaps(frame, path)
         if self.kind != "horizon" and not past:
             past = [name for name in frame.columns if name not in roles and name != "step"]
         found = series_of(
-            frame, self.path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
-            series=self.series, static=self.static, past=past, future=self.future,
+            frame, path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
+            series=self.series, static=self.static, past=past, future=self.future, cycles=cycles,
         )  # fmt: skip
-        self._check_answers(found)
+        found.said += f", {absent} absent steps are missing numbers" if absent else ""
         return found
+
+    def without_gaps(self, frame: Any, path: Path) -> tuple[Any, int]:
+        """Return a table in which absent steps are rows, as `gaps` says, and how many there are."""
+        if self.time is None or self.gaps == "durations" or self.kind in ("class", "number"):
+            return frame, 0
+        most = FEW if self.gaps is None else 1.0
+        return filled(frame, path, time=self.time, series=self.series, constant=self.static, most=most)
 
     def _check_answers(self, found: Collection) -> None:
         for one in found.each:
@@ -211,6 +237,13 @@ class Table(Source):
 
     def check(self) -> None:
         """Read the table, and refuse parts in which there is nothing to learn or to measure."""
+        for part, name in enumerate(PARTS):
+            least = int(self.kind == "horizon")  # no forecast is of the first step of a series
+            if not any(len(self._known(i, max(begin, least), end)) for i, begin, end in self.parts[part]):
+                raise DataError(
+                    f"table: {self.path}: the target has no value in the {name} part; split otherwise, or leave out "
+                    "the rows without one"
+                )
         if self.kind == "horizon":
             for part in PARTS[1:]:
                 self._origins(PARTS.index(part))
@@ -422,8 +455,8 @@ class Table(Source):
 
     def _known(self, i: int, begin: int, end: int) -> NDArray[Any]:
         """Return the known answers of a part of a series: each step's, or the one of the series."""
-        answers = self.collection.each[i].target[begin : end if self.kind == "label" else begin + 1]
-        return answers[answers >= 0] if answers.ndim == 1 else answers[:, 0]
+        answers = self.collection.each[i].target[begin : begin + 1 if self.kind in ("class", "number") else end]
+        return answers[answers >= 0] if answers.ndim == 1 else answers[~np.isnan(answers).all(1), 0]
 
     def naive(self, origins: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return the seasonal naive's quantiles (n, H, C, Q) after the last row of each origin."""
@@ -453,7 +486,7 @@ class Table(Source):
 
     def digest(self) -> str:
         digest = hashlib.sha256(
-            repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "origins")]).encode()
+            repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in UNSEEN]).encode()
         )
         for one in self.collection.each:
             for array in (one.target, one.past, one.static, one.future, one.times):

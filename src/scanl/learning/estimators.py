@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.data.rows import scale_of
-from scanl.data.series import series_of
+from scanl.data.series import continued, series_of
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError
 from scanl.learning.questions import loss, model_for, parts
@@ -235,7 +235,7 @@ class FrameForecaster:
         for name in ("unique_id", "ds", "y"):
             if name not in frame.columns:
                 raise DataError(f"frame: it has no column {name!r}, expected unique_id, ds and y")
-        self._frame = _continued(frame, self.horizon, self.past)
+        self._frame = continued(frame, Path("frame"), self.horizon, time="ds", series="unique_id", constant=self.static)
         source.collection = series_of(
             self._frame, Path("frame"), target=["y"], classes=False, time="ds", series="unique_id",
             static=self.static, past=self.past, future=(),
@@ -287,26 +287,3 @@ class FrameForecaster:
 def _forecaster(model: Any) -> Forecaster:
     assert isinstance(model, Forecaster)
     return model
-
-
-def _continued(frame: pd.DataFrame, horizon: int, past: tuple[str, ...]) -> pd.DataFrame:
-    """Return the frame with `horizon` further rows of each series, whose times go on as before and whose y is missing.
-
-    Static columns keep their value there; covariates of the past are missing.
-    """
-    pieces = []
-    for _, part in frame.groupby("unique_id", sort=False):
-        when = part["ds"]
-        if pd.api.types.is_numeric_dtype(when):
-            step = when.diff().median() if len(part) > 1 else 1
-            after = when.iloc[-1] + step * np.arange(1, horizon + 1)
-        else:
-            when = pd.to_datetime(when)
-            usual: Any = when.diff().median() if len(part) > 1 else pd.Timedelta(days=1)
-            months = round(usual / pd.Timedelta(days=30.4375)) if usual >= pd.Timedelta(days=28) else 0
-            step = pd.DateOffset(months=months) if months else usual
-            after = pd.DatetimeIndex([when.iloc[-1] + step * k for k in range(1, horizon + 1)])
-        constant = {name: part[name].iloc[-1] for name in part.columns if name not in ("y", "ds", *past)}
-        constant |= dict.fromkeys(past, np.nan)
-        pieces += [part.assign(ds=when), pd.DataFrame({"ds": after, **constant, "y": np.nan})[list(part.columns)]]
-    return pd.concat(pieces, ignore_index=True)

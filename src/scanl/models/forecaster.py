@@ -1,6 +1,6 @@
 """A forecaster of series that can use any layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from scanl.layers.base import as_widened
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
+from scanl.models.generation import Generation
 from scanl.models.heads import LEVELS, as_levels, make_head
 from scanl.models.lags import Lags
 from scanl.models.reader import Features, Scales, Standard
@@ -248,17 +249,77 @@ class Forecaster(Saved):
             numbers.append(drawn[:, 0])
             if step + 1 == self.horizon:
                 break
-            unknown = x.new_full((len(drawn), 1, self.past), torch.nan)
-            known = None
-            if future is not None:
-                known = future.new_zeros(len(drawn), 1, self.horizon, self.future)
-                known[:, 0, 0] = future[:, -1, step + 1].repeat_interleave(paths, 0)
-            lasts = x.new_ones(len(drawn), 1) if self.timed else None
-            read, spans = self._joined(torch.cat([drawn.to(x), unknown], -1), constant, known, lasts, None)
-            repeated, ahead = self._after(read, spans, ahead)
+            known = None if future is None else future[:, -1, step + 1].repeat_interleave(paths, 0)
+            repeated, ahead = self._next(self._alone(drawn[:, 0].to(x)), ahead, constant, known)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(wanted.to(drawn), dim=1).movedim(0, -1)
         return Forecast(drawn.mean(1), quantiles), state
+
+    def generate(
+        self,
+        x: Tensor,
+        state: ForecasterState | None = None,
+        *,
+        static: Tensor | None = None,
+        future: Tensor | None = None,
+        timespans: Tensor | None = None,
+        following: Iterator[Tensor] | None = None,
+        most: int | None = None,
+        temperature: float = 1.0,
+        seed: int | torch.Generator | None = None,
+    ) -> Generation:
+        """Read x (B, T, C + past), T at least 1, and draw the numbers (B, C) of step after step, in constant memory.
+
+        Each step is drawn from the distribution after the steps before it, those drawn among them. Of nothing a series
+        begins with a step of NaN. As in `predict`, covariates of the past are missing in what is drawn, and a step
+        lasts 1.
+
+        static, future, timespans: as in `forward`.
+        following: with `future`, the covariates (B, F) of the second step that is drawn, of the third, and so on; the
+        generation ends with them.   most: steps; None for no limit.   temperature: see `Head.sample`.
+        seed: an int, or a generator to draw from.
+        Raises ConfigError for a model whose head forecasts several steps at once.
+        """
+        if self.ahead > 1:
+            raise ConfigError(
+                f"generate: the model forecasts {self.ahead} steps at once, expected one; make it recursive"
+            )
+        if x.ndim == 3 and x.shape[1] == 0:
+            raise ShapeError(f"generate: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
+        if not temperature >= 0:
+            raise ConfigError(f"generate: temperature is {temperature}, expected at least 0")
+        if self.future and following is None and most != 1:
+            raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
+        read, spans = self._joined(x, static, future, timespans, None)
+        first = True
+
+        def draw(pending: Tensor, before: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
+            nonlocal first
+            if first:
+                parameters, after = self._after(read, spans, before)
+            else:
+                known = None if following is None else next(following)
+                parameters, after = self._next(pending, before, static, known)
+            first = False
+            drawn = self.head.sample(parameters, generator, temperature)[:, 0].to(x)
+            return drawn, self._alone(drawn), after
+
+        return Generation(draw, x, state, most=most, seed=seed)
+
+    def _alone(self, numbers: Tensor) -> Tensor:
+        """Return a step (B, 1, C + past) of numbers (B, C), in which the covariates of the past are missing."""
+        return torch.cat([numbers, numbers.new_full((len(numbers), self.past), torch.nan)], -1)[:, None]
+
+    def _next(
+        self, x: Tensor, state: ForecasterState, static: Tensor | None, known: Tensor | None
+    ) -> tuple[Tensor, ForecasterState]:
+        """Read one step x (B, 1, C + past) of a recursive forecast. known: (B, F), covariates of the step after it."""
+        future = None
+        if known is not None:
+            future = x.new_zeros(len(x), 1, self.horizon, self.future)  # of which the first step alone is read
+            future[:, 0, 0] = known
+        read, spans = self._joined(x, static, future, x.new_ones(len(x), 1) if self.timed else None, None)
+        return self._after(read, spans, state)
 
     def _standards(self) -> tuple[Tensor, Tensor]:
         """Return location and scale of every channel; the location of targets that are counts is 0."""

@@ -62,10 +62,16 @@ class Head(nn.Linear):
         """Return the quantiles at levels (Q,) or (..., Q): (..., Q)."""
         raise NotImplementedError
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw a number (...) from each distribution: the quantile at a level that is uniform in (0, 1)."""
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None, temperature: float = 1.0) -> Tensor:
+        """Draw a number (...) from each distribution: the quantile at a level that is uniform in (0, 1).
+
+        temperature: the level is that of a normal number times the root of the temperature. So a Gaussian's density is
+        raised to the power 1 / temperature, as tokens' probabilities are, and 0 gives every distribution's median. No
+        level is beyond 1e-6 or 1 - 1e-6.
+        """
         levels = torch.rand(parameters.shape[:-1], generator=generator, device=parameters.device)
-        return self.quantiles(parameters, levels.clamp(1e-6, 1 - 1e-6).to(parameters)[..., None])[..., 0]
+        normal = torch.special.ndtri(levels.clamp(1e-6, 1 - 1e-6).to(parameters)) * temperature**0.5
+        return self.quantiles(parameters, torch.special.ndtr(normal).clamp(1e-6, 1 - 1e-6)[..., None])[..., 0]
 
 
 class Points(Head):

@@ -13,6 +13,7 @@ from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
 from scanl.models.block import embedded, make_norm
 from scanl.models.generation import Generation
+from scanl.models.sampling import check_options, sample
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 
@@ -128,18 +129,18 @@ class LanguageModel(Saved):
         mask: (B, T) bool for a padded prompt.
         stop: called as stop(token, n) after the n-th token; generation ends when it returns True.
         """
-        return Generation(
-            self,
-            prompt,
-            state,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            mask=mask,
-            stop=stop,
-        )
+        check_options(temperature, top_k, top_p)
+        if prompt.ndim != 2 or prompt.shape[1] == 0:
+            raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
+        if mask is not None and not bool(mask.any(1).all()):
+            raise ShapeError("generate: mask has a row without a token, expected at least one each")
+
+        def draw(pending: Tensor, before: Any, valid: Tensor | None, generator: torch.Generator | None) -> Any:
+            logits, after = self.next_logits(pending, before, mask=valid)
+            token = sample(logits, temperature, top_k, top_p, generator)
+            return token, token[:, None], after
+
+        return Generation(draw, prompt, state, most=max_new_tokens, seed=seed, mask=mask, stop=stop)
 
     def _hidden(
         self, tokens: Tensor, state: StackState | None, mask: Tensor | None, cu_seqlens: Tensor | None

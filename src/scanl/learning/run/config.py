@@ -55,11 +55,14 @@ class DataConfig:
     static: Annotated[list[str], "of a table: columns that are constant over a series"] = field(default_factory=list)
     past: Annotated[list[str], "of a table: columns that are known up to the present"] = field(default_factory=list)
     future: Annotated[list[str], "of a table: columns that are known ahead"] = field(default_factory=list)
-    horizon: Annotated[int, "of a table: steps to forecast"] = 12
+    horizon: Annotated[int, "of a table: steps to forecast; 1 to generate"] = 12
     season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
     distribution: Annotated[str, f"of a table: of the answers, {', '.join(HEADS)}"] = "gaussian"
     origins: Annotated[
         int | None, "of a forecast: steps at the end of a window after which it is learnt; none: all"
+    ] = None
+    gaps: Annotated[
+        str | None, "of a table: absent steps of regular times, fill or durations; none: fill if they are few"
     ] = None
     split: Annotated[str | None, "of a table: by time or by series"] = None
     validation: Annotated[float, "of a table or a folder of classes: fraction that is measured while training"] = 0.1

@@ -8,6 +8,7 @@ from typing import Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -75,11 +76,16 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
 
 
 def make_trainer(
-    config: TrainConfig, steps: int = 1, callbacks: Sequence[pl.Callback] = (), folder: RunFolder | None = None
+    config: TrainConfig,
+    steps: int = 1,
+    callbacks: Sequence[pl.Callback] = (),
+    folder: RunFolder | None = None,
+    checkpoints: CheckpointIO | None = None,
 ) -> pl.Trainer:
     """Make Lightning's trainer, with everything switched off that scanl does itself.
 
-    Raises ConfigError for options that Lightning refuses. folder: for TensorBoard's event files.
+    Raises ConfigError for options that Lightning refuses. folder: for TensorBoard's event files.   checkpoints: what
+    writes and reads them; None: whole files.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # silence its start messages
@@ -95,7 +101,7 @@ def make_trainer(
             accumulate_grad_batches=config.optimiser.accumulate,
             max_epochs=-1,
             callbacks=list(callbacks),
-            plugins=[AtomicCheckpointIO()],
+            plugins=[checkpoints or AtomicCheckpointIO()],
             logger=logger,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -1,0 +1,91 @@
+"""Beginnings of series in a table, from which a model generates what follows, and what it generated as a file."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.columns import grouped, read_table
+from scanl.data.rows import Rows
+from scanl.data.series import Series, continued
+from scanl.data.table import Table
+from scanl.errors import DataError
+from scanl.files import written_whole
+
+ENDINGS = (".csv", ".npy")
+
+
+@dataclass
+class Opening:
+    """The beginning of a series, and what is known of the N steps that a model generates after it.
+
+    inputs: (1, T + N - 1, ·), as the table's question lays them out. A model reads the first T steps; of the others it
+    reads the covariates that are known ahead.   read: T.   after: the rows of the N steps, with names and times.
+    """
+
+    inputs: NDArray[np.float32]
+    read: int
+    after: Any
+
+
+def openings(table: Table, path: Path | None, prompt: int | None, steps: int) -> list[Opening]:
+    """Return the opening of each series of a table. Raises DataError for a table that does not fit.
+
+    path: another table with the columns of the one of training; None: that one.   prompt: how many rows of each series
+    are its beginning; 0: none, so that the first step that is read has no number; None: all rows. At most
+    `sequence_length` rows are read, the last ones.   steps: N.
+    """
+    path = path or table.path
+    frame = read_table(path)
+    if path != table.path:
+        _refuse_text(frame, path, table)
+    frame, _ = table.without_gaps(frame, path)
+    longer = continued(frame, path, steps, time=table.time, series=table.series, constant=table.static)
+    found = table.taken(longer, path, table.collection.cycles)
+    if (found.each[0].spans is None) != (table.collection.each[0].spans is None):
+        odd, usual = ("regular", "irregular") if found.each[0].spans is None else ("irregular", "regular")
+        raise DataError(f"table: {path} has {odd} times, expected {usual} times as in training")
+    made = []
+    for one, (_, places) in zip(found.each, grouped(longer, path, table.series), strict=True):
+        rows = len(one) - steps
+        now = rows if prompt is None else min(prompt, rows)
+        begin = max(0, now - table.length)
+        own, read = (one, now - begin) if now else (_with_nothing_before(one), 1)
+        inputs = Rows([own], "horizon", 0, table.horizon).inputs(begin + np.arange(read + steps - 1)[None])
+        names = [name for name in (table.series, table.time) if name is not None]
+        made.append(Opening(inputs, read, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
+    return made
+
+
+def _refuse_text(frame: Any, path: Path, table: Table) -> None:
+    import pandas as pd
+
+    for name in table.static:
+        if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
+            raise DataError(
+                f"table: {path}: the static covariate {name!r} is text, expected the table of training itself, because "
+                "a table numbers its words"
+            )
+
+
+def _with_nothing_before(one: Series) -> Series:
+    """Return a series with a row before it in which all numbers are missing."""
+    nothing = {name: np.insert(getattr(one, name), 0, np.nan, axis=0) for name in ("target", "past", "future")}
+    return replace(one, **nothing, spans=None if one.spans is None else np.insert(one.spans, 0, 1.0))
+
+
+def write_series(path: Path, made: list[Opening], numbers: NDArray[np.float32], names: list[str]) -> None:
+    """Write numbers (series, N, C) of the targets `names`: .csv, one row a step, or .npy, as they are."""
+    import pandas as pd
+
+    with written_whole(path) as temporary:
+        if path.suffix.lower() == ".npy":
+            with temporary.open("wb") as file:
+                np.save(file, numbers)
+            return
+        frames = [
+            one.after.assign(**dict(zip(names, each.T, strict=True))) for one, each in zip(made, numbers, strict=True)
+        ]
+        pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

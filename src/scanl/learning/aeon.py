@@ -1,0 +1,164 @@
+"""A classifier and a forecaster as aeon has them. `pip install 'scanl[aeon]'`; nothing else of scanl imports aeon.
+
+They are trained as the estimators for scikit-learn are, in memory.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from aeon.classification import BaseClassifier
+from aeon.forecasting.base import BaseForecaster, DirectForecastingMixin, IterativeForecastingMixin
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scanl.data.rows import scale_of
+from scanl.errors import DataError
+from scanl.learning.estimators import ROWS, SeriesClassifier, optimise
+from scanl.models import Forecaster
+
+
+class AeonClassifier(BaseClassifier):
+    """Classify series, as a classifier of aeon: X is (n, channels, T), or a list of (channels, t) of unequal length.
+
+    The arguments are those of `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
+    missing numbers, as in `Table`; a longer one is read whole. Fitted: `model_`, a `SeriesClassifier`.
+    """
+
+    _tags = {  # noqa: RUF012
+        "X_inner_type": ["np-list", "numpy3D"],
+        "capability:missing_values": True,
+        "capability:multivariate": True,
+        "capability:unequal_length": True,
+        "algorithm_type": "deeplearning",
+    }
+
+    def __init__(
+        self,
+        layer: str = "hawk",
+        dim: int = 32,
+        depth: int = 1,
+        layer_options: Mapping[str, Any] | None = None,
+        dropout: float = 0.0,
+        steps: int = 300,
+        batch_size: int = 32,
+        lr: float = 3e-3,
+        random_state: int = 0,
+    ) -> None:
+        self.layer = layer
+        self.dim = dim
+        self.depth = depth
+        self.layer_options = layer_options
+        self.dropout = dropout
+        self.steps = steps
+        self.batch_size = batch_size
+        self.lr = lr
+        self.random_state = random_state
+        super().__init__()
+
+    def _fit(self, X: Any, y: Any) -> Self:
+        self.steps_ = max(one.shape[1] for one in X)
+        self.model_ = SeriesClassifier(**self.get_params(deep=False)).fit(_rows(X, self.steps_), y)
+        return self
+
+    def _predict(self, X: Any) -> NDArray[Any]:
+        return self.classes_[self._predict_proba(X).argmax(-1)]
+
+    @torch.no_grad()
+    def _predict_proba(self, X: Any) -> NDArray[np.float32]:
+        found = np.empty((len(X), len(self.classes_)), np.float32)
+        lengths = np.array([max(self.steps_, one.shape[1]) for one in X])
+        for steps in np.unique(lengths):
+            (places,) = np.nonzero(lengths == steps)
+            for some in np.array_split(places, -(-len(places) // ROWS)):
+                rows = torch.from_numpy(_rows([X[place] for place in some], steps))
+                found[some] = self.model_.model_(rows)[0].softmax(-1).numpy()
+        return found
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
+        return {"layer": "lru", "dim": 8, "steps": 3}
+
+
+class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseForecaster):
+    """Forecast one series, as a forecaster of aeon: `predict(y)` is the mean of the number `horizon` steps after y.
+
+    Args:
+        horizon: H. A `Forecaster` is trained that forecasts the next H steps at once.
+        layer, dim, depth, layer_options, dropout: of the model.   lags: last values that a linear map adds.
+        sequence_length: steps of the windows that are learnt.
+        steps, batch_size, lr, random_state: of training.
+
+    `predict` reads all of y. Fitted: `model_`, a `Forecaster`.
+    """
+
+    _tags = {"capability:missing_values": True}  # noqa: RUF012
+
+    def __init__(
+        self,
+        horizon: int = 1,
+        layer: str = "hawk",
+        dim: int = 32,
+        depth: int = 1,
+        layer_options: Mapping[str, Any] | None = None,
+        dropout: float = 0.0,
+        lags: int = 1,
+        sequence_length: int = 128,
+        steps: int = 300,
+        batch_size: int = 16,
+        lr: float = 3e-3,
+        random_state: int = 0,
+    ) -> None:
+        self.layer = layer
+        self.dim = dim
+        self.depth = depth
+        self.layer_options = layer_options
+        self.dropout = dropout
+        self.lags = lags
+        self.sequence_length = sequence_length
+        self.steps = steps
+        self.batch_size = batch_size
+        self.lr = lr
+        self.random_state = random_state
+        super().__init__(horizon=horizon, axis=1)
+
+    def _fit(self, y: Any, exog: Any = None) -> Self:
+        series = torch.as_tensor(np.asarray(y, np.float64).reshape(-1))
+        length = min(self.sequence_length, len(series) - self.horizon)
+        if length < 1:
+            raise DataError(
+                f"{type(self).__name__}: y has {len(series)} steps, expected at least {self.horizon + 1} because the "
+                f"horizon is {self.horizon}"
+            )
+        torch.manual_seed(self.random_state)
+        self.model_ = model = Forecaster(
+            self.horizon, self.dim, self.depth, self.layer, layer_options=self.layer_options, dropout=self.dropout,
+            lags=self.lags, scales=[list(scale_of(series.numpy()))],
+        )  # fmt: skip
+        draw = np.random.default_rng(self.random_state)
+        windows = series.float().unfold(0, length + self.horizon, 1)
+
+        def once(_: int) -> Tensor:
+            rows = windows[torch.from_numpy(draw.integers(0, len(windows), self.batch_size))]
+            targets = rows[:, 1:].unfold(1, self.horizon, 1)[..., None]
+            return model.loss(rows[:, :length, None], targets)[0]
+
+        optimise(model, self.steps, self.lr, self.random_state, once)
+        return self
+
+    def _predict(self, y: Any, exog: Any = None) -> float:
+        x = torch.as_tensor(np.asarray(y, np.float32).reshape(1, -1, 1))
+        return float(self.model_.predict(x)[0].mean[0, -1, 0])
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
+        return {"layer": "lru", "dim": 8, "steps": 3}
+
+
+def _rows(X: Any, steps: int) -> NDArray[np.float32]:
+    """Return series (channels, t) as one array (n, steps, channels); shorter ones begin with NaN."""
+    made = np.full((len(X), steps, X[0].shape[0]), np.nan, np.float32)
+    for place, one in zip(made, X, strict=True):
+        place[steps - one.shape[1] :] = one.T
+    return made
