@@ -272,7 +272,7 @@ def waves(folder: Path, file: str, first: str, columns: list[str], rows: int = 2
 
 def music(folder: Path, file: str) -> None:
     """As Python 2 wrote it: protocol 0 or 2, frames that are tuples of numbers."""
-    pieces = [[(60 + i, 64 + t % 5, 67) if t % 3 else () for t in range(4 + i)] for i in range(5)]
+    pieces = [[(60 + i, 64 + t % 5, 67) if t % 3 < 2 else () for t in range(4 + i)] for i in range(5)]
     parts = {"train": pieces, "valid": pieces[:2], "test": pieces[3:]}
     (folder / file).write_bytes(pickle.dumps(parts, 0 if file.startswith("JSB") else 2))
 

@@ -46,9 +46,10 @@ def stored(files: Files, path: Path, form: tuple[int, ...], most: int, folder: s
             version = np.lib.format.read_magic(file)
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
             shape, by_columns, kind = read(file)
-            if kind.kind not in "biuf" or shape[1:] != form or (by_columns and len(shape) > 1):
+            have, *row = shape
+            if kind.kind not in "biuf" or tuple(row) != form or (by_columns and row):
                 raise ValueError(f"its array is {kind} {shape}, expected numbers (N, {', '.join(map(str, form))})")
-            rows = min(most, shape[0])
+            rows = min(most, have)
             content = file.read(rows * math.prod(form) * kind.itemsize)
         return np.frombuffer(content, kind).reshape(rows, *form)
     except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:

@@ -91,11 +91,12 @@ def _whole(episode: Any) -> bool:
 def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
     try:
         import blosc
+        from blosc.blosc_extension import error as unpacking_error
     except ImportError as error:
         raise ConfigError("babyai: the images are packed by blosc: pip install 'scanl[babyai]'") from error
     try:
         return blosc.decompress(packed)
-    except (blosc.blosc_extension.error, ValueError, TypeError) as error:
+    except (unpacking_error, ValueError, TypeError) as error:
         raise BABYAI.damaged(where.path, f"blosc cannot unpack its images: {error}", where.folder) from error
 
 
@@ -146,7 +147,8 @@ class BabyAIDemonstrations(FixedRows):
         # Some are moved by number, so that images stay packed.
         numbers = Part(np.arange(len(train.answers)), train.answers)
         rest, aside = set_aside(numbers, max(1, len(train.answers) // 20))
-        return Parts(*(Part(_Some(self.demonstrations[0], some.rows), some.answers) for some in (rest, aside)), test)
+        whole = self.demonstrations[0]
+        return Parts(Part(_Some(whole, rest.rows), rest.answers), Part(_Some(whole, aside.rows), aside.answers), test)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         words = len(self.demonstrations[0].words)

@@ -60,7 +60,7 @@ def halved(samples: NDArray[Any]) -> NDArray[np.float64]:
     """Return samples at half the rate, behind a low-pass filter of 41 numbers: a sinc under a Kaiser window of 5."""
     n = np.arange(-20, 21)
     taps = np.sinc(n / 2) / 2 * np.kaiser(41, 5)
-    return np.convolve(samples / 2.0**15, taps / taps.sum(), "same")[::2]
+    return np.convolve(samples / 2.0**15, taps / taps.sum(), "same").astype(np.float64)[::2]
 
 
 def spectrum(samples: NDArray[np.float64]) -> NDArray[np.float32]:
