@@ -8,8 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from aeon.classification import BaseClassifier
-from aeon.forecasting.base import BaseForecaster, DirectForecastingMixin, IterativeForecastingMixin
+from aeon.classification import BaseClassifier  # pyright: ignore[reportMissingImports]
+from aeon.forecasting.base import (  # pyright: ignore[reportMissingImports]
+    BaseForecaster,
+    DirectForecastingMixin,
+    IterativeForecastingMixin,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 
