@@ -59,7 +59,11 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"generate: prompt is {args.prompt!r}, but the run is on a signal; give --prompt-file")
     if args.prompt_file is not None and not Path(args.prompt_file).is_file():
         raise ConfigError(f"generate: prompt_file is {args.prompt_file}, which is no file; name one to continue")
-    print(_of_table(folder, source, args) if signal is None else _of_signal(folder, signal, args))
+    if signal is None:
+        assert isinstance(source, Table)
+        print(_of_table(folder, source, args))
+    else:
+        print(_of_signal(folder, signal, args))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.tuner.tuning import Tuner
 
 from scanl.data.base import Source
 from scanl.errors import ConfigError
