@@ -118,15 +118,22 @@ class Cell(Op[..., Any]):
         }
         shapes, output = self._shapes(sizes, given)
         known = self._compiled.setdefault((backend, *shapes.values(), *options.values()), [])
-        found = next((each for each in known if each.axes.fits(sizes)), None)
-        if found is None:
-            timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
-            fixed = self.static & set(sizes)
-            module, kind, *_ = _KINDS[backend]
-            kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
-            found = generate(kind, self.name, self.step, shapes, output, timed, sizes, fixed, options)
-            known.append(found)
-        return found
+
+        def kernels(*, frugal: bool) -> Any:
+            found = next((each for each in known if each.frugal == frugal and each.axes.fits(sizes)), None)
+            if found is None:
+                timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
+                fixed = self.static & set(sizes)
+                module, kind, *_ = _KINDS[backend]
+                kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
+                found = generate(
+                    kind, self.name, self.step, shapes, output, timed, sizes, fixed, options, frugal=frugal
+                )
+                known.append(found)
+            return found
+
+        found = kernels(frugal=False)
+        return found if found.within(found.sizes(sizes)) else kernels(frugal=True)
 
     def _shapes(
         self, sizes: Mapping[str, Any], given: frozenset[str]

@@ -12,6 +12,7 @@ from math import prod
 
 _BATCHES = (1009, 1109)  # the size of the batch in the two traces
 _PRIMES = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103)
+_TYPICAL = 128  # channels
 _LARGEST = 1000  # the largest number that is read as a constant
 
 
@@ -42,6 +43,11 @@ class Axes:
         """Whether kernels for these axes can run with other sizes."""
         same = all(sizes[name] == self.sizes[name] for name in self.fixed)
         return same and all(sizes[name] == sizes[other] * factor for name, (other, factor) in self.tied.items())
+
+    def typical(self) -> dict[str, int]:
+        """Return sizes for which choices are made that shall not depend on a call: all free axes are equal."""
+        found = {name: self.sizes[name] if name in self.fixed else _TYPICAL for name in self.sizes}
+        return found | {name: int(found[other] * factor) for name, (other, factor) in self.tied.items()}
 
     def _expression(self, number: int) -> str:
         """Return the number of a trace as Python source in the names of the axes."""
