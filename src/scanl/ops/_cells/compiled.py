@@ -313,12 +313,13 @@ def generate(
     sizes: Mapping[str, int],
     fixed: frozenset[str],
     options: Mapping[str, Any],
+    sums: Mapping[str, Sequence[Sequence[str]]],
     *,
     frugal: bool,
 ) -> Made:
     """Return the most general kernels of a cell. Raises Unsupported if its step uses what such kernels cannot run."""
     failure: Exception = Unsupported("no axes")
-    for pair in choices(sizes, fixed):
+    for pair in choices(sizes, fixed, sums):
         try:
             with alone():
                 one, other = (kind(name, step, shapes, output, timed, axes, options, frugal=frugal) for axes in pair)
