@@ -104,7 +104,7 @@ def seen(op: Op, last: Any, operands: Mapping[str, Any], more: Mapping[str, Any]
     A plain tensor is returned itself. For a structured state, return the outputs of the same steps run from it, because
     two different structured states can be equivalent.
     """
-    if op.form is None:
+    if op.form is None and isinstance(last, Tensor):
         return last
     again = {name: value for name, value in operands.items() if name != op.state}
     return op(**again, **more, **{op.state: last}, backend=backend)[0]

@@ -174,7 +174,12 @@ def irnn(layer, xs, spans=None):
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
         h = before if layer.start == "state" else torch.zeros(DIM)
         for eta in layer.eta:
-            moved = phi(layer, layer.U.weight @ (h + before) + linear(layer.W, x)) - layer.alpha * (h + before)
+            if layer.rank is None:
+                inner = layer.U.weight @ (h + before) + linear(layer.W, x)
+            else:
+                inner = h + before + (h + before) @ layer.V2 @ layer.V + linear(layer.W, x)
+                inner = inner + inner @ layer.V2 @ layer.V
+            moved = phi(layer, inner) - layer.alpha * (h + before)
             h = h + span * eta * moved
         before = h
         ys.append(h)
@@ -289,6 +294,7 @@ EQUATIONS = {
     "ltc_ncp": (lambda: NCP(DIM, 14, 2), ltc),
     "irnn": (lambda: IRNN(DIM), irnn),
     "irnn_from_zero": (lambda: IRNN(DIM, 5, 0.5, "tanh", "zero"), irnn),
+    "irnn_of_low_rank": (lambda: IRNN(DIM, 2, 0.5, "tanh", rank=2), irnn),
     "tarnn": (lambda: TARNN(DIM), tarnn),
     "tarnn_plain": (lambda: TARNN(DIM, 3, "plain", "tanh"), tarnn),
     "odernn": (lambda: ODERNN(DIM, 6), odernn),
@@ -682,6 +688,10 @@ def test_init_of_irnn_and_tarnn():
     for weight in (irnn.W.weight, irnn.W.bias, irnn.U.weight):
         assert_uniform(weight, -1 / 8, 1 / 8)
     assert (irnn.eta == 0.01).all()
+    low = IRNN(64, rank=20)
+    assert (low.V2.shape, low.V.shape) == ((64, 20), (20, 64))
+    for weight in (low.V2, low.V):
+        assert_uniform(weight, -1 / 8, 1 / 8)
     for variant, start in (("b", -3), ("plain", 0)):
         layer = TARNN(64, 2, variant)
         for weight in (layer.W1, layer.W2, layer.Wg, layer.U1, layer.U2, layer.Ug, layer.B1, layer.B2):
@@ -716,6 +726,7 @@ WRONG = [
     (lambda: NeuralODE(8, rtol=0.0), "neuralode: rtol is 0.0, expected more than 0"),
     (lambda: NeuralODE(8, adjoint=True), "neuralode: adjoint is True, expected False because of method='rk4'"),
     (lambda: IRNN(8, 0), "irnn: rounds is 0, expected at least 1"),
+    (lambda: IRNN(8, rank=0), "irnn: rank is 0, expected at least 1"),
     (lambda: IRNN(8, nonlinearity="rel"), "unknown nonlinearity of irnn 'rel'; did you mean 'relu'"),
     (lambda: IRNN(8, start="stat"), "unknown start of irnn 'stat'; did you mean 'state'"),
     (lambda: TARNN(8, 0), "tarnn: rounds is 0, expected at least 1"),

@@ -14,7 +14,8 @@ their backward passes, and Newton's method for all steps at once (`Cell.solve`).
 
 The declaration is that of every op: the operands with their axes, the state last, and the output's axes after the
 arrow. An operand with an axis T is an input: the step gets one time step of it, here (B, D). An operand without B and T
-is a parameter: the step gets it whole. Keyword-only arguments of the step are options.
+is a parameter: the step gets it whole. Keyword-only arguments of the step are options. A state of several variables is
+a NamedTuple: `state.y: B D, state.z: B D` declares its fields, and the step's annotation names it.
 """
 
 import functools
@@ -22,12 +23,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.ops._cells.fields import JOINED, Fields, fields
 from scanl.ops._frame.compiled import Kernels, compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, WIDER, Call, full_shape
 from scanl.ops._frame.op import REGISTRY, Op, cast
@@ -53,6 +55,11 @@ class Cell(Op[..., Any]):
 
     def __init__(self, step: Step, declaration: str, *, static: Sequence[str] = (), **declared: Any):
         self.step, self.static = step, frozenset(static)
+        declaration, self.fields = fields(step, declaration)
+        self._step = step if self.fields is None else self._packed(self.fields)
+        self._sums = {} if self.fields is None or not self.fields.parts else {JOINED: self.fields.parts}
+        if self.fields is not None:
+            declared["derived"] = {**declared.get("derived", {}), **self.fields.derived()}
         defaults = {"id": None, "neutral": {}, "dtypes": HALF + FLOATING}
         super().__init__(self._loop(), declaration, **{**defaults, **declared})
         every = {axis for operand in self.operands for axes in operand.choices for axis in axes}
@@ -71,9 +78,63 @@ class Cell(Op[..., Any]):
                 dtypes=FLOATING, package=package, needs=functools.partial(self._refusals, backend),
             )  # fmt: skip
 
+    def _packed(self, state: Fields) -> Step:
+        """Return the step with its state in one tensor."""
+
+        @functools.wraps(self.step)
+        def step(*values: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+            sizes: dict[str, Any] = {}
+            for operand, value in zip(self.operands[:-1], values, strict=False):
+                for axes in operand.choices if value is not None else ():
+                    there = [axis for axis in axes if axis != "T"]
+                    if value is not None and len(there) == value.ndim:
+                        sizes |= zip(there, value.shape, strict=True)
+            *operands, packed = values
+            assert packed is not None
+            y, new = self.step(*operands, state.unpack(packed, sizes), **options)
+            return y, state.pack(new)
+
+        return step
+
+    def _pack(
+        self, operands: Mapping[str, Any], cu_seqlens: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+        """Return the operands with the state in one tensor, and the sizes. Raises ShapeError."""
+        state = operands[self.state]
+        if self.fields is None or state is None:
+            return dict(operands), self.sizes(operands, cu_seqlens)
+        sizes = self.sizes({**operands, self.state: None}, cu_seqlens)
+        rows = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.fields.check(f"{self.name}: {self.state}", state, rows, sizes)
+        return {**operands, self.state: self.fields.pack(state)}, sizes
+
+    def _call(self, *args: Any, cu_seqlens: Tensor | None = None, **more: Any) -> tuple[Tensor, Any]:
+        if self.fields is None:
+            return super()._call(*args, cu_seqlens=cu_seqlens, **more)
+        call = {name: more.pop(name) for name in ("reverse", "backend") if name in more}
+        operands, options = self.bind(args, more)
+        check_kind(self.name, cu_seqlens)
+        operands, sizes = self._pack(operands, cu_seqlens)
+        y, last = super()._call(cu_seqlens=cu_seqlens, **operands, **options, **call)
+        return y, self._unpacked(last, sizes)
+
+    if not TYPE_CHECKING:
+        __call__ = _call
+
+    def explain(self, *args: Any, cu_seqlens: Tensor | None = None, **more: Any) -> str:
+        if self.fields is None:
+            return super().explain(*args, cu_seqlens=cu_seqlens, **more)
+        operands, options = self.bind(args, {k: v for k, v in more.items() if k not in ("reverse", "backend")})
+        check_kind(self.name, cu_seqlens)
+        return super().explain(cu_seqlens=cu_seqlens, **self._pack(operands, cu_seqlens)[0], **options)
+
+    def _unpacked(self, last: Tensor, sizes: Mapping[str, Any]) -> Any:
+        """Return a state as the step has it."""
+        return last if self.fields is None else self.fields.unpack(last, sizes)
+
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
         """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
-        step = self.step
+        step = self._step
 
         @functools.wraps(step)
         def loop(*values: Any, **options: Any) -> tuple[Tensor, Any]:
@@ -118,15 +179,22 @@ class Cell(Op[..., Any]):
         }
         shapes, output = self._shapes(sizes, given)
         known = self._compiled.setdefault((backend, *shapes.values(), *options.values()), [])
-        found = next((each for each in known if each.axes.fits(sizes)), None)
-        if found is None:
-            timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
-            fixed = self.static & set(sizes)
-            module, kind, *_ = _KINDS[backend]
-            kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
-            found = generate(kind, self.name, self.step, shapes, output, timed, sizes, fixed, options)
-            known.append(found)
-        return found
+
+        def kernels(*, frugal: bool) -> Any:
+            found = next((each for each in known if each.frugal == frugal and each.axes.fits(sizes)), None)
+            if found is None:
+                timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
+                fixed = self.static & set(sizes)
+                module, kind, *_ = _KINDS[backend]
+                kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
+                found = generate(
+                    kind, self.name, self._step, shapes, output, timed, sizes, fixed, options, self._sums, frugal=frugal
+                )
+                known.append(found)
+            return found
+
+        found = kernels(frugal=False)
+        return found if found.within(found.sizes(sizes)) else kernels(frugal=True)
 
     def _shapes(
         self, sizes: Mapping[str, Any], given: frozenset[str]
@@ -235,12 +303,12 @@ class Cell(Op[..., Any]):
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
             self.check(operands, options, cu_seqlens)
-        sizes = self.sizes(operands, cu_seqlens)
+        operands, sizes = self._pack(operands, cu_seqlens)
         _, dtype, common = self.kinds(operands)
         compute, steps = WIDER.get(common, common), sizes["T"]
         if method == "sequential" or steps <= 1 or not sizes["B"]:
-            y, last = self._call(reverse=reverse, cu_seqlens=cu_seqlens, **operands, **options)
-            return Trajectory(y, last, Convergence(steps, 0.0, newton.limit(compute)))
+            y, last = super()._call(reverse=reverse, cu_seqlens=cu_seqlens, **operands, **options)
+            return Trajectory(y, self._unpacked(last, sizes), Convergence(steps, 0.0, newton.limit(compute)))
         first = operands[self.names[0]]
         assert first is not None
         rows = sizes["B"]
@@ -272,7 +340,7 @@ class Cell(Op[..., Any]):
             last = s[:, -1]
         if reverse:
             y = y.flip(1)
-        return Trajectory(cast(y, dtype), last, convergence)
+        return Trajectory(cast(y, dtype), self._unpacked(last, sizes), convergence)
 
     def _solve(
         self,
@@ -298,14 +366,14 @@ class Cell(Op[..., Any]):
             nonlocal constants
             if jacobian is None:
                 values = [fixed.get(name) for name in self.names[:-1]]
-                return products(lambda s: self.step(*values, s, **options)[1], before, None if full else places)
+                return products(lambda s: self._step(*values, s, **options)[1], before, None if full else places)
             constants = constants or jacobian.constants({**fixed, "state": before})
             return jacobian({**rows, "state": before}, constants, full=full)
 
         s, convergence = newton.solve(
-            lambda before: self.step(*operands, before, **options)[1], state, steps, linearise, starts
+            lambda before: self._step(*operands, before, **options)[1], state, steps, linearise, starts
         )
-        y, _ = self.step(*operands, previous(s, state, starts), **options)
+        y, _ = self._step(*operands, previous(s, state, starts), **options)
         return y.unflatten(0, s.shape[:2]), s, convergence
 
     def _places(self, sizes: Mapping[str, Any]) -> Tensor:
@@ -328,7 +396,7 @@ class Cell(Op[..., Any]):
         key = (*shapes.values(), *own.values(), *options.values())
         if key not in self._jacobians:
             try:
-                self._jacobians[key] = Jacobian(self.step, shapes, output, own, options, places)
+                self._jacobians[key] = Jacobian(self._step, shapes, output, own, options, places)
             except (Unsupported, RuntimeError, ValueError):
                 self._jacobians[key] = None
         return self._jacobians[key]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import nearest
-from scanl.layers.base import register
+from scanl.layers.base import register, widen
 from scanl.layers.ode._timed import ACTIVATIONS, Draw, TimedCell, at_least, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -37,12 +37,17 @@ def irnn_cell(
     alpha: float = 1.0,
     nonlinearity: str = "relu",
     start: str = "state",
+    twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Move towards the equilibrium by K rounds. x: W x + b.   dt: how long they last.   eta: their step sizes."""
+    """Move towards the equilibrium by K rounds. x: W x + b.   dt: how long they last.   eta: their step sizes.
+
+    twice: φ(U (U (h + h_{t-1}) + x)) instead of φ(U (h + h_{t-1}) + x).
+    """
     h = state if start == "state" else torch.zeros_like(state)
     for size in eta.unbind(0):
         both = h + state
-        h = h + dt * size * (ACTIVATIONS[nonlinearity](x + both @ u.T) - alpha * both)
+        inner = x + both @ u.T
+        h = h + dt * size * (ACTIVATIONS[nonlinearity](inner @ u.T if twice else inner) - alpha * both)
     return h, h
 
 
@@ -56,14 +61,16 @@ class IRNN(TimedCell):
         alpha: α.
         nonlinearity: φ, "relu" or "tanh".
         start: where the rounds start: "state", at h_{t-1}, as in public programs; or "zero", as the equation has it.
+        rank: of Uᵀ - I = V2 V; U is then applied twice, φ(U (U (h + h_{t-1}) + W x + b)), as in a public port of the
+            authors' cell with rank 20. None for a full U, applied once.
 
     `forward` also takes `timespans` (B, T), the duration of each step. The rounds are Euler steps of
     dh/ds = φ(U (h + h_{t-1}) + W x + b) - α (h + h_{t-1}); a duration multiplies their lengths η.
 
-    Parameters: W (D, D) with its bias b, U (D, D), eta (K).
-    Initialisation: W, U and b U(±1/sqrt(D)), η 0.01.
+    Parameters: W (D, D) with its bias b, U (D, D), eta (K); with a rank R, V2 (D, R) and V (R, D) instead of U.
+    Initialisation: W, U, V2, V and b U(±1/sqrt(D)), η 0.01.
     State: (B, D). The output is the state itself.
-    Differs: there is no program of the authors; a public port has a U of low rank plus the identity, applied twice.
+    Differs: there is no program of the authors.
     The name is not the identity-initialised RNN (`elman` with recurrent_init="identity").
     """
 
@@ -74,23 +81,42 @@ class IRNN(TimedCell):
     sample: ClassVar = {"rounds": 2}
 
     def __init__(
-        self, dim: int, rounds: int = 3, alpha: float = 1.0, nonlinearity: str = "relu", start: str = "state"
+        self,
+        dim: int,
+        rounds: int = 3,
+        alpha: float = 1.0,
+        nonlinearity: str = "relu",
+        start: str = "state",
+        rank: int | None = None,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, rounds=rounds)
+        at_least(self._who(), 1, dim=dim, rounds=rounds, rank=rank)
         if nonlinearity not in ACTIVATIONS:
             raise nearest("nonlinearity of irnn", nonlinearity, ACTIVATIONS)
         if start not in ("state", "zero"):
             raise nearest("start of irnn", start, ["state", "zero"])
-        self.dim, self.alpha, self.nonlinearity, self.start = dim, alpha, nonlinearity, start
-        self.W, self.U = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        self.dim, self.alpha, self.nonlinearity, self.start, self.rank = dim, alpha, nonlinearity, start, rank
+        self.W = nn.Linear(dim, dim)
+        if rank is None:
+            self.U = nn.Linear(dim, dim, bias=False)
+        else:
+            most = dim**-0.5
+            self.V2 = nn.Parameter(torch.empty(dim, rank).uniform_(-most, most))
+            self.V = nn.Parameter(torch.empty(rank, dim).uniform_(-most, most))
         self.eta = nn.Parameter(torch.full((rounds,), 0.01))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        return [self.W(x), spans, self.U.weight, self.eta]
+        return [self.W(x), spans, self._recurrent(), self.eta]
 
-    def options(self) -> dict[str, float | str]:
-        return {"alpha": self.alpha, "nonlinearity": self.nonlinearity, "start": self.start}
+    def _recurrent(self) -> Tensor:
+        if self.rank is None:
+            return self.U.weight
+        v2, v = widen(self.V2), widen(self.V)
+        return (torch.eye(self.dim, dtype=v.dtype, device=v.device) + v2 @ v).T
+
+    def options(self) -> dict[str, float | str | bool]:
+        options = {"alpha": self.alpha, "nonlinearity": self.nonlinearity, "start": self.start}
+        return {**options, "twice": self.rank is not None}
 
 
 @irnn_cell.samples

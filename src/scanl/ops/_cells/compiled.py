@@ -6,7 +6,7 @@ The source of the kernels depends on the step, its options and which operands ar
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +19,8 @@ from scanl.ops._cells.trace import Node, Ref, Unsupported, alone, trace
 from scanl.ops._cells.values import Sizes, Values
 
 AFTER, BEFORE = "states after", "states before"  # the steps; no operand has such a name
+MOST = 3  # times the inputs, outputs and states: what the forward and the backward pass may take together
+LENGTH = 4096  # steps over which this is counted
 
 
 class _Place(NamedTuple):
@@ -68,7 +70,11 @@ class States:
 
 
 class Compiled:
-    """The kernels of a cell for certain options and given operands; a subclass writes and runs those of a device."""
+    """The kernels of a cell for certain options and given operands; a subclass writes and runs those of a device.
+
+    frugal: store no products with matrices, but compute all of them again in the backward pass. Otherwise as many are
+    stored as `MOST` allows if all axes have the same size.
+    """
 
     def __init__(
         self,
@@ -79,13 +85,17 @@ class Compiled:
         timed: frozenset[str],
         axes: Axes,
         options: Mapping[str, Any],
+        *,
+        frugal: bool,
     ):
-        self.axes = axes
+        self.axes, self.frugal = axes, frugal
         self.traced = traced = trace(step, shapes, output, axes, options)
         self.given = [operand for operand, of in shapes.items() if of is not None]
         self.timed = [operand for operand in self.given if operand in timed]
         self.state = _numbers(traced.last)
         self.y = _numbers(traced.y)
+        self._sizes: dict[tuple[int, ...], Sizes] = {}
+        self._within: dict[Sizes, bool] = {}
         self.y_is_state = traced.y[1:] == traced.last[1:] and traced.y.node is traced.last.node
         self._plan_backward()
         forward_roots = [Root("y", traced.y), Root("last", traced.last)]
@@ -93,7 +103,6 @@ class Compiled:
         self._kept = self._backward_plan.kept
         missing = [node for node in self._kept if node not in self._forward_plan.lefts]
         assert not missing, "the backward pass reads products of the forward pass only"
-        self._sizes: dict[tuple[int, ...], Sizes] = {}
         self.name, self.text = name, self.source(name)
 
     def source(self, name: str) -> str:
@@ -156,6 +165,44 @@ class Compiled:
             elif node.kind == "torch":
                 todo.extend(arg.node for arg in node.args if isinstance(arg, Ref))
         self._backward_plan = Plan(traced, roots, backward=True)
+        again = self._again(self._backward_plan.kept)
+        if again:
+            self._backward_plan = Plan(traced, roots, backward=True, again=again)
+
+    def _again(self, products: Sequence[Node]) -> set[Node]:
+        """Return which of the products that the backward pass reads it computes again.
+
+        The others are stored. A stored number saves as many multiplications as the matrix has rows.
+        """
+        typical = self.sizes(self.axes.typical())
+        room, again = 0.0 if self.frugal else self._room(typical), set()
+        for node in sorted(products, key=lambda node: -typical[node.args[1].shape[-2]]):
+            room -= typical[node.size]
+            if room < 0:
+                again.add(node)
+                room += typical[node.size]
+        return again
+
+    def _room(self, sizes: Sizes) -> float:
+        """Return how many numbers of a step may be stored besides the states, its inputs and outputs and what the
+        backward pass writes, for all to take `MOST` times its inputs, outputs and states.
+        """
+        inputs, state = sum(sizes[self._size(n)] for n in self.timed), sizes[self.state]
+        written = sum(sizes[numbers] for numbers in self._rows.values()) + sizes[self.y]
+        passing = sum(sizes[numbers] for numbers in self._factors.values()) * min(self.window(sizes) / LENGTH, 1)
+        taken = inputs + sizes[self.y] + written + passing + (0 if self.y_is_state else state)
+        return MOST * (inputs + sizes[self.y] + state) - taken
+
+    def window(self, sizes: Sizes) -> int:
+        """Return for how many steps at a time the backward pass stores factors of products."""
+        raise NotImplementedError
+
+    def within(self, sizes: Sizes) -> bool:
+        """Whether the stored products, if there are any, are within the memory that `MOST` allows."""
+        if sizes not in self._within:
+            stored = sum(sizes[node.size] for node in self._kept)
+            self._within[sizes] = not stored or stored <= self._room(sizes)
+        return self._within[sizes]
 
     # --- calls
 
@@ -167,7 +214,7 @@ class Compiled:
 
     def kept_numbers(self, sizes: Sizes) -> int:
         """Return how many numbers the forward pass keeps of every step: the state, unless the output is the state, and
-        the products with matrices that the backward pass reads. Elementwise values are computed again.
+        products with matrices that the backward pass reads. The others, and elementwise values, are computed again.
         """
         return sum(sizes[node.size] for node in self._kept) + (0 if self.y_is_state else sizes[self.state])
 
@@ -266,13 +313,16 @@ def generate(
     sizes: Mapping[str, int],
     fixed: frozenset[str],
     options: Mapping[str, Any],
+    sums: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    frugal: bool,
 ) -> Made:
     """Return the most general kernels of a cell. Raises Unsupported if its step uses what such kernels cannot run."""
     failure: Exception = Unsupported("no axes")
-    for pair in choices(sizes, fixed):
+    for pair in choices(sizes, fixed, sums):
         try:
             with alone():
-                one, other = (kind(name, step, shapes, output, timed, axes, options) for axes in pair)
+                one, other = (kind(name, step, shapes, output, timed, axes, options, frugal=frugal) for axes in pair)
         except (RuntimeError, ValueError) as error:
             failure = error
             continue

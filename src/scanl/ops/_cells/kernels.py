@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, States, rows
+from scanl.ops._cells.compiled import LENGTH, Compiled, OfTorch, States, rows
 from scanl.ops._cells.plan import Plan
 from scanl.ops._cells.source import Layout, Writer, source
 from scanl.ops._cells.values import Sizes
 from scanl.ops._cpu._cells import blocks, groups, sequences
 from scanl.ops._cpu._memory import empty
 
-WINDOW = 1024  # steps of the backward pass whose factors of products are in memory at the same time
+WINDOW = 1024  # most steps of the backward pass whose factors of products are in memory at the same time
+SHORTEST = 128  # of such windows
 LONG = 512  # least steps of sequences that have products of their own
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
@@ -64,7 +65,7 @@ class OnCpu(Compiled):
             y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
         batch, steps = first.shape[:2]
         results = {n: empty((batch, steps, sizes[numbers]), first.dtype) for n, numbers in self._rows.items()}
-        window = WINDOW if self._factors and cu_seqlens is None else max(steps, 1)
+        window = self.window(sizes) if self._factors and cu_seqlens is None else max(steps, 1)
         factors = {
             n: empty((batch * min(window, steps), sizes[numbers]), first.dtype) for n, numbers in self._factors.items()
         }
@@ -94,6 +95,15 @@ class OnCpu(Compiled):
                 torchs.add(start, end, {n: value[at : at + end - start] for n, value in factors.items()})
         torchs.finish(sums.sum(0))
         return self._gradients(values, results, carry, torchs)
+
+    def window(self, sizes: Sizes) -> int:
+        """Return for how many steps at a time the backward pass stores factors of products.
+
+        Over `LENGTH` steps they then take a quarter of the inputs, outputs and states, if the window may be so short.
+        """
+        passing = max(sum(sizes[numbers] for numbers in self._factors.values()), 1)
+        whole = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
+        return min(WINDOW, max(SHORTEST, LENGTH * whole // (4 * passing)))
 
     def _head(
         self, plan: Plan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes

@@ -6,7 +6,7 @@ or products need.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,13 +64,14 @@ def squeezed(ref: Ref, like: Sequence[int] | None = None) -> Ref:
 class Plan:
     """The work of one time step.
 
-    needed: the nodes to compute, in order.   kept: products of the forward step that the backward pass reads.
+    again: products of the forward step that the backward pass computes again.   needed: the nodes to compute, in order.
+    kept: the other products of the forward step that the backward pass reads.
     values: nodes without a batch axis that loops read.   scratch: nodes in scratch memory.   lefts: the left factor of
     every product, in scratch or the state.
     """
 
-    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool):
-        self.traced, self.roots, self.backward = traced, roots, backward
+    def __init__(self, traced: Traced, roots: Sequence[Root], *, backward: bool, again: Collection[Node] = ()):
+        self.traced, self.roots, self.backward, self.again = traced, roots, backward, again
         self.kept: list[Node] = []
         self.values: list[Node] = []
         self.scratch: list[Node] = []
@@ -135,7 +136,9 @@ class Plan:
                 self._buffer[node] = f"v{node.index}"
             elif node.kind == "operand":
                 self._buffer[node] = node.what
-            elif self.backward and node.kind == "product" and node.index < self.traced.forward:
+            elif (
+                self.backward and node.kind == "product" and node.index < self.traced.forward and node not in self.again
+            ):
                 self.kept.append(node)
                 self._buffer[node] = f"k{node.index}"
             else:
@@ -232,9 +235,10 @@ class Plan:
             self.scratch.append(node)
 
     def _left(self, node: Node, level: int) -> Ref:
-        """Return the left factor in memory that a product can read: scratch or the state, contiguous at the end."""
+        """Return the left factor in memory that a product can read: scratch or what is carried, its last axis whole."""
         left: Ref = node.args[0]
-        if (left.node in self._level or left.node.what in ("state", "dlast")) and left.strides[-1] == 1:
+        carried = "dlast" if self.backward else "state"
+        if (left.node in self._level or left.node.what == carried) and left.strides[-1] == 1:
             return left
         index = len(self.traced.nodes)
         copy = Node("elementwise", 0, 1, "{0}", (left,), False, index, left)

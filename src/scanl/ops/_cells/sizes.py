@@ -5,13 +5,15 @@ every size, stride and offset that occurs in the trace can be read back as an ex
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
+from types import MappingProxyType
 
 _BATCHES = (1009, 1109)  # the size of the batch in the two traces
 _PRIMES = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103)
+_TYPICAL = 128  # channels
 _LARGEST = 1000  # the largest number that is read as a constant
 
 
@@ -20,14 +22,19 @@ class Axes:
 
     sizes: the real size of every axis.   fixed: axes that keep their real size; the kernels are for these sizes only.
     tied: axes that are a multiple of another one, as (other, factor).   turn: which primes to use, 0 or 1.   free: the
-    others, with the prime of each.   batch: the size of the batch.
+    others, with the prime of each.   batch: the size of the batch.   sums: axes that join parts, with the axes of each.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], fixed: frozenset[str], tied: Mapping[str, tuple[str, Fraction]], turn: int
+        self,
+        sizes: Mapping[str, int],
+        fixed: frozenset[str],
+        tied: Mapping[str, tuple[str, Fraction]],
+        turn: int,
+        sums: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
     ):
-        self.sizes, self.fixed, self.tied = dict(sizes), fixed, dict(tied)
-        free = [name for name in sizes if name not in fixed and name not in tied]
+        self.sizes, self.fixed, self.tied, self.sums = dict(sizes), fixed, dict(tied), sums
+        free = [name for name in sizes if name not in fixed and name not in tied and name not in sums]
         self.batch = _BATCHES[turn]
         half = turn * len(_PRIMES) // 2
         primes = (_PRIMES[half:] + _PRIMES[:half])[: len(free)]
@@ -36,16 +43,34 @@ class Axes:
         self.traced = {name: self.free.get(name, 1) * max(size, 1) for name, size in sizes.items()}
         for name, (other, factor) in tied.items():
             self.traced[name] = int(self.traced[other] * factor)
+        self._known: dict[int, str] = {}  # the axes that join parts, and where the parts begin
+        for name, parts in sums.items():
+            self.traced |= self._joined(name, self.traced)
+            for count in range(2, len(parts) + 1):
+                number = sum(_size(part, self.traced) for part in parts[:count])
+                if number > _LARGEST:
+                    self._known[number] = " + ".join(" * ".join(part) or "1" for part in parts[:count])
         self.expression = functools.cache(self._expression)
+
+    def _joined(self, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {name: sum(_size(part, sizes) for part in self.sums[name])}
 
     def fits(self, sizes: Mapping[str, int]) -> bool:
         """Whether kernels for these axes can run with other sizes."""
         same = all(sizes[name] == self.sizes[name] for name in self.fixed)
         return same and all(sizes[name] == sizes[other] * factor for name, (other, factor) in self.tied.items())
 
+    def typical(self) -> dict[str, int]:
+        """Return sizes for which choices are made that shall not depend on a call: all free axes are equal."""
+        found = {name: self.sizes[name] if name in self.fixed else _TYPICAL for name in self.sizes}
+        found |= {name: int(found[other] * factor) for name, (other, factor) in self.tied.items()}
+        for name in self.sums:
+            found |= self._joined(name, found)
+        return found
+
     def _expression(self, number: int) -> str:
         """Return the number of a trace as Python source in the names of the axes."""
-        found = self._term(number)
+        found = self._known.get(number) or self._term(number)
         if found is not None:
             return found
         for constant in range(-64, 65):
@@ -80,17 +105,24 @@ class Axes:
         return source if number > 0 else f"-({source})"
 
 
-def choices(sizes: Mapping[str, int], fixed: frozenset[str]) -> Iterator[tuple[Axes, Axes]]:
+def _size(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
+    return prod(int(axis) if axis.isdigit() else sizes[axis] for axis in axes)
+
+
+def choices(
+    sizes: Mapping[str, int], fixed: frozenset[str], sums: Mapping[str, Sequence[Sequence[str]]]
+) -> Iterator[tuple[Axes, Axes]]:
     """Return pairs of axes to trace with, the most general first; both of a pair must give the same kernels.
 
     If the step needs one axis to be a multiple of another, the first pair fails. A step that computes a number from a
     size gives different kernels, unless all sizes are fixed. The batch is never fixed.
     """
     tied: dict[str, tuple[str, Fraction]] = {}
-    free = sorted((name for name in sizes if name not in fixed and sizes[name]), key=lambda name: sizes[name])
+    free = [name for name in sizes if name not in fixed and name not in sums and sizes[name]]
+    free.sort(key=lambda name: sizes[name])
     for i, name in enumerate(free):
         other = next((each for each in free[:i] if each not in tied and sizes[name] % sizes[each] == 0), None)
         if other is not None and sizes[other] > 1:
             tied[name] = other, Fraction(sizes[name], sizes[other])
     for some, ties in ((fixed, {}), (fixed, tied), (frozenset(sizes), {})):
-        yield Axes(sizes, some, ties, 0), Axes(sizes, some, ties, 1)
+        yield Axes(sizes, some, ties, 0, sums), Axes(sizes, some, ties, 1, sums)

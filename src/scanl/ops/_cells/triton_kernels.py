@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._cells.compiled import Compiled, OfTorch, States, flat, rows
+from scanl.ops._cells.compiled import LENGTH, Compiled, OfTorch, States, flat, rows
 from scanl.ops._cells.tiles import Tiles
 from scanl.ops._cells.triton_source import Writer, source
 from scanl.ops._cells.values import Sizes
@@ -45,6 +45,9 @@ class OnGpu(Compiled):
             for letter, width in self.tiles.widths.items()
             if sizes[width] > most
         ]
+
+    def window(self, sizes: Sizes) -> int:
+        return LENGTH
 
     def forward(
         self, values: Mapping[str, Tensor], sizes: Sizes, y_shape: Sequence[int], reverse: bool,
