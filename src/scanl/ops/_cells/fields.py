@@ -71,7 +71,8 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
     Raises ConfigError if the step's state is not annotated with a NamedTuple of the declared fields.
     """
     operands, output = declaration.split("->")
-    found = dict(tuple(each.strip() for each in operand.split(":")) for operand in operands.split(","))
+    pairs = (operand.split(":") for operand in operands.split(","))
+    found = {key.strip(): axes.strip() for key, axes in pairs}
     axes = {key.partition(".")[2]: tuple(value.split()) for key, value in found.items() if "." in key}
     if not axes:
         return declaration, None
