@@ -283,6 +283,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts pr
     "gpu": "tests/test_benchmarks.py",
     "run": "tests/test_benchmarks.py",
     "kill_and_resume": "tests/test_training.py",
+    "recall": "tests/test_benchmarks.py",
 }
 
 

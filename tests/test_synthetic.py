@@ -716,7 +716,7 @@ def test_eval_and_generate_refuse(runs, capfd):
         f"eval {folder} --length 10": "mqar: num_pairs is 4, expected from 1 to 2 because of length=10",
         f"eval {folder} --length 9": "mqar: length is 9, expected an even number",
         f"eval {folder} --count 0": "eval: count is 0, expected at least 1",
-        f"generate {folder}": "was trained on mqar, expected a run on text; scanl eval scores it",
+        f"generate {folder}": "was trained on mqar, expected a run on text, a signal or a table; scanl eval scores it",
         f"train --resume {folder} --task-options.length 40": "because of the run to resume",
     }.items():
         capfd.readouterr()
