@@ -129,7 +129,7 @@ python benchmarks/evidence.py mnist
 training images are the validation part, of which 1,000 are measured while training. Blocks of width 64 without a
 channel mixer, the mean over the steps, AdamW, a cosine over the budget; nothing is added to the images. None of the
 options was searched for. A run may also be gone on with: it resumes from its folder. The runs of seed 0 shared their
-core with other work; those of seed 1 had it almost alone. `gru` is one block, with the chrono start for memories of
+core with other work; those of seed 1 had most of one. `gru` is one block, with the chrono start for memories of
 784 steps, and had 57 minutes, as the second run of `s5` on permuted images.
 """
     + LONG

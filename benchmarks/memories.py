@@ -40,6 +40,7 @@ class Row(NamedTuple):
     ours: Callable[..., Tensor]
     other: Callable[..., Tensor] | None
     same: bool = True  # whether the two compute the same
+    within: float = 1e-3  # how far they may be apart
 
 
 def qkv(shape: tuple[int, ...] = SHAPE) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +180,8 @@ def mesa() -> Row:
         assert found is not None
         return found(q, k, v, g, damping, beta, 64, 10)[0]
 
-    return Row("fla, chunks", leaves, ours, found and other)
+    # Ours is within 1e-6 of float64, the other within 2e-3.
+    return Row("fla, chunks", leaves, ours, found and other, within=4e-3)
 
 
 def written_by_gates() -> Callable[..., Tensor] | None:
@@ -373,7 +375,7 @@ def compare(name: str, rounds: int) -> dict[str, Any] | None:
         return None
     with torch.no_grad():
         if row.same:
-            torch.testing.assert_close(row.ours(*row.leaves), row.other(*row.leaves), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(row.ours(*row.leaves), row.other(*row.leaves), rtol=row.within, atol=row.within)
         calls = {"scanl": row.ours, "other": row.other}
         forward = medians({key: partial(call, *row.leaves) for key, call in calls.items()}, rounds)
     whole = medians({key: both(call, row.leaves) for key, call in calls.items()}, rounds)

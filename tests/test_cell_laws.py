@@ -124,5 +124,5 @@ def test_memory_of_cells_with_many_products(name, dim, options):
 
 def test_layers_name_their_cells():
     named = {scanl.layers.get(name).op for name in scanl.layers.names()}
-    shared = {"ornn_cell"}  # nnRNN and the orthogonal networks
+    shared = {"ornn_cell", "timed_lmu_cell"}  # nnRNN and the orthogonal networks; `lmu` with durations
     assert {cell.name for cell in registry.cells()} - named <= shared | {"lstm"}  # PyTorch's is as fast

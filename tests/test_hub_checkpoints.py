@@ -706,7 +706,7 @@ def test_characters_come_out_whole(speaker):
     [
         ([], "neither a run nor --hub is given, expected one of them; name a run folder, or --hub PATH"),
         (["a", "--hub", "b"], "a run and --hub are both given, expected one of them"),
-        (["a", "--tokens", "3"], "tokens is 3, but a run generates bytes; give --bytes instead"),
+        (["a", "--tokens", "3"], "tokens is 3, but a run generates bytes or steps; give --bytes or --steps instead"),
         (["--hub", "a", "--bytes", "3"], "bytes is 3, but a model of --hub generates tokens; give --tokens"),
         (["--hub", "a", "--tokens", "-3"], "tokens is -3, expected at least 0"),
         (["--hub", "./nothing"], "nothing does not exist; name a folder"),

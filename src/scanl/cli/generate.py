@@ -32,6 +32,10 @@ def run(argv: Sequence[str]) -> int:
     if (args.run is None) == (args.hub is None):
         found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
         raise ConfigError(f"generate: {found} given, expected one of them; name a run folder, or --hub PATH")
+    if args.hub is None and args.tokens is not None:
+        raise ConfigError(
+            f"generate: tokens is {args.tokens}, but a run generates bytes or steps; give --bytes or --steps instead"
+        )
     for name in ("bytes", "tokens", "steps", "prompt_steps"):
         if (getattr(args, name) or 0) < 0:
             raise ConfigError(f"generate: {name} is {getattr(args, name)}, expected at least 0")
@@ -107,9 +111,9 @@ def _parser() -> Parser:
 
 def _refuse_unused(args: Any, whose: str, *used: str) -> None:
     """Raise ConfigError for an option that is of another kind of model."""
-    for name in ("bytes", "tokens", "steps", "prompt_steps", "out"):
+    for name in ("bytes", "steps", "prompt_steps", "out"):
         if name not in used and getattr(args, name) is not None:
-            count = name in ("bytes", "tokens", "steps")
+            count = name in ("bytes", "steps")
             hint = f"generates {used[0]}; give --{used[0]} instead" if count else "does not use it; leave it out"
             raise ConfigError(f"generate: {name} is {getattr(args, name)}, but {whose} {hint}")
 

@@ -30,7 +30,7 @@ class S7(SharedState):
 
     Args:
         dim: D, model width.
-        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`; without `stable`.
+        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`; `clip_eigs` is refused with `stable`.
         discretization: "zoh", "bilinear", "dirac", or "async", for events: the time since the last event lengthens the
             decay alone, and B x is written as after one unit. Without timespans "async" is "zoh".
         dt_min, dt_max: range of the initial Δ at x = 0, in units of Λ's time.
