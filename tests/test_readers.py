@@ -18,6 +18,7 @@ from scanl.data import Question, Source, audio
 from scanl.data.files import folders
 from scanl.data.fixed import FromFiles, Part
 from scanl.data.pickles import plain
+from scanl.data.videos import SUBJECTS
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import loss, model_for
@@ -185,6 +186,8 @@ def test_patches_of_the_middle_of_a_photograph(root):
     row = found.form([found.parts.test.rows[5]])[0]
     expected = (100 / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(row.reshape(16, 49, 3), np.broadcast_to(expected, (16, 49, 3)), atol=0.05)
+    white = found.form([np.full((16, 147), 255, np.uint8)])[0, 7, 3:6]
+    np.testing.assert_allclose(white, [2.2489083, 2.4285715, 2.64], rtol=1e-6)
     pixels = np.zeros((64, 200, 3), np.uint8)
     pixels[18:46, 86:114] = 255  # of 64 high, so 32 after scaling, of which the middle 28 are read
     Image.fromarray(pixels).save(folder / "val" / "n01440764" / "n01440764_0.JPEG", "JPEG", quality=100)
@@ -241,6 +244,8 @@ def test_skeletons_are_sampled_in_the_middle_of_equal_parts(root):
     assert [len(part.answers) for part in found.parts] == [5, 1, 3]
     assert found.parts.test.answers.tolist() == [15, 16, 17]  # of the people 3, 6 and 7, in the order of the files
     assert [len(part.answers) for part in source("ntu", across="view").parts] == [5, 1, 3]
+    measured = {3, 6, 7, 10, 11, 12, *range(20, 25), 26, 29, 30, 32, 33, 36, 37, 39, 40}  # of the 40 people
+    assert set(SUBJECTS) == set(range(1, 41)) - measured
     row = found.parts.test.rows[0].reshape(20, 2, 25, 3)
     frames = np.floor((np.arange(20) + 0.5) * 3 / 20).astype(int)
     for step, frame in zip(row, frames, strict=True):
