@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scanl.data.audio import TEN, WORDS
 from scanl.data.files import folders
@@ -57,8 +58,23 @@ def writes(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], Non
 def write_all(root: Path) -> None:
     """Write every data set below a folder."""
     for name in folders:
-        (root / name).mkdir(parents=True)
-        WRITERS[name](root / name)
+        written(root, name)
+
+
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder of data sets, whose digests and counts are not known."""
+    monkeypatch.setenv("SCANL_DATA", str(tmp_path / "data"))
+    for files in folders.values():
+        monkeypatch.setattr(files, "sha256", {})
+        monkeypatch.setattr(files, "counts", {})
+    return tmp_path / "data"
+
+
+def written(root: Path, name: str) -> Path:
+    """Write a data set into its folder below `root`, and return that folder."""
+    (root / name).mkdir(parents=True)
+    WRITERS[name](root / name)
+    return root / name
 
 
 def random(*shape: int) -> np.ndarray:

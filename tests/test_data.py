@@ -42,17 +42,7 @@ each_set = pytest.mark.parametrize("name", sorted(READ))
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """An empty folder of data sets, whose digests and counts are not known."""
-    monkeypatch.setenv("SCANL_DATA", str(tmp_path / "data"))
-    for files in folders.values():
-        monkeypatch.setattr(files, "sha256", {})
-        monkeypatch.setattr(files, "counts", {})
-    return tmp_path / "data"
-
-
-def written(root: Path, name: str) -> Path:
-    (root / name).mkdir(parents=True)
-    published.WRITERS[name](root / name)
-    return root / name
+    return published.root(tmp_path, monkeypatch)
 
 
 def source_of(name: str):
@@ -82,7 +72,7 @@ def test_a_missing_file_gets_one_line(name, root, capfd):
 @each_set
 def test_a_damaged_file_gets_one_line(name, root):
     """Each file in turn: cut, and with other content; each folder empty."""
-    folder = written(root, name)
+    folder = published.written(root, name)
     source_of(name).check()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if name == "bidmc" and "HR" not in path.name:
@@ -102,7 +92,7 @@ def test_a_damaged_file_gets_one_line(name, root):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar100", "imagenet64", "spoken_digits", "ecoli"])
 def test_a_cut_file_is_refused(name, root):
-    folder = written(root, name)
+    folder = published.written(root, name)
     path = sorted(path for path in folder.rglob("*") if path.is_file())[0]
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(DataError, match=r"is damaged: "):
@@ -110,7 +100,7 @@ def test_a_cut_file_is_refused(name, root):
 
 
 def test_a_digest_and_a_count_are_verified(root, monkeypatch):
-    folder = written(root, "enwik8")
+    folder = published.written(root, "enwik8")
     monkeypatch.setattr(language.ENWIK8, "counts", {"bytes": 100})
     with pytest.raises(DataError, match=rf"{folder} has 2,000 bytes, expected 100 as published; run `scanl data get"):
         source_of("enwik8").check()
@@ -214,7 +204,7 @@ def test_wheels_and_debian_packages_are_read(tmp_path):
 
 
 def test_the_list_says_what_is_there(root, capfd):
-    written(root, "mnist")
+    published.written(root, "mnist")
     assert main(["data"]) == 0
     text = " ".join(capfd.readouterr().out.split())
     assert f"one number in [0, 1]. there: {root / 'mnist'}" in text
@@ -226,7 +216,7 @@ def test_the_list_says_what_is_there(root, capfd):
 
 @each_set
 def test_a_folder_is_recognised(name, root, capfd):
-    folder = written(root, name)
+    folder = published.written(root, name)
     if name in LARGE:
         pytest.skip("the defaults need more than the small files have")
     assert main(["data", "check", str(folder)]) == 0
@@ -277,7 +267,7 @@ def test_mistakes_are_one_line(command, message, root, tmp_path, monkeypatch, ca
     ],
 )
 def test_options_are_refused_in_one_line(task, message, root, tmp_path, monkeypatch, capfd):
-    written(root, "mnist")
+    published.written(root, "mnist")
     monkeypatch.chdir(tmp_path)
     line = refused(capfd, "train", "--accelerator", "cpu", "--layer", "lru", "--task", *task.split())
     assert message in line
@@ -286,7 +276,7 @@ def test_options_are_refused_in_one_line(task, message, root, tmp_path, monkeypa
 
 def test_a_data_set_is_trained_and_measured(root, tmp_path, capfd):
     """And refused by `scanl eval` once its files have changed."""
-    folder = written(root, "spoken_digits")
+    folder = published.written(root, "spoken_digits")
     run = str(tmp_path / "run")
     options = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 3 --batch-size 4"
     assert main(["train", *options.split(), "--task", "spoken_digits", "--out", run]) == 0
@@ -304,7 +294,7 @@ def test_a_data_set_is_trained_and_measured(root, tmp_path, capfd):
 
 
 def test_bytes_are_trained_measured_and_generated(root, tmp_path, capfdbinary):
-    written(root, "enwik8")
+    published.written(root, "enwik8")
     run = str(tmp_path / "run")
     options = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 2 --sequence-length 16 --eval-bytes 64"
     assert main(["train", *options.split(), "--task", "enwik8", "--out", run]) == 0
@@ -330,7 +320,7 @@ def test_permutations_of_the_literature():
 
 
 def test_images_are_read_pixel_by_pixel(root):
-    written(root, "mnist")
+    published.written(root, "mnist")
     raster = TrainConfig(task="mnist", task_options={"aside": 4}).source()
     permuted = TrainConfig(task="mnist", task_options={"aside": 4, "order": "bit_reversal"}).source()
     images, answers = published.random(10, 28, 28), np.arange(10)
@@ -343,7 +333,7 @@ def test_images_are_read_pixel_by_pixel(root):
 
 def test_both_forms_of_cifar10_are_one(root, tmp_path):
     """The PNG rows of the package, and the channels-first records of the binary form."""
-    folder = written(root, "cifar10")
+    folder = published.written(root, "cifar10")
     other = tmp_path / "binary"
     other.mkdir()
     train, test = published.random(4, 1024, 3), [3, 8, 8, 0]
@@ -361,7 +351,7 @@ def test_both_forms_of_cifar10_are_one(root, tmp_path):
 
 
 def test_the_parts_of_a_text_are_in_order(root):
-    folder = written(root, "enwik8")
+    folder = published.written(root, "enwik8")
     source = TrainConfig(task="enwik8").source()
     content = (folder / "enwik8").read_bytes()
     assert source.corpus.train.tobytes() == content[:1800]
@@ -370,7 +360,7 @@ def test_the_parts_of_a_text_are_in_order(root):
 
 
 def test_words_have_the_numbers_of_the_training_file(root):
-    written(root, "ptb")
+    published.written(root, "ptb")
     source = TrainConfig(task="ptb", sequence_length=4).source()
     assert source.question.vocab_size == 11
     assert source.corpus.train[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7]
@@ -387,7 +377,7 @@ def test_intervals_of_a_genome_are_extended_on_both_sides():
 
 
 def test_a_series_file_is_read_as_published(root):
-    folder = written(root, "ucr")
+    folder = published.written(root, "ucr")
     problem = recordings.Problem(recordings.UCR, "Small_TRAIN.ts", "")
     np.testing.assert_array_equal(problem.rows[0], [[1.5, 0], [2.5, 1]])
     assert problem.rows[1].shape == (5, 2)
@@ -428,7 +418,7 @@ def test_the_source_of_the_page_works(root, monkeypatch):
 
 
 def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
-    folder = written(root, "speech_commands")
+    folder = published.written(root, "speech_commands")
     source = TrainConfig(task="speech_commands").source()
     source.check()
     batch = source.batch(0, 2)
@@ -454,7 +444,7 @@ def test_samples_are_quantised_by_the_mu_law():
 
 def test_ett_has_the_published_borders_windows_and_scores(root):
     """Every window of the test part, the first of which predicts its first row; errors in standard deviations."""
-    written(root, "etth1")
+    published.written(root, "etth1")
     source = TrainConfig(task="etth1", horizon=4, sequence_length=10).source()
     borders = [month * 720 * 240 // 17_420 for month in (12, 16, 20)]
     assert source.parts == [[(0, 0, borders[0])], [(0, borders[0], borders[1])], [(0, borders[1], borders[2])]]

@@ -27,17 +27,7 @@ from scanl.learning.questions import loss, model_for
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """An empty folder of data sets, whose digests and counts are not known."""
-    monkeypatch.setenv("SCANL_DATA", str(tmp_path / "data"))
-    for files in folders.values():
-        monkeypatch.setattr(files, "sha256", {})
-        monkeypatch.setattr(files, "counts", {})
-    return tmp_path / "data"
-
-
-def written(root: Path, name: str) -> Path:
-    (root / name).mkdir(parents=True)
-    published.WRITERS[name](root / name)
-    return root / name
+    return published.root(tmp_path, monkeypatch)
 
 
 def source(name: str, **options: Any) -> Source:
@@ -60,7 +50,7 @@ def test_coefficients_are_those_of_torchaudio():
 
 
 def test_ten_words_are_whole_clips_standardised_at_each_position(root):
-    folder = written(root, "speech_commands")
+    folder = published.written(root, "speech_commands")
     found = source("sc10")
     assert [len(part.answers) for part in found.parts] == [30, 10, 10]  # five of seven clips of a word have 20 samples
     assert all(np.bincount(part.answers).tolist() == [len(part.answers) // 10] * 10 for part in found.parts)
@@ -80,7 +70,7 @@ def test_ten_words_are_whole_clips_standardised_at_each_position(root):
 
 def test_recordings_are_cut_into_pieces_and_quantised(root):
     """17 files in natural order, 14, 1 and 2 of them, each of 100 samples: two pieces of 40."""
-    folder = written(root, "beethoven")
+    folder = published.written(root, "beethoven")
     found = source("beethoven")
     assert [len(part.answers) for part in found.parts] == [28, 2, 4]
     samples = published.random(15, 200)[-1].view("<i2").astype(float)  # of beethoven14.wav, behind 9 and 13
@@ -88,7 +78,7 @@ def test_recordings_are_cut_into_pieces_and_quantised(root):
     u = (samples[40:80] - samples[40:80].min()) / np.ptp(samples[40:80])
     np.testing.assert_array_equal(batch.targets[1], np.floor(u * 255.99 + 0.005))
     np.testing.assert_array_equal(batch.inputs[1], [128, *batch.targets[1, :-1]])
-    folder = written(root, "youtubemix")
+    folder = published.written(root, "youtubemix")
     batch = next(iter(source("youtubemix").unseen(0)))
     np.testing.assert_array_equal(batch.targets[0], audio.mu_law(samples[:40]))
     path = folder / "youtubemix" / "youtubemix3.wav"
@@ -101,7 +91,7 @@ def test_recordings_are_cut_into_pieces_and_quantised(root):
 
 def test_frames_of_a_sentence_predict_the_next(root):
     """The level of a tone of 1 kHz is that of the window's sum, in the bin of 1 kHz; a tone of 5 kHz is gone."""
-    folder = written(root, "timit")
+    folder = published.written(root, "timit")
     found = source("timit")
     assert [len(part.answers) for part in found.parts] == [6, 4, 4]
     assert source("timit", exchanged=True).parts.test.rows.paths == found.parts.validation.rows.paths
@@ -141,7 +131,7 @@ def test_frames_of_a_sentence_predict_the_next(root):
 
 def test_lists_of_pictures_are_text_or_arrays_and_split_as_published(root):
     """In the numeric order of the lists, 2 before 10, by torch's permutation of seed 42."""
-    folder = written(root, "pathfinder32")
+    folder = published.written(root, "pathfinder32")
     found = source("lra_pathfinder")
     order = torch.randperm(20, generator=torch.Generator().manual_seed(42)).numpy()
     answers = np.array([(i + 1) % 2 for i in range(12)] + [(i + 5) % 2 for i in range(8)])
@@ -176,7 +166,7 @@ def test_patches_of_the_middle_of_a_photograph(root):
     """What is drawn in the middle quarter of a wide picture is in the middle patches of the square."""
     from PIL import Image
 
-    folder = written(root, "imagenet")
+    folder = published.written(root, "imagenet")
     found = source("imagenet")
     assert (found.length, found.question.channels, found.question.classes) == (16, 147, 3)
     assert [len(part.answers) for part in found.parts] == [10, 2, 6]
@@ -209,7 +199,7 @@ def test_patches_of_the_middle_of_a_photograph(root):
 
 def test_an_episode_asks_for_the_class_of_the_example_that_looks_alike(root):
     """Each class of the small files has a grey of its own; parts have others."""
-    folder = written(root, "miniimagenet")
+    folder = published.written(root, "miniimagenet")
     found = source("miniimagenet", ways=3, eval_examples=4)
     seen = []
     for rows, part in ((found.batch(0, 4), 0), (next(iter(found.unseen(0))), 1), (found.exam(None).examples[0], 2)):
@@ -239,7 +229,7 @@ def test_an_episode_asks_for_the_class_of_the_example_that_looks_alike(root):
 
 
 def test_skeletons_are_sampled_in_the_middle_of_equal_parts(root):
-    folder = written(root, "ntu")
+    folder = published.written(root, "ntu")
     found = source("ntu")
     assert [len(part.answers) for part in found.parts] == [5, 1, 3]
     assert found.parts.test.answers.tolist() == [15, 16, 17]  # of the people 3, 6 and 7, in the order of the files
@@ -274,7 +264,7 @@ def test_skeletons_are_sampled_in_the_middle_of_equal_parts(root):
 
 def test_actions_go_on_at_the_steps_of_their_spans(root):
     """Five steps of ten seconds, in the middle of two each."""
-    folder = written(root, "charades")
+    folder = published.written(root, "charades")
     found = source("charades")
     batch = found.exam(None).examples
     rows = next(iter(batch))
@@ -307,7 +297,7 @@ def written_again(folder: Path) -> Path:
 
 
 def test_seconds_of_a_film_have_the_actions_of_anyone(root):
-    folder = written(root, "ava")
+    folder = published.written(root, "ava")
     found = source("ava")
     rows = next(iter(found.exam(None).examples))
     assert rows.targets.shape == (2, 7, 80)
@@ -378,7 +368,7 @@ def test_what_a_pickle_calls_is_refused_and_not_run(protocol, capfd):
 
 
 def test_notes_of_a_frame_are_predicted_from_those_before(root):
-    folder = written(root, "jsb_chorales")
+    folder = published.written(root, "jsb_chorales")
     found = source("jsb_chorales")
     assert found.length == 8
     batch = next(iter(found.unseen(0)))
@@ -425,7 +415,7 @@ def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
 
 
 def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(root):
-    folder = written(root, "atari")
+    folder = published.written(root, "atari")
     found = source("atari")
     assert (found.question.classes, found.question.channels) == (4, 1 + 4 + 2 * 84 * 84)
     assert sum(len(part.rows) for part in found.parts) == 36  # of whole episodes
@@ -479,7 +469,7 @@ def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(roo
 
 def test_a_bot_reads_its_mission_and_then_acts(root):
     """Two words by their order in the file, then of each cell a thing, a colour and a state."""
-    folder = written(root, "babyai")
+    folder = published.written(root, "babyai")
     found = source("babyai")
     words = {"go": 0, "to": 1, "a": 2, "box": 3, "the": 4, "red": 5, "ball": 6}
     assert found.question.channels == 7 + 49 * 21 + 4 + 7
@@ -527,7 +517,7 @@ def test_a_bot_reads_its_mission_and_then_acts(root):
 
 
 def test_a_translation_is_asked_for_after_its_sentence(root):
-    folder = written(root, "wmt14")
+    folder = published.written(root, "wmt14")
     found = source("wmt14")
     batch = next(iter(found.unseen(0)))
     row = "A cat 0 .\nEine Kätzin 0 .\n".encode()
@@ -551,7 +541,7 @@ def test_a_translation_is_asked_for_after_its_sentence(root):
 
 def test_talks_are_cleaned_and_split_as_published(root):
     """Every 23rd for validation; tags, and pairs of unlike lengths, are left out."""
-    folder = written(root, "iwslt14")
+    folder = published.written(root, "iwslt14")
     found = source("iwslt14")
     train, validation, test = (["".join(map(chr, row)) for row in part.rows] for part in found.parts)
     spoken = ["das wetter\nthe weather\n", *(f"es regnet & {i}\nit rains & {i}\n" for i in range(48))]
@@ -569,7 +559,7 @@ def text(row: np.ndarray) -> str:
 
 def test_questions_have_their_options_by_letter(root):
     for name in ("mmlu", "hellaswag", "piqa", "arc_easy", "winogrande"):
-        written(root, name)
+        published.written(root, name)
     found = source("mmlu", most=1000)
     assert [len(part.answers) for part in found.parts] == [8, 4, 6]
     question = "What, in\n{}, is {}?\nA. one\nB. two\nC. three\nD. {}\nAnswer:"
@@ -610,7 +600,7 @@ def test_questions_have_their_options_by_letter(root):
 
 
 def test_the_last_word_of_a_passage_is_asked_for(root):
-    folder = written(root, "lambada")
+    folder = published.written(root, "lambada")
     found = source("lambada")
     assert [len(part.answers) for part in found.parts] == [10, 2, 12]
     assert text(found.parts.test.rows[11]) == "she said to me\n11word\n"
@@ -620,7 +610,7 @@ def test_the_last_word_of_a_passage_is_asked_for(root):
 
 
 def test_documents_of_the_pile_are_read_until_there_are_enough(root):
-    folder = written(root, "pile")
+    folder = published.written(root, "pile")
     documents = [f"train/0{shard} é {i}\n".encode() * 4 for shard in range(2) for i in range(3)]
     short = {"sequence_length": 8}
     assert source("pile", **short).texts[0].tobytes() == b"\0".join(documents)
@@ -643,3 +633,31 @@ def test_documents_of_the_pile_are_read_until_there_are_enough(root):
         patch.setitem(sys.modules, "zstandard", None)
         with pytest.raises(ConfigError, match=r"packed by zstd: pip install 'scanl\[pile\]'"):
             source("pile", **short).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "file", "text"),
+    [
+        ("aan", "lra_retrieval", "new_aan_pairs.train.tsv", "another paper"),
+        ("wmt14", "wmt14", "train.en", "A cat 2 ."),
+        ("mmlu", "mmlu", "auxiliary_train/law_auxiliary_train.csv", "two"),
+        ("hellaswag", "hellaswag", "hellaswag_train.jsonl", "A man 2"),
+        ("lambada", "lambada", "lambada_development_plain_text.txt", "she"),
+        ("charades", "charades", "Charades_v1_train.csv", "Kitchen"),
+    ],
+)
+def test_a_line_ends_at_a_line_break_alone(root, name, task, file, text):
+    """`str.splitlines` has eight more ends of lines."""
+    path = published.written(root, name) / file
+    options = {} if name == "charades" else {"most": 200}
+    plain = [bytes(row) for row in source(task, **options).parts.train.rows]
+    content = path.read_text("utf-8")
+    assert text in content
+    odd = "another\u2028paper\x85" + ("" if file.endswith(".jsonl") else "an\x0cother\x1cpaper")  # which JSON forbids
+    path.write_text(content.replace(text, odd), "utf-8")
+    rows = [bytes(row) for row in source(task, **options).parts.train.rows]
+    assert len(rows) == len(plain)
+    if name not in ("charades", "wmt14", "lambada"):  # a video's script is not read; blanks are made single spaces
+        assert any(odd.encode() in row for row in rows)
+    path.write_bytes(content.replace("\n", "\r\n").encode())
+    assert [bytes(row).replace(b"\r\n", b"\n") for row in source(task, **options).parts.train.rows] == plain

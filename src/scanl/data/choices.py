@@ -5,12 +5,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from scanl.data.base import Question, register
-from scanl.data.files import Files
+from scanl.data.files import Files, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.translation import Pairs, Translation
 from scanl.errors import ConfigError
@@ -136,7 +137,7 @@ class Choices(FixedRows):
         """Read a file of JSON lines. Raises DataError for a line that `read` cannot make a question of."""
         assert self.needs is not None
         path, found = self.needs.path(name, self.folder), []
-        for number, line in enumerate(self.needs.text(name, self.folder).splitlines(), 1):
+        for number, line in enumerate(whole_lines(self.needs.text(name, self.folder)), 1):
             try:
                 found.append(read(json.loads(line)))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -191,7 +192,7 @@ class MMLUQuestions(Choices):
         count = 0
         for path in MMLU.below(part, "*.csv", self.folder):
             name = path.relative_to(MMLU.folder(self.folder)).as_posix()
-            for number, row in enumerate(csv.reader(MMLU.text(name, self.folder).splitlines(keepends=True)), 1):
+            for number, row in enumerate(csv.reader(StringIO(MMLU.text(name, self.folder), newline="")), 1):
                 if len(row) != 6 or row[5] not in tuple(LETTERS[:4]):
                     why = f"row {number} is not a question, four options and a letter"
                     raise MMLU.damaged(path, why, self.folder)
@@ -323,7 +324,7 @@ class Lambada(Translation):
 
     def _passages(self, part: str) -> Pairs:
         name, found = f"lambada_{part}_plain_text.txt", []
-        for number, line in enumerate(LAMBADA.text(name, self.folder).removesuffix("\n").split("\n"), 1):
+        for number, line in enumerate(whole_lines(LAMBADA.text(name, self.folder)), 1):
             passage, _, word = " ".join(line.split()).rpartition(" ")
             if not passage:
                 raise LAMBADA.damaged(LAMBADA.path(name, self.folder), f"line {number} is no passage", self.folder)

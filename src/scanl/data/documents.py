@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import Question, register
-from scanl.data.files import Files, Package
+from scanl.data.files import Files, Package, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.errors import ConfigError, DataError
 
@@ -160,7 +160,7 @@ class PaperPairs(FixedRows):
         parts = []
         for name, what in zip(AAN.needs, ("training", "validation", "test"), strict=True):
             rows, answers = [], []
-            for line in AAN.text(name, self.folder).splitlines():  # quotes are not special
+            for line in whole_lines(AAN.text(name, self.folder)):  # quotes are not special
                 label, *_, first, second = fields = line.split("\t")
                 if len(fields) != 5 or label not in ("0.0", "1.0", "0", "1"):
                     why = f"line {line[:40]!r} is not label, id, id, text, text"

@@ -169,8 +169,16 @@ class Files:
 folders: dict[str, Files] = {}
 
 
+def whole_lines(text: str) -> list[str]:
+    """Return the lines of a text. They end at a line break alone, not at the form feeds and the like inside sentences.
+
+    `str.splitlines` takes eight more characters for ends of lines, of which published sentences have some.
+    """
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
+
+
 def lines(text: str) -> Iterator[str]:
     """Yield the lines of a text that are not blank, without spaces at their ends."""
-    for line in text.splitlines():
+    for line in whole_lines(text):
         if line.strip():
             yield line.strip()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import Question, check_shares, padded, register
-from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
@@ -30,6 +30,13 @@ class Kind(ABC):
     @abstractmethod
     def read(self, path: Path) -> NDArray[Any]:
         """Return a row (t,) of tokens or (t, C) of features. Raises DataError for a damaged file."""
+
+    def row(self, path: Path) -> NDArray[Any]:
+        """Return what `read` does. Raises DataError for an empty file too."""
+        row = self.read(path)
+        if len(row) == 0:
+            raise DataError(f"folders: {path} is empty; leave it out")
+        return row
 
     @abstractmethod
     def about(self, path: Path) -> tuple[Any, str]:
@@ -129,23 +136,6 @@ class Pictures(Kind):
 
 
 KINDS: tuple[Kind, ...] = (Texts(), Sounds(), Pictures())
-
-
-@dataclass(frozen=True)
-class Contents(Sequence[NDArray[Any]]):
-    """The rows of files, which are read when they are asked for."""
-
-    kind: Kind
-    paths: Sequence[Path]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, place: Any) -> Any:
-        row = self.kind.read(self.paths[place])
-        if len(row) == 0:
-            raise DataError(f"folders: {self.paths[place]} is empty; leave it out")
-        return row
 
 
 @register("folders")
@@ -291,7 +281,7 @@ class Folders(FixedRows):
         kind, _, parts = self._files
         return Parts(
             *(
-                Part(Contents(kind, [path for path, _ in part]), np.array([label for _, label in part], np.int64))
+                Part(FromFiles([path for path, _ in part], kind.row), np.array([label for _, label in part], np.int64))
                 for part in parts
             )
         )

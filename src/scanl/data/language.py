@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import Exam, Question, check_types, register
 from scanl.data.corpus import SEPARATOR, Bytes, Corpus
-from scanl.data.files import Files, Package, lines
+from scanl.data.files import Files, Package, lines, whole_lines
 from scanl.data.text import Tokens
 from scanl.errors import CheckpointError, ConfigError, DataError
 
@@ -211,7 +211,7 @@ class Words(Published):
 
 
 def _words(text: str) -> list[str]:
-    return [word for line in text.splitlines() for word in (*line.split(), "<eos>")]
+    return [word for line in whole_lines(text) for word in (*line.split(), "<eos>")]
 
 
 @register("ptb")

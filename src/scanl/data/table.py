@@ -155,22 +155,21 @@ class Table(Source):
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
-        found = self.taken(read_table(self.path), self.path)
+        frame, absent = self.without_gaps(read_table(self.path), self.path)
+        found = self.taken(frame, self.path)
+        found.said += f", {absent} absent steps are missing numbers" if absent else ""
         self._check_answers(found)
         return found
 
     def taken(self, frame: Any, path: Path, cycles: int | None = None) -> Collection:
-        """Take the series out of a table by the roles of its columns. Raises DataError as `series_of` does."""
+        """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
         past, roles = list(self.past), {*self.targets, self.time, self.series, *self.static}
-        frame, absent = self.without_gaps(frame, path)
         if self.kind != "horizon" and not past:
             past = [name for name in frame.columns if name not in roles and name != "step"]
-        found = series_of(
+        return series_of(
             frame, path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
             series=self.series, static=self.static, past=past, future=self.future, cycles=cycles,
         )  # fmt: skip
-        found.said += f", {absent} absent steps are missing numbers" if absent else ""
-        return found
 
     def without_gaps(self, frame: Any, path: Path) -> tuple[Any, int]:
         """Return a table in which absent steps are rows, as `gaps` says, and how many there are."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.data.base import IGNORED, Question, register
-from scanl.data.files import Files
+from scanl.data.files import Files, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.errors import ConfigError
 
@@ -157,8 +157,7 @@ class WMT14Pairs(Translation):
 
     def _read(self, part: str) -> Pairs:
         names = [f"{part}.{language}" for language in (self.first, self.second)]
-        # Lines end at a line break alone: sentences may have other characters that Python counts as ends of lines.
-        texts = [WMT14.text(name, self.folder).removesuffix("\n").split("\n") for name in names]
+        texts = [whole_lines(WMT14.text(name, self.folder)) for name in names]
         return self.parallel(WMT14, names, [[" ".join(line.split()) for line in lines] for lines in texts])
 
 
@@ -188,7 +187,7 @@ class IWSLT14Pairs(Translation):
 
     def _spoken(self, name: str) -> Iterator[str]:
         """Yield the lines of a training file, without those of a tag but title and description."""
-        for line in IWSLT14.text(name, self.folder).removesuffix("\n").split("\n"):
+        for line in whole_lines(IWSLT14.text(name, self.folder)):
             if not re.match(r"\s*<(url|talkid|keywords|speaker|reviewer|translator|/?doc)", line):
                 yield _plain(re.sub(r"</?(title|description)>", "", line))
 

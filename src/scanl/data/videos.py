@@ -4,6 +4,7 @@ import csv
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,7 +191,7 @@ class Videos(YesNo):
 
     def lines(self, name: str, columns: int) -> list[list[str]]:
         """Return the rows of a table. Raises DataError for one with another number of columns."""
-        found = [row for row in csv.reader(self.files.text(name, self.folder).splitlines()) if row]
+        found = [row for row in csv.reader(StringIO(self.files.text(name, self.folder), newline="")) if row]
         for number, row in enumerate(found, 1):
             if len(row) != columns:
                 why = f"row {number} has {len(row)} columns, expected {columns}"
@@ -216,7 +217,7 @@ class Charades(Videos):
         name = f"Charades_v1_{part}.csv"
         path = CHARADES.path(name, self.folder)
         found: dict[str, Any] = {}
-        for row in csv.DictReader(CHARADES.text(name, self.folder).splitlines()):
+        for row in csv.DictReader(StringIO(CHARADES.text(name, self.folder), newline="")):
             try:
                 spans = [span.split() for span in row["actions"].split(";") if span]
                 about = [(int(action[1:]), float(begin), float(end)) for action, begin, end in spans]
