@@ -15,11 +15,11 @@ test: style
 	$(MAKE) --no-print-directory -j 2 types cases
 
 cases: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every case, and every law over every sample: up to an hour.
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --all
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
 
 # What each law costs of each layer.
 costs: $(VENV)/dev

@@ -38,7 +38,13 @@ def pytest_configure(config):
         config.pluginmanager.register(costs.Costs())
 
 
+# The two workers take files in this order. The first three make most kernels, each other ones; later files read them.
+FIRST = ("test_ops", "test_cell_laws", "test_cell_kernels", "test_layers", "test_layer_robustness")
+
+
 def pytest_collection_modifyitems(config, items):
+    order = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(FIRST)))
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -96,7 +102,7 @@ def _cells_by_their_loop(request):
             yield
         return
     given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    name = given.get("name", given.get("streaming"))
+    name = given.get("name", given.get("streaming", given.get("preset_name")))
     if not isinstance(name, str) or request.node.originalname in KERNELS:
         yield
         return

@@ -136,6 +136,16 @@ def some(samples: Sequence[Sample], count: int) -> Sequence[Sample]:
     return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
+def kinds(cell: Cell) -> list[dict[bool, Sample]]:
+    """Return samples for every set of options and operands, which has kernels of its own: one packed, one not."""
+    found: dict[Any, dict[bool, Sample]] = {}
+    for sample in cell.samples:
+        options = {name: value for name, value in sample.options.items() if name in cell.options}
+        packed = "cu_seqlens" in sample.options
+        found.setdefault((*sorted(options.items()), *sorted(sample.operands)), {})[packed] = sample
+    return list(found.values())
+
+
 def skip_if_long_to_compile(op: Op, backend: str, dtype: torch.dtype) -> None:
     """Skip complex64 where kernels take half a minute to compile for it, as long again as for complex128."""
     if (op.name, backend, dtype) == ("selective_scan", "cpu", torch.complex64) and not ALL:

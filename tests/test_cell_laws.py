@@ -15,16 +15,6 @@ CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 each_cell = pytest.mark.parametrize("cell", CELLS)
 
 
-def _kinds(cell):
-    """Return one sample for every set of options and operands: each set has kernels of its own."""
-    found = {}
-    for sample in cell.samples:
-        options = {name: value for name, value in sample.options.items() if name in cell.options}
-        packed = "cu_seqlens" in sample.options
-        found.setdefault((*sorted(options.items()), *sorted(sample.operands)), {})[packed] = sample
-    return list(found.values())
-
-
 def _fit(cell, sample):
     """Whether the sample runs on kernels that are compiled."""
     sizes = cell.sizes({**dict.fromkeys(cell.names), **sample.operands}, None)
@@ -37,7 +27,7 @@ def test_kernels_equal_the_loop(cell):
 
     The other sample does not run if it has kernels of its own, as two kinds of convolutions have.
     """
-    for samples in laws.some(_kinds(cell), 1):
+    for samples in laws.some(laws.kinds(cell), 1):
         plain, packed = samples.get(False), samples.get(True)
         first = packed or plain
         laws.truth(cell, first, {"reverse": True}, "cpu", torch.float64)
@@ -95,7 +85,7 @@ def _memory(cell, operands, options):
 
 @each_cell
 def test_memory_is_at_most_thrice_the_inputs_outputs_and_states(cell):
-    for samples in _kinds(cell):
+    for samples in laws.kinds(cell):
         if False in samples:
             assert _memory(cell, samples[False].operands, samples[False].options) <= 3
 

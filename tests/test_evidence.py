@@ -25,7 +25,7 @@ AUTOREGRESSION = evidence_forecast._autoregression
 
 
 SHORTER = {
-    "mnist": {}, "listops": {"task_options": {"length": 30, "least": 5}},
+    "mnist": {}, "cifar10": {"task_options": {"aside": 4}}, "listops": {"task_options": {"length": 30, "least": 5}},
     "enwik8": {"sequence_length": 16, "eval_bytes": 64},
     "imdb": {"task_options": {"most": 20, "aside": 1}},
 }  # fmt: skip
@@ -38,7 +38,17 @@ SMALL = {
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Tiny runs on small files; returns the folder of the results."""
-    for name in ("ucr", "spoken_digits", "etth1", "hourly_electricity", "mnist", "fashion_mnist", "imdb", "enwik8"):
+    for name in (
+        "ucr",
+        "spoken_digits",
+        "etth1",
+        "hourly_electricity",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "imdb",
+        "enwik8",
+    ):
         (tmp_path / "data" / name).mkdir(parents=True)
         published.WRITERS[name](tmp_path / "data" / name)
         monkeypatch.setattr(folders[name], "sha256", {})
@@ -81,7 +91,8 @@ def tables(tmp_path, monkeypatch):
 
 
 ROWS = {
-    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 4, "imdb": 2, "enwik8": 5, "listops": 2
+    "etth1": 9, "intervals": 4, "ucr": 4, "digits": 2, "irregular": 10, "mnist": 4, "cifar10": 2, "imdb": 2,
+    "enwik8": 5, "listops": 2,
 }  # fmt: skip
 
 
@@ -105,6 +116,7 @@ def test_tables_go_on_where_they_stopped_and_make_a_page(tables, monkeypatch):
     for told in (
         "| `lru` | permuted |",
         "| xz -9 |",
+        "Coloured images",
         "by bytes",
         "ListOps",
         "| linear map |",

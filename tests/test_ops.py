@@ -103,7 +103,9 @@ def test_truth(op, backend, reverse, dtype):
         pytest.skip("this dtype the other way runs with --all")
     laws.skip_if_long_to_compile(op, backend, dtype)
     samples = _able(op, backend)
-    if dtype != torch.float32:
+    if dtype == torch.float64 and isinstance(op, Cell) and backend == "cpu" and not laws.ALL:
+        samples = list(laws.kinds(op)[0].values())  # the same code makes the kernels of other options
+    elif dtype != torch.float32:
         samples = laws.some(_few(samples, backend, 4), 4)
     elif reverse:
         samples = laws.some(samples, 3 if backend == "triton" else 6)
