@@ -14,6 +14,7 @@ from scanl.models.labeller import SequenceLabeller as SequenceLabeller
 from scanl.models.language_model import LanguageModel as LanguageModel
 from scanl.models.mega import MegalodonModel as MegalodonModel
 from scanl.models.mega import MegaModel as MegaModel
+from scanl.models.policy import Policy as Policy
 from scanl.models.presets import presets as presets
 from scanl.models.regressor import SequenceRegressor as SequenceRegressor
 from scanl.models.sashimi import SashimiModel as SashimiModel

@@ -1,0 +1,147 @@
+"""Policies: what they read at a step, and that they reach the return that is asked for."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import published
+from scanl.data.base import IGNORED
+from scanl.errors import ConfigError, ShapeError
+from scanl.learning import TrainConfig
+from scanl.models import Policy, SequenceLabeller
+
+UP, DOWN, RIGHT = range(3)
+PLACES = 6
+
+
+class Maze:
+    """A T-maze with Gymnasium's interface: a sign at the first place says which turn at the last one is worth 4."""
+
+    def reset(self, *, seed=None):
+        self.sign = int(np.random.default_rng(seed).integers(2))
+        self.place = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        if self.place == PLACES - 1 and action != RIGHT:
+            return self._seen(), (4.0 if action == self.sign else -1.0), True, False, {}
+        self.place = min(self.place + (action == RIGHT), PLACES - 1)
+        return self._seen(), -0.1, False, False, {}
+
+    def _seen(self):
+        sign = np.eye(2)[self.sign] * (self.place == 0)
+        return np.concatenate([sign, [float(self.place == PLACES - 1)]])
+
+
+def episodes(count):
+    """Episodes of a player who goes straight on and turns at random: inputs (N, T, 1 + 3 + 3), actions (N, T)."""
+    random, rows, answers = np.random.default_rng(0), [], []
+    for turn in random.integers(0, 2, count):
+        maze = Maze()
+        seen, _ = maze.reset(seed=int(random.integers(2**31)))
+        actions, rewards, looks = [*[RIGHT] * (PLACES - 1), int(turn)], [], []
+        for action in actions:
+            looks.append(seen)
+            seen, reward, *_ = maze.step(action)
+            rewards.append(reward)
+        to_go = np.cumsum(rewards[::-1])[::-1]
+        before = np.vstack([np.zeros(3), np.eye(3)[actions[:-1]]])
+        rows.append(np.column_stack([to_go / 2, before, np.array(looks)]))
+        answers.append(actions)
+    return torch.tensor(np.array(rows), dtype=torch.float32), torch.tensor(answers)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.manual_seed(0)
+    model = SequenceLabeller(3, 16, 1, "lru", input_dim=7)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inputs, actions = episodes(256)
+    for step in range(150):
+        some = torch.arange(32) + 32 * (step % 8)
+        loss = F.cross_entropy(model(inputs[some])[0].flatten(0, 1), actions[some].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return Policy(model, unit=2.0)
+
+
+@pytest.mark.parametrize("last", [4.0, -1.0], ids=["the right turn", "the other turn"])
+def test_the_return_that_is_asked_for_is_reached(policy, last):
+    target = -0.1 * (PLACES - 1) + last
+    found = [policy.play(Maze(), target, most=20, temperature=0, seed=seed) for seed in range(12)]
+    np.testing.assert_allclose(found, target)
+    assert {Maze().reset(seed=seed)[0].argmax() for seed in range(12)} == {0, 1}
+
+
+def test_an_episode_ends_at_the_limit_of_steps(policy):
+    assert policy.play(Maze(), 3.5, most=2, temperature=0) == pytest.approx(-0.2)
+    drawn = [policy.play(Maze(), 3.5, most=9, temperature=9.0, seed=seed) for seed in (1, 2, 3, 4, 1, 2, 3, 4)]
+    assert drawn[:4] == drawn[4:]
+    assert len(set(drawn)) > 1
+
+
+def test_several_episodes_go_on_at_once_as_each_alone(policy):
+    """With a return, a reward and an observation of its own."""
+    targets, looks = torch.tensor([3.5, -1.5]), torch.eye(3)[:2]
+    rewards = torch.tensor([-0.1, 0.3])
+    one, state = policy.act(looks, policy.start(targets, 2), temperature=0)
+    two, state = policy.act(looks, state, rewards, temperature=0)
+    torch.testing.assert_close(state.to_go, targets.double() - rewards.double())
+    for row in range(2):
+        alone = policy.start(float(targets[row]))
+        first, alone = policy.act(looks[row : row + 1], alone, temperature=0)
+        second, alone = policy.act(looks[row : row + 1], alone, float(rewards[row]), temperature=0)
+        assert (int(first), int(second)) == (int(one[row]), int(two[row]))
+        torch.testing.assert_close(alone.to_go, state.to_go[row : row + 1], atol=1e-6, rtol=0)
+
+
+def test_actions_are_drawn_with_the_temperature(policy):
+    def drawn(temperature, seed):
+        generator = torch.Generator().manual_seed(seed)
+        looks, state = torch.zeros(200, 3), policy.start(0.0, 200)
+        return policy.act(looks, state, temperature=temperature, generator=generator)[0]
+
+    assert torch.equal(drawn(1.0, 1), drawn(1.0, 1))
+    assert len(drawn(100.0, 1).unique()) == 3
+    assert len(drawn(0, 1).unique()) == 1
+
+
+def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
+    """Returns to go, the action before and the screens of recorded Atari games."""
+    root = published.root(tmp_path, monkeypatch)
+    published.written(root, "atari")
+    options = {**published.OPTIONS["atari"], "unit": 3.0}
+    source = TrainConfig(task="atari", task_options=options).source()
+    inputs, targets = (torch.from_numpy(array) for array in source.batch(0, 1))
+    steps = int((targets[0] != IGNORED).sum())
+    assert steps > 2
+    actions = source.question.classes
+    assert actions
+    model = SequenceLabeller(actions, 8, 1, "lru", input_dim=inputs.shape[2])
+    read = []
+    model.register_forward_pre_hook(lambda _, given: read.append(given[0][0, 0]))
+    policy = Policy(model, unit=3.0)
+    returns = inputs[0, :steps, 0].double() * 3
+    state, reward = policy.start(float(returns[0])), 0.0
+    for step in range(steps):
+        _, state = policy.act(inputs[:, step, 1 + actions :], state, reward)
+        torch.testing.assert_close(read[-1], inputs[0, step], rtol=1e-5, atol=1e-5)
+        state = state._replace(action=targets[:, step])
+        reward = float(returns[step] - returns[step + 1]) if step + 1 < steps else 0.0
+
+
+def test_wrong_arguments_are_refused(policy):
+    with pytest.raises(ConfigError, match="the model reads tokens, expected features"):
+        Policy(SequenceLabeller(3, 8, 1, "lru", vocab_size=5))
+    with pytest.raises(ConfigError, match="reads 4 channels, expected at least 5: the return, 3 for the action before"):
+        Policy(SequenceLabeller(3, 8, 1, "lru", input_dim=4))
+    with pytest.raises(ConfigError, match="unit is 0, expected above 0"):
+        Policy(policy.model, unit=0)
+    with pytest.raises(ShapeError, match=r"target has shape \(3,\), expected \(\) or \(2,\)"):
+        policy.start(torch.zeros(3), 2)
+    with pytest.raises(ShapeError, match=r"observation has shape \(1, 2\), expected \(1, ...\) with 3 numbers"):
+        policy.act(torch.zeros(1, 2), policy.start(1.0))
+    with pytest.raises(ConfigError, match="temperature is -1, expected at least 0"):
+        policy.act(torch.zeros(1, 3), policy.start(1.0), temperature=-1)
