@@ -21,7 +21,7 @@ COMPARED = 2048
 
 
 def generate(model: SashimiModel, samples: int, parts: int = 10) -> tuple[torch.Tensor, list[dict[str, float]]]:
-    """Return the samples, and for each part its rate in samples a second of the processor, and the peak memory after it in MiB.
+    """Return the samples, and of each part the rate in samples a second of the processor, and the peak memory in MiB.
 
     Other work on the machine disturbs the clock on the wall, and the processor's time much less.
     """
