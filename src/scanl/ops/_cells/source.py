@@ -24,7 +24,7 @@ import math
 
 import numpy as np
 
-from scanl.ops._cpu._cells import clear, copy, longest, multiply, row_at
+from scanl.ops._cpu._cells import apart, clear, copy, longest, multiply, row_at
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
@@ -132,7 +132,7 @@ class Writer:
         head.append("        stored = whole" if self.keeps_state else "        stored = 0")
         for node in self.kept:
             head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
-        head.append("        memory = scratch(size * width, dtype)")
+        head += ["        width = apart(width, item)", "        memory = scratch(size * width, dtype)"]
         if self.layout.sums:
             head.append("        added = 0")
             for name, each in self.layout.sums.items():

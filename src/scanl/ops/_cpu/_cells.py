@@ -68,6 +68,16 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
+@helper(forceinline=True)
+def apart(width, item):
+    """Return a width of at least this for rows in scratch memory: an odd number of cache lines.
+
+    Rows that are a power of two apart would compete for the same few places of the first-level cache.
+    """
+    lanes = 64 // item
+    return ((width + lanes - 1) // lanes | 1) * lanes
+
+
 @helper()
 def copy(source, target, count, dtype):
     """Copy `count` elements between addresses. The loop compiles to one memory move."""
