@@ -96,7 +96,7 @@ class Writer:
 
     def slots(self) -> str:
         timed = [f"in_{name}" for name in self.layout.timed]
-        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch", *self.axes]
+        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch panels", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
         numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
@@ -299,7 +299,7 @@ class Writer:
             right_address += f" + item * ({' + '.join(at_right)})"
         lines.append(
             f"{indent}multiply(base + item * ({' + '.join(at_out)}), width, {columns}, "
-            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, members, dtype)"
+            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, slots.panels, members, dtype)"
         )
         return lines
 
