@@ -17,7 +17,7 @@ import laws
 from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops._cells import files, kernels
-from scanl.ops._cpu._cells import CORES
+from scanl.ops._cpu._cells import CORES, in_panels
 from scanl.ops._cpu._team import Kernel
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
@@ -184,6 +184,31 @@ def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
 def test_many_rows_and_several_vectors():
     """Groups of eight sequences and a rest of four; four gates of 37 channels are nine vectors and 4 columns."""
     laws.truth(lstm, Sample(_operands(lstm, 8 * CORES + 4, 3, 37)), {}, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("op", [lstm, heads], ids=lambda op: op.name)
+@pytest.mark.parametrize("members", range(1, 10))
+def test_products_of_any_number_of_rows(op, members, monkeypatch):
+    """Tiles of eight, four, two rows and of one, with a rest of columns; over many steps a matrix is in panels.
+
+    The order of the numbers of a matrix in memory changes no sum: the results are equal bit by bit.
+    """
+    operands = {name: each.float() for name, each in _operands(op, members * CORES, 3, 38).items()}
+    with_matrix = op(**operands, backend="cpu")
+    monkeypatch.setattr(kernels, "REREAD", 3)
+    assert all(map(torch.equal, op(**operands, backend="cpu"), with_matrix))
+    laws.truth(op, Sample(operands), {}, "cpu", torch.float32)
+
+
+def test_panels_hold_every_number_once():
+    """Two groups of 3 rows and 19 columns: a panel of 16, then 3 columns; in float64 two panels of 8."""
+    matrix = torch.arange(2 * 3 * 19.0).view(2, 3, 19)
+    for dtype, lanes in ((torch.float32, 16), (torch.float64, 8)):
+        found = in_panels(matrix.to(dtype))
+        for group, numbers in zip(matrix.to(dtype), found, strict=True):
+            panels = [group[:, at : at + lanes].flatten() for at in range(0, 19, lanes)]
+            assert torch.equal(numbers, torch.cat(panels))
+    assert torch.equal(in_panels(matrix.mT[..., :2]).view(2, 19, 2), matrix.mT[..., :2])  # fewer columns than lanes
 
 
 def test_channels_are_divided_only_where_none_needs_another():

@@ -15,13 +15,14 @@ from scanl.ops._cells.compiled import LENGTH, Compiled, OfTorch, States, rows
 from scanl.ops._cells.plan import Plan
 from scanl.ops._cells.source import Layout, Writer, source
 from scanl.ops._cells.values import Sizes
-from scanl.ops._cpu._cells import blocks, groups, sequences
+from scanl.ops._cpu._cells import blocks, groups, in_panels, sequences
 from scanl.ops._cpu._memory import empty
 
 WINDOW = 1024  # most steps of the backward pass whose factors of products are in memory at the same time
 SHORTEST = 128  # of such windows
 LONG = 512  # least steps of sequences that have products of their own
 HEAD = 64  # steps of one such product, in which the states before the steps are copied: the others are in their place
+REREAD = 16  # least steps for which the matrices are copied into panels
 CHUNK = 4096  # rows of a product of shorter sequences and of packed ones, whose states are copied
 
 
@@ -50,7 +51,7 @@ class OnCpu(Compiled):
         units, head = self._head(self._forward_plan, ranges, first, reverse, sizes)
         slots = self.module.FORWARD.pack(
             **head, state=last, kept=kept if numbers else None, history=0,
-            pitch=0, **torchs.operands(self._forward_plan), out_y=y,
+            pitch=0, **self._values(torchs, self._forward_plan, first), out_y=y,
             **{f"in_{n}": rows(values[n]) for n in self.timed},
         )  # fmt: skip
         self.module.forward.run(first.dtype, slots, units, _work(first, y, sizes[self.state]))
@@ -80,7 +81,8 @@ class OnCpu(Compiled):
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
         call = {
             **head, "kept": kept, "history": history, "pitch": history[0, 0].numel() if history.numel() else 0,
-            **torchs.operands(self._backward_plan), **{f"out_{n}": value for n, value in (results | factors).items()},
+            **self._values(torchs, self._backward_plan, first),
+            **{f"out_{n}": value for n, value in (results | factors).items()},
             "carry": carry, "sums": sums, **{f"in_{n}": rows(values[n]) for n in self.timed}, "in_dy": rows(dy),
         }  # fmt: skip
         lows = range(0, steps, window)
@@ -104,6 +106,11 @@ class OnCpu(Compiled):
         passing = max(sum(sizes[numbers] for numbers in self._factors.values()), 1)
         whole = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
         return min(WINDOW, max(SHORTEST, LENGTH * whole // (4 * passing)))
+
+    def _values(self, torchs: OfTorch, plan: Plan, first: Tensor) -> dict[str, Any]:
+        """Return the slots of matrices and other values without a batch axis."""
+        panels = first.shape[1] >= REREAD
+        return {"panels": panels, **torchs.operands(plan, in_panels if panels else Tensor.contiguous)}
 
     def _head(
         self, plan: Plan, ranges: np.ndarray, first: Tensor, reverse: bool, sizes: Sizes

@@ -24,7 +24,7 @@ import math
 
 import numpy as np
 
-from scanl.ops._cpu._cells import clear, copy, longest, multiply, row_at
+from scanl.ops._cpu._cells import apart, clear, copy, longest, multiply, row_at
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
@@ -96,7 +96,7 @@ class Writer:
 
     def slots(self) -> str:
         timed = [f"in_{name}" for name in self.layout.timed]
-        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch", *self.axes]
+        numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch panels", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
         numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
@@ -132,7 +132,7 @@ class Writer:
         head.append("        stored = whole" if self.keeps_state else "        stored = 0")
         for node in self.kept:
             head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
-        head.append("        memory = scratch(size * width, dtype)")
+        head += ["        width = apart(width, item)", "        memory = scratch(size * width, dtype)"]
         if self.layout.sums:
             head.append("        added = 0")
             for name, each in self.layout.sums.items():
@@ -299,7 +299,7 @@ class Writer:
             right_address += f" + item * ({' + '.join(at_right)})"
         lines.append(
             f"{indent}multiply(base + item * ({' + '.join(at_out)}), width, {columns}, "
-            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, members, dtype)"
+            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, slots.panels, members, dtype)"
         )
         return lines
 

@@ -7,7 +7,7 @@ import torch
 
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._pointers import pointer, separate
-from scanl.ops._cpu._product import add_part_products
+from scanl.ops._cpu._product import BYTES, add_part_products
 from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
@@ -36,6 +36,21 @@ def groups(count: int) -> tuple[int, int]:
     """Return the number of groups and the sequences in each, with a group for every core if there are enough."""
     size = max(1, min(ROWS, -(-count // CORES)))
     return -(-count // size), size
+
+
+def in_panels(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a matrix (..., n, width) in the order in which a product reads them, from end to end.
+
+    A panel is a vector of each of the n rows. The panels follow one another, then what is left of all rows.
+    """
+    *groups, n, width = matrix.shape
+    lanes = BYTES // matrix.itemsize
+    whole = width - width % lanes
+    found = matrix.new_empty(*groups, n * width)
+    panels = found[..., : n * whole].unflatten(-1, (whole // lanes, n, lanes))
+    panels.copy_(matrix[..., :whole].unflatten(-1, (whole // lanes, lanes)).transpose(-2, -3))
+    found[..., n * whole :].unflatten(-1, (n, width - whole)).copy_(matrix[..., whole:])
+    return found
 
 
 def rows(value: torch.Tensor) -> torch.Tensor:
@@ -68,6 +83,16 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
+@helper(forceinline=True)
+def apart(width, item):
+    """Return a width of at least this for rows in scratch memory: an odd number of cache lines.
+
+    Rows that are a power of two apart would compete for the same few places of the first-level cache.
+    """
+    lanes = 64 // item
+    return ((width + lanes - 1) // lanes | 1) * lanes
+
+
 @helper()
 def copy(source, target, count, dtype):
     """Copy `count` elements between addresses. The loop compiles to one memory move."""
@@ -86,12 +111,13 @@ def clear(target, count, dtype):
 
 
 @helper()
-def multiply(out, out_row, width, h, h_row, n, w, count, dtype):
+def multiply(out, out_row, width, h, h_row, n, w, panels, count, dtype):
     """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), by address and row stride.
 
-    It is a function of its own, so that a kernel with several products has its code once.
+    panels: whether w is as `in_panels` returns it. It is a function of its own, so that a kernel with several products
+    has its code once.
     """
     add_part_products(
         array(out, count * out_row, dtype), 0, out_row, width, array(h, count * h_row, dtype), 0, h_row, n,
-        array(w, n * width, dtype), 0, width, count,
+        array(w, n * width, dtype), 0, panels, count,
     )  # fmt: skip

@@ -4,8 +4,10 @@ The code uses explicit vectors. The sums of a tile of rows and columns then stay
 last; from loops over arrays, the compiler does not achieve this. Each load of the matrix serves all rows of the tile.
 
 A sum waits for the one before it, for about four cycles on a processor that starts two in each cycle. So a tile has
-eight sums that do not wait for one another: four rows of two vectors, or one row of eight. Where there are eight rows,
-a tile takes them all, which needs fewer loads for each sum.
+eight sums that do not wait for one another, of one register each. With AVX-512 a vector is one register: a tile is four
+rows of two vectors, two of four, or one of eight. Where there are eight rows, a tile takes them all, which needs fewer
+loads for each sum. Without it a vector takes two of sixteen registers, and tiles are half as wide: sums for which no
+register is left would go through memory at every term.
 """
 
 # pyright: reportCallIssue=false
@@ -34,11 +36,12 @@ def _tile(count: int, wide: int) -> Any:
     """Build an intrinsic: out[r, j] = keep out[r, j] + Σ_k h[r, k] w[k, j] for `count` rows, columns of `wide` vectors.
 
     k takes `terms` values (at least one). The arrays are flat; for each, the arguments give the index at which the tile
-    begins and the row stride. For h they also give the stride over k, so that h may be a transposed matrix.
+    begins and the row stride. For h they also give the stride over k, so that h may be a transposed matrix; for w the
+    distance of two vectors of a row.
     """
 
     @intrinsic
-    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, terms, keep):
+    def tile(typingctx, out, out_at, out_row, h, h_at, h_row, h_term, w, w_at, w_row, w_next, terms, keep):
         bytes_each = out.dtype.bitwidth // 8
         lanes = BYTES // bytes_each
         vector = ir.VectorType(ir.FloatType() if out.dtype == types.float32 else ir.DoubleType(), lanes)
@@ -46,14 +49,14 @@ def _tile(count: int, wide: int) -> Any:
         first_lane = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
 
         def codegen(context, builder, signature, args):
-            _, out_at, out_row, _, h_at, h_row, h_term, _, w_at, w_row, terms, keep = args
+            _, out_at, out_row, _, h_at, h_row, h_term, _, w_at, w_row, w_next, terms, keep = args
             outs, hs, ws = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 7))
 
             def place(data, at, row, stride):
                 return builder.gep(data, [builder.add(at, builder.mul(row, stride))])
 
-            def vectors_of(data, at, row, stride):
-                starts = (builder.add(at, _SIZE(lanes * i)) for i in range(wide))
+            def vectors_of(data, at, row, stride, apart):
+                starts = (builder.add(at, builder.mul(apart, _SIZE(i))) for i in range(wide))
                 return [builder.bitcast(place(data, start, row, stride), vector.as_pointer()) for start in starts]
 
             def spread(number):
@@ -62,7 +65,7 @@ def _tile(count: int, wide: int) -> Any:
                 )
 
             def with_term(sums, k):
-                columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row)]
+                columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row, w_next)]
                 new, term = [], builder.add(h_at, builder.mul(k, h_term))
                 for r in range(count):
                     factor = spread(builder.load(place(hs, term, _SIZE(r), h_row)))
@@ -85,7 +88,7 @@ def _tile(count: int, wide: int) -> Any:
                 total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
-            places = [each for r in range(count) for each in vectors_of(outs, out_at, _SIZE(r), out_row)]
+            places = [each for r in range(count) for each in vectors_of(outs, out_at, _SIZE(r), out_row, _SIZE(lanes))]
             kept = spread(keep)
             for each, total in zip(places, new, strict=True):
                 before = builder.fmul(kept, builder.load(each, align=bytes_each), flags=_FUSED)
@@ -94,55 +97,65 @@ def _tile(count: int, wide: int) -> Any:
 
         integer = types.int64
         of_h = (h, integer, integer, integer)
-        return types.void(out, integer, integer, *of_h, w, integer, integer, integer, out.dtype), codegen
+        return types.void(out, integer, integer, *of_h, w, integer, integer, integer, integer, out.dtype), codegen
 
     return tile
 
 
 _large, _narrow = _tile(ROWS, WIDE), _tile(ROWS, 1)
-_four_by_two, _four, _one_by_eight, _one = _tile(4, 2), _tile(4, 1), _tile(1, 8), _tile(1, 1)
+_four, _two, _one = _tile(4, WIDE), _tile(2, 2 * WIDE), _tile(1, 4 * WIDE)
+_four_by_one, _one_by_one = _tile(4, 1), _tile(1, 1)
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz"})
-def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, w_row, count):
+def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, panels, count):
     """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width).
 
-    Each is a part of a flat array, given by its start index (_at) and its row stride (_row).
+    Each is a part of a flat array, given by its start index (_at) and its row stride (_row). The rows of w are
+    adjacent, unless `panels` says that its columns are in panels, as `in_panels` of _cells.py has them.
 
     TERMS terms at a time are summed from zero and then added, so rounding errors of long sums stay small.
     """
     lanes, one = BYTES // out.itemsize, out.dtype.type(1)
     whole = width - width % lanes
-    eights = count - count % 8 if ROWS == 8 else 0
-    for k in range(0, n, TERMS):
-        terms = min(TERMS, n - k)
-        term, row = h_at + k, w_at + k * w_row
-        for j in range(0, whole - lanes, 2 * lanes):
-            for r in range(0, eights, 8):
-                o = out_at + r * out_row + j
-                _large(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
-            for r in range(eights, count - 3, 4):
-                o = out_at + r * out_row + j
-                _four_by_two(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
-        for j in range(whole - whole % (2 * lanes), whole, lanes):
-            for r in range(0, count - 3, 4):
-                _four(
-                    out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one
-                )
-        for r in range(count - count % 4, count):
-            for j in range(0, whole - 7 * lanes, 8 * lanes):
-                o = out_at + r * out_row + j
-                _one_by_eight(out, o, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one)
-            for j in range(whole - whole % (8 * lanes), whole, lanes):
-                _one(
-                    out, out_at + r * out_row + j, out_row, h, term + r * h_row, h_row, 1, w, row + j, w_row, terms, one
-                )
+    w_row, w_next = (lanes, n * lanes) if panels else (width, lanes)
+    done = 0
+    while done < count:
+        left = count - done
+        tall = ROWS if left >= ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
+        wide, end = 4 * WIDE // min(tall, 4) * lanes, count - left % tall
+        j = 0
+        while j < whole:
+            step = wide if whole - j >= wide else lanes
+            for k in range(0, n, TERMS):
+                terms, row = min(TERMS, n - k), w_at + j // lanes * w_next + k * w_row
+                for r in range(done, end, tall):
+                    o, a = out_at + r * out_row + j, h_at + r * h_row + k
+                    if step < wide and tall >= 4:
+                        for s in range(0, tall, 4):
+                            o_s, a_s = o + s * out_row, a + s * h_row
+                            _four_by_one(out, o_s, out_row, h, a_s, h_row, 1, w, row, w_row, w_next, terms, one)
+                    elif step < wide:
+                        for s in range(tall):
+                            o_s, a_s = o + s * out_row, a + s * h_row
+                            _one_by_one(out, o_s, out_row, h, a_s, h_row, 1, w, row, w_row, w_next, terms, one)
+                    elif tall == ROWS:
+                        _large(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
+                    elif tall == 4:
+                        _four(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
+                    elif tall == 2:
+                        _two(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
+                    else:
+                        _one(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
+            j += step
+        done = end
+    rest, rest_row = (w_at + n * whole, width - whole) if panels else (w_at + whole, width)
     for r in range(count):
-        for j in range(whole, width):
+        for j in range(width - whole):
             total = out.dtype.type(0)
             for k in range(n):
-                total += h[h_at + r * h_row + k] * w[w_at + k * w_row + j]
-            out[out_at + r * out_row + j] += total
+                total += h[h_at + r * h_row + k] * w[rest + k * rest_row + j]
+            out[out_at + r * out_row + whole + j] += total
 
 
 @helper(fastmath={"contract", "nsz"})
@@ -164,9 +177,9 @@ def add_products(out, out_at, out_row, rows, width, h, h_at, h_row, h_term, term
                     continue
                 o, a, b = out_at + r * out_row + j, h_at + r * h_row + low * h_term, w_at + low * w_row + j
                 if j + WIDE * lanes <= width:
-                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low, kept)
+                    _large(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, kept)
                 else:
-                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, high - low, kept)
+                    _narrow(out, o, out_row, h, a, h_row, h_term, w, b, w_row, lanes, high - low, kept)
 
 
 @intrinsic
