@@ -52,11 +52,11 @@ def _each_head(
         cu_seqlens = torch.cat([starts.flatten(), starts.new_full((1,), heads * steps)])
     if state is not None:  # heads come first where they are packed one after the other
         state = state.movedim(2, 1 if cu_seqlens is None else 0).flatten(0, 1)
-    o, state = momentum_delta_cell(*rows, state, cu_seqlens=cu_seqlens)
+    o, last = momentum_delta_cell(*rows, state, cu_seqlens=cu_seqlens)
     if cu_seqlens is None:
-        return o.unflatten(0, (batch, heads)).transpose(1, 2), state.unflatten(0, (batch, heads)).movedim(1, 2)
-    o, state = o[0].unflatten(0, (heads, steps)), state.unflatten(0, (heads, state.shape[0] // heads))
-    return o.transpose(0, 1)[None], state.movedim(0, 2)
+        return o.unflatten(0, (batch, heads)).transpose(1, 2), last.unflatten(0, (batch, heads)).movedim(1, 2)
+    o, last = o[0].unflatten(0, (heads, steps)), last.unflatten(0, (heads, last.shape[0] // heads))
+    return o.transpose(0, 1)[None], last.movedim(0, 2)
 
 
 @register("momentum_deltanet")
