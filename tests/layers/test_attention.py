@@ -216,12 +216,13 @@ def test_init_of_path_attention():
 
 @pytest.mark.usefixtures("double")
 def test_path_attention_over_several_chunks():
-    """As in pieces that end elsewhere than its chunks; and without reflections it is attention without positions."""
+    """As in pieces that end elsewhere than its chunks, one of two tokens; without reflections there are no positions."""
     layer, x = layers.build("path_attention", DIM, num_heads=2, max_length=150), torch.randn(2, 150, DIM)
     whole, last = layer(x)
     y, state = layer(x[:, :90])
-    z, state = layer(x[:, 90:], state)
-    torch.testing.assert_close(torch.cat([y, z], 1), whole)
+    z, state = layer(x[:, 90:148], state)
+    few, state = layer(x[:, 148:], state)
+    torch.testing.assert_close(torch.cat([y, z, few], 1), whole)
     torch.testing.assert_close(state.memory.keys, last.memory.keys)
     layer.bt_proj.bias.data.fill_(-1e3)
     plain = Attention(DIM, 2, max_length=150, rope_fraction=0.0)

@@ -20,7 +20,7 @@ from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType
 from scanl.ops import SegmentMemory, init_memory
-from scanl.ops._frame.nonfinite import faulty, since
+from scanl.ops._frame.nonfinite import faulty, since, suspected
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.delta_rule import unit
 
@@ -58,21 +58,25 @@ def _attended(
     With T = (I + tril(β W Wᵀ, -1))^{-1}, H_1 ... H_C is I - Wᵀ T β W.
     """
     steps, room = q.shape[1], keys.shape[1]
-    fault = torch.stack([faulty(each).flatten(2).any(2) for each in (q, k, v, w, beta)]).any(0)
-    spoil = since(fault, 1).to(q.dtype)
-    q, k, v, w = (torch.where(fault[:, :, None, None], 0, each).transpose(1, 2) for each in (q, k, v, w))
-    wb = w * torch.where(fault[:, :, None], 0, beta).transpose(1, 2)[..., None]
+    spoil = None
+    if suspected(q, k, v, w, beta):
+        fault = torch.stack([faulty(each).flatten(2).any(2) for each in (q, k, v, w, beta)]).any(0)
+        spoil = since(fault, 1).to(q.dtype)
+        q, k, v, w = (torch.where(fault[:, :, None, None], 0, each) for each in (q, k, v, w))
+        beta = torch.where(fault[:, :, None], 0, beta)
+    q, k, v, w = (each.transpose(1, 2).contiguous() for each in (q, k, v, w))
+    wb = w * beta.transpose(1, 2)[..., None]
     q = q.unflatten(1, (k.shape[1], -1))
     if position is None:
-        before_k = before_v = k[:, :, :0]
+        before_k, every_v = k[:, :, :0], v
         unused = blank = None
     else:
-        before_k, before_v = keys.transpose(1, 2), values.transpose(1, 2)
+        before_k, every_v = keys.transpose(1, 2), torch.cat([values.transpose(1, 2), v], 2)
         unused = torch.arange(room, device=q.device) >= position[:, None]
         blank = F.pad(unused, (0, steps), value=False)[:, None, None, None]
     outputs = []
     for start in range(0, steps, _CHUNK):
-        q_c, k_c, v_c, w_c, wb_c = (each[..., start : start + _CHUNK, :] for each in (q, k, v, w, wb))
+        q_c, k_c, w_c, wb_c = (each[..., start : start + _CHUNK, :] for each in (q, k, w, wb))
         count = k_c.shape[2]
         eye = torch.eye(count, dtype=q.dtype, device=q.device)
         right = torch.cat([wb_c, (wb_c @ k_c.mT).tril(-1)], -1)
@@ -87,20 +91,27 @@ def _attended(
         if blank is not None:
             across = across.masked_fill(blank[..., : across.shape[-1]], -torch.inf)
         weights = torch.cat([across, inside], -1).softmax(-1)
-        before_v = torch.cat([before_v, v_c], 2)
-        outputs.append(weights @ before_v.unsqueeze(2))
-        before_k = before_k - (before_k @ reflected.squeeze(2).mT) @ w_c
+        outputs.append(weights @ every_v[:, :, : weights.shape[-1]].unsqueeze(2))
+        before_k = _reflect(before_k, reflected.squeeze(2), w_c)
         before_k = torch.cat([before_k, k_c - changed.squeeze(2).mT @ w_c], 2)
-    y = torch.cat(outputs, 3).flatten(1, 2).transpose(1, 2) * spoil[:, :, None, None]
-    before_k, before_v = (each.transpose(1, 2) * spoil[:, -1, None, None, None] for each in (before_k, before_v))
+    y, *every = (each.transpose(1, 2) for each in (torch.cat(outputs, 3).flatten(1, 2), before_k, every_v))
+    if spoil is not None:
+        y, *every = y * spoil[:, :, None, None], *(each * spoil[:, -1, None, None, None] for each in every)
     if position is None or unused is None:
-        return [y, *(F.pad(each, (0, 0, 0, 0, 0, room - steps)) for each in (before_k, before_v))]
+        return [y, *(F.pad(each, (0, 0, 0, 0, 0, room - steps)) for each in every)]
     at = ((position[:, None] + torch.arange(steps, device=q.device)) % room)[:, :, None, None]
     rings = []
-    for each in (before_k, before_v):
+    for each in every:
         ring = torch.where(unused[:, :, None, None], 0, each[:, :room])  # a slot that holds nothing stays zero
         rings.append(ring.scatter(1, at.expand_as(each[:, room:]), each[:, room:]))
     return [y, *rings]
+
+
+def _reflect(keys: Tensor, reflected: Tensor, w: Tensor) -> Tensor:
+    """Return keys - (keys reflectedᵀ) w, by one product with a matrix K x K where that has fewer multiplications."""
+    if keys.shape[-1] > 2 * w.shape[-2]:
+        return keys - (keys @ reflected.mT) @ w
+    return keys @ (torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device) - reflected.mT @ w)
 
 
 @register("path_attention")

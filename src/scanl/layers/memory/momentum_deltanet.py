@@ -29,17 +29,34 @@ SOURCE = (
 )
 
 
-@cell(
-    "q: B T H K, k: B T H K, v: B T H V, gates: B T H 4, state: B 2 H K V -> B T H V", equation=EQUATION, source=SOURCE
-)
+@cell("q: B T K, k: B T K, v: B T V, gates: B T 4, state: B 2 K V -> B T V", equation=EQUATION, source=SOURCE)
 def momentum_delta_cell(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Correct the momentum, then the memory, and read. gates: α, μ, β and η.   state: S and M."""
     alpha, mu, beta, eta = gates.split(1, -1)
     memory, momentum = state.unbind(1)
-    missing = v - alpha * (k[..., None] * memory).sum(2)
-    momentum = mu[..., None] * momentum + (eta * k)[..., None] * missing[:, :, None]
+    missing = v - alpha * (k[..., None] * memory).sum(1)
+    momentum = mu[..., None] * momentum + (eta * k)[..., None] * missing[:, None]
     memory = alpha[..., None] * memory + beta[..., None] * momentum
-    return (q[..., None] * memory).sum(2), torch.stack([memory, momentum], 1)
+    return (q[..., None] * memory).sum(1), torch.stack([memory, momentum], 1)
+
+
+def _each_head(
+    q: Tensor, k: Tensor, v: Tensor, gates: Tensor, state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Run the cell with every head as a sequence of its own: heads run on several threads, each state in the cache."""
+    batch, steps, heads, _ = q.shape
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v, gates)]
+    if cu_seqlens is not None:
+        rows = [x.flatten(0, 1)[None] for x in rows]
+        starts = cu_seqlens[:-1] + steps * torch.arange(heads, device=cu_seqlens.device)[:, None]
+        cu_seqlens = torch.cat([starts.flatten(), starts.new_full((1,), heads * steps)])
+    if state is not None:  # heads come first where they are packed one after the other
+        state = state.movedim(2, 1 if cu_seqlens is None else 0).flatten(0, 1)
+    o, last = momentum_delta_cell(*rows, state, cu_seqlens=cu_seqlens)
+    if cu_seqlens is None:
+        return o.unflatten(0, (batch, heads)).transpose(1, 2), last.unflatten(0, (batch, heads)).movedim(1, 2)
+    o, last = o[0].unflatten(0, (heads, steps)), last.unflatten(0, (heads, last.shape[0] // heads))
+    return o.transpose(0, 1)[None], last.movedim(0, 2)
 
 
 @register("momentum_deltanet")
@@ -126,9 +143,7 @@ class MomentumDeltaNet(GatedDeltaNet):
         log_mu = -widen(self.Mu_log).exp() * F.softplus(widen(self.m_proj(x)) + widen(self.mu_bias))
         gates = torch.stack([alpha, log_mu.clamp(min=self.min_log_mu).exp(), beta, eta], -1)
         with as_widened(x):
-            o, recurrent = momentum_delta_cell(
-                q / math.sqrt(self.head_dim), k, v, gates, recurrent, cu_seqlens=cu_seqlens
-            )
+            o, recurrent = _each_head(q / math.sqrt(self.head_dim), k, v, gates, recurrent, cu_seqlens)
         o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))
         return self.o_proj(o.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
 
@@ -136,14 +151,14 @@ class MomentumDeltaNet(GatedDeltaNet):
 @momentum_delta_cell.samples
 def _samples() -> Iterator[Sample]:
     def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
-        timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "v": draw(batch, steps, 2, 4)}
-        return {**timed, "gates": draw(batch, steps, 2, 4).sigmoid(), "state": draw(rows, 2, 2, 3, 4)}
+        timed = {"q": draw(batch, steps, 3), "k": draw(batch, steps, 3), "v": draw(batch, steps, 4)}
+        return {**timed, "gates": draw(batch, steps, 4).sigmoid(), "state": draw(rows, 2, 3, 4)}
 
     yield from samples(make)
 
 
 @momentum_delta_cell.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
-    q = torch.zeros(2, 5, 2, 3)
-    given = {"q": q, "k": q, "v": q, "gates": torch.zeros(2, 5, 2, 3)}
-    yield Sample(given), "gates has shape (2, 5, 2, 3), expected (B, T, H, 4) with B=2 from q, T=5 from q, H=2 from q"
+    q = torch.zeros(2, 5, 3)
+    given = {"q": q, "k": q, "v": q, "gates": q}
+    yield Sample(given), "gates has shape (2, 5, 3), expected (B, T, 4) with B=2 from q, T=5 from q"

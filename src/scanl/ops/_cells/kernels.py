@@ -117,9 +117,10 @@ class OnCpu(Compiled):
     ) -> tuple[int, dict[str, Any]]:
         """Return the number of units of work, and the slots that say how the work is divided.
 
-        A unit is a group of sequences. If no channel needs another one, it may be some channels of such a group.
+        A unit is a group of sequences, or one if they have no product to share: its scratch memory then stays in the
+        cache. If no channel needs another one, it may be some channels of a group.
         """
-        count, size = groups(len(ranges))
+        count, size = groups(len(ranges)) if plan.lefts or plan.lanes else (len(ranges), 1)
         parts, lane = blocks(count, sizes[plan.lanes]) if plan.lanes else (1, 0)
         call = {"ranges": ranges, "sequences": len(ranges), "steps": first.shape[1], "size": size, "reverse": reverse}
         return count * parts, {**call, "blocks": parts, "lane": lane, **sizes.names}

@@ -147,11 +147,11 @@ class Writer:
             "    recent[k] = 0",
         ]
         body = [
-            "        base = memory.ctypes.data",
             "        while True:",
             "            unit = take(counter)",
             "            if unit >= units:",
             "                return",
+            "            base = memory.ctypes.data",  # in the loop: numba frees an array after its last use
             "            first = unit // slots.blocks * size",
             "            members = min(size, count - first)",
             *self._block(),
