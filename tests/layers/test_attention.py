@@ -216,7 +216,7 @@ def test_init_of_path_attention():
 
 @pytest.mark.usefixtures("double")
 def test_path_attention_over_several_chunks():
-    """As in pieces that end elsewhere than its chunks, one of two tokens; without reflections there are no positions."""
+    """As in pieces that end elsewhere, one of two tokens; and without reflections it is attention without positions."""
     layer, x = layers.build("path_attention", DIM, num_heads=2, max_length=150), torch.randn(2, 150, DIM)
     whole, last = layer(x)
     y, state = layer(x[:, :90])
