@@ -82,6 +82,26 @@ def test_an_episode_ends_at_the_limit_of_steps(policy):
     assert len(set(drawn)) > 1
 
 
+class Cut(Maze):
+    """An environment that ends an episode after its third step."""
+
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        seen, _, _, _, info = super().step(RIGHT)
+        return seen, 1.0, False, self.steps == 3, info
+
+
+def test_an_episode_that_is_cut_is_over(policy):
+    returns = []
+    with policy.model.register_forward_pre_hook(lambda _, given: returns.append(float(given[0][0, 0, 0]))):
+        assert policy.play(Cut(), 3.5) == 3.0
+    assert returns == [3.5 / 2, 2.5 / 2, 1.5 / 2]
+
+
+def test_a_policy_drops_nothing():
+    assert not Policy(SequenceLabeller(3, 8, 1, "lru", input_dim=7, dropout=0.5)).model.training
+
+
 def test_several_episodes_go_on_at_once_as_each_alone(policy):
     """With a return, a reward and an observation of its own."""
     targets, looks = torch.tensor([3.5, -1.5]), torch.eye(3)[:2]
