@@ -207,7 +207,7 @@ def test_gates_are_right_to_a_few_roundings(name, dtype):
 @njit
 def _multiply(out, h, w, count):
     n, width = h.size // count, out.size // count
-    _product.add_part_products(out, 0, width, width, h, 0, n, n, w, 0, width, count)
+    _product.add_part_products(out, 0, width, width, h, 0, n, n, w, 0, False, count)
 
 
 @kinds
