@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from functools import partial
 
 import pytest
 
@@ -27,11 +28,15 @@ def test_an_excuse_names_a_law_and_a_reason(excused, law):
 
 
 @pytest.mark.parametrize(("excused", "law"), EXCUSES)
-def test_an_excuse_is_needed(excused, law):
-    """Tried, the law fails or cannot be tried, at some values of its other parameters."""
+def test_an_excuse_is_needed(excused, law, monkeypatch):
+    """Tried, the law fails or cannot be tried, at some values of its other parameters, for one of a few inputs.
+
+    On some processors the rounding that an excuse is for changes no bit of the first inputs.
+    """
     marks = [mark for mark in getattr(LAWS[law], "pytestmark", []) if mark.name == "parametrize"]
     others = {mark.args[0]: mark.args[1] for mark in marks if mark.args[0] not in ("name", "streaming")}
-    for values in itertools.product(*others.values()):
+    for seed, *values in itertools.product(range(1, 17), *others.values()):
+        monkeypatch.setattr(test_nonfinite, "inputs", partial(test_layers.inputs, seed=seed))
         try:
             LAWS[law](**dict(zip(others, values, strict=True)), name=excused)
         except (AssertionError, RuntimeError, ArithmeticError):

@@ -186,6 +186,7 @@ def test_other_calls_are_torchs(kind, monkeypatch):
         "state": (module, (x, states(module, BATCH + 1))),
         "dtype": (module, (x.double(),)),
         "half": (copy.deepcopy(module).bfloat16(), (x.bfloat16(),)),
+        "autocast": (module, (x,)),  # which torch refuses for an LSTM where the processor lacks its instructions
     }
     called = ops_called(monkeypatch)
     for name, (made, args) in calls.items():
@@ -193,15 +194,14 @@ def test_other_calls_are_torchs(kind, monkeypatch):
         for change in (hub.restore, hub.accelerate):
             change(made)
             try:
-                found.append(tensors(made(*args)))
+                with torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast"):
+                    found.append(tensors(made(*args)))
             except (RuntimeError, ValueError) as error:
                 found.append(str(error))
         if isinstance(found[0], str):
             assert found[0] == found[1], name
         else:
             assert all(map(torch.equal, *found)), name
-    with torch.autocast("cpu", torch.bfloat16):
-        module(x)
     assert not called
     module(x)
     assert called

@@ -4,6 +4,7 @@ This module imports scikit-learn and pandas; nothing else of scanl imports it. `
 They are trained in memory, with the loss, the optimiser and the learning rates of `scanl train`, and leave no folder.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -121,11 +122,15 @@ class _Estimator(BaseEstimator):
 
         optimise(self.model_, self.steps, self.lr, self.random_state, once)
 
-    @torch.no_grad()
-    def _outputs(self, X: Any) -> Tensor:
+    def _fitted(self) -> nn.Module:
+        """Return the trained model. Raises NotFittedError before `fit`."""
         check_is_fitted(self)
+        return self.model_
+
+    @torch.no_grad()
+    def _outputs(self, X: Any, model: nn.Module) -> Tensor:
         x, _ = self._read(X)
-        return torch.cat([self.model_(part)[0] for part in x.split(ROWS)])
+        return torch.cat([model(part)[0] for part in x.split(ROWS)])
 
 
 class SeriesClassifier(ClassifierMixin, _Estimator):
@@ -153,11 +158,11 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each class, (n, classes)."""
-        return self._outputs(X).softmax(-1).numpy()
+        return self._outputs(X, self._fitted()).softmax(-1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most likely class of each series, (n,)."""
-        best = self._outputs(X).argmax(-1).numpy()
+        best = self._outputs(X, self._fitted()).argmax(-1).numpy()
         return self.classes_[best]
 
 
@@ -187,8 +192,12 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Return the numbers of each series: (n,) or (n, O), as they were in `fit`."""
-        found = self._outputs(X)[..., 0].double().numpy()
+        """Return the numbers of each series: (n,) or (n, O), as they were in `fit`.
+
+        They are computed in float64: in float32 the last bits depend on how many series are predicted at once, and
+        scikit-learn wants them not to.
+        """
+        found = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
         return found[:, 0] if self.single_ else found
 
 
