@@ -15,8 +15,8 @@ from scanl.models.stack import StackState
 class PolicyState(NamedTuple):
     """What a policy keeps between two steps of B episodes.
 
-    stack: the model's state.   to_go: (B,) the return that is still wanted, before the last reward.
-    action: (B,) int64, the last action; -1 before the first step.
+    stack: the model's state.   to_go: (B,) the return that was wanted when `action` was chosen.
+    action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.
     """
 
     stack: StackState
