@@ -1,6 +1,6 @@
 """Nested lists of operations on digits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,12 @@ from scanl.tasks.base import Examples, Task, register
 CLOSE = LISTOPS_TOKENS.index("X")
 OPERATORS = range(10, CLOSE)
 SHARE = 0.25  # of the nodes that are operators, but for the deepest
+
+
+def _uniform(random: np.random.Generator) -> Iterator[float]:
+    """Yield numbers in [0, 1). One call of the generator for each of them would take ten times as long."""
+    while True:
+        yield from random.random(4096).tolist()
 
 
 def value(operator: int, numbers: Sequence[int]) -> int:
@@ -76,22 +82,23 @@ class ListOps(Task):
     def _generate(self, count: int, random: np.random.Generator) -> Examples:
         inputs = np.full((count, self.length - 1), IGNORED, np.int64)
         answers = np.zeros(count, np.int64)
+        draws = _uniform(random)
         for row in range(count):
             tokens: list[int] = []
             while not self.least < len(tokens) < self.length:
                 tokens = []
-                answers[row] = self._tree(random, 1, tokens)
+                answers[row] = self._tree(draws, 1, tokens)
             inputs[row, : len(tokens)] = tokens
         return Examples(inputs, answers)
 
-    def _tree(self, random: np.random.Generator, depth: int, tokens: list[int]) -> int:
+    def _tree(self, draws: Iterator[float], depth: int, tokens: list[int]) -> int:
         """Append the tokens of a tree and return its value. A tree that is too long is not finished."""
-        if depth >= self.depth or random.random() >= SHARE or len(tokens) >= self.length:
-            tokens.append(int(random.integers(10)))
+        if depth >= self.depth or next(draws) >= SHARE or len(tokens) >= self.length:
+            tokens.append(int(10 * next(draws)))
             return tokens[-1]
-        operator = int(random.choice(OPERATORS))
+        operator = OPERATORS[int(len(OPERATORS) * next(draws))]
         tokens.append(operator)
-        numbers = [self._tree(random, depth + 1, tokens) for _ in range(random.integers(2, 11))]
+        numbers = [self._tree(draws, depth + 1, tokens) for _ in range(2 + int(9 * next(draws)))]
         tokens.append(CLOSE)
         return value(operator, numbers)
 
