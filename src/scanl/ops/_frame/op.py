@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, ScanlError
 from scanl.ops._frame import dispatch, packing, trees
+from scanl.ops._frame.constant import constant, imitation, static_kinds
 from scanl.ops._frame.declaration import (
     COMPLEX,
     FLOATING,
@@ -111,8 +112,11 @@ class Op(Declaration, Generic[P, S]):
         if self.check is not None:
             self.check(operands, options, cu_seqlens)
         first = operands[self.names[0]]
-        symbolic = isinstance(first, Tensor) and any(type(size) is not int for size in first.shape)
-        if symbolic or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            kinds = static_kinds([*operands.values(), cu_seqlens]) if self.form is None else None
+            known = kinds and self._plan_of_kinds(wanted, in_forward_mode(), tuple(options.items()), kinds)
+            plan = known or self._plan(operands, options, cu_seqlens, wanted)
+        elif isinstance(first, Tensor) and any(type(size) is not int for size in first.shape):
             plan = self._plan(operands, options, cu_seqlens, wanted)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
@@ -204,6 +208,26 @@ class Op(Declaration, Generic[P, S]):
                 because = ", ".join(given if cu_seqlens is None else [*given, "cu_seqlens"])
                 trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
         return chosen.name, dtype, compute, device, state, self.output_shape(sizes), self._casts(operands, compute)
+
+    @constant
+    def _plan_of_kinds(
+        self,
+        wanted: tuple[str, ...],
+        forward_mode: bool,
+        options: tuple[tuple[str, Any], ...],
+        kinds: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...],
+    ) -> tuple | None:
+        """Plan a call while torch.compile traces it, from the shape, dtype and device of each operand and cu_seqlens.
+
+        The compiler runs it and takes the result as a constant. To trace the plan would take most of the time of a
+        compilation. forward_mode: what `in_forward_mode` says, on which the plan depends too. The plan of a wrong call
+        is None: the caller plans again, and the compiler sees which error that raises.
+        """
+        *operands, cu_seqlens = [imitation(*kind) if isinstance(kind, tuple) else kind for kind in kinds]
+        try:
+            return self._plan(dict(zip(self.names, operands, strict=True)), dict(options), cu_seqlens, wanted)
+        except ScanlError:
+            return None
 
     def explain(self, *args: Tensor | None, cu_seqlens: Tensor | None = None, **more: Any) -> str:
         """Return one line per backend: that it can run these arguments, or why not. `auto` takes the first that can."""
