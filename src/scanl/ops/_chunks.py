@@ -40,3 +40,14 @@ def between(g: Tensor, before: bool) -> Tensor:
     later = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
     sums = torch.where(later, g.unsqueeze(-2), 0).cumsum(-3)
     return torch.nn.functional.pad(sums, (0, 0, 0, 0, 1, -1)) if before else sums
+
+
+def scores(q: Tensor, k: Tensor, g: Tensor | None, before: bool) -> Tensor:
+    """At (..., i, j), multiply q_i by k_j, decayed in between; 0 where j > i (j >= i if `before`)."""
+    if g is None:
+        inside = q @ k.mT
+    elif g.shape[-1] == 1:
+        inside = q @ k.mT * between(g, before)[..., 0].exp()
+    else:
+        inside = (q.unsqueeze(-2) * k.unsqueeze(-3) * between(g, before).exp()).sum(-1)
+    return inside.tril(-1 if before else 0)

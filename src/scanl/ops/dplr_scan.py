@@ -13,7 +13,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from scanl.ops._chunks import between, chunks, joined, leading, trailing
+from scanl.ops._chunks import chunks, joined, leading, scores, trailing
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -109,13 +109,7 @@ def chunked(
     # axes from here on: batch, heads of q and k, heads of v per head of q, chunks, steps of a chunk, channels
     q, k, v, a, b, g = (chunks(x, size, shared) for x in (q * scale_of(q, scale), k, v, a, b, g))
 
-    def scores(left: Tensor, right: Tensor, before: bool) -> Tensor:
-        decay = between(g, before).exp()
-        if g.shape[-1] == 1:
-            return (left @ right.mT * decay[..., 0]).tril(-1 if before else 0)
-        return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay).tril(-1 if before else 0)
-
-    ba, bk, qa, qk = scores(b, a, True), scores(b, k, True), scores(q, a, False), scores(q, k, False)
+    ba, bk, qa, qk = scores(b, a, g, True), scores(b, k, g, True), scores(q, a, g, False), scores(q, k, g, False)
     eye = torch.eye(ba.shape[-1], dtype=ba.dtype, device=ba.device)
     from_start = b * leading(g, True).exp()
     solved = torch.linalg.solve_triangular(

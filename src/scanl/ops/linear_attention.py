@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
-from scanl.ops._chunks import between, chunks, joined, leading, trailing
+from scanl.ops._chunks import between, chunks, joined, leading, scores, trailing
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
@@ -129,16 +129,13 @@ def _parallel(
     q, k = (chunks(value, size, shared) for value in (q * scale_of(q, scale), k))
     v = chunks(v, size, shared)
     g, gv = (None if value is None else chunks(value, size, shared) for value in (g, gv))
-    reads, writes, inside = q, k, q @ k.mT
+    reads, writes, inside = q, k, scores(q, k, g, u is not None)
     if g is not None:
-        reads, writes, pairs = q * leading(g, u is not None).exp(), k * trailing(g).exp(), between(g, u is not None)
-        one = g.shape[-1] == 1
-        inside = inside * pairs[..., 0].exp() if one else torch.einsum("...ik,...jk,...ijk->...ij", q, k, pairs.exp())
-    inside = inside.tril(0 if u is None else -1)
+        reads, writes = q * leading(g, u is not None).exp(), k * trailing(g).exp()
     if gv is None:
         o, written = inside @ v, v
     else:
-        o = torch.einsum("...ij,...jv,...ijv->...iv", inside, v, between(gv, u is not None).exp())
+        o = (inside.unsqueeze(-1) * v.unsqueeze(-3) * between(gv, u is not None).exp()).sum(-2)
         written = v * trailing(gv).exp()
     if u is not None:
         bonus = u.view(shared, -1, 1, 1, width)

@@ -97,6 +97,6 @@ class AReLiT(GatedOuterProducts):
         ks, keys = linear_scan(waves * k.unsqueeze(2), 1 - gamma.unsqueeze(2), keys, cu_seqlens=cu_seqlens)
         vs, values = linear_scan(waves * v.unsqueeze(2), 1 - beta.unsqueeze(2), values, cu_seqlens=cu_seqlens)
         s, normaliser = linear_scan(k, 1 - gamma, normaliser, cu_seqlens=cu_seqlens)
-        top = torch.einsum("btrhk,bthk,btrhv->bthv", ks, q, vs)
+        top = torch.einsum("btrh,btrhv->bthv", torch.einsum("btrhk,bthk->btrh", ks, q), vs)
         o = top / (2 * self.r * (s * q).sum(-1, keepdim=True) + self.eps)
         return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normaliser, read)
