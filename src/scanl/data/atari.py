@@ -88,6 +88,7 @@ class AtariReplay(FixedRows):
 
     id = "B-atari"
     needs = REPLAY
+    positive = ("window", "transitions", "visit", "screens")
 
     game: str = "Breakout"
     window: int = 30
@@ -99,9 +100,6 @@ class AtariReplay(FixedRows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("window", "transitions", "visit", "screens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least 1")
         if not self.unit > 0:
             raise ConfigError(f"{self.name}: unit is {self.unit}, expected above 0")
 

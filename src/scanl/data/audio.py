@@ -20,7 +20,6 @@ from scanl.data.base import IGNORED, Question, register
 from scanl.data.files import Files, lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.signals import Recording, expanded, linear, mu_law, spread
-from scanl.errors import ConfigError
 
 RATE = 16_000
 TEN = "yes no up down left right on off stop go".split()  # noqa: SIM905
@@ -82,13 +81,9 @@ class SpeechCommands(FixedRows):
     question = Question("class", channels=1, classes=len(WORDS))
     chance = 1 / len(WORDS)
     words = WORDS
+    positive = ("most",)
 
     most: int = RATE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most < 1:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
 
     @property
     def length(self) -> int:
@@ -292,12 +287,9 @@ class Pieces(Quantised):
         piece: samples of a piece, and steps of a row.
     """
 
-    piece: int = 128_000
+    positive = ("piece",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.piece < 1:
-            raise ConfigError(f"{self.name}: piece is {self.piece}, expected at least 1")
+    piece: int = 128_000
 
     @property
     def length(self) -> int:

@@ -282,6 +282,13 @@ def check_types(source: str, options: Any, names: Iterable[str]) -> None:
             raise ConfigError(f"{source}: {name} is {value!r}, expected {kind.__name__}")
 
 
+def check_positive(source: str, options: Any, names: Iterable[str]) -> None:
+    """Raise ConfigError for an option of a source that is below 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ConfigError(f"{source}: {name} is {getattr(options, name)}, expected at least 1")
+
+
 def check_shares(source: str, validation: float, test: float) -> None:
     """Raise ConfigError unless the shares of the validation and the test part leave something to train on."""
     for name, share in (("validation", validation), ("test", test)):

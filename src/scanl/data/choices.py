@@ -97,13 +97,9 @@ class Choices(FixedRows):
 
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.most"}
     ways: ClassVar[int] = 4
+    positive = ("most",)
 
     most: int = 1024
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most < 1:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
 
     @property
     def length(self) -> int:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scanl.data.base import Question, register
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
-from scanl.errors import ConfigError
 
 HARD = "curv_contour_length_14"
 
@@ -44,13 +43,9 @@ class PublishedPathfinder(FixedRows):
     chance = 0.5
     question = Question("class", channels=1, classes=2)
     instead: ClassVar = {"sequence_length": "a picture has as many steps as pixels"}
+    positive = ("side",)
 
     side: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.side < 1:
-            raise ConfigError(f"{self.name}: side is {self.side}, expected at least 1")
 
     @property
     def length(self) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
-from scanl.errors import ConfigError, DataError
+from scanl.errors import DataError
 
 FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
 IMDB = Files(
@@ -72,15 +72,10 @@ class IMDbReviews(FixedRows):
     needs = IMDB
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
+    positive = ("most", "aside")
 
     most: int = 1024
     aside: int = 2500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("most", "aside"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least 1")
 
     @property
     def length(self) -> int:
@@ -144,13 +139,9 @@ class PaperPairs(FixedRows):
     needs = AAN
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
+    positive = ("most",)
 
     most: int = 4000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most < 1:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
 
     @property
     def length(self) -> int:
@@ -196,13 +187,9 @@ class LongListOps(FixedRows):
     needs = LISTOPS
     chance = 0.17
     question = Question("class", vocab_size=len(LISTOPS_TOKENS), classes=10, padded=True)
+    positive = ("most",)
 
     most: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most < 1:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
 
     @property
     def length(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Examples, Source, check_types, padded
+from scanl.data.base import Exam, Examples, Source, check_positive, check_types, padded
 from scanl.data.order import shuffled
 from scanl.errors import CheckpointError, ConfigError, DataError
 
@@ -88,6 +88,7 @@ class FixedRows(Source):
     examined_by = ("count",)
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "the rows have the length that they have"}
 
+    positive: ClassVar[tuple[str, ...]] = ()  # options that are at least 1
     steps: ClassVar[int] = 0  # of a row, where all rows have the same number, whatever the options are
 
     seed: int
@@ -100,6 +101,7 @@ class FixedRows(Source):
 
     def __post_init__(self) -> None:
         check_types(self.name, self, [option.name for option in fields(self)])
+        check_positive(self.name, self, self.positive)
 
     @abstractmethod
     def read(self) -> Parts:

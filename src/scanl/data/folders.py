@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, check_shares, padded, register
+from scanl.data.base import Question, check_positive, check_shares, padded, register
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.errors import ConfigError, DataError
 
@@ -169,8 +169,7 @@ class Folders(FixedRows):
         if len(self.data) != 1:
             raise ConfigError(f"folders: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
         check_shares("folders", self.validation, self.test)
-        if self.sequence_length < 1:
-            raise ConfigError(f"folders: sequence_length is {self.sequence_length}, expected at least 1")
+        check_positive("folders", self, ["sequence_length"])
 
     @classmethod
     def reads(cls) -> frozenset[str]:

@@ -240,14 +240,13 @@ class Images(FixedRows):
     """
 
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "an image has as many steps as pixels"}
+    positive = ("aside",)
 
     order: str = "raster"
     aside: int = 6000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.aside < 1:
-            raise ConfigError(f"{self.name}: aside is {self.aside}, expected at least 1")
         self.pixels = permutation(self.order, self.length)
 
     @abstractmethod

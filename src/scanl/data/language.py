@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Question, check_types, register
+from scanl.data.base import Exam, Question, check_positive, check_types, register
 from scanl.data.corpus import SEPARATOR, Bytes, Corpus
 from scanl.data.files import Files, Package, lines, whole_lines
 from scanl.data.text import Tokens
-from scanl.errors import CheckpointError, ConfigError, DataError
+from scanl.errors import CheckpointError, DataError
 
 ENWIK8 = Files(
     "enwik8",
@@ -379,8 +379,7 @@ class HumanGenome(Genome):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_types(self.name, self, ["interval"])
-        if self.interval < 1:
-            raise ConfigError(f"{self.name}: interval is {self.interval}, expected at least 1")
+        check_positive(self.name, self, ["interval"])
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:

@@ -73,6 +73,7 @@ class ImageNetPatches(FixedRows):
 
     id = "B-imagenet1k"
     needs = IMAGENET
+    positive = ("aside",)
 
     side: int = 224
     patch: int = 16
@@ -82,8 +83,6 @@ class ImageNetPatches(FixedRows):
         super().__post_init__()
         if self.patch < 1 or self.side < 1 or self.side % self.patch:
             raise ConfigError(f"{self.name}: patch is {self.patch}, expected a divisor of side, {self.side}")
-        if self.aside < 1:
-            raise ConfigError(f"{self.name}: aside is {self.aside}, expected at least 1")
 
     @property
     def length(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.base import Question, check_types, register
+from scanl.data.base import Question, check_positive, check_types, register
 from scanl.data.corpus import SEPARATOR, Bytes
 from scanl.data.files import Files
 from scanl.data.language import Published
@@ -50,8 +50,7 @@ class PileDocuments(Published):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_types(self.name, self, ["most", "only"])
-        if self.most < 1:
-            raise ConfigError(f"{self.name}: most is {self.most}, expected at least 1")
+        check_positive(self.name, self, ["most"])
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:

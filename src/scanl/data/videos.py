@@ -93,6 +93,7 @@ class Skeletons(FixedRows):
     needs = NTU
     question = Question("class", channels=BODIES * JOINTS * 3, classes=60)
     chance = 1 / 60
+    positive = ("frames",)
 
     across: str = "subject"
     frames: int = 20
@@ -101,8 +102,6 @@ class Skeletons(FixedRows):
         super().__post_init__()
         if self.across not in ("subject", "view"):
             raise ConfigError(f"{self.name}: across is {self.across!r}, expected subject or view")
-        if self.frames < 1:
-            raise ConfigError(f"{self.name}: frames is {self.frames}, expected at least 1")
 
     @property
     def length(self) -> int:
