@@ -19,11 +19,11 @@ from torch import Tensor
 
 from scanl.data.rows import scale_of
 from scanl.errors import DataError
-from scanl.learning.estimators import ROWS, SeriesClassifier, optimise
+from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimise
 from scanl.models import Forecaster
 
 
-class AeonClassifier(BaseClassifier):
+class AeonClassifier(Trained, BaseClassifier):
     """Classify series, as a classifier of aeon: X is (n, channels, T), or a list of (channels, t) of unequal length.
 
     The arguments are those of `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
@@ -37,29 +37,6 @@ class AeonClassifier(BaseClassifier):
         "capability:unequal_length": True,
         "algorithm_type": "deeplearning",
     }
-
-    def __init__(
-        self,
-        layer: str = "hawk",
-        dim: int = 32,
-        depth: int = 1,
-        layer_options: Mapping[str, Any] | None = None,
-        dropout: float = 0.0,
-        steps: int = 300,
-        batch_size: int = 32,
-        lr: float = 3e-3,
-        random_state: int = 0,
-    ) -> None:
-        self.layer = layer
-        self.dim = dim
-        self.depth = depth
-        self.layer_options = layer_options
-        self.dropout = dropout
-        self.steps = steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.random_state = random_state
-        super().__init__()
 
     def _fit(self, X: Any, y: Any) -> Self:
         self.steps_ = max(one.shape[1] for one in X)
@@ -114,17 +91,10 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
         lr: float = 3e-3,
         random_state: int = 0,
     ) -> None:
-        self.layer = layer
-        self.dim = dim
-        self.depth = depth
-        self.layer_options = layer_options
-        self.dropout = dropout
-        self.lags = lags
-        self.sequence_length = sequence_length
-        self.steps = steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.random_state = random_state
+        self.layer, self.dim, self.depth = layer, dim, depth
+        self.layer_options, self.dropout = layer_options, dropout
+        self.lags, self.sequence_length = lags, sequence_length
+        self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
         super().__init__(horizon=horizon, axis=1)
 
     def _fit(self, y: Any, exog: Any = None) -> Self:

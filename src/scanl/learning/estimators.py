@@ -49,10 +49,8 @@ def optimise(
     model.eval()
 
 
-class _Estimator(BaseEstimator):
-    """What the two estimators have in common. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
-
-    model_: Any  # set by `fit`
+class Trained:
+    """The options of a model and of its training, each kept under its name, as scikit-learn and aeon want it."""
 
     def __init__(
         self,
@@ -67,15 +65,16 @@ class _Estimator(BaseEstimator):
         lr: float = 3e-3,
         random_state: int = 0,
     ) -> None:
-        self.layer = layer
-        self.dim = dim
-        self.depth = depth
-        self.layer_options = layer_options
-        self.dropout = dropout
-        self.steps = steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.random_state = random_state
+        self.layer, self.dim, self.depth = layer, dim, depth
+        self.layer_options, self.dropout = layer_options, dropout
+        self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
+        super().__init__()
+
+
+class _Estimator(Trained, BaseEstimator):
+    """What the two estimators have in common. X: (n, T) or (n, T, C) series of equal length; NaN is missing."""
+
+    model_: Any  # set by `fit`
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
