@@ -8,7 +8,6 @@ Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, eq. (5); 
 Linear Units", arXiv:1606.08415, section 2.
 """
 
-import importlib
 import math
 from typing import Any
 
@@ -18,9 +17,8 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._cpu._memory import laid_out
-from scanl.ops._frame.dispatch import fused
+from scanl.ops._frame.fused import differentiable, kernels, worthwhile
 
-LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
 SLOPE = 2 * math.sqrt(2 / math.pi)
 POLYNOMIALS = {"silu": (1.0, 0.0), "gelu_tanh": (SLOPE, 0.044715 * SLOPE)}  # p and q: f(a) = a σ(a (p + q a²))
 
@@ -36,7 +34,7 @@ def gated(a: Tensor, b: Tensor, activation: str = "silu") -> Tensor:
     """
     if activation not in POLYNOMIALS:
         raise ConfigError(f"gated: {unknown('activation', activation, list(POLYNOMIALS))}")
-    if a.shape != b.shape or a.dtype != b.dtype or a.numel() < LEAST or not (fused(a) and fused(b)):
+    if a.shape != b.shape or not worthwhile(a, b):
         return plain(a, b, activation)
     return _Gated.apply(a, b, activation)
 
@@ -46,23 +44,17 @@ def plain(a: Tensor, b: Tensor, activation: str) -> Tensor:
     return (F.silu(a) if activation == "silu" else F.gelu(a, approximate="tanh")) * b
 
 
-def _kernels() -> Any:
-    return importlib.import_module("scanl.ops._cpu.gated")
-
-
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, activation: str) -> Any:
         ctx.save_for_backward(a, b)
         ctx.activation = activation
-        return _kernels().forward(laid_out(a), laid_out(b), POLYNOMIALS[activation])
+        return kernels("gated").forward(laid_out(a), laid_out(b), POLYNOMIALS[activation])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         (dy,), (a, b) = cotangents, ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
-            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in (a, b)]
-            y = plain(leaves[0], leaves[1], ctx.activation)
-            return *torch.autograd.grad(y, leaves, dy, create_graph=True), None
+            return *differentiable(lambda a, b: plain(a, b, ctx.activation), (a, b), [dy]), None
         given = map(laid_out, (dy, a, b))
-        return *_kernels().backward(*given, POLYNOMIALS[ctx.activation]), None
+        return *kernels("gated").backward(*given, POLYNOMIALS[ctx.activation]), None

@@ -9,11 +9,12 @@ A step costs O(N) for N modes, and no table of N × T numbers is made. So for ma
 powers of dense matrices. It runs in float64, because the error of an angle grows with the power.
 """
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from scanl.ops._frame.fused import differentiable, kernels
 
 
 def low_rank_response(system: Tensor, begin: Tensor, steps: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,10 +25,6 @@ def low_rank_response(system: Tensor, begin: Tensor, steps: int, x: Tensor) -> t
     state after the steps x, if the first start is what an input of 1 writes. The last two are complex128.
     """
     return _Response.apply(system, begin, steps, x)
-
-
-def _kernels() -> Any:
-    return importlib.import_module("scanl.ops._cpu.low_rank_response")
 
 
 def reference(system: Tensor, begin: Tensor, steps: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,22 +45,20 @@ class _Response(torch.autograd.Function):
         ctx.save_for_backward(system, begin, x)
         ctx.steps = steps
         ctx.set_materialize_grads(False)  # most losses do not read the last state, whose gradient costs more than all
-        return _kernels().forward(system, begin, steps, x)
+        return kernels("low_rank_response").forward(system, begin, steps, x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         system, begin, x = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
-            leaves = [leaf if leaf.requires_grad else leaf.detach().requires_grad_() for leaf in (system, begin, x)]
-            results = reference(leaves[0], leaves[1], ctx.steps, leaves[2])
-            asked, by = zip(
-                *[(y, by) for y, by in zip(results, cotangents, strict=True) if by is not None], strict=True
+            found = differentiable(
+                lambda system, begin, x: reference(system, begin, ctx.steps, x), (system, begin, x), cotangents
             )
-            found = torch.autograd.grad(asked, leaves, by, create_graph=True, allow_unused=True)
             return found[0], found[1], None, found[2]
         kernel, end, driven = cotangents
         if kernel is None:
             kernel = system.real.new_zeros(len(begin), system.shape[1], ctx.steps)
         end = torch.zeros_like(begin) if end is None else end
-        to_system, to_begin, to_x = _kernels().backward(kernel, end, driven, system, begin, ctx.steps, x)
+        loops = kernels("low_rank_response")
+        to_system, to_begin, to_x = loops.backward(kernel, end, driven, system, begin, ctx.steps, x)
         return to_system, to_begin, None, to_x

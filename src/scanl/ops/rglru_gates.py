@@ -6,16 +6,13 @@ Source: De et al., "Griffin", arXiv:2402.19427, eq. (1) to (4); m is 1 at the fi
 as in the released code.
 """
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.ops._cpu._memory import laid_out
-from scanl.ops._frame.dispatch import fused
-
-LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
+from scanl.ops._frame.fused import differentiable, kernels, worthwhile
 
 
 class BoundedSqrt(torch.autograd.Function):
@@ -44,9 +41,7 @@ def rglru_gates(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, le
     >>> round(a.item(), 4), round(u.item(), 4)
     (0.6065, 1.5901)
     """
-    full, narrow = (x, i_gate, r_gate), (log_decay, least)
-    same = all(each.dtype == x.dtype for each in (*full, *narrow)) and not least.requires_grad
-    if x.numel() < LEAST or not (same and all(fused(each) for each in (*full, *narrow))):
+    if least.requires_grad or not worthwhile(x, i_gate, r_gate, log_decay, least):
         return plain(x, i_gate, r_gate, log_decay, least)
     return _Gates.apply(x, i_gate, r_gate, log_decay, least)
 
@@ -57,10 +52,6 @@ def plain(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, least: T
     square = -torch.expm1(2 * log_a)
     scale = BoundedSqrt.apply(square) if square.requires_grad else square.sqrt()
     return x * i_gate.sigmoid() * scale.clamp(min=least), log_a.exp()
-
-
-def _kernels() -> Any:
-    return importlib.import_module("scanl.ops._cpu.rglru_gates")
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -74,17 +65,16 @@ class _Gates(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, i_gate, r_gate, log_decay, least)
         given = (_flat(each) for each in (x, i_gate, r_gate))
-        u, a = _kernels().forward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
+        u, a = kernels("rglru_gates").forward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
         return u.view(x.shape), a.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        *operands, least = ctx.saved_tensors
+        x, i_gate, r_gate, log_decay, least = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
-            leaves = [each if each.requires_grad else each.detach().requires_grad_() for each in operands]
-            results = plain(leaves[0], leaves[1], leaves[2], leaves[3], least)
-            return *torch.autograd.grad(results, leaves, cotangents, create_graph=True), None
-        x, log_decay = operands[0], operands[3]
-        given = (_flat(each) for each in (*cotangents, *operands[:3]))
-        *by, dlog = _kernels().backward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
+            operands = (x, i_gate, r_gate, log_decay)
+            return *differentiable(lambda x, i, r, log: plain(x, i, r, log, least), operands, cotangents), None
+        given = (_flat(each) for each in (*cotangents, x, i_gate, r_gate))
+        narrow = laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1))
+        *by, dlog = kernels("rglru_gates").backward(*given, *narrow)
         return *(each.view(x.shape) for each in by), dlog, None

@@ -194,14 +194,6 @@ class _Solved(torch.autograd.Function):
         return w, *(next(found) if needs else None for needs in ctx.needs_input_grad[1:6]), None, None
 
 
-def _solve(
-    q: Tensor,
-    k: Tensor,
-    write: Tensor,
-    g: Tensor,
-    damping: Tensor,
-    keys: Tensor | None,
-    cu_seqlens: Tensor | None,
-    steps: int,
-) -> Tensor:
-    return _Solved.apply(q, k, write, g, damping, keys, cu_seqlens, steps)
+def _solve(*given: Any) -> Tensor:
+    """`_Solved.apply`; a function, which torch.compile can be told to call as it is."""
+    return _Solved.apply(*given)

@@ -19,7 +19,7 @@ from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
-from scanl.ops._frame.dispatch import fused
+from scanl.ops._frame.fused import able
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.low_rank_response import low_rank_response
 
@@ -216,7 +216,7 @@ def _convolution(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by convolution with the kernel C Ā^j B̄."""
-    if not fused(u):
+    if not able(u):
         return _dense_convolution(u, Lambda, P, B, C, dt, state)
     system, into = _one_step(Lambda, P, B, C, dt)
     begin = into[None] if state is None else torch.cat([into[None], state.to(into.dtype)])

@@ -1,6 +1,5 @@
 """Choose the backend of a call: what each backend can run, why it cannot, and the order of preference."""
 
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,19 +142,3 @@ def in_forward_mode() -> bool:
 def transforming() -> bool:
     """Return whether a transformation of torch.func is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def fused(x: Tensor) -> bool:
-    """Return whether compiled loops that are no backend of an op may take the place of a plain form for x."""
-    return (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and not {"auto", "cpu"}.isdisjoint(preferred())
-        and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not in_forward_mode()
-        and not transforming()
-        and importlib.util.find_spec("numba") is not None
-    )

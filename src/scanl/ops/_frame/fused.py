@@ -1,0 +1,60 @@
+"""Compiled loops on a CPU that are no backend of an op, and take the place of a plain form in torch.
+
+Such a function runs them inside an `autograd.Function`. Its first derivative has loops too; later ones are torch's.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanl.ops._frame.dispatch import in_forward_mode, preferred, transforming
+
+LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
+
+
+def able(*operands: Tensor) -> bool:
+    """Return whether compiled loops may take the place of a plain form for these operands."""
+    return (
+        all(
+            type(each) in (Tensor, torch.nn.Parameter)
+            and each.device.type == "cpu"
+            and each.dtype in (torch.float32, torch.float64)
+            and each.dtype == operands[0].dtype
+            for each in operands
+        )
+        and not {"auto", "cpu"}.isdisjoint(preferred())
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not in_forward_mode()
+        and not transforming()
+        and importlib.util.find_spec("numba") is not None
+    )
+
+
+def worthwhile(*operands: Tensor) -> bool:
+    """Return whether they may, and the first operand has so many numbers that they take less time."""
+    return operands[0].numel() >= LEAST and able(*operands)
+
+
+def kernels(name: str) -> Any:
+    """Return the module of compiled loops of that name; numba is imported when they are first run."""
+    return importlib.import_module(f"scanl.ops._cpu.{name}")
+
+
+def differentiable(
+    plain: Callable[..., Tensor | tuple[Tensor, ...]], operands: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients of the plain form by its operands, which can be differentiated again.
+
+    cotangents: of each result; None where the loss does not depend on it.
+    """
+    leaves = [each if each.requires_grad else each.detach().requires_grad_() for each in operands]
+    results = plain(*leaves)
+    results = (results,) if isinstance(results, Tensor) else results
+    asked, by = zip(*[(y, dy) for y, dy in zip(results, cotangents, strict=True) if dy is not None], strict=True)
+    return list(torch.autograd.grad(asked, leaves, by, create_graph=True, allow_unused=True))
