@@ -79,10 +79,14 @@ def _recurrence(
 ) -> tuple[Tensor, Tensor]:
     a, b = discretized(A, B, dt, discretization, timespans)
     h, last = linear_scan(b * x[..., None], a, state, cu_seqlens=cu_seqlens)
-    if not A.is_complex():
-        return torch.einsum("btdn,dn->btd", h, C), last
-    readout = 2 * torch.stack([C.real, -C.imag], -1).flatten(1)
-    return torch.einsum("btdn,dn->btd", torch.view_as_real(h).flatten(3), readout), last
+    return read(h, C), last
+
+
+def read(h: Tensor, C: Tensor) -> Tensor:
+    """Return C h, or 2 Re C h if they are complex, (B, T, D). h: states of all steps, (B, T, D, N).   C: (D, N)."""
+    if C.is_complex():
+        h, C = torch.view_as_real(h).flatten(3), 2 * torch.stack([C.real, -C.imag], -1).flatten(1)
+    return torch.einsum("btdn,dn->btd", h, C)
 
 
 def _convolution(

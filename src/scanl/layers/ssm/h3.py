@@ -15,6 +15,7 @@ from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
+from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 from scanl.ops import short_convolution
 
@@ -112,10 +113,7 @@ class H3(Layer):
         "algorithm 1"
     )
     op = "linear_scan"
-    excused: ClassVar = {
-        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
-        "output by the largest input of the call"
-    }
+    excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"d_state": 4, "head_dim": 2}
     residual_out = "output_linear"
     hints: ClassVar = {

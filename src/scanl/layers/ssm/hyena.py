@@ -15,6 +15,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.parts.hyena_filter import HyenaFilter
 from scanl.layers.parts.short_convolution import convolve
+from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 
 
@@ -68,10 +69,7 @@ class Hyena(Layer):
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'
     )
     op = None
-    excused: ClassVar = {
-        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
-        "output by the largest input of the call"
-    }
+    excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"l_max": 5, "order": 3, "filter_order": 4, "num_inner_mlps": 1}
     residual_out = "out_proj"
     hints: ClassVar = {

@@ -4,19 +4,16 @@ r"""Liquid-S4: a diagonal state space model whose transition depends on the inpu
 """
 
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Hint, Layer, register, widen
-from scanl.layers.parts.diagonal_ssm import discretized
-from scanl.layers.parts.diagonal_start import check_diagonal_system
+from scanl.layers.base import register, widen
+from scanl.layers.parts.diagonal_ssm import discretized, read
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.ssm.s4d import S4DKernel
+from scanl.layers.ssm.s4d import GatedDiagonalLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
@@ -25,7 +22,7 @@ SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.1295
 
 
 @register("liquid_s4")
-class LiquidS4(Layer):
+class LiquidS4(GatedDiagonalLayer):
     """Liquid-S4: S4D whose transition also depends on the input, so its output has products of inputs.
 
     With degree P the expansion ends at products of P inputs: s^p holds those of p. The coefficient of
@@ -54,12 +51,6 @@ class LiquidS4(Layer):
     id = "S-liquids4"
     equation = EQUATION + ",  out = GLU(W GELU(y + D * x))"
     source = SOURCE + "eq. (6) to (9)"
-    op = "linear_scan"
-    takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"d_state": 4}
-    hints: ClassVar = dict.fromkeys(
-        ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
-    )
 
     def __init__(
         self,
@@ -72,14 +63,10 @@ class LiquidS4(Layer):
         disc: str = "bilinear",
         lr: float | None = 1e-3,
     ) -> None:
-        super().__init__()
-        check_diagonal_system("liquid_s4", d_state, init, disc, dt_min, dt_max)
+        super().__init__(dim, d_state, init, dt_min, dt_max, disc, lr)
         if degree is not None and degree < 1:
             raise ConfigError(f"liquid_s4: degree is {degree}, expected at least 1, or None")
-        self.dim, self.d_state, self.degree, self.disc, self.lr = dim, d_state, degree, disc, lr
-        self.D = nn.Parameter(torch.randn(dim))
-        self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
-        self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
+        self.degree = degree
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         sizes = (batch_size, self.degree or 1, self.dim, self.d_state // 2)
@@ -112,12 +99,7 @@ class LiquidS4(Layer):
                 s, last = linear_scan(given * _before(s, below, cu_seqlens), a, row, cu_seqlens=cu_seqlens)
                 total = total + s
                 lasts.append(last)
-        readout = 2 * torch.stack([C.real, -C.imag], -1).flatten(1)
-        y = torch.einsum("btdn,dn->btd", torch.view_as_real(total).flatten(3), readout)
-        y = F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)
-        mix = self.output_linear[0]
-        assert isinstance(mix, nn.Conv1d)
-        return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1), torch.stack(lasts, 1)
+        return self._read_out(read(total, C), u, x.dtype), torch.stack(lasts, 1)
 
 
 def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:

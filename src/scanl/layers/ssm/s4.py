@@ -17,6 +17,7 @@ from scanl.layers.parts.dense_ssm import dense_ssm
 from scanl.layers.parts.hippo import diagonal_legs
 from scanl.layers.parts.time_step import check_step_range, log_uniform
 from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
 from scanl.ops._frame.fused import able
@@ -104,10 +105,7 @@ class S4(Layer):
     )
     op = None
     takes: ClassVar = frozenset({"timespans"})
-    excused: ClassVar = {
-        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
-        "output by the largest input of the call"
-    }
+    excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"d_state": 4}
     hints: ClassVar = {
         f"layer.kernel.{name}": Hint(weight_decay=False, lr="lr") for name in ("inv_dt", "A_real", "A_imag", "B", "P")

@@ -14,6 +14,7 @@ from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
 from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 
 
@@ -37,8 +38,36 @@ class S4DKernel(Module):
         return A, torch.view_as_complex(widen(self.C)), widen(self.log_dt).exp()
 
 
+class GatedDiagonalLayer(Layer):
+    """Diagonal systems with the parameters of S4D, GELU and a gated linear map: S4D and its kin. Abstract."""
+
+    op = "linear_scan"
+    takes: ClassVar = frozenset({"timespans"})
+    sample: ClassVar = {"d_state": 4}
+    hints: ClassVar = dict.fromkeys(
+        ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
+    )
+
+    def __init__(
+        self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float, disc: str, lr: float | None
+    ) -> None:
+        super().__init__()
+        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
+        self.dim, self.d_state, self.disc, self.lr = dim, d_state, disc, lr
+        self.D = nn.Parameter(torch.randn(dim))
+        self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
+        self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
+
+    def _read_out(self, y: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return GLU(W GELU(y + D u)) in `dtype`; y: what the systems read, u: their input, (B, T, D)."""
+        y = F.gelu(torch.addcmul(y, u, widen(self.D))).to(dtype)
+        mix = self.output_linear[0]
+        assert isinstance(mix, nn.Conv1d)
+        return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1)
+
+
 @register("s4d")
-class S4D(Layer):
+class S4D(GatedDiagonalLayer):
     """S4D: a time-invariant recurrence on N/2 complex numbers per channel, then GELU and a gated linear map.
 
     A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the
@@ -68,16 +97,7 @@ class S4D(Layer):
         'Gu, Gupta, Goel and Ré, "On the Parameterization and Initialization of Diagonal State Space Models", '
         "arXiv:2206.11893, eq. (2) to (9)"
     )
-    op = "linear_scan"
-    excused: ClassVar = {
-        "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
-        "output by the largest input of the call"
-    }
-    takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"d_state": 4}
-    hints: ClassVar = dict.fromkeys(
-        ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
-    )
+    excused: ClassVar = BY_CONVOLUTION
 
     def __init__(
         self,
@@ -89,15 +109,7 @@ class S4D(Layer):
         disc: str = "zoh",
         lr: float | None = 1e-3,
     ) -> None:
-        super().__init__()
-        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
-        self.dim = dim
-        self.d_state = d_state
-        self.disc = disc
-        self.lr = lr
-        self.D = nn.Parameter(torch.randn(dim))
-        self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
-        self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
+        super().__init__(dim, d_state, init, dt_min, dt_max, disc, lr)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         sizes = (batch_size, self.dim, self.d_state // 2)
@@ -119,7 +131,4 @@ class S4D(Layer):
             u, A, torch.ones_like(A), C, dt, state,
             discretization=self.disc, cu_seqlens=cu_seqlens, timespans=timespans,
         )  # fmt: skip
-        y = F.gelu(torch.addcmul(y, u, widen(self.D))).to(x.dtype)
-        mix = self.output_linear[0]
-        assert isinstance(mix, nn.Conv1d)
-        return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1), last
+        return self._read_out(y, u, x.dtype), last
