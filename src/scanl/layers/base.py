@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType, State, leaves
-from scanl.ops.offsets import check_offsets
+from scanl.ops.offsets import check_offsets, sequences
 from scanl.registry import Registry
 
 
@@ -25,6 +25,8 @@ class Hint(NamedTuple):
     weight_decay: bool = True
     lr: str | None = None
 
+
+S = TypeVar("S")
 
 UNDECAYED = Hint(weight_decay=False)
 
@@ -133,7 +135,7 @@ class Layer(Module):
         check_offsets(self._who(), cu_seqlens, x.shape[0], x.shape[1])
         if state is None or torch.compiler.is_compiling():
             return
-        batch, of = (x.shape[0], "x") if cu_seqlens is None else (cu_seqlens.shape[0] - 1, "cu_seqlens")
+        batch, of = sequences(x, cu_seqlens), "x" if cu_seqlens is None else "cu_seqlens"
         form = self._state_form()
         if form is None or _fits(state, form, batch):
             return
@@ -144,6 +146,13 @@ class Layer(Module):
             raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
         path, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
         raise ShapeError(f"{self._who()}: {path} is {kind}, expected {own[path].dtype} because of the layer")
+
+    def _begin(self, x: Tensor, state: S | None, cu_seqlens: Tensor | None) -> S:
+        """Check the input, and return the state before its first step: `state`, or the initial one if it is None."""
+        self._check(x, state, cu_seqlens)
+        if state is None:
+            state = cast(S, self.init_state(sequences(x, cu_seqlens)))
+        return state
 
     def _state_form(self) -> State:
         """Return an initial state of one row on the meta device; None if the layer does not know its form."""

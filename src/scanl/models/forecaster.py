@@ -19,6 +19,7 @@ from scanl.models.reader import Features, Scales, Standard
 from scanl.models.running import Running, nothing_read, running
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
+from scanl.ops.offsets import sequences
 
 EPSILON = 1e-5  # added to a variance, as in RevIN
 
@@ -386,7 +387,7 @@ class Forecaster(Saved):
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
         """Return the features of the stack and what the lags add, both after the steps `after`; location and scale of
         the targets at all steps, (B, T, C); and the state."""
-        rows = read.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(read, cu_seqlens)
         before = self.init_state(rows, device=read.device) if state is None else state
         location, scale = self._standards()
         once = self.targets + self.past + self.static  # channels that are there once, not for every step ahead
@@ -431,7 +432,7 @@ class Forecaster(Saved):
             raise ShapeError(
                 f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {channels})"
             )
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         for name, given, size, shape in (
             ("static", static, self.static, (rows, self.static)),
             ("future", future, self.future, (*x.shape[:2], self.horizon, self.future)),

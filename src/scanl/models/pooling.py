@@ -11,6 +11,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType
 from scanl.models.reader import Reader
 from scanl.models.stack import StackState
+from scanl.ops.offsets import sequences
 
 
 class PooledState(NamedTuple):
@@ -53,7 +54,7 @@ class Pooled(Reader):
         timespans: Tensor | None,
     ) -> tuple[Tensor, PooledState]:
         """Return the feature (B, D) of everything read so far, and the state."""
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         before = self.init_state(rows) if state is None else state
         y, stack, cu_seqlens = self._hidden(x, before.stack, mask, cu_seqlens, timespans)
         pooled, count = self._pool(y.to(before.pooled.dtype), before.pooled, before.steps, cu_seqlens)

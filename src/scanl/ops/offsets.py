@@ -1,4 +1,4 @@
-"""Checks of `cu_seqlens`, the offsets of packed sequences, for every op, kernel and layer."""
+"""What `cu_seqlens` says, the offsets of packed sequences, and its checks, for every op, kernel and layer."""
 
 import itertools
 
@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
+
+
+def sequences(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """Return how many sequences x (B, T, ...) holds: its rows, or those that are packed into its one row."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
 def check_offsets(who: str, cu_seqlens: Tensor | None, batch: int, steps: int, *, operand: str = "x") -> None:

@@ -11,6 +11,7 @@ from scanl.hub.patches.base import Patch, register
 from scanl.layers.base import widen
 from scanl.layers.memory.mlstm import stabiliser
 from scanl.ops import linear_attention
+from scanl.ops.offsets import sequences
 
 State = tuple[Tensor, Tensor, Tensor]
 
@@ -38,7 +39,7 @@ class XLSTMPatch(Patch):
             state = state[0].clone(), state[1].clone(), state[2].clone()
         q, k, v, o, i, f = _projected(module, x)
         i, log_f = widen(i), F.logsigmoid(widen(f))
-        count = x.shape[0] if rows.cu_seqlens is None else rows.cu_seqlens.shape[0] - 1
+        count = sequences(x, rows.cu_seqlens)
         m = i.new_zeros(count, i.shape[-1]) if state is None else widen(state[2][..., 0])
         if x.shape[1] == 1 and rows.cu_seqlens is None:
             before = m[:, None]

@@ -17,6 +17,7 @@ from scanl.layers.parts.rotary import rotate
 from scanl.layers.state import Device, DType
 from scanl.ops import SegmentMemory, init_memory, segment_attention
 from scanl.ops._frame.opaque import opaque
+from scanl.ops.offsets import sequences
 
 
 class SoftmaxAttention(Layer):
@@ -79,7 +80,7 @@ class SoftmaxAttention(Layer):
     ) -> tuple[Tensor, SegmentMemory]:
         heads = ((self.q_proj, self.num_heads), (self.k_proj, self.num_kv_heads), (self.v_proj, self.num_kv_heads))
         q, k, v = (proj(x).unflatten(-1, (count, self.head_dim)) for proj, count in heads)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         read = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.position
         steps, _ = positions(read[:, None], x.shape[1], cu_seqlens)
         q, k = (rotate(each, steps, self.rotated, self.rope_base) for each in (q, k))

@@ -85,9 +85,7 @@ class AReLiT(GatedOuterProducts):
     def forward(
         self, x: Tensor, state: AReLiTState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, AReLiTState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        keys, values, normaliser, read = self.init_state(rows) if state is None else state
+        keys, values, normaliser, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
         q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())

@@ -134,9 +134,7 @@ class LinearAttention(Layer):
     def forward(
         self, x: Tensor, state: LinearAttentionState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LinearAttentionState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        S, read = self.init_state(rows) if state is None else state
+        S, read = self._begin(x, state, cu_seqlens)
         steps = None
         if read is not None:
             steps, read = positions(read, x.shape[1], cu_seqlens)

@@ -20,6 +20,7 @@ from scanl.layers.parts.query_key_value import Windows
 from scanl.layers.state import Device, DType
 from scanl.ops import delta_rule
 from scanl.ops.delta_rule import unit
+from scanl.ops.offsets import sequences
 
 
 class LevelsState(NamedTuple):
@@ -106,7 +107,7 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
         self, x: Tensor, state: LevelsState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LevelsState]:
         if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            state = self.init_state(sequences(x, cu_seqlens))
         qkv, (memories, read), conv = self._read(x, state, cu_seqlens)
         check_length(self._who(), x, read, cu_seqlens, self.max_length)
         q, k = (unit(widen(part).unflatten(-1, (self.num_heads, -1)), 1e-6) for part in qkv[:2])

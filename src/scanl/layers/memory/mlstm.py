@@ -145,9 +145,7 @@ class MLSTM(Layer):
     def forward(
         self, x: Tensor, state: MLSTMState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MLSTMState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        memory, m, window = self.init_state(rows) if state is None else state
+        memory, m, window = self._begin(x, state, cu_seqlens)
         inner, z = self.proj_up(x).chunk(2, -1)
         conv, window = self.conv1d(inner, window, cu_seqlens=cu_seqlens)
         conv = F.silu(conv)

@@ -115,9 +115,7 @@ class MLSTMLarge(Layer):
     def forward(
         self, x: Tensor, state: MLSTMLargeState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MLSTMLargeState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        memory, m = self.init_state(rows) if state is None else state
+        memory, m = self._begin(x, state, cu_seqlens)
         q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)) for part in (self.q, self.k, self.v))
         i, f = (soft_cap(gate(x), self.gate_soft_cap) for gate in (self.igate_preact, self.fgate_preact))
         h, memory, m = remember(q, k, v, i, F.logsigmoid(f), memory, m, cu_seqlens, self.eps)

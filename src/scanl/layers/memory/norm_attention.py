@@ -77,9 +77,7 @@ class NormAttention(Layer):
     def forward(
         self, x: Tensor, state: NormAttentionState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, NormAttentionState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        recurrent, read = self.init_state(rows) if state is None else state
+        recurrent, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)

@@ -83,9 +83,7 @@ class RetNet(Layer):
     def forward(
         self, x: Tensor, state: RetNetState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, RetNetState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        recurrent, read = self.init_state(rows) if state is None else state
+        recurrent, read = self._begin(x, state, cu_seqlens)
         steps, read = positions(read, x.shape[1], cu_seqlens)
         exponents = torch.arange(self.key_dim // 2, device=x.device, dtype=torch.float64)
         angles = 10000.0 ** (-exponents / max(1, self.key_dim // 2 - 1))  # from 1 to 1/10000

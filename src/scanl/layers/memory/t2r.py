@@ -87,9 +87,7 @@ class T2R(SoftmaxAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, state: LinearAttentionState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LinearAttentionState]:
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        state = self._begin(x, state, cu_seqlens)
         assert state.steps is not None
         places, steps = positions(state.steps, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)

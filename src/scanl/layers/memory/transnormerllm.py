@@ -95,9 +95,7 @@ class TransNormerLLM(Layer):
     def forward(
         self, x: Tensor, state: TransNormerState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, TransNormerState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        recurrent, read = self.init_state(rows) if state is None else state
+        recurrent, read = self._begin(x, state, cu_seqlens)
         q, k, v, u = self.qkvu_proj(x).chunk(4, -1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), F.silu(k), v))
         if self.lrpe is not None and read is not None:

@@ -16,6 +16,7 @@ from scanl.layers.ode._field import METHODS, Field, derivative, evolve
 from scanl.layers.ode._timed import Draw, TimedCell, at_least, positive, samples
 from scanl.layers.packing import each_alone
 from scanl.ops.cell import cell
+from scanl.ops.offsets import sequences
 from scanl.ops.registry import Sample
 
 EQUATION = "dh/dt = f(h, x_t), with x_t held for the duration of step t"
@@ -113,7 +114,7 @@ class NeuralODE(TimedCell):
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.method in METHODS:
             return super()._scan(x, spans, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         state = widen(self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state)
         given = widen(self._given(x))
         field = [each if each is None else widen(each) for each in self.func.operands()]

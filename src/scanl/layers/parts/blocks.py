@@ -12,6 +12,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.positions import positions
 from scanl.ops import SegmentMemory, segment_attention
 from scanl.ops._frame.nonfinite import faulty
+from scanl.ops.offsets import sequences
 
 
 class Blocks:
@@ -26,7 +27,7 @@ class Blocks:
     """
 
     def __init__(self, x: Tensor, read: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:
-        rows, length = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, x.shape[1]
+        rows, length = sequences(x, cu_seqlens), x.shape[1]
         self.size, self.rows = size, rows
         begun = x.new_zeros(rows, 1, dtype=torch.int64) if read is None else read
         steps, self.after = positions(begun, length, cu_seqlens)

@@ -10,6 +10,7 @@ from scanl.layers.base import widen
 from scanl.layers.module import Module
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_scan
+from scanl.ops.offsets import sequences
 
 
 class TimestepNormState(NamedTuple):
@@ -47,7 +48,7 @@ class TimestepNorm(Module):
         self, x: Tensor, state: TimestepNormState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, TimestepNormState]:
         """Return y (B, T, D) in float32 or wider, and the state. state: None for no steps."""
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         read = x.new_zeros(rows, 1, dtype=torch.int64) if state is None else state.steps
         before = None if state is None else state.sums.double() + state.rest.double()
         steps, read = positions(read, x.shape[1], cu_seqlens)

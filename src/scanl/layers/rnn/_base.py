@@ -15,6 +15,7 @@ from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.state import Device, DType, State
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.cell import Cell
+from scanl.ops.offsets import sequences
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "gru": torch.gru,
@@ -92,7 +93,7 @@ class TorchCell(SolvedLayer):
 
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
         before = [each.to(wide.dtype) for each in ([state] if isinstance(state, Tensor) else state)]

@@ -14,6 +14,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.state import Device, DType
 from scanl.ops import fixed_point
+from scanl.ops.offsets import sequences
 
 
 @register("implicit")
@@ -78,7 +79,7 @@ class Implicit(Layer):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         given, W = widen(self.U(x)), widen(self.W)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        rows = sequences(x, cu_seqlens)
         before = (self.init_state(rows, device=x.device) if state is None else state).to(given.dtype)
         if cu_seqlens is None:
             first = before[:, None].expand_as(given)

@@ -14,6 +14,7 @@ from scanl.layers.base import register, widen
 from scanl.layers.parts.cell_layer import CellLayer, at_least, samples
 from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
+from scanl.ops.offsets import sequences
 from scanl.ops.registry import Sample
 
 SOURCE = 'Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv:1511.06464, eq. (6), (7)'
@@ -128,6 +129,6 @@ class URNN(CellLayer):
         self, x: Tensor, operands: Sequence[Tensor | None], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if state is None:
-            rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            rows = sequences(x, cu_seqlens)
             state = self.init_state(rows, device=x.device, dtype=x.dtype)
         return super()._run(x, operands, state, cu_seqlens)

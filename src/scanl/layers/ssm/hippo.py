@@ -167,9 +167,7 @@ class HiPPO(Layer):
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPOState]:
         """Return c of every step, (B, T, D, N), in float32 or wider, and the state after the last one."""
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        state = self._begin(x, state, cu_seqlens)
         spans = durations("hippo", timespans, x)
         before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         u = widen(x)

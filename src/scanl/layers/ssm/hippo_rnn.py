@@ -159,9 +159,7 @@ class HiPPORNN(SolvedLayer):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPORNNState]:
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        state = self._begin(x, state, cu_seqlens)
         spans = durations("hippo_rnn", timespans, x)
         before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         systems = self._systems(before, None if timespans is None else spans[..., 0])

@@ -16,6 +16,7 @@ from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.s4d import GatedDiagonalLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops.offsets import sequences
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
 SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.12951, '
@@ -83,7 +84,7 @@ class LiquidS4(GatedDiagonalLayer):
         self._check(x, state, cu_seqlens)
         check_timespans("liquid_s4", timespans, x)
         if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            state = self.init_state(sequences(x, cu_seqlens))
         A, C, dt = self.kernel.system()
         a, b = discretized(A, torch.ones_like(A), dt, self.disc, timespans)
         u = widen(x)

@@ -18,6 +18,7 @@ from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.mamba2 import Mamba2
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
+from scanl.ops.offsets import sequences
 
 
 class LogLinearMamba2State(NamedTuple):
@@ -94,7 +95,7 @@ class LogLinearMamba2(Mamba2):
         self._check(x, state, cu_seqlens)
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.max_length)
         if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            state = self.init_state(sequences(x, cu_seqlens))
         sizes = [self.widths[0], sum(self.widths), self.heads, self.heads * self.levels]
         z, u, dt, weights = self.in_proj(x).split(sizes, -1)
         u, conv = convolve(self.conv1d, u, state.conv, cu_seqlens=cu_seqlens, silu=True)

@@ -140,9 +140,7 @@ class Mamba3(Layer):
     def forward(
         self, x: Tensor, state: Mamba3State | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Mamba3State]:
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        state = self._begin(x, state, cu_seqlens)
         z, u, B, C, dt, a, trapezoid, turn = self.in_proj(x).split(self.widths, -1)
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         g = dt * (-F.softplus(widen(a))).clamp(max=-self.A_floor)

@@ -92,9 +92,7 @@ class RGLRU(Layer):
     def forward(
         self, x: Tensor, state: RGLRUState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, RGLRUState]:
-        self._check(x, state, cu_seqlens)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        recurrent, fresh = self.init_state(rows) if state is None else state
+        recurrent, fresh = self._begin(x, state, cu_seqlens)
         log_decay = -8 * F.softplus(widen(self.a_param))
         fresh = fresh.to(log_decay.dtype)
         steps = torch.arange(x.shape[1], device=x.device)

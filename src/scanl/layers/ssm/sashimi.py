@@ -18,6 +18,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
 from scanl.layers.state import Device, DType, State, cat, index, map_leaves
+from scanl.ops.offsets import sequences
 
 PHASE = "which steps a slow tier takes depends on the position in the pool, a number in the state"
 
@@ -186,7 +187,7 @@ class Sashimi(Layer):
     ) -> tuple[Tensor, TierState]:
         self._check(x, state, cu_seqlens)
         if state is None:
-            before = self.init_state(x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            before = self.init_state(sequences(x, cu_seqlens))
         else:  # a tier that does not run in this call keeps its state, in the layer's own dtype
             before = cast(TierState, map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form()))
         y, after = self.tier(x, before) if cu_seqlens is None else each_alone(self.tier, x, before, cu_seqlens)
