@@ -6,9 +6,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, channel_mixers
-from scanl.layers.state import Device, DType, State
+from scanl.errors import nearest
+from scanl.layers.base import channel_mixers
+from scanl.layers.channel._base import Pointwise
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @channel_mixers.add("mlp")
-class MLP(Layer):
+class MLP(Pointwise):
     """y = W_2 f(W_1 x + b_1) + b_2. No state.
 
     Args:
@@ -39,20 +39,11 @@ class MLP(Layer):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise nearest("activation of mlp", activation, list(ACTIVATIONS))
-        hidden = int(expand * dim)
-        if hidden < 1:
-            raise ConfigError(f"mlp: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+        hidden = self._hidden(expand, dim)
         self.dim = dim
         self.fc1, self.fc2 = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
         self.activation = activation
-        for linear in (self.fc1, self.fc2):
-            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-            if bias:
-                nn.init.zeros_(linear.bias)
+        self._initialise()
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
-        return ()
-
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        self._check(x, state, cu_seqlens)
-        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x))), ()
+    def mapped(self, x: Tensor) -> Tensor:
+        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x)))
