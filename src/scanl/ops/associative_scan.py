@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 
 
@@ -174,10 +175,7 @@ def _composed(x: Tensor, A: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 @_affine.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 7, 3), "A": draw(2, 7, 3, 3) / 2, "state": draw(2, 3)})
     packed = {"x": draw(1, 9, 2), "A": draw(1, 9, 2, 2) / 2, "state": draw(3, 2)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
 from scanl.ops._matrix_memory import add_kernels, row_decays, scale_of
@@ -112,27 +113,21 @@ add_kernels(delta_rule)
 
 @delta_rule.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def rate(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01)
+    draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
         q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
         k = torch.nn.functional.normalize(k, dim=-1)
         v, state = draw(batch, steps, heads, value), draw(batch, heads, key, value)
-        return {"q": q, "k": k, "v": v, "beta": rate(batch, steps, heads), "state": state}
+        return {"q": q, "k": k, "v": v, "beta": draw.rate(batch, steps, heads), "state": state}
 
     yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": rate(2).log()}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": rate(2, 18, 4).log()})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": rate(2, 18, 2, 3).log()})
+    yield Sample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
     short = some(5, 1, 2, 4, 2)
-    yield Sample({**short, "k": 2 * short["k"], "g": rate(2, 5, 2).log()}, {"normalize_keys": True})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": rate(1, 9, 2).log(), "state": draw(3, 2, 3, 2)}
+    yield Sample({**short, "k": 2 * short["k"], "g": draw.decay(2, 5, 2)}, {"normalize_keys": True})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2), "state": draw(3, 2, 3, 2)}
     yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scanl.ops._chunks import chunks, joined, leading, scores, trailing
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Matrix
@@ -133,13 +134,7 @@ add_kernels(dplr_scan)
 
 @dplr_scan.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+    draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
         q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
@@ -148,10 +143,10 @@ def _samples() -> Iterator[Sample]:
         return {"q": q, "k": k, "v": v, "a": a, "b": b, "state": draw(batch, heads, key, value)}
 
     yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 4, 2), "g": decay(2)}, {"scale": 1.0})
-    yield Sample({**some(18, 2, 4, 3, 2), "g": decay(2, 18, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample({**some(5, 2, 2, 4, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield Sample({**some(18, 2, 4, 3, 2), "g": draw.decay(2, 18, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
     yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 

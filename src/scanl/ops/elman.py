@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 NONLINEARITIES = "tanh", "relu"
@@ -49,10 +50,7 @@ def elman(x: Tensor, u: Tensor, state: Tensor, *, nonlinearity: str = "tanh") ->
 
 @elman.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 7, 3), "u": draw(3, 3), "state": draw(2, 3)})
     yield Sample({"x": draw(3, 5, 6), "u": draw(6, 6) / 2, "state": draw(3, 6)}, {"nonlinearity": "relu"})

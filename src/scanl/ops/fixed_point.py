@@ -25,6 +25,7 @@ from torch import Tensor
 from scanl.errors import ConfigError, ShapeError, unknown
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.dispatch import transforming
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 
 
@@ -324,10 +325,7 @@ def _by_equilibria(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]
 
 @_implicit.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 5, 3), "w": draw(3, 3) / 3, "state": draw(2, 3)})
     packed = {"x": draw(1, 6, 2), "w": draw(2, 2) / 3, "state": draw(3, 2)}

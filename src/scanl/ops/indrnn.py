@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda raw: raw}
@@ -58,10 +59,7 @@ def indrnn(
 
 @indrnn.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     for activation in ACTIVATIONS:
         operands = {"x": draw(2, 7, 3), "w": draw(3), "state": draw(2, 3)}

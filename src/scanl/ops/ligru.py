@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 
@@ -50,10 +51,7 @@ def ligru(
 
 @ligru.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 7, 2, 3), "u": draw(2, 3, 3), "state": draw(2, 3)})
     yield Sample({"x": draw(3, 5, 2, 6), "u": draw(2, 6, 6) / 2, "state": draw(3, 6)})

@@ -20,6 +20,7 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._chunks import between, chunks, joined, leading, scores, trailing
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
@@ -207,26 +208,20 @@ def noncausal_linear_attention(
 
 @linear_attention.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+    draw = Draws()
 
     def some(steps: int, shared: int, heads: int, key: int, value: int, batch: int = 2) -> dict[str, Tensor]:
         q, k = draw(batch, steps, shared, key), draw(batch, steps, shared, key)
         return {"q": q, "k": k, "v": draw(batch, steps, heads, value), "state": draw(batch, heads, key, value)}
 
     yield Sample(some(6, 1, 2, 3, 4))
-    yield Sample({**some(5, 2, 2, 3, 2), "g": decay(2)}, {"scale": 1.0})
-    yield Sample({**some(7, 2, 4, 3, 2), "g": decay(2, 7, 4)})
-    yield Sample({**some(18, 2, 2, 3, 5), "g": decay(2, 18, 2, 3)})
-    yield Sample({**some(6, 1, 2, 3, 2), "g": decay(2, 6, 2, 3), "u": draw(2, 3)})
-    yield Sample({**some(5, 1, 2, 3, 2), "g": decay(2, 5, 2, 3), "gv": decay(2, 5, 2, 2)})
-    yield Sample({**some(5, 2, 2, 2, 3), "gv": decay(2, 5, 2, 3), "u": draw(2, 2)})
-    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
+    yield Sample({**some(5, 2, 2, 3, 2), "g": draw.decay(2)}, {"scale": 1.0})
+    yield Sample({**some(7, 2, 4, 3, 2), "g": draw.decay(2, 7, 4)})
+    yield Sample({**some(18, 2, 2, 3, 5), "g": draw.decay(2, 18, 2, 3)})
+    yield Sample({**some(6, 1, 2, 3, 2), "g": draw.decay(2, 6, 2, 3), "u": draw(2, 3)})
+    yield Sample({**some(5, 1, 2, 3, 2), "g": draw.decay(2, 5, 2, 3), "gv": draw.decay(2, 5, 2, 2)})
+    yield Sample({**some(5, 2, 2, 2, 3), "gv": draw.decay(2, 5, 2, 3), "u": draw(2, 2)})
+    packed = {**some(9, 1, 2, 3, 2, batch=1), "g": draw.decay(1, 9, 2, 3), "state": draw(3, 2, 3, 2)}
     yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
 
 

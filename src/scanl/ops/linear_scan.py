@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
 from scanl.ops.associative_scan import associative_scan
@@ -160,13 +161,10 @@ compiled(linear_scan, "triton", devices=("cuda",), package="triton", dtypes=HALF
 
 @linear_scan.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
+        return torch.rand(shape, generator=draw.generator, dtype=torch.float64)
 
     yield Sample({"x": draw(2, 7, 3), "a": decay(2, 7, 3), "state": draw(2, 3)})
     yield Sample({"x": draw(2, 5, 3), "a": decay(3), "state": draw(2, 3)})

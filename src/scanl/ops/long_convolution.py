@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from scanl.errors import ShapeError
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
 from scanl.ops._frame.dispatch import in_forward_mode, transforming
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops._frame.op import op
 
@@ -299,10 +300,7 @@ def _fast(size: int) -> int:
 
 @long_convolution.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def past(batch: int, lags: int, steps: int, width: int) -> LongConvolutionState:
         """Return the state after some steps; for some sizes its position is in the middle of a block."""

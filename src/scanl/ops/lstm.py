@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 
@@ -45,10 +46,7 @@ def lstm(x: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 @lstm.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 7, 4, 3), "r": draw(4, 3, 3), "state": draw(2, 2, 3)})
     yield Sample({"x": draw(3, 5, 4, 6), "r": draw(4, 6, 6) / 2, "state": draw(3, 2, 6)})

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.ops._frame.declaration import FLOATING, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.higher import higher_order
 from scanl.ops._newton import Newton, Trajectory, products
 from scanl.ops.fixed_point import Convergence
@@ -164,10 +165,7 @@ def _by_newton(x: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 @_tanh.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample({"x": draw(2, 7, 3), "w": draw(3, 3) / 2, "state": draw(2, 3)})
     packed = {"x": draw(1, 9, 2), "w": draw(2, 2) / 2, "state": draw(3, 2)}

@@ -21,6 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from scanl.errors import ConfigError
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 from scanl.ops._frame.op import op
 from scanl.ops._matrix_memory import scale_of
@@ -398,10 +399,7 @@ def _each_alone(
 
 @segment_attention.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def some(batch: int, steps: int, heads: int, shared: int, key: int, value: int) -> dict[str, Tensor]:
         q, k = draw(batch, steps, heads, key), draw(batch, steps, shared, key)

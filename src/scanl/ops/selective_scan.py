@@ -20,6 +20,7 @@ from torch.nn.functional import silu, softplus
 
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import COMPLEX, FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Diagonal
 from scanl.ops.linear_scan import linear_scan
@@ -134,17 +135,14 @@ compiled(selective_scan, "triton", devices=("cuda",), package="triton", dtypes=H
 
 @selective_scan.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def some(steps: int, channels: int, width: int, *groups: int, batch: int = 2, rows: int = 2) -> dict[str, Tensor]:
         lead = (batch, steps)
         return {
             "u": draw(*lead, channels),
-            "delta": torch.rand(*lead, channels, generator=generator, dtype=torch.float64),
-            "A": -torch.rand(channels, width, generator=generator, dtype=torch.float64) * 2,
+            "delta": torch.rand(*lead, channels, generator=draw.generator, dtype=torch.float64),
+            "A": -torch.rand(channels, width, generator=draw.generator, dtype=torch.float64) * 2,
             "B": draw(*lead, *groups, width),
             "C": draw(*lead, *groups, width),
             "state": draw(rows, channels, width),

@@ -17,6 +17,7 @@ from torch import Tensor
 from scanl.errors import ShapeError
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Window
 
@@ -96,10 +97,7 @@ compiled(short_convolution, "triton", devices=("cuda",), package="triton", dtype
 
 @short_convolution.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def some(steps: int, width: int, window: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
         x, w = draw(batch, steps, width), draw(width, window)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from scanl.errors import ConfigError, unknown
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
 
 FORGET = {"sigmoid": torch.nn.functional.logsigmoid, "exp": lambda raw: raw}
@@ -74,10 +75,7 @@ def slstm(
 
 @slstm.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def state(batch: int, heads: int, width: int) -> Tensor:
         h, c, n, m = draw(4, batch, heads, width)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scanl.ops._frame.declaration import Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.summary import Diagonal
 from scanl.ops.cell import cell
 
@@ -61,10 +62,7 @@ def sru(
 
 @sru.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     def inputs(*shape: int) -> dict[str, Tensor]:
         return {name: draw(*shape) for name in ("x", "f", "r")}

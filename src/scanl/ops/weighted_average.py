@@ -22,6 +22,7 @@ from torch import Tensor
 
 from scanl.ops._frame.compiled import compiled
 from scanl.ops._frame.declaration import FLOATING, HALF, Call, Sample
+from scanl.ops._frame.draws import Draws
 from scanl.ops._frame.op import op
 from scanl.ops._frame.summary import Linear
 from scanl.ops.associative_scan import associative_scan
@@ -198,13 +199,7 @@ def noncausal_weighted_average(
 
 @weighted_average.samples
 def _samples() -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def decay(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).clamp(0.01).log()
+    draw = Draws()
 
     def some(steps: int, width: int, batch: int = 2, sequences: int = 2) -> dict[str, Tensor]:
         state = draw(sequences, 3, width)
@@ -212,14 +207,14 @@ def _samples() -> Iterator[Sample]:
         return {"k": draw(batch, steps, width), "v": draw(batch, steps, width), "state": state}
 
     yield Sample(some(7, 3))
-    yield Sample({**some(6, 4), "decay": decay(4)})
-    yield Sample({**some(8, 3), "decay": decay(3), "bonus": draw(3)})
-    yield Sample({**some(35, 2), "decay": decay(2, 35, 2), "bonus": draw(2)})
-    yield Sample({**some(5, 3), "decay": decay(2, 5, 3)})
+    yield Sample({**some(6, 4), "decay": draw.decay(4)})
+    yield Sample({**some(8, 3), "decay": draw.decay(3), "bonus": draw(3)})
+    yield Sample({**some(35, 2), "decay": draw.decay(2, 35, 2), "bonus": draw(2)})
+    yield Sample({**some(5, 3), "decay": draw.decay(2, 5, 3)})
     yield Sample({**some(5, 3), "bonus": draw(3)})
-    packed = {**some(9, 3, 1, 3), "decay": decay(3), "bonus": draw(3)}
+    packed = {**some(9, 3, 1, 3), "decay": draw.decay(3), "bonus": draw(3)}
     yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 9])})
-    yield Sample({**some(9, 3, 1, 2), "decay": decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
+    yield Sample({**some(9, 3, 1, 2), "decay": draw.decay(1, 9, 3)}, {"cu_seqlens": torch.tensor([0, 4, 9])})
 
 
 @weighted_average.errors

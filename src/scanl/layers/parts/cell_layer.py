@@ -11,6 +11,7 @@ from torch import Tensor
 from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.state import Device, DType
+from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import METHODS, Cell
 from scanl.ops.registry import Sample
 
@@ -148,10 +149,7 @@ def samples(make: Callable[[Draw, int, int, int], Mapping[str, Any]], **options:
 
     make: gets a function that draws normal numbers of a shape, then B, T and the number of sequences.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    draw = Draws()
 
     yield Sample(make(draw, 2, 4, 2), options)
     yield Sample(make(draw, 1, 5, 3), {**options, "cu_seqlens": torch.tensor([0, 2, 2, 5])})

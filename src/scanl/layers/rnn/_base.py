@@ -1,6 +1,5 @@
 """Base class of Elman, LSTM and GRU: their parameters, and what runs them: our cells, or PyTorch's kernels."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -23,11 +22,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "rnn_relu": torch.rnn_relu,
     "rnn_tanh": torch.rnn_tanh,
 }
-
-
-def draws() -> Callable[..., Tensor]:
-    """Return a function from sizes to normal numbers in float64, the same in each run, for the samples of a cell."""
-    return functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def _given(states: list[Tensor]) -> Tensor | list[Tensor]:

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
 
 EQUATION = "s_t = (1 - alpha) s_{t-1} + alpha tanh(W s_{t-1} + W_in x_t + b)"
@@ -41,7 +41,7 @@ def esn_cell(x: Tensor, w: Tensor, state: Tensor, *, leak: float = 1.0) -> tuple
 
 @esn_cell.samples
 def _samples() -> Iterator[Sample]:
-    draw = draws()
+    draw = Draws()
     w = draw(5, 5)
     yield Sample({"x": draw(2, 6, 5), "w": w, "state": draw(2, 5)}, {"leak": 0.3})
     yield Sample({"x": draw(1, 7, 5), "w": w, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})

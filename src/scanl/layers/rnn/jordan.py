@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
 
 EQUATION = "s_t = tanh(A u_t + B x_t + b),  y_t = phi(C s_t + d),  u_{t+1} = alpha u_t + y_t"
@@ -41,7 +41,7 @@ def jordan_cell(
 
 @jordan_cell.samples
 def _samples() -> Iterator[Sample]:
-    draw = draws()
+    draw = Draws()
     weights = {"a": draw(5, 3), "c": draw(3, 5), "d": draw(3)}
     yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 3)}, {"alpha": 0.5})
     packed = {"x": draw(1, 7, 5), **weights, "state": draw(3, 3)}

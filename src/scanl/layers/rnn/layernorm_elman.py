@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
 
 SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (4)'
@@ -41,7 +41,7 @@ def layernorm_elman_cell(
 
 @layernorm_elman_cell.samples
 def _samples() -> Iterator[Sample]:
-    draw = draws()
+    draw = Draws()
     weights = {"u": draw(5, 5), "norm": draw(2, 5)}
     yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 5)}, {"nonlinearity": "relu"})
     yield Sample({"x": draw(1, 7, 5), **weights, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})

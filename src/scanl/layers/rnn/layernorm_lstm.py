@@ -17,9 +17,9 @@ from scanl.errors import ConfigError
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import check_memory, init_memory
-from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
 
 EQUATION = (
@@ -60,7 +60,7 @@ def layernorm_lstm_cell(
 
 @layernorm_lstm_cell.samples
 def _samples() -> Iterator[Sample]:
-    draw = draws()
+    draw = Draws()
     weights = {"u": draw(4, 5, 5), "norm_h": draw(2, 4, 5), "norm_c": draw(2, 5)}
     yield Sample({"x": draw(2, 5, 4, 5), **weights, "state": draw(2, 2, 5)})
     packed = {"x": draw(1, 7, 4, 5), **weights, "state": draw(3, 2, 5)}

@@ -18,9 +18,9 @@ from scanl.errors import ConfigError
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.chrono import check_memory, init_memory
-from scanl.layers.rnn._base import draws
 from scanl.layers.state import Device, DType
 from scanl.ops import cell
+from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
 
 EQUATION = (
@@ -59,7 +59,7 @@ def onlstm_cell(x: Tensor, m: Tensor, u: Tensor, v: Tensor, state: Tensor) -> tu
 
 @onlstm_cell.samples
 def _samples() -> Iterator[Sample]:
-    draw = draws()
+    draw = Draws()
     weights = {"u": draw(4, 6, 6), "v": draw(2, 3, 6)}
     yield Sample({"x": draw(2, 5, 4, 6), "m": draw(2, 5, 2, 3), **weights, "state": draw(2, 2, 6)})
     packed = {"x": draw(1, 7, 4, 6), "m": draw(1, 7, 2, 3), **weights, "state": draw(3, 2, 6)}
