@@ -43,24 +43,10 @@ class TitansState(NamedTuple):
     conv: Windows
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    matrices: list[Tensor],
-    position: Tensor | None,
-    size: int,
-) -> list[Tensor]:
-    return [torch.empty_like(v), *(torch.empty_like(each) for each in matrices)]
-
-
 @opaque(
     "titans(Tensor q, Tensor k, Tensor v, Tensor gates, Tensor weight, Tensor bias, Tensor[] matrices, "
     "Tensor? position, int size) -> Tensor[]",
-    _shapes,
+    lambda q, k, v, gates, weight, bias, matrices, *_: list(map(torch.empty_like, (v, *matrices))),
 )
 def _titans(
     q: Tensor,

@@ -33,26 +33,10 @@ class TTTState(NamedTuple):
     position: Tensor
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    factor: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    weights: list[Tensor],
-    sums: list[Tensor],
-    position: Tensor | None,
-    size: int,
-) -> list[Tensor]:
-    return [torch.empty_like(v), *(torch.empty_like(each) for each in (*weights, *sums))]
-
-
 @opaque(
     "ttt(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor factor, Tensor weight, Tensor bias, Tensor[] weights, "
     "Tensor[] sums, Tensor? position, int size) -> Tensor[]",
-    _shapes,
+    lambda q, k, v, gate, factor, weight, bias, weights, sums, *_: list(map(torch.empty_like, (v, *weights, *sums))),
 )
 def _ttt(
     q: Tensor,
