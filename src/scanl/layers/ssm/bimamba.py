@@ -13,7 +13,6 @@ from torch import Tensor
 from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, build, preset, register
 from scanl.layers.packing import reversed_steps
-from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.mamba import Mamba, MambaState
 from scanl.layers.state import Device, DType, State
 
@@ -64,24 +63,15 @@ class BiMamba(Mamba):
         self.conv1d_b, self.x_proj_b, self.dt_proj_b = back.conv1d, back.x_proj, back.dt_proj
         self.A_b_log, self.D_b = back.A_log, back.D
 
-    def forward(
-        self,
-        x: Tensor,
-        state: MambaState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def _read(
+        self, u: Tensor, z: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, timespans: Tensor | None
     ) -> tuple[Tensor, MambaState]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("vim", timespans, x)
-        u, z = self.in_proj(x).chunk(2, -1)
-        ahead = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
-        y, state = self._select(u, z, *ahead, state, cu_seqlens, timespans)
+        y, state = super()._read(u, z, state, cu_seqlens, timespans)
         back = (self.conv1d_b, self.x_proj_b, self.dt_proj_b, self.A_b_log, self.D_b)
         turned = (turn(u, cu_seqlens), turn(z, cu_seqlens))
         spans = None if timespans is None else turn(timespans, cu_seqlens)
         y = y + turn(self._select(*turned, *back, None, cu_seqlens, spans)[0], cu_seqlens)
-        return self.out_proj(y / 2 if self.divide_out else y), state
+        return y / 2 if self.divide_out else y, state
 
 
 @preset("caduceus", divide_out=False)

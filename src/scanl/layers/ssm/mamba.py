@@ -136,11 +136,17 @@ class Mamba(Layer):
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, MambaState]:
         self._check(x, state, cu_seqlens)
-        check_timespans("mamba", timespans, x)
+        check_timespans(self._who(), timespans, x)
         u, z = self.in_proj(x).chunk(2, -1)
-        parts = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
-        y, state = self._select(u, z, *parts, state, cu_seqlens, timespans)
+        y, state = self._read(u, z, state, cu_seqlens, timespans)
         return self.out_proj(y), state
+
+    def _read(
+        self, u: Tensor, z: Tensor, state: MambaState | None, cu_seqlens: Tensor | None, timespans: Tensor | None
+    ) -> tuple[Tensor, MambaState]:
+        """Return what lies between the two projections, and the state. u: main branch, z: gate."""
+        parts = (self.conv1d, self.x_proj, self.dt_proj, self.A_log, self.D)
+        return self._select(u, z, *parts, state, cu_seqlens, timespans)
 
     def _select(
         self,
@@ -155,7 +161,7 @@ class Mamba(Layer):
         cu_seqlens: Tensor | None,
         timespans: Tensor | None,
     ) -> tuple[Tensor, MambaState]:
-        """Return what lies between the two projections, by the parts given, and the state."""
+        """Do the same by the parts given."""
         conv, ssm = (None, None) if state is None else state
         u, conv = convolve(conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         low, B, C = x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
