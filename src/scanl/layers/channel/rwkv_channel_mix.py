@@ -20,6 +20,15 @@ from scanl.layers.state import Device, DType
 class ChannelMix(Layer):
     """Base class of RWKV's channel mixes. State: the last input (B, 1, D)."""
 
+    residual_out = "value"
+
+    def __init__(self, dim: int, hidden: int, option: str) -> None:
+        """Keep D. hidden: the number of hidden features, which the option of this name sets."""
+        super().__init__()
+        if dim < 1 or hidden < 1:
+            raise ConfigError(f"{self._who()}: dim is {dim} and {option} is {hidden}, expected at least 1")
+        self.dim = dim
+
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
 
@@ -42,14 +51,10 @@ class RWKV4ChannelMix(ChannelMix):
     id = "S-rwkv4"
     equation = "y_t = sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2"
     source = RWKV4.source
-    residual_out = "value"
 
     def __init__(self, dim: int, intermediate_size: int | None = None) -> None:
-        super().__init__()
         hidden = 4 * dim if intermediate_size is None else intermediate_size
-        if dim < 1 or hidden < 1:
-            raise ConfigError(f"rwkv4: dim is {dim} and intermediate_size is {hidden}, expected at least 1")
-        self.dim = dim
+        super().__init__(dim, hidden, "intermediate_size")
         self.time_mix_key = nn.Parameter(torch.empty(1, 1, dim))
         self.time_mix_receptance = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
@@ -93,14 +98,10 @@ class RWKV6ChannelMix(ChannelMix):
     id = "S-rwkv6"
     equation = "y_t = sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2"
     source = RWKV6.source
-    residual_out = "value"
 
     def __init__(self, dim: int, dim_ffn: int | None = None) -> None:
-        super().__init__()
         hidden = max(int(3.5 * dim) // 32 * 32, 32) if dim_ffn is None else dim_ffn
-        if dim < 1 or hidden < 1:
-            raise ConfigError(f"rwkv6: dim is {dim} and dim_ffn is {hidden}, expected at least 1")
-        self.dim = dim
+        super().__init__(dim, hidden, "dim_ffn")
         self.time_maa_k = nn.Parameter(torch.empty(1, 1, dim))
         self.time_maa_r = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
@@ -142,14 +143,10 @@ class RWKV7ChannelMix(ChannelMix):
     id = "S-rwkv7"
     equation = "y_t = W_v ReLU(W_k x_k)^2"
     source = RWKV7.source
-    residual_out = "value"
 
     def __init__(self, dim: int, dim_ffn: int | None = None) -> None:
-        super().__init__()
         hidden = 4 * dim if dim_ffn is None else dim_ffn
-        if dim < 1 or hidden < 1:
-            raise ConfigError(f"rwkv7: dim is {dim} and dim_ffn is {hidden}, expected at least 1")
-        self.dim = dim
+        super().__init__(dim, hidden, "dim_ffn")
         self.x_k = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
         self.value = nn.Linear(hidden, dim, bias=False)
