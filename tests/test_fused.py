@@ -113,6 +113,16 @@ def test_numbers_without_bound():
         torch.testing.assert_close(rms_norm(x, None, 1e-6), torch_norm(x, None, 1e-6), equal_nan=True)
 
 
+def test_operands_of_different_dtypes():
+    """They are promoted, as in torch; the loops would read one as the other."""
+    a, b = torch.randn(1 << 7, 1 << 7), torch.randn(1 << 7, 1 << 7, dtype=torch.float64)
+    torch.testing.assert_close(gated(a, b), plain(a, b, "silu"))
+    x, i, r = torch.randn(3, 1, 1 << 7, 1 << 7)
+    decay, least = -torch.rand(1 << 7, dtype=torch.float64), x.new_zeros(1, 1 << 7, 1)
+    for found, expected in zip(rglru_gates(x, i, r, decay, least), plain_gates(x, i, r, decay, least), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr("scanl.ops._frame.fused.LEAST", 1)
