@@ -16,16 +16,18 @@ SEVENTH = "PickupGestureWiimoteZ"  # a mean is given without it too
 HEAD = """\
 # Evidence
 
-What models of this library reach on real data, trained from nothing by its public interface. Each table is made by
-one command; the runs behind it lie in `benchmarks/results/evidence`, and `python benchmarks/evidence.py write` makes
-this page from them.
+This page shows what models of this library reach on real data. They are trained from random weights, through the
+public interface. One command makes each table. The rows of the runs are kept in `benchmarks/results/evidence`, and
+`python benchmarks/evidence.py write` makes this page from them.
 
-Every run took one thread of a machine of two cores (an Intel Xeon of 2.8 GHz or an AMD EPYC; float32) that did other
-work beside it: the load was {load}. Minutes are by the clock: a run had a part of a core, and at times stood still
-while others measured.
-Steps are fixed, and results depend on the seed alone, but for the runs that have a budget of minutes. Where there are
-several seeds, a number is their mean. The budgets are small: minutes, where the literature trains for hours. None of
-the options was searched for on a validation part; a few were tried by hand, on the test part too, which is said below.
+- *Machine.* Every run took one thread, in float32, of a machine with two cores: an Intel Xeon of 2.8 GHz or an AMD
+  EPYC. The machine did other work at the same time: the load was {load}. Minutes are by the clock. So a run had only
+  a part of a core, and at times it stood still while other programs were measured.
+- *Steps.* Some runs have a budget of minutes. All others have a fixed number of steps, and their results depend on the
+  seed alone. Where there are several seeds, a number is their mean.
+- *Budgets* are small: minutes, where the literature trains for hours.
+- *Options.* No option was searched for on a validation part. A few were tried by hand, and some of these on the test
+  part. The text below says where.
 """
 
 ETTH1 = """
@@ -35,18 +37,22 @@ ETTH1 = """
 python benchmarks/evidence.py etth1
 ```
 
-The published protocol: 7 channels, 12, 4 and 4 months, 336 hours read, errors of standardised numbers over every
-window of the test part. A model is a linear map of the last 336 hours (`lags`), which all channels have in common,
-and beside it one block of width 32 with the layer; both see numbers that are normalised by their running mean and
-variance. {steps} steps of 8 windows, AdamW with a peak of 3e-3; forecasts are learnt after each of the last 32 hours
-of a window (`origins`). Seeds: {seeds}. Of these options the learning rate was chosen by a run of `lru` at 96 hours.
+The protocol is the published one: 7 channels, and parts of 12, 4 and 4 months. A forecast reads 336 hours. Errors are
+of standardised numbers, over every window of the test part.
 
-The loss is in units of the scale at the end of a window, not of the running scale, which is small in its first steps.
-With forecasts learnt after every step, 150 steps of `lru` reach 0.373 at 96 hours; before that change 0.382.
+A model is the sum of two parts. One is a linear map of the last 336 hours (`lags`), the same for all channels. The
+other is one block of width 32 with the layer. Both see numbers that are normalised by their running mean and variance.
+For the four horizons, training has {steps} steps of 8 windows. The optimiser is AdamW with a peak rate of
+3e-3. Forecasts are learnt after each of the last 32 hours of a window (`origins`). Seeds: {seeds}. The learning rate
+was chosen by a run of `lru` at 96 hours.
 
-*linear map* is the same model without what the layer adds; *alone* is a layer without the linear map. *DLinear* is
-our own code of the published model, 1,000 steps of 32 windows. Published figures are those of Zeng et al.,
-arXiv:2205.13504, table 2, which reads 336 hours too. Cells are MSE / MAE.
+The loss is in units of the scale at the end of a window. The running scale would not do, because it is small in the
+first steps of a window. With forecasts learnt after every step, 150 steps of `lru` reach 0.373 at 96 hours. With the
+running scale it was 0.382.
+
+*linear map* is the same model without the layer's part. *alone* is a layer without the linear map. *DLinear* is our
+own code of the published model, trained for 1,000 steps of 32 windows. The published figures are from Zeng et al.,
+arXiv:2205.13504, table 2, where a forecast reads 336 hours too. Cells are MSE / MAE.
 """
 
 INTERVALS = """
@@ -56,12 +62,12 @@ INTERVALS = """
 python benchmarks/evidence.py intervals
 ```
 
-The next 24 hours of `hourly_electricity` (one series) and `beijing_pm25` (five columns, some numbers missing), from
-the last 336: quantiles (`--distribution quantiles`), one block of width 32 and a linear map of the last 168 hours,
-300 steps of 16 windows. Scored on 1,024 forecasts that are spread over the last fifth of the rows. CRPS and MASE are
-in units of the seasonal naive's mean error in training; coverage is how often a number lies in the interval from 5 %
-to 95 %. *AR* is statsmodels' `AutoReg` over 168 hours, one for each column, fitted once to the training part by least
-squares, with normal intervals.
+A model reads the last 336 hours of `hourly_electricity` (one series) or `beijing_pm25` (five columns, some numbers
+missing), and forecasts quantiles of the next 24 (`--distribution quantiles`). It has one block of width 32 and a linear
+map of the last 168 hours. Training has 300 steps of 16 windows. The score is over 1,024 forecasts, spread over the last
+fifth of the rows. CRPS and MASE are in units of the seasonal naive's mean error in training. Coverage is how often a
+number lies in the interval from 5 % to 95 %. *AR* is statsmodels' `AutoReg` over 168 hours, with normal intervals. Each
+column has its own, fitted once to the training part by least squares.
 """
 
 UCR = """
@@ -71,14 +77,19 @@ UCR = """
 python benchmarks/evidence.py ucr --seeds 3
 ```
 
-The seven problems with the fewest numbers to read among those that packages bring, by the published training and test
-parts. One recipe for all layers and problems: two blocks of width 32, {steps} steps of 32 series, AdamW with a peak
-of 1e-2, dropout 0.1. To each training series there are nine copies that are stretched, moved, scaled and noisy; a
-series of more than 64 steps is folded, so that k steps become one with k times the channels. The recipe was found by
-trials on ArrowHead, GunPoint, JapaneseVowels, BasicMotions and PickupGestureWiimoteZ whose test part was looked at,
-and kept for the others; so the means of layers are somewhat too good. *together* is the mean of the probabilities of
-the seeds. MiniRocket is aeon 1.6.0's `MiniRocketClassifier` with its defaults and seed 0; where lengths differ it
-reads the archive's version of equal lengths.
+Some Python packages contain problems of the archives. These are the seven smallest, by how many numbers there are to
+read. Training and test parts are as published. All layers and problems have one recipe: two blocks of width 32, {steps}
+steps of 32 series, AdamW with a peak rate of 1e-2, dropout 0.1.
+
+Each training series has nine copies that are stretched, moved, scaled and noisy. A series of more than 64 steps is
+folded: k steps become one step with k times the channels.
+
+The recipe was found by trials on ArrowHead, GunPoint, JapaneseVowels, BasicMotions and PickupGestureWiimoteZ. These
+trials looked at the test part, so the means of the layers are somewhat too good. The other problems use the same
+recipe.
+
+*together* averages the probabilities of all seeds. MiniRocket is aeon 1.6.0's `MiniRocketClassifier` with its defaults
+and seed 0. Where lengths differ, it reads the archive's version of equal lengths.
 """
 
 DIGITS = """
@@ -88,9 +99,10 @@ DIGITS = """
 python benchmarks/evidence.py digits --seeds 3
 ```
 
-Thirteen coefficients (MFCC) a frame, standardised by the training part, at most 92 frames; 70, 10 and 20 % of 3,000
-recordings at random, so a speaker is in all parts. Two blocks of width 64, dropout 0.2, the mean over the frames;
-{steps} steps of 32 recordings.
+A frame has thirteen coefficients (MFCC), standardised by the training part. A recording has at most 92 frames. The
+parts are 70, 10 and 20 % of 3,000 recordings, drawn at random, so every speaker is in all parts. The model has two
+blocks of width 64 and dropout 0.2, and classifies the mean over the frames. Training has {steps} steps of 32
+recordings.
 """
 
 IRREGULAR = """
@@ -100,22 +112,21 @@ IRREGULAR = """
 python benchmarks/evidence.py irregular
 ```
 
-From each series of two problems some samples are dropped at random, others in each series. A model is told nothing of
-the times; or the time since the sample before as one more channel; or the same as `timespans`, which moves the state
-of the layer by that time. `gru` takes no durations. One block of width 32, {steps} steps, neither copies nor folding.
-Seeds: {seeds}.
+Some samples of each series are dropped at random, different ones in each series. A model is told one of three things
+about the times: nothing; the time since the sample before, as one more channel; or the same time as `timespans`, by
+which the layer moves its state. `gru` takes no `timespans`. The model is one block of width 32, trained for {steps}
+steps without copies and without folding. Seeds: {seeds}.
 
-The runs are short, and GunPoint has 150 test series, so that one standard error is about 4 points: with one seed only
-large differences mean something.
-
+The runs are short. GunPoint has 150 test series, so one standard error is about 4 points. With one seed only large
+differences mean something.
 ![Accuracy against the part of the samples that was dropped](evidence_irregular.png)
 """
 
 
 LONG = """
-A run has a budget of minutes by the clock, its measurements among them, so its steps depend on what else the machine
-did; the minutes that the processor worked for it are given too. The weights are the best on a validation part of the
-training part; no option was chosen by the test part, which is measured once.
+A run has a budget of minutes by the clock, and measurements count. So its number of steps depends on what else the
+machine did. The table also gives the minutes of work by the processor. The weights are those that were best on the
+validation part, which is taken from the training part. The test part is measured once, and no option was chosen by it.
 """
 
 MNIST = (
@@ -126,12 +137,12 @@ MNIST = (
 python benchmarks/evidence.py mnist
 ```
 
-784 steps of one number. *permuted* is the order by bit reversal, as S4, S5 and LRU have it. 6,000 of the 60,000
-training images are the validation part, of which 1,000 are measured while training. Blocks of width 64 without a
-channel mixer, the mean over the steps, AdamW, a cosine over the budget; nothing is added to the images. None of the
-options was searched for. A run may also be gone on with: it resumes from its folder. The runs of seed 0 shared their
-core with other work; those of seed 1 had most of one. `gru` is one block, with the chrono start for memories of
-784 steps, and had 57 minutes, as the second run of `s5` on permuted images.
+An image is 784 steps of one number. *permuted* is the order by bit reversal, as S4, S5 and LRU have it. The validation
+part is 6,000 of the 60,000 training images, and 1,000 of them are measured during training. Blocks have width 64 and no
+channel mixer. The model classifies the mean over the steps. The optimiser is AdamW, with a cosine over the budget.
+Images are not augmented. No option was searched for. An interrupted run resumes from its folder. The runs with seed 0
+shared their core with other work; the runs with seed 1 had most of a core. `gru` is one block, with the chrono
+initialisation for memories of 784 steps. It had 57 minutes, and so had the second run of `s5` on permuted images.
 """
     + LONG
 )
@@ -144,10 +155,11 @@ CIFAR = (
 python benchmarks/evidence.py cifar10
 ```
 
-CIFAR-10, 1,024 steps of three colours. 5,000 of the 50,000 training images are the validation part, of which 1,000 are
-measured while training. Three blocks of width 64 without a channel mixer, the mean over the steps, AdamW, a cosine over
-the budget; nothing is added to the images, and no option was searched for. The run had a core of its own and read the
-training part ten times: it reaches the aim, 60 % within 90 minutes.
+A CIFAR-10 image is 1,024 steps of three colours. The validation part is 5,000 of the 50,000 training images, and 1,000
+of them are measured during training. The model has three blocks of width 64 without a channel mixer, and classifies the
+mean over the steps. The optimiser is AdamW, with a cosine over the budget. Images are not augmented, and no option was
+searched for. The run had a core of its own and read the training part ten times. It reaches the aim, 60 % within 90
+minutes.
 """
     + LONG
 )
@@ -160,14 +172,15 @@ IMDB = (
 python benchmarks/evidence.py imdb
 ```
 
-The first 2,048 bytes of a review. The package has no split: half of the reviews without duplicates are the test part,
-drawn at random, and 2,500 of the others the validation part. Two blocks of width 64 without a channel mixer, dropout
-0.2, the mean over the steps; batches of 32. Tay et al., arXiv:2011.04006, have 64.3 % for a Transformer with 4,096
-bytes on the published split; Gu et al., arXiv:2111.00396, 86.8 % for S4.
+A model reads the first 2,048 bytes of a review. The package has no split. Half of the reviews without duplicates, drawn
+at random, are the test part. 2,500 of the others are the validation part. The model has two blocks of width 64 without
+a channel mixer and dropout 0.2, and classifies the mean over the steps. Batches have 32 reviews. On the published
+split, Tay et al., arXiv:2011.04006, report 64.3 % for a Transformer that reads 4,096 bytes, and Gu et al.,
+arXiv:2111.00396, report 86.8 % for S4.
 
-The run with seed 1 had a core of its own, and read the training part 11.5 times: it reaches the aim, above 80 % within
-60 minutes. The run with seed 0 does not. It shared its core, stood still for seven minutes of its 50, and ran before
-`hawk` was made faster (see the end of this page); so it read the training part two and a half times.
+The run with seed 1 had a core of its own, and read the training part 11.5 times. It reaches the aim, above 80 % within
+60 minutes. The run with seed 0 does not reach it. It shared its core, stood still for seven of its 50 minutes, and ran
+before `hawk` was made faster (see the end of this page). So it read the training part only two and a half times.
 """
     + LONG
 )
@@ -180,8 +193,8 @@ ENWIK8 = (
 python benchmarks/evidence.py enwik8
 ```
 
-Bits per byte of the last five million bytes of enwik8. gzip and xz pack these bytes alone. *5-gram* counts up to five
-successive bytes of the first ninety million, mixed as Witten and Bell do (method C).
+The score is bits per byte of the last five million bytes of enwik8. gzip and xz pack these bytes alone. *5-gram* counts
+up to five successive bytes in the first ninety million, and mixes the counts as Witten and Bell do (method C).
 """
     + LONG
 )
@@ -194,8 +207,8 @@ LISTOPS = (
 python benchmarks/evidence.py listops
 ```
 
-Rows of 500 to 2,000 tokens, generated by the published rules; every batch is new. Test: 1,000 other rows. Guessing the
-most frequent answer gives 17 %.
+Rows have 500 to 2,000 tokens and are generated by the published rules. Every batch is new. The test part is 1,000 other
+rows. Guessing the most frequent answer gives 17 %.
 """
     + LONG
 )
@@ -203,10 +216,9 @@ most frequent answer gives 17 %.
 TIME = """
 ## Where the time of a training step goes
 
-Two blocks of width 64 with the gated MLP read 50 images of 784 pixels: 39,200 steps of a sequence, so each tensor of
-the blocks' width takes 10 MB and none stays in a cache. One thread of an Intel Xeon (Ice Lake, 2.8 GHz) takes for a
-training step, in milliseconds of the processor, the least of six:
-
+Two blocks of width 64 with the gated MLP read 50 images of 784 pixels. These are 39,200 steps of a sequence, so a
+tensor of the blocks' width takes 10 MB and stays in no cache. The machine is one thread of an Intel Xeon (Ice Lake, 2.8
+GHz). The table gives processor time for a training step in milliseconds, the least of six:
 | layer | torch's functions | fused | minutes an epoch, fused | products, GFLOP |
 |---|---|---|---|---|
 | `indrnn` | 462 | 295 | 5.3 | 13.5 |
@@ -216,17 +228,21 @@ training step, in milliseconds of the processor, the least of six:
 | `hawk` | 951 | 522 | 9.4 | 19.3 |
 | `gru` | 707 | 611 | 11.0 | 23.1 |
 
-With torch's functions the profiler gave half of the time of `indrnn`, `lru`, `s5` and `hawk` to passes over memory that
-multiply, add and apply a sigmoid to each number: torch's RMSNorm reads and writes such a tensor about twenty-five times
-forwards and backwards, and there are five norms. The recurrence itself took 2 to 6 %, of `gru` 23 %. Now RMSNorm, the
-gate of the MLP and the gates of `hawk` are one pass each way in compiled loops (`ops/rms_norm.py`, `ops/gated.py`,
-`ops/rglru_gates.py`), and `s5` scales its matrix in place of its input. Measured alone, an RMSNorm of 50,176 rows of 64
-went from 104 to 21 ms, the gate of 50,176 rows of 128 from 86 to 50 ms, while other work ran beside it.
+With torch's functions, the profiler attributes half of the time of `indrnn`, `lru`, `s5` and `hawk` to passes over
+memory that multiply, add and apply a sigmoid to each number. There are five norms, and torch's RMSNorm reads and writes
+such a tensor about twenty-five times, forward and backward together. The recurrence itself takes 2 to 6 % of the time,
+and 23 % for `gru`.
 
-What is left is products of matrices: half to two thirds of the step, of which the gated MLP is 11.6 GFLOP. They run at
-31 to 65 GFLOP/s, where a product of two matrices of 1,024 rows ran at 73. So the MLP is the largest part of small
-models: without it a step takes less than half. bfloat16 brings nothing here, since this processor has no instructions
-for its products. Reading the loss at each step, the optimiser and the data take less than 1 %.
+The fused form makes one pass each way, in compiled loops, for RMSNorm, for the gate of the MLP and for the gates of
+`hawk` (`ops/rms_norm.py`, `ops/gated.py`, `ops/rglru_gates.py`). `s5` scales its matrix instead of its input. Measured
+alone, with other work on the machine, an RMSNorm of 50,176 rows of 64 went from 104 to 21 ms, and the gate of 50,176
+rows of 128 from 86 to 50 ms.
+
+The rest is mostly products of matrices: half to two thirds of the step. The gated MLP is 11.6 GFLOP of them. They run
+at 31 to 65 GFLOP/s, where a product of two matrices of 1,024 rows ran at 73. So the MLP is the largest part of small
+models: without it a step takes less than half the time. bfloat16 brings nothing here, because this processor has no
+instructions for products in bfloat16. Reading the loss at each step, the optimiser and the data together take less than
+1 %.
 """
 
 IMAGES_A_STEP = 50
@@ -267,8 +283,10 @@ def _verdict(rows: Rows, horizons: Sequence[str]) -> str:
         alone = _numbers(_of(rows, model="linear map", horizon=horizon), "MSE")
         if error and alone:
             best = min(error, key=error.__getitem__)
-            lines.append(f"{error[best]:.3f} at {horizon} hours by `{best}` (the linear map alone: {fmean(alone):.3f})")
-    return "\nThe best MSE of a layer is " + ", ".join(lines) + ".\n" if lines else ""
+            lines.append(
+                f"- {horizon} hours: {error[best]:.3f} by `{best}`, {fmean(alone):.3f} by the linear map alone.\n"
+            )
+    return "\nThe best MSE of a layer, beside that of the linear map:\n\n" + "".join(lines) if lines else ""
 
 
 def intervals(rows: Rows) -> str:
@@ -298,8 +316,7 @@ def ucr(rows: Rows) -> str:
                 minutes = _mean(_of(kind, model=who), "minutes", ".2f")
                 table.append([_code(who), *cells, *(f"{mean:.1%}" for mean in means), minutes])
     near = [_near(table, column) for column in (-3, -2)]
-    near = [_near(table, column) for column in (-3, -2)]
-    said = f"\nWithin 3 points of MiniRocket are, by the mean: {near[0]}; without {SEVENTH}: {near[1]}.\n"
+    said = f"\nWithin 3 points of MiniRocket, by the mean: {near[0]}. By the mean without {SEVENTH}: {near[1]}.\n"
     return UCR.format(steps=_mean(_of(rows, model="hawk"), "steps", ",.0f")) + "\n" + _table(table) + said
 
 
@@ -323,7 +340,7 @@ def irregular(rows: Rows) -> str:
     _picture(rows)
     dropped = _each(rows, "dropped")
     heads = [f"{problem}, {float(part):.0%} dropped" for problem in _each(rows, "problem") for part in dropped]
-    table = [["layer", "is told", *heads]]
+    table = [["layer", "told", *heads]]
     for who in _each(rows, "model"):
         for told in _each(rows, "told"):
             cells = [
@@ -335,7 +352,7 @@ def irregular(rows: Rows) -> str:
                 table.append([_code(who), told, *cells])
     able = [row for row in rows if row["model"] != "gru"]
     means = "; ".join(f"{told}: {_mean(_of(able, told=told), 'accuracy', '.1%')}" for told in TOLD)
-    said = f"\nThe mean of the layers that take durations, told {means}.\n"
+    said = f"\nMean accuracy of `lru` and `cfc`, by what they are told: {means}.\n"
     seeds = len(_each(rows, "seed"))
     return IRREGULAR.format(steps=_mean(rows, "steps", ",.0f"), seeds=seeds) + "\n" + _table(table) + said
 
@@ -372,11 +389,12 @@ def mnist(rows: Rows) -> str:
         table.append([_code(row["model"]), row["images"], *_percents(row), f"{epochs:.1f}", *_told(row)])
     best = {images: max(_numbers(_of(rows, images=images), "accuracy")) for images in _each(rows, "images")}
     said = "; ".join(
-        f"{images} {best[images]:.1%}, {'reached' if best[images] >= aim else 'not reached'}: {aim:.0%}"
+        f"{images} {best[images]:.1%}, {'reached' if best[images] >= aim else 'did not reach'} {aim:.0%}"
         for images, aim in AIMS.items()
         if images in best
     )
-    return MNIST + "\n" + _table(table) + (f"\nThe best, and the aim for 60 minutes: {said}.\n" if said else "")
+    said = f"\nThe best run, and whether it reached the aim for 60 minutes: {said}.\n" if said else ""
+    return MNIST + "\n" + _table(table) + said
 
 
 def cifar10(rows: Rows) -> str:
@@ -406,7 +424,7 @@ def listops(rows: Rows) -> str:
     return LISTOPS + "\n" + _table(table)
 
 
-RUN = ("steps", "parameters", "minutes", "of them the processor's", "load")  # of a run with a budget of minutes
+RUN = ("steps", "parameters", "minutes", "processor minutes", "load")  # of a run with a budget of minutes
 
 
 def _told(row: dict[str, str]) -> list[str]:

@@ -81,18 +81,19 @@ HEAD = """\
 # Recall against the size of the state
 
 A sequence begins with pairs of a key and a value. Then each key comes once more, and the model answers with its value:
-[multi-query recall](tasks.md). A memory of constant size holds some pairs and no more. The tables have the share of
-right answers on {scored} new sequences, and the floats of the whole model's state, by which they are sorted. The steps
-between the questions are empty, as in figure 2 of zoology (arXiv:2312.04927).
+[multi-query recall](tasks.md). A memory of constant size holds some pairs and no more. The tables have the accuracy,
+which is the share of right answers on {scored} new sequences. Rows are sorted by the floats of the whole model's state.
+The steps between the questions are empty, as in figure 2 of zoology (arXiv:2312.04927).
 
-All models have two blocks without channel mixers, as there: the first is a gated convolution over four steps, which
-joins a value with the key before it, and the second is the memory. AdamW, 64 sequences a step, seed 0. The rows are
-what has been run. With one seed and few steps a low number says that the model has not learnt the task, which need not
-be for want of room.
+All models have two blocks without channel mixers, as in zoology. The first block is a gated convolution over four
+steps, which joins a value with the key before it. The second block is the memory. The optimiser is AdamW, with 64
+sequences a step and seed 0. With one seed and few steps, a low number says that the model has not learnt the task. It
+does not say that the state is too small.
 
-`python benchmarks/recall.py` runs its default setting, 16 pairs in 256 tokens of a vocabulary of 2,048. By the 20,000
-to 60,000 tokens a second of its first steps this takes 5 to 14 hours of one core. What is not below has not been run.
-`--write` makes this page from the rows in `benchmarks/results/evidence/recall.csv`.
+`python benchmarks/recall.py` runs its default setting: 16 pairs in 256 tokens of a vocabulary of 2,048. Its first steps
+read 20,000 to 60,000 tokens a second. At this speed the setting takes 5 to 14 hours of one core. The tables below have
+the settings and layers that have been run so far. `--write` makes this page from the rows in
+`benchmarks/results/evidence/recall.csv`.
 """
 
 
@@ -148,8 +149,8 @@ def told(setting: tuple[str, ...], rows: Sequence[Row], everything: Sequence[Row
         f"A vocabulary of {int(vocabulary):,}, {int(steps):,} steps, "
         f"{'learning rates' if many else 'a learning rate of'} {', '.join(rates)}"
         f"{', of which the best counts' if many else ''}. {len(same)} runs, {minutes:.0f} minutes by the clock;",
-        f"other work ran beside them, at a load of {min(load):.0f} to {max(load):.0f}. Guessing among the values that",
-        f"were shown has {1 / int(pairs):.2f}.\n",
+        f"other work ran beside them, at a load of {min(load):.0f} to {max(load):.0f}. Guessing one of the",
+        f"values that were shown scores {1 / int(pairs):.2f}.\n",
         f"![Accuracy against the floats of state]({picture_of(setting)})\n",
         "| memory | width | floats of state | accuracy |",
         "|---|---|---|---|",
@@ -197,10 +198,10 @@ def write(rows: Sequence[Row], folder: Path, seen: Mapping[tuple[str, ...], str]
 
 SEEN = {
     ("4", "16", "64", "1000"): """
-Softmax attention, which keeps every key, has learnt the task. RWKV-7 with 192 floats is near it. RetNet, gated DeltaNet
-and DPFP are above guessing, and the others give one of the values that were shown. The floats of state alone do not
-explain this: gated DeltaNet and DeltaNet have as many, and at a learning rate of 0.01 gated DeltaNet had 0.74 after 400
-steps. How accuracy grows with the state takes several widths and more steps to show.
+Softmax attention keeps every key, and has learnt the task. RWKV-7 with 192 floats is near it. RetNet, gated DeltaNet
+and DPFP are above guessing. The others give one of the values that were shown. The number of floats alone does not
+explain this. Gated DeltaNet and DeltaNet have equally many, and at a learning rate of 0.01 gated DeltaNet had 0.74
+after 400 steps. To show how accuracy grows with the state takes several widths and more steps.
 """,
 }
 

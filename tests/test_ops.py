@@ -528,7 +528,7 @@ def _child(queue, x, a):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_company_of_forked_workers():
+def test_concurrency_of_forked_workers():
     x, a = torch.randn(1, 2**15, 16), torch.rand(1, 2**15, 16)
     expected = _hash(x, a)
     context = multiprocessing.get_context("fork")
@@ -547,7 +547,7 @@ def test_company_of_forked_workers():
     assert got == [expected, expected]
 
 
-def test_company_of_threads():
+def test_concurrency_of_threads():
     x, a = torch.randn(4, 4096, 64), torch.rand(4, 4096, 64)
     expected, got = _hash(x, a), []
     threads = [threading.Thread(target=lambda: got.extend(_hash(x, a) for _ in range(5))) for _ in range(4)]
