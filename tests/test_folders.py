@@ -123,8 +123,8 @@ def bad_folders(root):
     sounds = {f"{name}/{number}.wav": np.arange(9) for name in "ab" for number in range(9)}
     png, wav = (b"", b"") if root is None else (encoded(root, "a.png", picture), encoded(root, "a.wav", np.arange(9)))
     return {
-        "nothing": ({}, "is no folder"),
-        "no file": ({"a.txt": "a"}, "has no file in a folder of a class; expected files of .txt, .md"),
+        "nothing": ({}, "is not a folder"),
+        "no file": ({"a.txt": "a"}, "has no file in the folders of its classes, expected files of .txt, .md"),
         "one class": ({"a/1.txt": "a"}, r"has the classes \['a'\] to train on, expected two or more"),
         "other kind": ({**some, "a/x.exe": "a"}, r"x.exe is of kind '.exe', expected one of .txt"),
         "two kinds": ({**some, "a/x.png": picture}, "are texts and pictures, expected files of one kind"),
@@ -136,7 +136,7 @@ def bad_folders(root):
         "channels": ({**sounds, "b/3.wav": np.zeros((4, 2))}, "has 1 channels at 8000 Hz and .*3.wav has 2 channels"),
         "unseen": (
             {**{f"train/{name}": each for name, each in some.items()}, "test/a/1.txt": "a", "test/c/1.txt": "c"},
-            "the class 'c' is in the test part alone; it cannot be learnt",
+            "the class 'c' is in the test part but not in the training part, so it cannot be learnt",
         ),
         "cut picture": ({**pictures, "a/3.png": png[:-28]}, "3.png is no picture"),
         "cut sound": ({**sounds, "b/3.wav": wav[:-3]}, "3.wav is cut off: it has 1. of 18 bytes"),
@@ -150,9 +150,9 @@ def bad_folders(root):
         ),
         "parts and classes": (
             {**{f"train/{name}": each for name, each in some.items()}, "extra/1.txt": "a"},
-            "has 'extra' beside 'train', expected parts alone, or classes alone",
+            "has the folders 'extra' and 'train', expected only parts or only classes",
         ),
-        "too few": ({"a/1.txt": "a", "b/1.txt": "b"}, "the part for validation has no row"),
+        "too few": ({"a/1.txt": "a", "b/1.txt": "b"}, "the validation part has no row"),
     }
 
 
@@ -207,7 +207,7 @@ def test_a_recording_that_is_cut_off_is_refused(tmp_path):
 def test_options_that_do_not_fit(tmp_path):
     with pytest.raises(ConfigError, match=r"folders: test is 1.5, expected between 0 and 1"):
         Folders(seed=0, data=[str(tmp_path)], test=1.5)
-    with pytest.raises(ConfigError, match=r"folders: validation and test are 1.1 of all, expected below 1"):
+    with pytest.raises(ConfigError, match=r"folders: validation \+ test is 1.1, expected below 1"):
         Folders(seed=0, data=[str(tmp_path)], test=0.6, validation=0.5)
     with pytest.raises(ConfigError, match=r"folders: data is \[\], expected one folder: --data FOLDER"):
         Folders(seed=0, data=[])

@@ -212,7 +212,10 @@ def test_numbers_of_a_table_have_a_seed_and_another_file(tmp_path, capfd):
     assert frame.shape == (120, 8)
     text, _ = made(tmp_path / "text", **ROLES, question="generate", data=[str(tmp_path / "t.csv")], sequence_length=8)
     assert main(["generate", str(text.path), "--prompt-file", str(tmp_path / "more.csv")]) == 2
-    assert "the static covariate 'kind' is text, expected the table of training itself" in capfd.readouterr().err
+    assert (
+        "the static covariate 'kind' is text, which gets its numbers from the table of training, expected that"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_generation_goes_on_in_constant_memory():
@@ -261,22 +264,22 @@ def test_wrong_generation_is_refused():
     ("kind", "options", "message"),
     [
         ("sc09", "--bytes 4", "bytes is 4, but a run on a signal generates steps; give --steps instead"),
-        ("sc09", "--steps 0", "steps is 0 after 0 of the prompt, expected at least 1"),
+        ("sc09", "--steps 0", "steps is 0 after 0 steps of the prompt, expected at least 1"),
         ("sc09", "--steps -1", "steps is -1, expected at least 0"),
         ("sc09", "--prompt one", "prompt is 'one', but the run is on a signal; give --prompt-file"),
-        ("sc09", "--prompt-file none.wav", "prompt_file is none.wav, which is no file"),
+        ("sc09", "--prompt-file none.wav", "prompt_file is none.wav, which is not a file"),
         ("sc09", "--prompt-file bad.wav", "bad.wav is no WAV file"),
         ("sc09", "--prompt-file slow.wav", "slow.wav has 3 samples of 1 channels at 8000 Hz, expected 1 channels"),
         ("sc09", "--out a.mp3", "out is a.mp3, expected a file of .wav"),
         ("sc09", "--out none/a.wav", "none/a.wav cannot be written: No such file or directory"),
-        ("mnist_pixels", "--steps 5", "steps is 5 after 0 of the prompt, expected the 784 that are left of 784"),
-        ("mnist_pixels", "--prompt-file whole.png", "steps is 0 after 784 of the prompt, expected at least 1"),
+        ("mnist_pixels", "--steps 5", "steps is 5 after 0 steps of the prompt, expected the remaining 784 of 784"),
+        ("mnist_pixels", "--prompt-file whole.png", "steps is 0 after 784 steps of the prompt, expected at least 1"),
         ("adding", "", "was trained on adding, expected a run on text, a signal or a table"),
-        ("table", "--top-k 3", "top_k is 3, but numbers have no top_k; give --temperature"),
+        ("table", "--top-k 3", "top_k is 3, but a table has numbers, which use no top_k; give --temperature"),
         ("table", "--steps 3 --out a.png", "out is a.png, expected a file of .csv or .npy"),
         ("table", "--steps 0", "steps is 0, expected at least 1"),
-        ("table", "", "was trained to forecast, not step by step, expected a run with --question generate or --recur"),
-        ("horizon", "", "table: horizon is 5, expected 1 because to generate goes step by step"),
+        ("table", "", "was trained to forecast, which does not go step by step, expected a run with --question"),
+        ("horizon", "", "table: horizon is 5, expected 1 because generation goes step by step"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(kind, options, message, tmp_path, monkeypatch, capfd):

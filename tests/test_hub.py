@@ -320,7 +320,7 @@ def test_copies_are_their_own(name, model):
     assert len(hub.accelerate(model).accelerated) == len(hub.accelerate(twin).accelerated)
 
 
-def test_company():
+def test_concurrency():
     """Calls from several threads keep their own padding; what torch.save writes and torch.compile makes is the same."""
     model = CASES["mamba"].build()
     hub.accelerate(model)
@@ -427,7 +427,7 @@ def test_errors():
         model(ids, seq_idx=torch.zeros(1, 3))
     with pytest.raises(
         ConfigError,
-        match="attention_mask marks padding in packed sequences, expected one of the two; pack without padding",
+        match="attention_mask marks padding in packed sequences, expected padding or packing, not both; pack without",
     ):
         model(ids, cu_seq_lens_q=offsets, attention_mask=padding(1))
     cache = model(ids, use_cache=True).cache_params
@@ -458,9 +458,7 @@ def test_checkpointing_is_refused_what_it_would_lose(name, model):
     model.activation_checkpointing_enable()
     try:
         for batch, lost in zip((2, 1), ("padding", "packing"), strict=True):
-            with pytest.raises(
-                ConfigError, match=f"{lost} with gradient checkpointing, expected one of the two; call gradi"
-            ):
+            with pytest.raises(ConfigError, match=f"{lost} cannot be combined with gradient checkpointing; call gradi"):
                 model(tokens(batch), **given[batch == 1], use_cache=False)
         model(tokens(), use_cache=False)
     finally:

@@ -593,10 +593,10 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
     unsaved(
-        "the model is LRU and GatedMLP, expected one that transformers has: falcon_mamba, llama, mamba",
+        "the model is built of LRU and GatedMLP, expected a model that transformers has: falcon_mamba, llama, mamba",
         LanguageModel(9, 8, 1, "lru"),
     )
-    unsaved("the model is Mamba and GatedMLP, expected one", LanguageModel(9, 8, 1, "mamba"))
+    unsaved("the model is built of Mamba and GatedMLP, expected a model", LanguageModel(9, 8, 1, "mamba"))
     plain = {"channel_mixer": "none"}
     unsaved("differs from MambaForCausalLM", LanguageModel(9, 8, 1, "mamba", embedding_norm=True, **plain))
     unsaved("expand is 1.5", LanguageModel(9, 8, 1, "mamba", layer_options={"expand": 1.5}, **plain))
@@ -704,8 +704,8 @@ def test_characters_come_out_whole(speaker):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "neither a run nor --hub is given, expected one of them; name a run folder, or --hub PATH"),
-        (["a", "--hub", "b"], "a run and --hub are both given, expected one of them"),
+        ([], "neither a run nor --hub is given, expected exactly one of them; name a run folder, or --hub PATH"),
+        (["a", "--hub", "b"], "a run and --hub are both given, expected exactly one of them"),
         (["a", "--tokens", "3"], "tokens is 3, but a run generates bytes or steps; give --bytes or --steps instead"),
         (["--hub", "a", "--bytes", "3"], "bytes is 3, but a model of --hub generates tokens; give --tokens"),
         (["--hub", "a", "--tokens", "-3"], "tokens is -3, expected at least 0"),

@@ -640,7 +640,7 @@ def test_states_are_moved_cast_and_read_back(tmp_path):
     with pytest.raises(CheckpointError, match=r"state.conv in .* is torch.float32 \(2, 3\), expected .*\('B', 5\)"):
         states.load(path, LinearRNNState(state.recurrent, torch.zeros(2, 5)))
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="is damaged: its bytes are not those of its digest"):
+    with pytest.raises(CheckpointError, match="is damaged: its bytes do not fit its digest"):
         states.load(path, state)
     with pytest.raises(CheckpointError, match="cannot be read"):
         states.load(tmp_path / "absent", state)

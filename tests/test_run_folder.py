@@ -280,11 +280,11 @@ def test_a_changed_text_is_not_split_anew(text, copy, tmp_path, capfd):
     try:
         text.write_bytes(kept[1000:] + letters(1, 100))
         line = refusal(capfd, "eval", str(copy))
-        assert "or its split, has changed since it was trained" in line
+        assert "or its split, has changed since training" in line
         assert "measure another text: --data PATH" in line
         assert line == refusal(capfd, "eval", str(copy), "--data", str(text))
         text.write_bytes(kept[:-10] + kept[-9:] + b"a")  # in what is held out alone
-        assert "has changed since it was trained" in refusal(capfd, "eval", str(copy))
+        assert "has changed since training" in refusal(capfd, "eval", str(copy))
     finally:
         text.write_bytes(kept)
     assert main(["eval", str(copy)]) == 0

@@ -270,7 +270,7 @@ def test_the_loss_of_classes_is_their_cross_entropy():
         ("train --task signs --task-options.margin -1", "signs: margin is -1, expected at least 0"),
         ("train --task signs --carry-state", "carry_state is True, but signs does not use it; leave out --carry-state"),
         ("train --task signs --until 2", "until is 2, expected from 0 to 1 because signs is scored by accuracy"),
-        ("train --task signs --tie-embeddings", "tie_embeddings is True, but the answers are no tokens of the input"),
+        ("train --task signs --tie-embeddings", "tie_embeddings is True, but the answers are not tokens of the input"),
     ],
 )
 def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
@@ -335,5 +335,7 @@ def test_channels_of_a_horizon_reach_their_arguments():
 def test_options_of_forecasters_are_theirs(name, value):
     options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, name: value}
     for question in (Question("next token", vocab_size=4), Question("class", channels=2, classes=2)):
-        with pytest.raises(ConfigError, match=f"train: {name} is {value}, but the data ask for no forecast; leave out"):
+        with pytest.raises(
+            ConfigError, match=f"train: {name} is {value}, but the question of the data is not a forecast; leave out"
+        ):
             model_for(question, options)

@@ -652,7 +652,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, capfd):
     capfd.readouterr()
     argv = ["train", *task_options("parity"), "--dim", "12", "--init", str(second), "--out", str(tmp_path / "third")]
     assert main(argv) == 2
-    expected = r"train: init is .*second, whose .* is \(\d+.*\), expected \(\d+.*\) of this"
+    expected = r"train: init is .*second, in which .* has shape \(\d+.*\), expected \(\d+.*\) because of this"
     assert re.search(expected, capfd.readouterr().err)
     assert not (tmp_path / "third").exists()
 
@@ -692,7 +692,7 @@ def test_other_examples_than_those_of_the_checkpoint_are_refused(runs, tmp_path,
         ("train --task copy --data x", "data is ['x'], but copy does not use it; leave out --data"),
         (
             "train --task adding --tie-embeddings",
-            "tie_embeddings is True, but the answers are no tokens of the input; leave out",
+            "tie_embeddings is True, but the answers are not tokens of the input; leave out",
         ),
         ("train --until 0.5", "until is 0.5, but text does not use it; leave it out, or name a task: --task NAME"),
         ("train --task-options.length 5", "task_options is {'length': 5}, but text does not use it; leave it out, or"),

@@ -145,5 +145,5 @@ def test_refusals(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)  # as root, no file is unreadable
-    with pytest.raises(DataError, match=r"text.txt cannot be read: Permission denied; mend its permissions"):
+    with pytest.raises(DataError, match=r"text.txt cannot be read: Permission denied; change its permissions"):
         read_corpus([text])

@@ -279,10 +279,10 @@ def test_damaged_and_foreign_files_are_refused(whole, tmp_path, capfd):
     )
     assert "layer is lru, expected hawk because of" in fresh(lambda: other_config("layer: hawk", "layer: lru"))
     assert main(["eval", str(folder)]) == 2
-    assert "is of another model than lru of dim 16" in capfd.readouterr().err
+    assert "does not fit config.yaml, which describes lru of dim 16" in capfd.readouterr().err
     assert "dim is 24, expected 16 because of" in fresh(lambda: other_config("dim: 16", "dim: 24"))
     assert main(["eval", str(folder)]) == 2
-    assert "is of another model than hawk of dim 24" in capfd.readouterr().err
+    assert "does not fit config.yaml, which describes hawk of dim 24" in capfd.readouterr().err
     assert "cannot be read" in fresh(lambda: (folder / "config.yaml").write_text("a: ["))
     assert "no configuration of a training run" in fresh(lambda: (folder / "config.yaml").write_text("a: 1"))
     assert "is not a run folder: it has no config.yaml" in fresh(lambda: (folder / "config.yaml").unlink())
@@ -297,7 +297,7 @@ def test_weights_cut_in_half_are_refused(whole, tmp_path):
     folder = RunFolder(shutil.copytree(whole[0], tmp_path / "run"))
     folder.weights.write_bytes(folder.weights.read_bytes()[:-100])
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors is damaged: its bytes are not those of its digest; copy it again"
+        CheckpointError, match=r"model.safetensors is damaged: its bytes do not fit its digest; copy it again"
     ):
         folder.load_model()
     folder.weights.unlink()

@@ -77,7 +77,7 @@ def load_tensors(path: Path, who: str) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         with path.open("rb") as file:
             if not _is_whole(file):
-                raise CheckpointError(f"{who}: {path} is damaged: its bytes are not those of its digest; copy it again")
+                raise CheckpointError(f"{who}: {path} is damaged: its bytes do not fit its digest; copy it again")
         with safe_open(path, "pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (no mapping)
             about = json.loads((stored.metadata() or {}).get("scanl", "{}"))

@@ -258,14 +258,14 @@ WRONG = [
     (
         "window_attention",
         {"rope_fraction": 1.5},
-        "rope_fraction is 1.5, expected an even part, 0 to 1, of head_dim",
+        "rope_fraction is 1.5, expected 0 to 1, with an even number of channels of head_dim",
     ),
     ("attention", {"num_kv_heads": 3}, "attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
     ("attention", {"num_heads": 0}, "attention: num_heads is 0, expected at least 1"),
     (
         "attention",
         {"num_heads": 8},
-        "attention: rope_fraction is 1.0, expected an even part, 0 to 1, of head_dim=1",
+        "attention: rope_fraction is 1.0, expected 0 to 1, with an even number of channels of head_dim=1",
     ),
     ("attention", {"max_length": 0}, "attention: max_length is 0, expected at least 1"),
 ]

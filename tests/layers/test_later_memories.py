@@ -472,7 +472,11 @@ WRONG = [
     ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
     ("ttt_mlp", {"mini_batch_size": 0}, "mini_batch_size is 0, expected at least 1"),
     ("titans", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    ("titans", {"depth": 3}, "depth is 3, chunk_size is 16 and conv_size is 4, expected 1 or 2, and at least 1"),
+    (
+        "titans",
+        {"depth": 3},
+        "depth is 3, chunk_size is 16 and conv_size is 4, expected a depth of 1 or 2, and at least 1 for",
+    ),
     ("mesanet", {"cg_steps": 0}, "conv_size is 4 and cg_steps is 0, expected at least 1"),
     ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected 0 to 1, without 1"),
     ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, num_heads is 6, num_householder is 1 and conv_size is 4"),

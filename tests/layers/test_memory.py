@@ -1131,7 +1131,11 @@ WRONG = [
     ("gsa", {"num_heads": 3}, "expand_k is 1.0 and num_heads is 3, expected"),
     ("gsa", {"num_slots": 0}, "num_slots is 0 and gate_logit_normalizer is 8, expected positive numbers"),
     ("abc", {"num_slots": 0}, "num_slots is 0 and clamp is 32.0, expected positive numbers"),
-    ("abc", {"num_heads": 4}, "expand_k is 0.5, expected heads of an even width and not 1 because of use_rope"),
+    (
+        "abc",
+        {"num_heads": 4},
+        "expand_k is 0.5, which gives heads of 1 channels, expected an even number because of use_rope",
+    ),
     ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
     ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
     ("lightning", {"head_dim": 0}, "head_dim is 0, expected at least 1"),

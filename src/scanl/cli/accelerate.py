@@ -20,8 +20,10 @@ ROUNDS = 5
 def run(argv: Sequence[str]) -> int:
     """Load a model and print the report. With --bench, print a table of its speed before and after."""
     parser = Parser("accelerate", "Run the recurrent modules of a transformers model on scanl's ops.")
-    parser.add_argument("model", type=str, help="its folder, or its name on the Hugging Face hub")
-    parser.add_argument("--bench", action="store_true", help="measure its speed here, before and after")
+    parser.add_argument("model", type=str, help="the model's folder, or its name on the Hugging Face hub")
+    parser.add_argument(
+        "--bench", action="store_true", help="measure the model's speed on this machine, before and after"
+    )
     parser.add_argument("--length", type=int, default=1024, help="tokens of the prompt and of the training step")
     parser.add_argument("--decode", type=int, default=64, help="tokens to generate after the prompt")
     args = parser.parse(argv)

@@ -45,7 +45,14 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("demo", "Train on the standard library's source, then generate past 100,000 bytes.")
     parser.add_argument("--minutes", type=float, default=3.0, help="of training")
     parser.add_argument("--out", type=str | None, default=None, help="run folder; none: runs/demo-N")
-    parser.add_argument("--data", type=str, nargs="*", default=[], metavar="PATH", help="other text than that")
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="*",
+        default=[],
+        metavar="PATH",
+        help="text to train on; none: Python's standard library",
+    )
     parser.add_argument("--dim", type=int, default=192, help="model width")
     parser.add_argument("--marks", type=list[int], default=list(MARKS), help="context lengths to measure at")
     args = parser.parse(argv)

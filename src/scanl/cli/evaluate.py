@@ -16,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("eval", "Bits per byte of a run on its held-out text, or its score on fresh examples of its task.")
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument(
-        "--data", type=str, nargs="*", default=[], metavar="PATH", help="the run's text where it has moved, or another"
+        "--data", type=str, nargs="*", default=[], metavar="PATH", help="new path of the run's text, or another text"
     )
     parser.add_argument("--length", type=int | None, default=None, help="of a task: another length; none: the run's")
     parser.add_argument("--count", type=int | None, default=None, help=f"of a task: examples; none: {COUNT}")

@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     args = _parser().parse(argv)
     if (args.run is None) == (args.hub is None):
         found = "neither a run nor --hub is" if args.run is None else "a run and --hub are both"
-        raise ConfigError(f"generate: {found} given, expected one of them; name a run folder, or --hub PATH")
+        raise ConfigError(f"generate: {found} given, expected exactly one of them; name a run folder, or --hub PATH")
     if args.hub is None and args.tokens is not None:
         raise ConfigError(
             f"generate: tokens is {args.tokens}, but a run generates bytes or steps; give --bytes or --steps instead"
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     if args.prompt:
         raise ConfigError(f"generate: prompt is {args.prompt!r}, but the run is on a signal; give --prompt-file")
     if args.prompt_file is not None and not Path(args.prompt_file).is_file():
-        raise ConfigError(f"generate: prompt_file is {args.prompt_file}, which is no file; name one to continue")
+        raise ConfigError(f"generate: prompt_file is {args.prompt_file}, which is not a file; name a file to continue")
     if signal is None:
         assert isinstance(source, Table)
         print(_of_table(folder, source, args))
@@ -75,7 +75,11 @@ def _parser() -> Parser:
     parser = Parser("generate", "Continue a text, a recording, a picture or the series of a table.", epilog=HELP)
     parser.add_argument("run", type=str | None, nargs="?", default=None, help="run folder")
     parser.add_argument(
-        "--hub", type=str | None, default=None, metavar="PATH", help="in its place: a checkpoint folder, or OWNER/NAME"
+        "--hub",
+        type=str | None,
+        default=None,
+        metavar="PATH",
+        help="instead of a run: a checkpoint folder, or OWNER/NAME",
     )
     parser.add_argument("--prompt", type=str, default="", help="text to continue; none: the start of a file")
     parser.add_argument(
@@ -83,29 +87,36 @@ def _parser() -> Parser:
         type=str | None,
         default=None,
         metavar="PATH",
-        help="its contents instead; - is the standard input. A recording, a picture or a table, for a run on those",
+        help="file with the prompt; - is the standard input. For a run on recordings, pictures or a table: such a file",
     )
     parser.add_argument(
-        "--prompt-steps", type=int | None, default=None, help="of a signal: read its first steps alone; none: all"
+        "--prompt-steps", type=int | None, default=None, help="of a signal: read only its first steps; none: all"
     )
-    parser.add_argument("--bytes", type=int | None, default=None, help="of a text: bytes, 500; 0: until interrupted")
-    parser.add_argument("--tokens", type=int | None, default=None, help="with --hub: tokens, 200; 0: until it ends")
     parser.add_argument(
-        "--steps", type=int | None, default=None, help="of a signal: steps; none: to its usual end, of a table 100"
+        "--bytes", type=int | None, default=None, help="of a text: bytes to generate, 500; 0: until interrupted"
+    )
+    parser.add_argument(
+        "--tokens", type=int | None, default=None, help="with --hub: tokens to generate, 200; 0: until the text ends"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int | None,
+        default=None,
+        help="of a signal: steps to generate; none: to its usual end, of a table 100",
     )
     parser.add_argument(
         "--out",
         type=str | None,
         default=None,
         metavar="PATH",
-        help="of a signal: file; none: sample in the run folder",
+        help="of a signal: file to write; none: sample in the run folder",
     )
     parser.add_argument(
         "--temperature", type=float | None, default=None, help="0 takes the likeliest; none: 0.8, for signals 1"
     )
     parser.add_argument("--top-k", type=int | None, default=None, help="choose among the k likeliest")
     parser.add_argument("--top-p", type=float | None, default=None, help="choose among the likeliest of mass p")
-    parser.add_argument("--seed", type=int | None, default=None, help="for the same again")
+    parser.add_argument("--seed", type=int | None, default=None, help="the same seed draws the same")
     return parser
 
 
@@ -149,10 +160,10 @@ def _of_signal(folder: RunFolder, signal: Signal, args: Any) -> Path:
     left = max(0, signal.steps - len(prompt))
     steps = left if args.steps is None else args.steps
     if steps < 1 or (signal.fixed and steps != left):
-        expected = f"the {left} that are left of {signal.steps}" if signal.fixed and left else "at least 1"
+        expected = f"the remaining {left} of {signal.steps}" if signal.fixed and left else "at least 1"
         raise ConfigError(
-            f"generate: steps is {steps} after {len(prompt)} of the prompt, expected {expected}; give other --steps or "
-            "--prompt-steps"
+            f"generate: steps is {steps} after {len(prompt)} steps of the prompt, expected {expected}; give other "
+            "--steps or --prompt-steps"
         )
     path = _out(folder, args.out, (signal.ending,))
     model = folder.load_model()
@@ -167,15 +178,17 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
     steps = 100 if args.steps is None else args.steps
     for name, wrong in (("top_k", args.top_k), ("top_p", args.top_p)):
         if wrong is not None:
-            raise ConfigError(f"generate: {name} is {wrong}, but numbers have no {name}; give --temperature")
+            raise ConfigError(
+                f"generate: {name} is {wrong}, but a table has numbers, which use no {name}; give --temperature"
+            )
     if steps < 1:
         raise ConfigError("generate: steps is 0, expected at least 1")
     path = _out(folder, args.out, ENDINGS)
     model = folder.load_model()
     if not isinstance(model, Forecaster) or model.ahead > 1:
         raise ConfigError(
-            f"generate: {folder.path} was trained to {source.ask}, not step by step, expected a run with --question "
-            "generate or --recursive"
+            f"generate: {folder.path} was trained to {source.ask}, which does not go step by step, expected a run with "
+            "--question generate or --recursive"
         )
     made = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps)
     sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}

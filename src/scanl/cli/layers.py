@@ -191,7 +191,7 @@ def _row(row: tuple[str, str]) -> str:
 def show_layer(argv: Sequence[str]) -> int:
     """Print the description of a layer, then the facts that depend on this machine."""
     parser = Parser("show", "One layer: equation, source, options, size, backends.")
-    parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` has them")
+    parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` prints them")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
     whole = args.name in presets.names()

@@ -130,8 +130,8 @@ def start_from(init: str, model: Model) -> None:
         found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
         if found != expected:
             raise ConfigError(
-                f"train: init is {init}, whose {name} is {found}, expected {expected} of this model; "
-                "give the model options of that run"
+                f"train: init is {init}, in which {name} has shape {found}, expected {expected} because of this model; "
+                "give the options of the model in that run"
             )
     model.load_state_dict(weights)
 

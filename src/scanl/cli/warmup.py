@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the layer or each op forward, backward and for one step."""
     parser = Parser("warmup", "Compile, and tune, the GPU kernels of a layer or of ops, before they are needed.")
     parser.add_argument("--layer", type=str | None, default=None, help="a registered layer, of width --dim")
-    parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="its options, as for train")
+    parser.add_argument("--layer-options", type=dict[str, Any], default={}, help="the layer's options, as for train")
     parser.add_argument(
         "--autocast", action="store_true", help="the layer's parameters in float32, autocast to --dtype"
     )

@@ -1,4 +1,4 @@
-"""Atari, offline: what a player does next, from the screen and the points that are still to come."""
+"""Atari, offline: the next action of a player, from the screen and the points that the player will still get."""
 
 import gzip
 import hashlib
@@ -59,18 +59,18 @@ def stored(files: Files, path: Path, form: tuple[int, ...], most: int, folder: s
 @register("atari")
 @dataclass
 class AtariReplay(FixedRows):
-    """Atari, offline: which action a player takes next, from the screen and the return that it will still have.
+    """Atari, offline: which action a player takes next, from the screen and the points that it will still get.
 
-    A step has the return to go, the action before (one number for each; none at the first step of a row), and the last
-    four screens of 84 x 84 pixels in [0, 1], black before the episode began. Rows are of `window` steps, begin at every
-    step of an episode, and are moved back so that they do not pass its end; a shorter episode ends early. In the
-    literature a step is three tokens in a row, the return, the screens and the action; here one step has all of what is
-    known when the action is chosen.
+    A step has the return to go (the points that are still to come), the action before as a one-hot vector (zeros at the
+    first step of a row), and the last four screens of 84 x 84 pixels in [0, 1], which are black before the episode. A
+    row has `window` steps. One begins at every step of an episode, and near the end of the episode it is moved back so
+    that it fits. A shorter episode gives a row that ends early. In the literature a step is three tokens: the return,
+    the screens and the action. Here one step has everything that is known when the action is chosen.
 
-    Episodes are taken whole from random checkpoints of the first 100,000 transitions, eleven at a visit, one after the
-    other, until there are enough transitions. The last twentieth of the episodes is for test, the one before it for
-    validation. The score is the share of right actions. The published score is the return in the game, which needs the
-    game, so it does not compare.
+    Episodes are taken whole from random checkpoints of the first 100,000 transitions, eleven successive ones from a
+    checkpoint at a time, until there are enough transitions. The last twentieth of the episodes is for test, the one
+    before it for validation. The score is the share of right actions. It cannot be compared with the published score,
+    which is the return in the game and needs the game.
 
     Source: Agarwal et al., "An Optimistic Perspective on Offline Reinforcement Learning", arXiv:1907.04543; as in Chen
     et al., "Decision Transformer", arXiv:2106.01345, section 4.1.
@@ -79,7 +79,7 @@ class AtariReplay(FixedRows):
         seed, eval_examples, folder: see `FixedRows`.
         game: name of its folder, such as Breakout, Qbert, Pong or Seaquest.
         window: steps of a row; 30 in the literature, 50 of Pong.
-        transitions: at least so many are read, if there are as many; 500,000 in the literature, 1 % of all.
+        transitions: at least this number is read, if there are so many; 500,000 in the literature, 1 % of all.
         visit: episodes of a checkpoint at a time.
         screens: number of screens of a step.
         unit: returns are divided by it; 1 in the literature.

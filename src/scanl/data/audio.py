@@ -1,4 +1,4 @@
-"""Recordings as WAV files: Speech Commands, 35 words or ten, to classify; its digits and piano music to predict."""
+"""Recordings as WAV files: Speech Commands to classify by 35 words or ten; its digits and piano music to predict."""
 
 import math
 import re
@@ -127,9 +127,10 @@ HOP, BINS, COEFFICIENTS = 100, 64, 20  # samples between two frames; bands of th
 def mfcc(samples: Tensor) -> Tensor:
     r"""Return the cepstral coefficients of frames (B, 1 + T // 100, 20), from samples (B, T) at 16 kHz.
 
-    The power spectrum of 200 samples under a Hann window, around every hundredth sample; the ends are mirrored. 64
-    triangles at equal distances of the mel scale, 2595 lg(1 + f / 700), from 0 to 8 kHz; the logarithm, of 1e-6 more;
-    the first 20 numbers of the orthonormal discrete cosine transform of second kind. As in torchaudio.
+    They are computed as in torchaudio. First comes the power spectrum of 200 samples under a Hann window, around every
+    hundredth sample; the ends are mirrored. It is summed over 64 triangles at equal distances of the mel scale, 2595
+    lg(1 + f / 700), from 0 to 8 kHz. Then come the logarithm of the sum plus 1e-6, and the first 20 numbers of the
+    orthonormal discrete cosine transform of the second kind.
     """
     window = torch.hann_window(2 * HOP, dtype=samples.dtype)
     power = torch.stft(samples, 2 * HOP, HOP, window=window, return_complex=True).abs().square().mT
@@ -150,10 +151,10 @@ def mfcc(samples: Tensor) -> Tensor:
 class TenWords(SpeechCommands):
     """SC10: which of ten words a recording of one second says, sample by sample or by 161 frames of coefficients.
 
-    The clips of yes, no, up, down, left, right, on, off, stop and go that have 16,000 samples, 34,975. Of each word 70,
-    15 and 15 % at random; the literature splits in this way, with another generator and the files in any order. Samples
-    are divided by 2^15. Each position, or with `mfcc` each coefficient, is standardised by the training part, with
-    1e-5 added to the deviation; the training part is read once for that.
+    The clips are the 34,975 with 16,000 samples of yes, no, up, down, left, right, on, off, stop and go. Those of each
+    word are split at random into 70, 15 and 15 %. The literature does the same, with another random generator and
+    another order of the files. Samples are divided by 2^15. Each position, or with `mfcc` each coefficient, is
+    standardised by the training part, with 1e-5 added to the deviation. The training part is read once for this.
 
     Source: Kidger et al., "Neural Controlled Differential Equations", arXiv:2005.08926, section 6.2; samples as in
     Gu et al., arXiv:2111.00396, section 4.
@@ -277,7 +278,7 @@ class SpokenNumbers(Quantised, SpeechCommands):
 
 @dataclass
 class Pieces(Quantised):
-    """Long recordings in pieces of equal length; what is left of a recording is dropped.
+    """Long recordings in pieces of equal length. The rest at the end of a recording is dropped.
 
     The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
     the next 6 % for validation, the last 6 % for test. Pieces are read when a batch needs them.

@@ -31,10 +31,10 @@ BABYAI = Files(
 class Demonstrations(Sequence[NDArray[np.int16]]):
     """The episodes of a file, whose images are unpacked when they are asked for.
 
-    The file is a pickle of a list, for each episode of its mission, its images (an array (T, 7, 7, 3), pickled and
-    packed by blosc), its directions and its actions. Neither pickle is run; see `scanl.data.pickles`.
-    An episode is (words + T, 2 + 147) numbers: a step for each word of the mission, by its number, -1 and zeros; then
-    for each image the direction, the action, and the image.
+    The file is a pickle of a list of episodes. An episode has a mission, images (an array (T, 7, 7, 3), pickled and
+    packed by blosc), directions and actions. Neither pickle is run; see `scanl.data.pickles`. An episode is (words + T,
+    2 + 147) numbers: a step for each word of the mission, by its number, -1 and zeros; then for each image the
+    direction, the action, and the image.
     """
 
     def __init__(self, name: str, folder: str, words: dict[str, int] | None = None) -> None:
@@ -105,12 +105,13 @@ def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
 class BabyAIDemonstrations(FixedRows):
     """BabyAI: which of seven actions a bot takes next, from its mission, what it sees and the action before.
 
-    First come the words of the mission, a step each; then a step for each action. A step has the word, as one of the
-    words of the training file (none for a word that is not there); the 49 cells before the bot, of each its thing,
-    colour and state; the direction; and the action before. Each is numbers of which one is 1. Actions are asked for.
+    A row has one step for each word of the mission, then one step for each action. A step has the word (zeros for a
+    word that the training file does not have), the thing, colour and state of each of the 49 cells before the bot, the
+    direction, and the action before. Each of these is a one-hot vector. The answers are the actions.
 
-    A twentieth of the training episodes is set aside; test is the file for validation. The score is the share of right
-    actions. The published score is the share of missions that are fulfilled, which needs the game.
+    A twentieth of the training episodes is set aside for validation. The published validation file is the test part.
+    The score is the share of right actions. The published score is the share of fulfilled missions, which needs the
+    game.
 
     Source: Chevalier-Boisvert et al., "BabyAI", arXiv:1810.08272.
 

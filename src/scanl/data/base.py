@@ -51,21 +51,21 @@ class Question:
     vocab_size: V, if the inputs are tokens.
     channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
     timed: the last channel is also the duration of the step, for layers that take `timespans`.
-    scales: of each channel a location and a scale above 0, by which the model standardises it; none where the source
-        has done so. A source measures them on its training part alone.
+    scales: for each channel a location and a scale above 0, by which the model standardises it; none if the source has
+        standardised it already. A source measures them on its training part alone.
     answer_scale: the location and the scale of a number; none for 0 and 1.
     missing: whether the features have NaN, which means that a number is missing.
-    padded: whether a row may end early. After its end there is IGNORED in place of tokens, NaN in all channels.
+    padded: whether a row may end early. After its end, tokens are IGNORED and all channels are NaN.
     horizon: H, of a forecast.
-    targets: number of the first channels, those that are forecast, after which covariates of the past follow;
-        or number of the numbers at a step.
-    static: number of the channels after those that are constant over a sequence.
-    future: F, number of covariates that are known ahead of time. They are the last F * H channels, but for a duration
-        after them: at each step the H values to come, one step after another. Their scales are given once, F.
-    season: steps of a season, so many last values a forecast starts from.
-    distribution: what the answers of a forecast or a number are, by name: "points", "quantiles", "gaussian",
-        "student_t", "negative_binomial". Of numbers at every step: "points", or "bernoulli" for answers of 1 and 0,
-        of which the model gives the logits.
+    targets: for a forecast, how many channels are forecast: they are the first ones, and covariates of the past follow.
+        For "numbers", how many numbers are asked for at a step.
+    static: how many of the channels that follow are constant over a sequence.
+    future: F, number of covariates that are known ahead of time. They are the last F * H channels, before the duration
+        if there is one: at each step the values of the next H steps, one step after another. They have F scales.
+    season: steps of a season. By default a forecast has a linear map of this many last values.
+    distribution: name of the distribution of a forecast or a number: "points", "quantiles", "gaussian", "student_t" or
+        "negative_binomial". For numbers at every step: "points", or "bernoulli" for answers of 1 and 0, of which the
+        model gives the logits.
     """
 
     kind: Literal["next token", "label", "class", "number", "numbers", "horizon"]
@@ -102,7 +102,8 @@ class Exam:
     """Examples on which a trained model is measured, with scores of others on the same examples.
 
     title: heading of the table.   examples: batches of rows.
-    beside: scores to compare with, by name: of the metric alone, or of every score of `Source.scores`, by its name.
+    beside: scores to compare with, by the name of a method: either the metric alone, or each score of `Source.scores`
+    by its name.
     digits: format of a score.
     """
 
@@ -126,7 +127,7 @@ class Signal(ABC):
 
     @abstractmethod
     def write(self, tokens: Iterable[int], path: Path) -> None:
-        """Write tokens to a file as they come. The file is whole or not there."""
+        """Write tokens to a file as they come. The file is written whole or not at all."""
 
 
 class Source(ABC):
@@ -177,7 +178,7 @@ class Source(ABC):
 
     @property
     def signal(self) -> Signal | None:
-        """If its tokens are a signal: how files of it are read and written."""
+        """How files are read and written if the tokens are a signal; None otherwise."""
         return None
 
     @property
@@ -216,8 +217,8 @@ class Source(ABC):
         """Return the sum of the scores, and how many answers were scored.
 
         The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
-        outputs: (n, V) logits, (n,) numbers, or of a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
-        targets: (n,), or of a forecast as the measurement has them.
+        outputs: (n, V) logits, (n,) numbers, or for a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
+        targets: (n,), or for a forecast as `Question.kind` says.
         """
         if self.question.kind in ("number", "numbers"):
             return float((outputs.double() - targets).square().sum()), targets.numel()
@@ -225,7 +226,7 @@ class Source(ABC):
         return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
 
     def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
-        """Return of every score its sum and how many answers were scored, by name; the first is `metric`.
+        """Return for every score, by name, its sum and how many answers were scored. The first score is `metric`.
 
         An exam prints the means of all of them. A source with more scores than one overrides this method.
         """
@@ -295,7 +296,7 @@ def check_shares(source: str, validation: float, test: float) -> None:
         if not 0 < share < 1:
             raise ConfigError(f"{source}: {name} is {share}, expected between 0 and 1")
     if validation + test >= 1:
-        raise ConfigError(f"{source}: validation and test are {validation + test:g} of all, expected below 1")
+        raise ConfigError(f"{source}: validation + test is {validation + test:g}, expected below 1")
 
 
 def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:

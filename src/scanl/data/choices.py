@@ -84,15 +84,15 @@ class Asked(NamedTuple):
 class Choices(FixedRows):
     """Questions by bytes: which of several options is right.
 
-    A row is the question, the options by letter, a line each, and `Answer:`. The model gives one of the letters. In the
-    literature a language model that was not trained on the questions gives each option a probability (the package
-    lm-eval does so); here a classifier is trained on the training part.
+    A row is the question, the options by letter, one a line, and `Answer:`. The model gives one of the letters. In the
+    literature a language model that was not trained on the questions gives each option a probability, as the package
+    lm-eval does. Here a classifier is trained on the training part.
 
     A subclass defines `asked`, the questions for training, validation and test.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        most: bytes of a row that are read, the last.
+        most: how many bytes of a row are read: the last ones.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.most"}
@@ -115,7 +115,8 @@ class Choices(FixedRows):
 
     @abstractmethod
     def asked(self) -> Sequence[Sequence[Asked]]:
-        """Read the questions of the three parts, or of training and test, for validation a tenth of the first."""
+        """Read the questions of three parts, or of training and test. Then a tenth of training becomes the validation
+        part."""
 
     def read(self) -> Parts:
         parts = [
@@ -150,8 +151,8 @@ class Choices(FixedRows):
 class MMLUQuestions(Choices):
     """MMLU: which of four answers to a question of one of 57 subjects is right.
 
-    Trained on the questions that the authors have gathered from elsewhere, 99,842; validation 1,531, test 14,042. With
-    `shots`, solved questions of the same subject come first, in validation and test.
+    Training has the 99,842 questions that the authors gathered from elsewhere, validation 1,531 and test 14,042. In
+    validation and test, `shots` solved questions of the same subject come first.
 
     Source: Hendrycks et al., "Measuring Massive Multitask Language Understanding", arXiv:2009.03300.
 
@@ -302,9 +303,9 @@ class WinoGrande(Choices):
 class Lambada(Translation):
     """LAMBADA: the last word of a passage, byte by byte. A line break stands for the blank before it.
 
-    Test has the 5,153 passages of the test part. Nine tenths of the 4,869 of the development part are for training, the
-    rest for validation; the novels that are published for training are read by `scanl train PATH`. The published score
-    is the share of right words.
+    Test has the 5,153 passages of the published test part. The published development part has 4,869 passages: nine
+    tenths are for training, the rest for validation. To train on the novels that are published for training, use `scanl
+    train PATH`. The published score is the share of right words.
 
     Source: Paperno et al., "The LAMBADA dataset", arXiv:1606.06031. Args: see `Translation`. Chance: 8 bits.
     """

@@ -21,9 +21,9 @@ Numbers = NDArray[np.float64]
 def read_table(path: Path) -> Any:
     """Read a table as a pandas DataFrame. Raises DataError for a file that is missing, damaged or of another kind.
 
-    .csv: in UTF-8, with a line of names first.   .npz: arrays (N,) are columns. Beside an array (N, T), or
-    (N, T, C), there are N series of T steps: it becomes a column, or C columns NAME_0, NAME_1, ...; an array (N,) is
-    constant over each series; and there are columns `series` and `step`. Nothing is unpickled.
+    .csv: in UTF-8, with a line of names first.   .npz: arrays (N,) are columns. If there is an array (N, T) or (N, T,
+    C), the table has N series of T steps. Such an array becomes one column, or C columns NAME_0, NAME_1, ... An array
+    (N,) is then constant over each series, and there are also columns `series` and `step`. Nothing is unpickled.
     """
     if path.is_dir():
         raise DataError(f"table: {path} is a folder, expected one file of {', '.join(KINDS)}")
@@ -58,9 +58,7 @@ def _read(path: Path, _time: int, _size: int) -> Any:
             names = list(frame.columns)
     except UnicodeDecodeError as error:
         odd = error.object[error.start]
-        raise DataError(
-            f"table: {path} is not UTF-8: the byte {odd:#x} stands alone; save it in that encoding"
-        ) from error
+        raise DataError(f"table: {path} is not UTF-8: it has the invalid byte {odd:#x}; save it as UTF-8") from error
     except ImportError as error:
         raise ConfigError("table: Parquet is read with pyarrow: pip install 'scanl[series]'") from error
     except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning, zipfile.BadZipFile) as error:
@@ -144,7 +142,7 @@ def labels(frame: Any, path: Path, name: str) -> tuple[list[str], NDArray[np.int
 
 
 def moments(frame: Any, path: Path, name: str) -> tuple[Any, bool]:
-    """Return the times of a column, and whether they are of a calendar: then as moments of pandas, else as numbers.
+    """Return the times of a column, and whether they are dates. Dates are moments of pandas, other times are numbers.
 
     Whole numbers of eight digits are dates, YYYYMMDD. Raises DataError for what is neither a number nor a time, for a
     missing time, and for times of several time zones.
@@ -170,7 +168,7 @@ def moments(frame: Any, path: Path, name: str) -> tuple[Any, bool]:
 
 
 def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
-    """Return the times of a column, and whether they are of a calendar: then in seconds, else as they are.
+    """Return the times of a column, and whether they are dates. Dates are in seconds, other times as they are.
 
     Raises DataError as `moments` does.
     """
@@ -182,7 +180,7 @@ def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
 
 
 def moments_after(when: Any, steps: int) -> Any:
-    """Return the moments, or the numbers, of the steps after those of a pandas Series: at its usual distance.
+    """Return the times of the steps that follow those of a pandas Series, at its usual distance.
 
     Months, quarters and years go by the calendar.
     """
@@ -212,7 +210,7 @@ def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray
 
 
 def refuse_overlap(path: Path, roles: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raise DataError when a column has two roles, or one twice."""
+    """Raise DataError when a column has two roles, or the same role twice."""
     seen: dict[str, str] = {}
     for role, names in roles:
         for name in names:

@@ -97,7 +97,7 @@ def _files(paths: Sequence[str | Path]) -> dict[str, Path]:
             found = _text_files(path)
             if not found:
                 raise DataError(
-                    f"corpus: folder {path} has no text: no file that is neither empty, hidden nor binary; "
+                    f"corpus: folder {path} has no text: every file in it is empty, hidden or binary; "
                     "name a folder with text files"
                 )
             files.update({f"{path.name}/{name}": file for name, file in found.items()})
@@ -128,7 +128,7 @@ def _read(path: Path, size: int = -1) -> bytes:
             return file.read(size)
     except OSError as error:
         raise DataError(
-            f"corpus: {path} cannot be read: {error.strerror}; mend its permissions or leave it out"
+            f"corpus: {path} cannot be read: {error.strerror}; change its permissions or leave it out"
         ) from error
 
 

@@ -54,9 +54,9 @@ class IMDbReviews(FixedRows):
     """IMDb: whether a review of a film is good, from its bytes.
 
     With the folders of the original download, the split is the published one of 25,000 and 25,000 reviews. The file
-    `reviews.json` of the package has the same reviews without a split. Then duplicates are left out and the rest is
-    split in half at random, with the seed 42, so results are close to published ones but not of the same split.
-    `aside` reviews of the training part are set aside.
+    `reviews.json` of the package has the same reviews without a split. There duplicates are left out and the rest is
+    halved at random, with the seed 42. So results are close to published ones, but the split is another. `aside`
+    reviews of the training part are set aside.
 
     Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; by bytes and with a length of 4096 it
     is the text task of Tay et al., "Long Range Arena", arXiv:2011.04006.
@@ -124,8 +124,9 @@ def part_of(texts: Sequence[tuple[str, int]]) -> Part:
 class PaperPairs(FixedRows):
     """AAN: whether one of two papers cites the other, from their bytes.
 
-    A row is the first `most` bytes of the first paper, a zero byte, and as many of the second. In the literature one
-    model reads each paper alone, and a second network compares what it has read; here one model reads both in turn.
+    A row is the first `most` bytes of the first paper, a zero byte, and as many of the second. In the literature a
+    model reads each paper alone, and a second network compares the two results. Here one model reads both papers in
+    turn.
 
     Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.3.
 

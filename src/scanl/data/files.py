@@ -63,7 +63,7 @@ class Files:
     needs: paths in the folder that must exist; a packed file `NAME.gz` or `NAME.xz` will do.
     sha256: digest of each unpacked file, by path, where it is known.
     counts: published numbers of what is in the files, which a reader gives to `counted`.
-    packages: who has the files.   licence: of the data.
+    packages: the packages that contain the files.   licence: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
     """
 
@@ -111,7 +111,7 @@ class Files:
         except OSError as error:
             if error.errno is None:  # gzip's for a file of another format
                 raise self.damaged(path, str(error), folder) from error
-            raise DataError(f"{self.name}: {path} cannot be read: {error.strerror}; mend its permissions") from error
+            raise DataError(f"{self.name}: {path} cannot be read: {error.strerror}; change its permissions") from error
         except (EOFError, zlib.error, lzma.LZMAError) as error:
             raise self.damaged(path, str(error), folder) from error
         wanted = self.sha256.get(name)

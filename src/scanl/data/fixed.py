@@ -22,7 +22,7 @@ NUMBERS_AT_ONCE = 2**25  # numbers of its inputs, at most
 
 @dataclass(frozen=True)
 class FromFiles(Sequence[NDArray[Any]]):
-    """Rows each of which is read from its file when it is asked for.
+    """Rows in files. Each row is read when it is asked for.
 
     read: makes a row (t, ...) of a file. Raises DataError for a damaged one.
     where: for rows that are parts of files, what `read` is given besides the path.
@@ -123,7 +123,7 @@ class FixedRows(Source):
     def check(self) -> None:
         for name, part in zip(Parts._fields, self.parts, strict=True):
             if len(part.answers) == 0:
-                raise DataError(f"{self.name}: the part for {name} has no row; give more of them")
+                raise DataError(f"{self.name}: the {name} part has no row, expected at least one; give more rows")
             _ = part.rows[0]
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:

@@ -145,14 +145,14 @@ class Folders(FixedRows):
 
     Texts are read as bytes, recordings (.wav, 16 bits) as samples in [-1, 1], pictures (.png, .jpg, .bmp) as pixels in
     [0, 1], from the top left, row by row. All files are of one kind; all recordings have one rate and as many channels,
-    all pictures one size. Where the classes lie in folders `train` and `test`, and perhaps `validation`, these are the
-    parts. Otherwise the digests of the files' names decide, for each class by itself; so a file stays in its part when
-    others are added, but for a few at the borders. Files are read when a batch needs them. Before training all of them
-    are checked: whole if they have 128 MiB together or less, and otherwise their heads.
+    all pictures one size. If the folder has folders `train`, `test` and perhaps `validation` with the classes inside,
+    these are the parts. Otherwise each class is split by the digests of the files' names. So nearly every file stays in
+    its part when other files are added. Files are read when a batch needs them. Before training all files are checked.
+    If they have more than 128 MiB together, only their heads are.
 
     Args:
         data: one folder.
-        validation, test: fractions of the files of each class in these parts, where no folders say them.
+        validation, test: fractions of the files of each class in these parts, if there are no folders for the parts.
         sequence_length: most steps that are read of a text or a recording.
         seed, eval_examples: see `FixedRows`.   folder: not used.
     Chance: the share of the most frequent class in the test part.
@@ -193,13 +193,13 @@ class Folders(FixedRows):
     def _files(self) -> tuple[Kind, list[str], list[list[tuple[Path, int]]]]:
         """The kind of the files, the names of the classes, and of every part the files with their classes."""
         if not self.root.is_dir():
-            raise DataError(f"folders: {self.root} is no folder; expected a folder with a folder for each class")
+            raise DataError(f"folders: {self.root} is not a folder, expected a folder with one folder for each class")
         parted = [folder for folder in _folders(self.root) if folder.name.lower() in PARTS]
         others = [folder for folder in _folders(self.root) if folder not in parted]
         if others and any(map(_folders, parted)):
             raise DataError(
-                f"folders: {self.root} has {others[0].name!r} beside {parted[0].name!r}, expected parts alone, or "
-                "classes alone"
+                f"folders: {self.root} has the folders {others[0].name!r} and {parted[0].name!r}, expected only parts "
+                "or only classes"
             )
         if parted and not others:
             found: list[dict[str, list[Path]]] = [{}, {}, {}]
@@ -217,14 +217,19 @@ class Folders(FixedRows):
             raise DataError(f"folders: the class {empty[0]!r} has no file to train on; leave its folder out")
         for part, name in ((1, "validation"), (2, "test")):
             if new := sorted(found[part].keys() - found[0].keys()):
-                raise DataError(f"folders: the class {new[0]!r} is in the {name} part alone; it cannot be learnt")
+                raise DataError(
+                    f"folders: the class {new[0]!r} is in the {name} part but not in the training part, so it cannot "
+                    "be learnt"
+                )
         self._deal(found)
         return kind, classes, [[(p, classes.index(c)) for c in sorted(part) for p in part[c]] for part in found]
 
     def _kind(self, paths: Sequence[Path]) -> Kind:
         known = ", ".join(ending for kind in KINDS for ending in kind.endings)
         if not paths:
-            raise DataError(f"folders: {self.root} has no file in a folder of a class; expected files of {known}")
+            raise DataError(
+                f"folders: {self.root} has no file in the folders of its classes, expected files of {known}"
+            )
         by_ending = {ending: kind for kind in KINDS for ending in kind.endings}
         for path in paths:
             if path.suffix.lower() not in by_ending:

@@ -48,7 +48,7 @@ def _statsmodels(file: str) -> Package:
 
 @dataclass
 class PublishedSeries(Table):
-    """A published table whose columns are forecast, all from all.
+    """A published table. All columns are forecast, and all are read.
 
     A subclass defines `needs`, whose first file is read, and the facts below. The scores are those of `Table`. The
     model standardises each column by its training part. Without `borders` the parts are shares of the rows, in order.
@@ -146,9 +146,9 @@ class PublishedSeries(Table):
 class LongHorizon(PublishedSeries):
     """A table by the protocol of long-horizon forecasts: errors of standardised values.
 
-    The first scores are the mean squared and the mean absolute error of the median, of values standardised by the
-    training part, over all steps and columns; for a forecast that is points, of the points. Windows that are measured
-    begin before the border, so that the first one predicts the first row of its part.
+    The first scores are the mean squared and the mean absolute error, over all steps and columns. They are of the
+    median, or of the points if the distribution is "points", for values standardised by the training part. Windows that
+    are measured begin before the border of a part, so that the first one predicts the first row of the part.
 
     Args: see `PublishedSeries`.
     """
@@ -365,7 +365,7 @@ class BeijingPM25(PublishedSeries):
 @register("household_power")
 @dataclass
 class HouseholdPower(PublishedSeries):
-    """Household power: seven numbers of a household near Paris; means of an hour of minutes. 70, 10 and 20 %.
+    """Household power: seven numbers of a household near Paris, as means over each hour. 70, 10 and 20 %.
 
     Source: Hebrail and Berard, "Individual Household Electric Power Consumption", UCI, 2006. Args: see
     `PublishedSeries`.

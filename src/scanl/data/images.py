@@ -212,8 +212,8 @@ def _png(files: Files, name: str, folder: str) -> NDArray[np.uint8]:
 def permutation(order: str, size: int) -> NDArray[np.int64]:
     """Return the order in which the pixels of an image are read.
 
-    order: "raster"; "bit_reversal", of the next power of two, without the numbers from `size` on; "torch:SEED" or
-    "numpy:SEED", a random one, the first draw after that seed.
+    order: "raster"; "bit_reversal", which is the one of the next power of two without the numbers from `size` on;
+    "torch:SEED" or "numpy:SEED", which is a random order, the first that is drawn after this seed.
     """
     if order == "raster":
         return np.arange(size)
@@ -236,7 +236,7 @@ class Images(FixedRows):
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         order: of the pixels; see `permutation`.
-        aside: number of training images that are set aside; which ones, the seed 42 decides.
+        aside: number of training images that are set aside. The seed 42 decides which ones.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"sequence_length": "an image has as many steps as pixels"}
@@ -272,7 +272,7 @@ class MNISTImages(Images):
 
     6,000 of the 60,000 training images are set aside for validation; the test part has 10,000. `order` chooses the
     permuted task: "bit_reversal" (S4, S5, LRU), "torch:12008" (coRNN), "torch:5544" (LEM, expRNN, scoRNN),
-    "numpy:92916" (others). Results with different permutations are not of the same data.
+    "numpy:92916" (others). Do not compare results with different permutations: their data differ.
 
     Source: Le et al., "A Simple Way to Initialize Recurrent Networks of Rectified Linear Units", arXiv:1504.00941,
     section 4.2. Args: see `Images`. Chance: 1 of 10.
@@ -294,7 +294,7 @@ class MNISTImages(Images):
 @register("fashion_mnist")
 @dataclass
 class FashionMNISTImages(MNISTImages):
-    """Fashion-MNIST, pixel by pixel: which garment an image of 28 x 28 pixels shows. As `mnist` in everything else.
+    """Fashion-MNIST, pixel by pixel: which garment an image of 28 x 28 pixels shows. Everything else is as in `mnist`.
 
     Source: Xiao et al., "Fashion-MNIST", arXiv:1708.07747. Args: see `Images`. Chance: 1 of 10.
     """
@@ -311,9 +311,9 @@ CIFAR_MEAN, CIFAR_SCALE = np.array([0.4914, 0.4822, 0.4465]), np.array([0.247, 0
 class CIFAR10Images(Images):
     """CIFAR-10, pixel by pixel: which of ten things an image of 32 x 32 pixels shows. T = 1024 steps.
 
-    A step has three colours, standardised by the mean and standard deviation of the training part; or with `grey` one
-    number, (x - 122.6 / 255) / (61 / 255) of the usual luma, which is the image task of Long Range Arena. 5,000 of the
-    50,000 training images are set aside for validation; the test part has 10,000. No augmentation.
+    A step has three colours, standardised by the mean and standard deviation of the training part. With `grey` it has
+    one number, (x - 122.6 / 255) / (61 / 255) with x the usual luma, as in the image task of Long Range Arena. 5,000 of
+    the 50,000 training images are set aside for validation; the test part has 10,000. No augmentation.
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; as in Gu et al., "Efficiently
     Modeling Long Sequences with Structured State Spaces", arXiv:2111.00396.
@@ -357,7 +357,8 @@ def luma(colours: NDArray[np.float64]) -> NDArray[np.float64]:
 @register("cifar100")
 @dataclass
 class CIFAR100Images(CIFAR10Images):
-    """CIFAR-100, pixel by pixel: which of a hundred things an image shows, by the fine labels. As `cifar10` otherwise.
+    """CIFAR-100, pixel by pixel: which of a hundred things an image shows, by the fine labels. The rest is as in
+    `cifar10`.
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 
@@ -401,7 +402,7 @@ class NoisePaddedCIFAR10(CIFAR10Images):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.order != "raster" or self.grey:
-            raise ConfigError(f"{self.name}: order and grey are {self.order} and {self.grey}, expected raster, False")
+            raise ConfigError(f"{self.name}: order is {self.order} and grey is {self.grey}, expected raster and False")
 
     @cached_property
     def noise(self) -> NDArray[np.float32]:

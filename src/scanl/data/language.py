@@ -301,7 +301,7 @@ BASES = b"ACGTN"
 def read_fasta(files: Files, name: str, folder: str = "") -> dict[str, Bytes]:
     """Read FASTA: a line `>NAME ...`, then lines of bases, for each record. Return the tokens 0 ... 4 for ACGTN.
 
-    Small letters are read as large ones, and the other letters of the standard code, which are uncertain bases, as N.
+    Small letters are read as capitals. The other letters of the standard code are uncertain bases, and are read as N.
     """
     records: dict[str, Bytes] = {}
     codes = np.full(256, 255, np.uint8)
@@ -366,8 +366,8 @@ class HumanGenome(Genome):
 
     Args:
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
-        interval: bases of each interval. A shorter published one is extended on both sides, as far as its chromosome
-            goes; of a longer one the first bases are read.
+        interval: bases of each interval. A shorter published interval is extended on both sides, within its chromosome.
+            Of a longer one only the first bases are read.
     Chance: 2 bits.
     """
 

@@ -27,11 +27,11 @@ def _files(name: str, file: str, training: int, validation: int, test: int) -> F
 
 @dataclass
 class Polyphony(YesNo):
-    """A published set of pieces, frame by frame, each with the notes that sound: 88, from MIDI's 21 to 108.
+    """A published set of pieces, frame by frame. A frame says which of 88 notes sound, from MIDI's 21 to 108.
 
-    Each frame is predicted from those before it, the first from silence. A frame is an eighth note, in the chorales a
-    quarter. Every frame of a part counts the same in its score, as published. The file is a pickle; it is read without
-    running what is in it.
+    Each frame is predicted from the frames before it, and the first from silence. A frame is an eighth note, or a
+    quarter note in the chorales. Every frame of a part counts the same in the score, as published. The file is a
+    pickle. It is read without running the code in it.
 
     Args: see `FixedRows`.
     """
@@ -63,7 +63,8 @@ class Polyphony(YesNo):
 
 
 def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError for no such piece."""
+    """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError if they are not a
+    piece."""
     if not isinstance(piece, list | tuple) or not len(piece):
         raise ValueError("it has no frame")
     found = np.zeros((len(piece), NOTES), np.float32)

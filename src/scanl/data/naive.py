@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 def season_errors(y: Numbers, season: int) -> tuple[Numbers, Numbers]:
     """Return the mean absolute value and the root mean square of y_t - y_{t-m}, (C,) each, of y (n, C).
 
-    NaN where no such pair is known. For a series that is not longer than a season, m is 1.
+    The results are NaN where no pair of such numbers is known. For a series that is not longer than a season, m is 1.
     """
     season = season if len(y) > season else 1
     off = y[season:] - y[:-season]
@@ -34,8 +34,8 @@ def season_errors(y: Numbers, season: int) -> tuple[Numbers, Numbers]:
 def naive(y: Numbers, season: int, horizon: int, spread: Numbers, levels: Sequence[float]) -> Numbers:
     """Forecast the `horizon` steps after the history y (n, C): quantiles (horizon, C, Q).
 
-    spread: σ, (C,).   A number that is missing a season ago is the last one known at that point of the season, or
-    else the last one known at all, or 0.
+    spread: σ, (C,).   If the number of a season ago is missing, it is replaced by the last known number at that point
+    of the season, or else by the last known number, or by 0.
     """
     season = season if len(y) >= season else 1
     filled = np.nan_to_num(_filled(y, len(y)))[-1]

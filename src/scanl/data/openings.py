@@ -1,4 +1,4 @@
-"""Beginnings of series in a table, from which a model generates what follows, and what it generated as a file."""
+"""Beginnings of series in a table, from which a model generates the next steps, and files of the generated steps."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ ENDINGS = (".csv", ".npy")
 
 @dataclass
 class Opening:
-    """The beginning of a series, and what is known of the N steps that a model generates after it.
+    """The beginning of a series, and what is known about the N steps that a model generates after it.
 
     inputs: (1, T + N - 1, ·), as the table's question lays them out. A model reads the first T steps; of the others it
     reads the covariates that are known ahead.   read: T.   after: the rows of the N steps, with names and times.
@@ -33,9 +33,9 @@ class Opening:
 def openings(table: Table, path: Path | None, prompt: int | None, steps: int) -> list[Opening]:
     """Return the opening of each series of a table. Raises DataError for a table that does not fit.
 
-    path: another table with the columns of the one of training; None: that one.   prompt: how many rows of each series
-    are its beginning; 0: none, so that the first step that is read has no number; None: all rows. At most
-    `sequence_length` rows are read, the last ones.   steps: N.
+    path: another table with the same columns as the table of training; None: the table of training.   prompt: how many
+    rows of each series are its beginning; None: all rows; 0: no row, and then the first step that is read has missing
+    numbers. Of the beginning at most the last `sequence_length` rows are read.   steps: N.
     """
     path = path or table.path
     frame = read_table(path)
@@ -65,8 +65,8 @@ def _refuse_text(frame: Any, path: Path, table: Table) -> None:
     for name in table.static:
         if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
             raise DataError(
-                f"table: {path}: the static covariate {name!r} is text, expected the table of training itself, because "
-                "a table numbers its words"
+                f"table: {path}: the static covariate {name!r} is text, which gets its numbers from the table of "
+                "training, expected that table"
             )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 def shuffled(
     seed: int, total: int, pieces: int, step: int, size: int, rank: int = 0, world: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return an offset below `total`, and a piece, for each row that process `rank` of `world` reads at a step.
+    """Return, for each row that process `rank` of `world` reads at a step, an offset below `total` and a piece.
 
     Each epoch reads every piece once, in an order of its own, and has one offset. Rows are counted over the processes:
     these are rows rank*size to (rank+1)*size of the batch of world*size rows that one process would read.

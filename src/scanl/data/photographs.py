@@ -56,9 +56,9 @@ class ImageNetPatches(FixedRows):
     """ImageNet: which of 1,000 things a photograph shows, patch by patch. T = 196 steps of 768 channels.
 
     A photograph is scaled so that its shorter side has 8/7 of `side` pixels, and the square in its middle is cut into
-    patches, from the top left, row by row. Colours are standardised by the published mean and deviation. There is no
-    augmentation, which the literature has. `aside` training images are set aside; test is what is published as
-    validation, 50,000 images. Files are read when a batch needs them.
+    patches, from the top left, row by row. Colours are standardised by the published mean and deviation. Unlike in the
+    literature, there is no augmentation. `aside` training images are set aside for validation. The test part is the
+    published validation part of 50,000 images. Files are read when a batch needs them.
 
     Source: Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", arXiv:1409.0575; patches as in
     Dosovitskiy et al., arXiv:2010.11929.
@@ -137,10 +137,10 @@ class ImageNetPatches(FixedRows):
 class MiniImageNetEpisodes(FreshRows):
     """mini-ImageNet: to which of five new classes a photograph belongs, after a few examples of each.
 
-    An episode draws classes, of each `shots` photographs, and one more of one of them. A step is a photograph of 84 x
-    84 pixels, standardised, and its class in the episode as one of `ways` numbers that is 1; the last step has no
-    class, which is asked for. The examples come in random order. Every step has new episodes: training of 64 classes,
-    measurements while training of 16 others, the exam of 20 more.
+    An episode draws `ways` classes, `shots` photographs of each, and one more photograph of one of them. A step is a
+    standardised photograph of 84 x 84 pixels, and its class in the episode as a one-hot vector of `ways` numbers. The
+    last step has no class: this class is the answer. The examples come in random order. Every training step has new
+    episodes. Training draws from 64 classes, measurements during training from 16 others, and the exam from 20 more.
 
     Source: Vinyals et al., "Matching Networks for One Shot Learning", arXiv:1606.04080; classes of Ravi and Larochelle,
     "Optimization as a Model for Few-Shot Learning", 2017; as a sequence in Irie et al., arXiv:2202.05780, section 4.2.
@@ -149,7 +149,7 @@ class MiniImageNetEpisodes(FreshRows):
         seed, eval_examples: see `FreshRows`.
         folder: where the files lie; none: in the folder of the data set.
         ways: classes of an episode.
-        shots: examples of each, 1 or 5 in the literature.
+        shots: examples of each class; 1 or 5 in the literature.
     Chance: 1 of `ways`.
     """
 
@@ -187,7 +187,7 @@ class MiniImageNetEpisodes(FreshRows):
 
     @cached_property
     def parts(self) -> list[list[list[Path]]]:
-        """Of the parts for training, validation and test the photographs of each class."""
+        """The photographs of each class, for the parts training, validation and test."""
         parts = []
         for part in MINI_PARTS:
             classes: dict[str, list[Path]] = {}

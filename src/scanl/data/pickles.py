@@ -1,7 +1,7 @@
 """Read plain data from pickles that others have published, without running what is in them.
 
-A pickle is a program: it may name any function and call it. Here no name is ever looked up. Those few that an array of
-numbers needs stand for the functions below, which only keep numbers; every other name is refused.
+A pickle is a program: it may name any function and call it. Here no name is ever looked up. The few names that an array
+of numbers needs stand for the functions below, which only keep numbers. Every other name is refused.
 """
 
 import io

@@ -27,15 +27,15 @@ PILE = Files(
 class PileDocuments(Published):
     """The Pile by bytes: documents of 22 sources in the order of the files, a zero byte between two.
 
-    The whole has 825 GiB; of each part documents are read until they have `most` bytes. In the literature tokens are
-    those of GPT-NeoX, and the score is bits per byte or the perplexity of a token.
+    The whole Pile has 825 GiB. Of each part, documents are read until they have `most` bytes. The literature uses the
+    tokens of GPT-NeoX, and its score is bits per byte or the perplexity of a token.
 
     Source: Gao et al., "The Pile", arXiv:2101.00027.
 
     Args:
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
         most: bytes of a part that are read.
-        only: name of one of the sources, such as Github or ArXiv, of which alone documents are read; empty for all.
+        only: name of a source, such as Github or ArXiv: only its documents are read. Empty: those of all sources.
     """
 
     id = "B-pile"

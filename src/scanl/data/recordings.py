@@ -1,4 +1,4 @@
-"""Series to classify, or whose number is asked for: UCR and UEA (.ts files), spoken digits, clinical series, HAR."""
+"""Series to classify, or to predict a number from: UCR and UEA (.ts files), spoken digits, clinical series, HAR."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,10 +125,10 @@ SEPSIS = Files(
 class Problem:
     """The series of a .ts file, and their answers.
 
-    A file has comments (#), tags (@), and after @data one series a line: the channels, then the answer, with colons
-    between them; the numbers of a channel with commas between them; ? or NaN for a missing number.
+    A file has comments (#), tags (@), and after @data one series a line. A line has the channels and then the answer,
+    with colons between them. The numbers of a channel have commas between them. A missing number is ? or NaN.
 
-    rows: of each series an array (t, C).   answers: of each its class as text, or its number with @targetlabel.
+    rows: an array (t, C) for each series.   answers: the class of each series as text, or with @targetlabel its number.
     """
 
     def __init__(self, files: Files, name: str, folder: str) -> None:
@@ -177,7 +177,7 @@ def _ended(row: NDArray[np.float32]) -> NDArray[np.float32]:
 class Recordings(FixedRows):
     """Rows of features of different lengths, in memory. A subclass defines `read`.
 
-    The question is found in the rows, so they are read when the model is made.
+    The question depends on the rows, so they are read when the model is made.
     """
 
     @property
@@ -207,7 +207,7 @@ def standardise(parts: Parts) -> Parts:
 
 
 def pooled(files: Files, folder: str, stem: str) -> Part:
-    """Read the training and the test file of a problem as one part, of classes by their sorted names."""
+    """Read the training and the test file of a problem as one part. Classes are numbered by their sorted names."""
     both = [Problem(files, f"{stem}_{part}.ts", folder) for part in ("TRAIN", "TEST")]
     names = sorted({answer for one in both for answer in one.answers})
     answers = [names.index(answer) for one in both for answer in one.answers]
@@ -215,7 +215,7 @@ def pooled(files: Files, folder: str, stem: str) -> Part:
 
 
 def shares(part: Part, validation: float, test: float, seed: int) -> Parts:
-    """Split rows at random into parts, of which two have these shares."""
+    """Split rows at random into three parts, two of them with these shares."""
     count = len(part.answers)
     rest, last = set_aside(part, round(test * count), seed)
     return Parts(*set_aside(rest, round(validation * count), seed), last)
@@ -288,8 +288,8 @@ class EigenWorms(Recordings):
 class VitalSigns(Recordings):
     """BIDMC: a vital sign (breaths or heart beats a minute, or oxygen in per cent) from 32 s of two channels.
 
-    The published parts are joined and split at random into 70, 15 and 15 %. The score is the mean squared error; the
-    published one is its root, or is not said to be.
+    The published parts are joined and split at random into 70, 15 and 15 %. The score is the mean squared error. Some
+    papers publish its root, and some do not say which.
 
     Source: Tan et al., "Time series extrinsic regression", 2021; as in Gu et al., arXiv:2111.00396, appendix D.
 
@@ -333,8 +333,8 @@ class VitalSigns(Recordings):
 class SpokenDigits(Recordings):
     """Spoken digits: which of ten a speaker has said, from 13 coefficients (MFCC) of each frame.
 
-    The package has the features of the Free Spoken Digit Dataset, not the sound, and no split and no speakers: 70, 10
-    and 20 % at random, with the seed 42. Channels are standardised on the training part.
+    The package has the features of the Free Spoken Digit Dataset. It has no sound, no split and no names of speakers.
+    The parts are 70, 10 and 20 % at random, with the seed 42. Channels are standardised on the training part.
 
     Source: Jackson et al., "Free Spoken Digit Dataset", 2018. Args: see `FixedRows`. Chance: 1 of 10.
     """
@@ -357,8 +357,8 @@ class SpokenDigits(Recordings):
 class Activity(Recordings):
     """HAR-2: whether a person sits, lies or walks up, or stands, walks or walks down, from 128 steps of 9 channels.
 
-    The published parts; a tenth of the training part is set aside for validation. Channels are standardised on the
-    rest.
+    The parts are the published ones. A tenth of the training part is set aside for validation. Channels are
+    standardised on the rest.
 
     Source: Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", 2013; two
     classes as in Kusupati et al., "FastGRNN", arXiv:1901.02358. Args: see `FixedRows`. Chance: 1 of 2, about.
@@ -396,13 +396,14 @@ class Activity(Recordings):
 class Sepsis(Recordings):
     """Sepsis: whether a patient will have sepsis, from the first 72 hours of a stay; one step an hour.
 
-    A step has the 34 measurements that vary and the hour, with 0 for what was not measured after standardisation by
-    the training part; with `intensity` also, of each, how often it was measured so far, and the two flags of the unit.
-    The answer is the label of the whole stay. Stays of two rows or fewer are left out. 70, 15 and 15 % at random.
+    A step has the 34 measurements that vary, and the hour. They are standardised by the training part. Then a missing
+    measurement is 0. With `intensity` a step also has, for each measurement, how often it was made so far, and the two
+    flags of the unit. The answer is the label of the whole stay. Stays of two rows or fewer are left out. The parts are
+    70, 15 and 15 % at random.
 
     Source: Reyna et al., "Early Prediction of Sepsis From Clinical Data", 2019; as in Kidger et al., "Neural Controlled
-    Differential Equations", arXiv:2005.08926. The five constant columns are left out here. Score: accuracy; the
-    published score is the area under the curve, so it does not compare.
+    Differential Equations", arXiv:2005.08926. The five constant columns are left out here. The score is the accuracy.
+    It cannot be compared with the published score, which is the area under the curve.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.

@@ -9,9 +9,9 @@ from scanl.data.series import Series
 
 
 class Rows:
-    """The numbers of all series behind each other, with rows of padding behind each, in which all is missing.
+    """The numbers of all series one after the other. Behind each series are rows of padding, in which all is missing.
 
-    once: channels that are there once at each step: targets, past, static.   ahead: covariates known ahead.
+    once: the channels that a step has once: targets, past, static.   ahead: covariates known ahead.
     starts: first row of each series.
     """
 

@@ -1,4 +1,4 @@
-"""Series of a user's table: their numbers by role, checked, with what the calendar says of their times."""
+"""Series of a user's table: their numbers by role, checked, with covariates of the calendar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,10 +75,10 @@ def series_of(
     future: Sequence[str],
     cycles: int | None = None,
 ) -> Collection:
-    """Take the series out of a table, checked. Raises DataError for what cannot be learnt from.
+    """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
     classes: whether the target is one of a few classes.   cycles: how many cycles of the calendar become covariates;
-    None: those of which there are two.   The other arguments are names of columns.
+    None: those of which the table has at least two.   The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
@@ -139,9 +139,10 @@ def filled(
 ) -> tuple[Any, int]:
     """Return a table with a row for each step that is absent from regular times, and the number of these rows.
 
-    The columns in `constant` keep their value there, and all others are missing. The table stays as it is when no step
-    is absent, when times go back, when some steps are no multiple of the usual one, or when more than the fraction
-    `most` of all rows would be new. Raises DataError when `most` is 1 and nine tenths would be.
+    In the new rows the columns in `constant` keep their value, and all others are missing. The table stays as it is
+    when no step is absent, when times go back, when some steps are not a multiple of the usual one, or when more than
+    the fraction `most` of all rows would be new. Raises DataError when `most` is 1 and more than nine tenths of the
+    rows would be new.
     """
     import pandas as pd
 

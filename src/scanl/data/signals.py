@@ -30,19 +30,20 @@ def mu_law(samples: NDArray[np.number]) -> NDArray[np.int64]:
 
 
 def expanded(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the samples in [-1, 1] in the middle of the steps of `mu_law`; their quantisation gives the tokens."""
+    """Return the samples in [-1, 1] in the middle of the steps of `mu_law`. Quantising them gives the tokens again."""
     u = 2 * (tokens + 0.495) / (256 - 0.01) - 1
     return np.sign(u) * np.expm1(np.abs(u) * math.log(256)) / 255
 
 
 def linear(samples: NDArray[np.number]) -> NDArray[np.int64]:
-    """Quantise samples to 0 ... 255, scaled to [0, 1] by their range: u = (x - min) / (max - min), then as `mu_law`."""
+    """Quantise samples to 0 ... 255: scale them to [0, 1] by their range, u = (x - min) / (max - min), then as
+    `mu_law`."""
     low, high = float(samples.min()), float(samples.max())
     return np.floor((samples - low) / max(high - low, 1e-12) * (256 - 0.01) + 0.005).astype(np.int64)
 
 
 def spread(tokens: NDArray[np.int64]) -> NDArray[np.floating]:
-    """Return the samples in [-1, 1] in the middle of the steps of `linear`; their quantisation gives the tokens."""
+    """Return the samples in [-1, 1] in the middle of the steps of `linear`. Quantising them gives the tokens again."""
     return 2 * (tokens + 0.495) / (256 - 0.01) - 1
 
 

@@ -1,4 +1,4 @@
-"""A user's own table as a source: forecast, classify, label or tell numbers of series."""
+"""A user's own table as a source: forecast series, generate, classify or label them, or predict numbers."""
 
 import hashlib
 import math
@@ -38,13 +38,13 @@ PARTS = ("training", "validation", "test")
 @register("table")
 @dataclass
 class Table(Source):
-    """Series in a table: forecast or generate them, classify them, label their steps, or tell a number of each.
+    """Series in a table: forecast or generate them, classify them, label their steps, or predict a number for each.
 
-    The training part alone sets the scales by which numbers are standardised, and the classes. Numbers that are missing
-    stay missing: the model has a flag for each, and no loss is taken there. Split by time, a series begins with
-    training, then come validation and test; a forecast of a later part may read what was before it. Split by series,
-    the digests of their names decide; classes are shared out evenly. A series that is classified, and is shorter than
-    the longest, begins with missing steps.
+    The training part alone sets the scales by which numbers are standardised, and the classes. Missing numbers stay
+    missing: the model gets a flag for each number, and a missing answer does not count in the loss. In a split by time,
+    every series begins with training, and then come validation and test. A forecast of a later part may read the parts
+    before it. In a split by series, the digests of the series' names decide, and classes are shared out evenly. To
+    classify, all series get the length of the longest: a shorter one begins with missing steps.
 
     Args:
         data: one file, .csv, .parquet or .npz.
@@ -53,21 +53,22 @@ class Table(Source):
         target: column of the answers; to forecast, several with commas between them.
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
-            For another question than "forecast" and without `past`, all columns without a role.
+            Without `past`, and if the question is not "forecast", all columns without a role are read as `past`.
         horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
         distribution: of the answers, by name.
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
         sequence_length: most steps that a forecast or a label reads.
-        origins: of a window of training, learn the forecasts after so many of its last steps; None: after each step.
-            The fewer, the more has been read before each of them, as when forecasts are measured.
-        gaps: steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes the
-            durations of steps an input, as for irregular times. None: rows if they are at most a tenth of all. Always
-            durations for a class or a number of a series.
+        origins: learn only the forecasts after this many last steps of a training window; None: after each step. Such
+            forecasts have read about as many steps as those that are measured.
+        gaps: for steps that are absent from regular times: "fill" makes them rows of missing numbers; "durations" makes
+            the durations of steps an input, as for irregular times. None: "fill" if they are at most a tenth of all
+            steps. For a class or a number of a series it is always durations.
         seed: seed of the order.
 
-    Scores of forecasts: CRPS, twice the mean pinball loss over `LEVELS`, and MASE, the error of the median, both in
-    units of the seasonal naive's mean error in training; the coverage of the interval from 5 % to 95 %.
+    A forecast has three scores. CRPS is twice the mean pinball loss over `LEVELS`, and MASE is the absolute error of
+    the median. Both are in units of the seasonal naive's mean error in training. The third is the coverage of the
+    interval from 5 % to 95 %.
     """
 
     noun = "table"
@@ -116,7 +117,8 @@ class Table(Source):
             raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
         if self.kind in ("class", "number") and self.split == "time":
             raise ConfigError(
-                f"table: split is 'time', expected 'series' because to {self.ask} is to answer for series"
+                f"table: split is 'time', expected 'series' because the question {self.ask!r} has one answer for a "
+                "series"
             )
         if self.kind in ("class", "number") and self.series is None:
             raise ConfigError(
@@ -134,7 +136,7 @@ class Table(Source):
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
         if self.ask == "generate":
             if self.horizon not in (1, type(self).horizon):
-                raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because to generate goes step by step")
+                raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because generation goes step by step")
             self.horizon = 1
         self.metric, self.higher_is_better, self.best = SCORES[self.kind]
         self.names = self.targets
@@ -196,11 +198,14 @@ class Table(Source):
         if self.kind in ("class", "label") and len(found.classes) < 2:
             raise DataError(f"table: {self.path}: the target has the classes {found.classes}, expected two or more")
         if self.kind != "horizon" and not found.each[0].past.shape[1]:
-            raise DataError(f"table: {self.path} has no column to {self.ask} by; name columns: --past COLUMN ...")
+            raise DataError(
+                f"table: {self.path} has no column to read, expected one or more besides the target; name "
+                "columns: --past COLUMN ..."
+            )
 
     @cached_property
     def parts(self) -> list[list[tuple[int, int, int]]]:
-        """Of training, validation and test: series, first row, and the row after the last."""
+        """The pieces of training, validation and test: series, first row, and the row after the last."""
         each = self.collection.each
         by_series = self.kind in ("class", "number") or (self.kind == "label" and len(each) > 1)
         if self.split == "series" or (self.split is None and by_series):
@@ -260,8 +265,8 @@ class Table(Source):
                 for label in map(int, each[i].target[begin:end]):
                     if label >= 0 and label not in seen:
                         raise DataError(
-                            f"table: {self.path}: the label {classes[label]!r} is in the {PARTS[part]} part alone; it "
-                            "cannot be learnt: split otherwise, or leave these rows out"
+                            f"table: {self.path}: the label {classes[label]!r} is in the {PARTS[part]} part but not in "
+                            "the training part, so it cannot be learnt; split otherwise, or leave these rows out"
                         )
 
     @property

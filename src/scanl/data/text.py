@@ -40,7 +40,8 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Independent sequences. Each epoch cuts the corpus, read as a ring, at a random offset and shuffles the pieces."""
+    """Independent sequences. Each epoch reads the corpus as a ring, cuts it at a random offset, and shuffles the
+    pieces."""
 
     data: Bytes
     length: int
@@ -81,7 +82,7 @@ def _cut(data: Bytes, starts: NDArray[np.int64], length: int) -> NDArray[np.int6
 class Tokens(Source):
     """Predict the next token of a long text: bytes, words or other units, of which the training part is one array.
 
-    A subclass defines `corpus`, and `test` where the published test part is not the part held out while training.
+    A subclass defines `corpus`. If the published test part is not the part held out during training, it defines `test`.
     The columns of metrics.csv bear the name of its `unit`.
 
     Args:
@@ -91,8 +92,8 @@ class Tokens(Source):
         eval_bytes: held-out tokens in each measurement during training: a sample spread over all of them.
         seed: seed of the order.
         length_doublings, doubling_steps: warm-up of the length: training begins with sequences of sequence_length /
-            2^length_doublings tokens, and their length doubles every doubling_steps steps. A batch always has as many
-            tokens. Source: Nguyen et al., "HyenaDNA", arXiv:2306.15794, sec. 3.2.
+            2^length_doublings tokens, and their length doubles every doubling_steps steps. The number of tokens in a
+            batch stays the same. Source: Nguyen et al., "HyenaDNA", arXiv:2306.15794, sec. 3.2.
     """
 
     unit: ClassVar[str] = "byte"
@@ -224,10 +225,10 @@ class Text(Tokens):
         if moved.digest() == digest:
             return moved._exam(moved.corpus.held_out, "held-out bytes")
         if not paths or [str(Path(path).resolve()) for path in paths] == self.data:
-            found = "has changed since" if digest is not None else "may be another than that with which"
+            found = "has changed since training" if digest is not None else "may differ from that of training"
             raise CheckpointError(
-                f"eval: the text of the run, or its split, {found} it was trained: what is held out now may have been "
-                "trained on; put it back, name where it has moved, its files and folders named as before, "
-                "or measure another text: --data PATH"
+                f"eval: the text of the run, or its split, {found}, so the run may have been trained on what is held "
+                "out now; put the text back, name its new path, or measure another text: --data PATH. At the new path "
+                "its files and folders must have the same names"
             )
         return self._exam(read_text(paths), "bytes of another text than the run's")

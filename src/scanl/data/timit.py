@@ -36,8 +36,8 @@ TIMIT = Files(
 def read_sphere(files: Files, path: Path, folder: str = "") -> NDArray[np.int16]:
     """Return the samples of a NIST SPHERE file of one channel of 16 bits at 16 kHz, not packed.
 
-    A file is `NIST_1A`, the length of the header in bytes, and a line `NAME -TYPE VALUE` for each fact of it up to
-    `end_head`; then the samples.
+    A file has `NIST_1A`, the length of the header in bytes, lines `NAME -TYPE VALUE` up to `end_head`, and then the
+    samples.
     """
     try:
         content = path.read_bytes()
@@ -78,9 +78,10 @@ def spectrum(samples: NDArray[np.float64]) -> NDArray[np.float32]:
 class TIMITFrames(FixedRows):
     """TIMIT: the next of 129 levels of the spectrum of a spoken sentence, at every 16 ms.
 
-    Sentences are brought to 8 kHz. The sentences SA, which all speakers say, are left out. The 3,696 sentences of the
-    training part; for validation 400 of 50 speakers, for test the core test set, 192 of 24. The literature counts 3,640
-    for training, and does not say which. The score is the mean squared error of a level in decibels.
+    Sentences are resampled to 8 kHz. The sentences SA, which all speakers say, are left out. Training has the 3,696
+    sentences of the published training part, validation 400 sentences of 50 speakers, and test the core test set, 192
+    sentences of 24 speakers. The literature counts 3,640 for training, and does not say which. The score is the mean
+    squared error of a level in decibels.
 
     Source: Wisdom et al., "Full-Capacity Unitary Recurrent Neural Networks", arXiv:1611.00035, section 4.3.
 

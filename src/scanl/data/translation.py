@@ -1,4 +1,4 @@
-"""Translation as one text: a sentence, a line break, its translation, of which alone the loss is."""
+"""Translation as one text: a sentence, a line break, and its translation. Only the translation counts in the loss."""
 
 import html
 import math
@@ -41,7 +41,7 @@ IWSLT14 = Files(
 
 
 class Joined(Sequence[NDArray[np.uint8]]):
-    """Rows of bytes behind each other in one array, because millions of small arrays take much memory."""
+    """Rows of bytes one after the other in one array, because millions of small arrays take much memory."""
 
     def __init__(self, rows: Sequence[bytes]) -> None:
         self.bytes = np.frombuffer(b"".join(rows), np.uint8)
@@ -58,10 +58,11 @@ class Joined(Sequence[NDArray[np.uint8]]):
 class Translation(FixedRows):
     """Pairs of sentences by bytes: predict each byte of a translation from the sentence and from the bytes before it.
 
-    A row is a sentence, a line break, its translation, a line break. The loss and the score are of what follows the
-    first line break. The literature has an encoder and a decoder, word pieces, and the score BLEU; here one model reads
-    both in turn, and the score is bits per byte. So `scanl generate` translates a prompt that ends with a line break.
-    Pairs that are longer than `most` bytes, or that lack a sentence, are left out of every part.
+    A row is a sentence, a line break, its translation, and a line break. Only the bytes after the first line break
+    count in the loss and the score. The literature has an encoder and a decoder, word pieces, and the score BLEU. Here
+    one model reads both sentences in turn, and the score is bits per byte. So `scanl generate` translates a prompt that
+    ends with a line break. Pairs that are longer than `most` bytes, or that lack a sentence, are left out of every
+    part.
 
     A subclass defines `pairs`.
 
@@ -139,7 +140,7 @@ class WMT14Pairs(Translation):
 
     Args:
         seed, eval_examples, folder, most: see `Translation`.
-        first, second: endings of the files, the languages from and to which is translated.
+        first, second: endings of the files: the language of the sentence, and that of its translation.
         validated_on, tested_on: names of the files of these parts.
     """
 
@@ -166,9 +167,10 @@ class WMT14Pairs(Translation):
 class IWSLT14Pairs(Translation):
     """IWSLT14: German talks to English, byte by byte, in small letters. About 160,000, 7,300 and 6,750 pairs.
 
-    Every 23rd of the training pairs is for validation; test has the sentences of dev2010, dev2012 (TEDX) and tst2010 to
-    tst2012. Training pairs of more than 175 words, or of which one has over 1.5 times the words of the other, are left
-    out. In the literature words are Moses' tokens, here what stands between blanks, so the numbers differ a little.
+    Every 23rd of the training pairs is for validation. Test has the sentences of dev2010, dev2012 (TEDX) and tst2010 to
+    tst2012. A training pair is left out if it has more than 175 words, or if one side has over 1.5 times the words of
+    the other. In the literature words are Moses' tokens. Here they are what stands between blanks, so the numbers of
+    pairs differ a little.
 
     Source: Cettolo et al., "Report on the 11th IWSLT Evaluation Campaign", 2014; the split of fairseq (Ott et al.,
     arXiv:1904.01038). Args: see `Translation`. Chance: 8 bits.

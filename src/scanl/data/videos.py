@@ -48,10 +48,11 @@ AVA = Files(
 
 
 def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]:
-    """Return the places of the joints in metres, (t, 2, 25, 3), of the first two bodies of each frame.
+    """Return the positions of the joints in metres, (t, 2, 25, 3), of the first two bodies of each frame.
 
-    A file has the number of frames; for each the number of bodies; for each a line of ten numbers, the number of
-    joints, and for each joint a line of twelve, of which the first three are its place. What is missing is 0.
+    A file has the number of frames. Each frame has the number of bodies. Each body has a line of ten numbers, the
+    number of joints, and for each joint a line of twelve numbers, of which the first three are its position. A missing
+    position is 0.
     """
     try:
         lines = iter(path.read_text(encoding="ascii").splitlines())
@@ -76,15 +77,16 @@ def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.floa
 class Skeletons(FixedRows):
     """NTU RGB+D: which of 60 actions a clip shows, from the skeletons of one or two people. T = 20 steps.
 
-    A step has the places of 25 joints of two bodies, 150 numbers in metres before the camera, and zeros for a body that
-    is not there. The frames are the middles of 20 equal parts of a clip; the literature draws one of each part. A tenth
-    of the training clips is set aside. 302 clips of the 56,880 are known to lack skeletons; they are read like others.
+    A step has the positions of 25 joints of two bodies: 150 numbers, in metres before the camera, with zeros for a body
+    that is not there. The frames are the middles of 20 equal parts of a clip. The literature draws a random frame of
+    each part. A tenth of the training clips is set aside for validation. 302 of the 56,880 clips are known to lack
+    skeletons. They are read like the others.
 
     Source: Shahroudy et al., "NTU RGB+D", arXiv:1604.02808; frames as in Li et al., "IndRNN", arXiv:1803.04831.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
-        across: "subject", 20 of 40 people are for training; or "view", the cameras 2 and 3 of three.
+        across: "subject": 20 of 40 people are for training; or "view": the cameras 2 and 3 of three are.
         frames: steps of a row.
     Chance: 1 of 60.
     """
@@ -134,9 +136,9 @@ class Skeletons(FixedRows):
 
 @dataclass
 class Videos(YesNo):
-    """Videos as features of their frames, and which actions go on at each. A subclass defines `annotated`.
+    """Videos as features of their frames, and the actions that go on at each frame. A subclass defines `annotated`.
 
-    A tenth of the training videos is set aside for validation; test is the published part that is measured. The
+    A tenth of the training videos is set aside for validation. The test part is the part on which papers measure. The
     published score is the mean average precision. Here it is the negative log-likelihood of all actions of a step.
 
     Args: see `FixedRows`.
@@ -156,7 +158,7 @@ class Videos(YesNo):
 
     @abstractmethod
     def annotated(self, part: str) -> dict[str, Any]:
-        """Return of each video of a part what `targets` needs."""
+        """Return what `targets` needs, for each video of a part."""
 
     @abstractmethod
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
@@ -189,7 +191,7 @@ class Videos(YesNo):
         return padded([self.targets(self._about[place], len(row)) for row, place in rows], self.length)
 
     def lines(self, name: str, columns: int) -> list[list[str]]:
-        """Return the rows of a table. Raises DataError for one with another number of columns."""
+        """Return the rows of a table. Raises DataError for a row with another number of columns."""
         found = [row for row in csv.reader(StringIO(self.files.text(name, self.folder), newline="")) if row]
         for number, row in enumerate(found, 1):
             if len(row) != columns:
@@ -241,10 +243,10 @@ class Charades(Videos):
 @register("ava")
 @dataclass
 class AVA22(Videos):
-    """AVA 2.2: which of 80 actions anyone in a film does at each second, from 902 to 1798, from features of it.
+    """AVA 2.2: which of 80 actions anyone in a film does at each second from 902 to 1798, from features of the second.
 
-    The published question is also where each person is, which a model of steps does not answer: the boxes are left out.
-    Seconds that are published as excluded are not asked for.
+    The published question also asks where each person is. A model of steps cannot answer that, so the boxes are left
+    out. Seconds that are published as excluded are not asked for.
 
     Source: Gu et al., "AVA", arXiv:1705.08421. Args: see `Videos`.
     """

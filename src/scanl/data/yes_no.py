@@ -14,7 +14,7 @@ class YesNo(FixedRows):
     """Rows of features, and at every step several answers of yes or no. A subclass defines `read`.
 
     A target is 1 or 0, or NaN where no answer is wanted. The score is the negative log-likelihood of all answers of a
-    step, in nats, of probabilities that are independent given what was read: the mean over steps.
+    step, in nats, as a mean over steps. The answers of a step are independent, given the steps that were read.
 
     Args: see `FixedRows`.
     """

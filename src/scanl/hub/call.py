@@ -95,12 +95,13 @@ def begin(
     who = type(model).__name__
     if cu_seqlens is not None and mask is not None:
         raise ConfigError(
-            f"{who}: attention_mask marks padding in packed sequences, expected one of the two; pack without padding"
+            f"{who}: attention_mask marks padding in packed sequences, expected padding or packing, not both; pack "
+            "without padding"
         )
     lost = "padding" if mask is not None else "packing" if cu_seqlens is not None else ""
     if lost in needs_call and model.training and _checkpoints(model):
         raise ConfigError(
-            f"{who}: {lost} with gradient checkpointing, expected one of the two; call gradient_checkpointing_disable()"
+            f"{who}: {lost} cannot be combined with gradient checkpointing; call gradient_checkpointing_disable()"
         )
     _current.set(Call(shape, mask, cu_seqlens, outer, {}))
 

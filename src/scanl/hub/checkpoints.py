@@ -105,16 +105,16 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
                 raise CheckpointError(f"save: {error}") from error
             if _parts(again) != _parts(model):
                 raise CheckpointError(
-                    f"save: the model differs from {fmt.architecture} in its blocks or norms, expected the "
-                    f"model that scanl.hub.load makes of model_type {fmt.name}"
+                    f"save: the model differs from {fmt.architecture} in its blocks or norms, expected "
+                    f"the blocks and norms that scanl.hub.load makes for model_type {fmt.name}"
                 )
             return fmt, entries
     parts = (part for block in formats.blocks(model) for part in (block.mixer, block.channel) if part is not None)
     found = " and ".join(dict.fromkeys(type(part).__name__ for part in parts))
     known = ", ".join(formats.names())
     raise CheckpointError(
-        f"save: the model is {found}, expected one that transformers has: {known}; "
-        "model.save writes any model for scanl"
+        f"save: the model is built of {found}, expected a model that transformers has: {known}; "
+        "to save any model for scanl alone, call model.save"
     )
 
 

@@ -7,9 +7,10 @@ from scanl.errors import ConfigError, ShapeError
 
 
 def decoded(inputs: Tensor, states: Tensor, lags: int, ridge: float = 1e-6) -> Tensor:
-    """Return, for each lag below `lags`, which part of the input's variance a linear map reads from the state (lags,).
+    """Return (lags,): for each lag below `lags`, the part of the input's variance that a linear map reads from the
+    state.
 
-    inputs: u (T).   states: s (T, N), real; of a complex state give real and imaginary parts side by side.
+    inputs: u (T).   states: s (T, N), real; for a complex state, give real and imaginary parts side by side.
     ridge: penalty on the map, in parts of the states' mean square.
 
     The map of lag k is fitted by ridge regression of u_{t-k} on s_t over the first half of the steps, and measured on

@@ -1,4 +1,4 @@
-"""A picture of what HiPPO's memories hold of a signal: the signal, and the past that each memory gives back.
+"""A picture of what HiPPO's memories hold of a signal: the signal, and its reconstruction from each memory.
 
 python -m scanl.inspect.reconstruction hippo.png
 """
@@ -25,11 +25,11 @@ PIECE = 512  # steps of which the matrices are in memory
 
 
 def reconstructed(signal: Tensor, size: int, measure: str, theta: float) -> tuple[Tensor, Tensor, float]:
-    """Return the steps that a HiPPO memory of `size` numbers speaks of, what it gives back there, and the error.
+    """Return the steps that a HiPPO memory of `size` numbers covers, the reconstructed values there, and the error.
 
-    signal: (T).   measure, theta: as of `hippo`. Steps and values: (A), oldest first. Of "lagt" they reach back 4 θ.
-    The error is the root mean squared error over them, in parts of the signal's root mean square. An input counts from
-    the middle of the step over which it is held. Computed in float64.
+    signal: (T).   measure, theta: as for `hippo`.   Steps and values: (A), oldest first. For "lagt" they reach back 4
+    θ. The error is the root mean squared error over these steps, divided by the signal's root mean square. The age of
+    an input counts from the middle of the step over which it is held. Computed in float64.
     """
     if signal.ndim != 1 or len(signal) < 2:
         raise ShapeError(f"reconstructed: signal has shape {tuple(signal.shape)}, expected (T) with T at least 2")

@@ -98,7 +98,9 @@ def load(path: str | PathLike[str], like: State) -> State:
     expected = dict(leaves(like))
     if stored.keys() != expected.keys():
         odd = sorted(stored.keys() ^ expected.keys())
-        raise CheckpointError(f"state: {path} holds {sorted(stored)}, expected {sorted(expected)}; differs in {odd}")
+        raise CheckpointError(
+            f"state: {path} holds {sorted(stored)}, expected {sorted(expected)}; they differ in {odd}"
+        )
     paths = iter(expected)
 
     def take(leaf: Tensor) -> Tensor:

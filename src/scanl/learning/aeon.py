@@ -24,10 +24,10 @@ from scanl.models import Forecaster
 
 
 class AeonClassifier(Trained, BaseClassifier):
-    """Classify series, as a classifier of aeon: X is (n, channels, T), or a list of (channels, t) of unequal length.
+    """Classify series, as a classifier of aeon. X is (n, channels, T), or a list of (channels, t) of unequal length.
 
     The arguments are those of `SeriesClassifier`. A series that is shorter than the longest of `fit` begins with
-    missing numbers, as in `Table`; a longer one is read whole. Fitted: `model_`, a `SeriesClassifier`.
+    missing numbers, as in `Table`. A longer series is read whole. Fitted: `model_`, a `SeriesClassifier`.
     """
 
     _tags = {  # noqa: RUF012

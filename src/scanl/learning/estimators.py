@@ -166,7 +166,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
 
 
 class SeriesRegressor(RegressorMixin, _Estimator):
-    """Tell a number, or several, of each series, as an estimator of scikit-learn: `fit`, `predict`.
+    """Predict one number or several for each series, as an estimator of scikit-learn: `fit`, `predict`.
 
     The arguments are those of `SeriesClassifier`. The loss is the squared error in units of the numbers' deviation.
     Fitted: `model_`, a `SequenceRegressor`.
@@ -193,8 +193,8 @@ class SeriesRegressor(RegressorMixin, _Estimator):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each series: (n,) or (n, O), as they were in `fit`.
 
-        They are computed in float64: in float32 the last bits depend on how many series are predicted at once, and
-        scikit-learn wants them not to.
+        They are computed in float64. In float32 the last bits would depend on how many series are predicted at once,
+        and scikit-learn does not allow that.
         """
         found = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
         return found[:, 0] if self.single_ else found

@@ -30,13 +30,14 @@ def model_for(question: Question, options: Mapping[str, Any]) -> Model:
         for name, value in own.items():
             if value != FORECASTER[name]:
                 raise ConfigError(
-                    f"train: {name} is {value}, but the data ask for no forecast; leave out --{name.replace('_', '-')}"
+                    f"train: {name} is {value}, but the question of the data is not a forecast; leave out "
+                    f"--{name.replace('_', '-')}"
                 )
     if question.every_step and question.vocab_size is not None:
         return LanguageModel(question.vocab_size, **given)
     if given.pop("tie_embeddings"):
         raise ConfigError(
-            "train: tie_embeddings is True, but the answers are no tokens of the input; leave out --tie-embeddings"
+            "train: tie_embeddings is True, but the answers are not tokens of the input; leave out --tie-embeddings"
         )
     if question.kind == "horizon":
         return _forecaster(question, {**given, **own})
@@ -82,9 +83,9 @@ def answer(
 ) -> tuple[Tensor, Tensor, State]:
     """Run the model and return its outputs where an answer is wanted, the targets there, and the state.
 
-    For answers at steps: logits (n, V) and tokens or classes (n,). For a class: logits (B, C) and classes (B,). For a
-    number: numbers (B,) and numbers (B,). For numbers at steps: all those that are wanted, (n,) and (n,). For a
-    horizon: of the forecast after the last step quantiles (B, H, C, Q) at `LEVELS`, and the targets as they are.
+    Outputs and targets are: for tokens or classes at steps, logits (n, V) and (n,); for one class, logits (B, C) and
+    classes (B,); for one number, (B,) and (B,); for numbers at steps, the n wanted ones, (n,) and (n,); for a horizon,
+    the quantiles (B, H, C, Q) at `LEVELS` of the forecast after the last step, and the targets as they are.
     """
     if isinstance(model, LanguageModel):
         if question.kind == "next token":  # every step has an answer, so no step is selected
@@ -106,13 +107,13 @@ def answer(
 
 
 def present(inputs: Tensor) -> Tensor:
-    """Return which steps of a padded batch are of its sequences: (B, T) bool."""
+    """Return a mask (B, T) that is True at the steps of a padded batch that are not padding."""
     return ~inputs.isnan().all(-1) if inputs.is_floating_point() else inputs != IGNORED
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return the mean loss and the state. The loss is cross entropy for tokens, classes and bernoulli numbers; for
-    others, their own.
+    """Return the mean loss and the state. For tokens, classes and bernoulli numbers the loss is the cross entropy. For
+    other numbers the head defines it.
     """
     if isinstance(model, Forecaster):
         x, more = parts(model, inputs)
@@ -133,7 +134,8 @@ def _durations(question: Question, model: Model, inputs: Tensor) -> Tensor | Non
 
 
 def parts(model: Forecaster, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """Cut the channels of the inputs as `Question` lays them out: what is read now, and the rest by its name."""
+    """Cut the channels of the inputs as `Question` lays them out: the channels that are read now, and the others by
+    name."""
     sizes = [model.targets + model.past, model.static, model.future * model.horizon, int(model.timed)]
     x, static, future, spans = inputs.split(sizes, -1)
     more: dict[str, Any] = {}

@@ -50,7 +50,7 @@ class Ridge:
             found, expected = features.shape[-1], self.features
             raise ShapeError(
                 f"Ridge: features and targets have {found} and {targets.shape[-1]} channels, expected {expected} and "
-                f"{len(self.mean) - expected} because of the pieces before"
+                f"{len(self.mean) - expected} because of the data that were added before"
             )
         if len(rows):
             mean, total = rows.mean(0), self.rows + len(rows)
@@ -86,9 +86,9 @@ def fit_readout(
 ) -> Ridge:
     """Set the weight and the bias of `readout`, a part of `model`, to those that fit the targets best.
 
-    model: called with each x (B, T, D); what reaches `readout` in it are the features.   batches: x and the targets
-    (B, T, O) of the readout.   penalty: λ.   washout: how many first steps of each batch to leave out, in which the
-    state still depends on its start.
+    model: called with each x (B, T, D); the inputs of `readout` in this call are the features.   batches: pairs of x
+    and the targets (B, T, O) of the readout.   penalty: λ.   washout: how many first steps of each batch to leave out,
+    because the state still depends on its start.
     Returns the regression, to which more pieces can be added.
     """
     if washout < 0:

@@ -1,8 +1,8 @@
 """Turn a softmax transformer into a recurrent one: T2R.
 
-Source: Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076. Differs: there the whole model
-is trained on after the swap; here the feature maps are learned first, each layer from what softmax attention gives for
-the same input, as in Zhang et al., "The Hedgehog & the Porcupine", arXiv:2402.04347.
+Source: Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076. Differs: the authors train the
+whole model after the swap. Here the feature maps are learned first. Each layer learns to give the output of softmax
+attention for the same input, as in Zhang et al., "The Hedgehog & the Porcupine", arXiv:2402.04347.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ L = TypeVar("L", Attention, T2R)
 
 
 def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
-    """Return a T2R model with the weights of a transformer and feature maps as they are drawn.
+    """Return a T2R model with the weights of a transformer and random feature maps.
 
     model: a `LanguageModel` all of whose mixers are `attention`, as `scanl.load` makes from a Llama checkpoint.
     num_features: m, features of a head. Raises ConfigError for another mixer.
@@ -51,11 +51,13 @@ def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
 def learn_feature_maps(
     model: LanguageModel, teacher: LanguageModel, batches: Iterable[Tensor], *, lr: float = 1e-2
 ) -> list[float]:
-    """Learn the feature maps of a converted model, so that each layer gives what the teacher's attention gives.
+    """Learn the feature maps of a converted model, so that the output of each layer is near that of the teacher's
+    attention.
 
     batches: tokens (B, T), one batch for each step of Adam.   lr: its rate, which falls to 0 as a cosine.
-    Each step minimises, for each layer, the mean square of the difference of the outputs, relative to that of the
-    teacher's; both read the teacher's inputs. No other parameter changes. Returns the mean loss of every step.
+    Each step minimises a loss for each layer: the mean square of the difference of the outputs, divided by the mean
+    square of the teacher's output. Both layers read the teacher's inputs. No other parameter changes. Returns the mean
+    loss of every step.
     """
     maps, attentions = _mixers(model, T2R), _mixers(teacher, Attention)
     tokens = list(batches)

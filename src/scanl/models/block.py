@@ -34,7 +34,7 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """Return embedding(tokens). A token out of range raises ShapeError on the CPU; on a GPU it is not checked."""
+    """Return embedding(tokens). A token out of range raises ShapeError on the CPU. On a GPU tokens are not checked."""
     if torch.compiler.is_compiling():
         return embedding(tokens)
     try:
@@ -57,7 +57,7 @@ class BlockState(NamedTuple):
 class Block(Module):
     """Residual block: x + mixer(norm(x)), then x + channel_mixer(norm(x)).
 
-    own_norm: the mixer has a norm of its own, so there is none before it.   two_hop: the channel mixer's output is
+    own_norm: the mixer has a norm of its own, so no norm stands before it.   two_hop: the channel mixer's output is
     added to the block's input, x + channel_mixer(norm(x + mixer(norm(x)))), as in Megalodon (arXiv:2404.08801, 3.4).
 
     dropout: probability of dropping each number that is added to x, in training only. The numbers that stay are

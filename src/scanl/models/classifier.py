@@ -22,7 +22,8 @@ class SequenceClassifier(Pooled):
         input_dim: the input is features (B, T, input_dim), which pass through a linear map. Give either vocab_size or
             input_dim.
         pool: "mean" over the steps, or the "last" step.
-        scales: (location, scale) of each feature, by which it is standardised first; None where it is already.
+        scales: (location, scale) of each feature, by which it is standardised first; None if the features are
+            standardised already.
         missing: NaN in a feature means that it is missing.
 
     logits: (B, C).   State: PooledState. With it a causal model can read a sequence in pieces; the logits then

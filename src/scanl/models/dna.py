@@ -43,7 +43,7 @@ def decode(tokens: Tensor) -> str:
 
 
 def complement(tokens: Tensor) -> Tensor:
-    """Return the tokens of the bases on the other strand: A and T, C and G for each other; others stay.
+    """Return the tokens of the bases on the other strand: A and T are exchanged, and so are C and G; others stay.
 
     >>> decode(complement(encode("AACGN")))
     'TTGCN'
@@ -68,8 +68,8 @@ class HyenaDNA(LanguageModel):
     Args:
         dim: D, width.
         depth: L, blocks.
-        max_length: bases of a sequence; the filters have two lags more, as in the released models. Longer sequences
-            forget what is older.
+        max_length: bases of a sequence; the filters have two lags more, as in the released models. A longer sequence
+            may be read, but the filters do not reach older bases.
         vocab_size: V.
 
     The sizes of the released models: tiny 1k, dim 128, depth 2; small 32k, dim 256, depth 4; medium 160k and 450k, and
@@ -99,15 +99,15 @@ class HyenaDNA(LanguageModel):
 
 
 class Caduceus(Saved):
-    """Caduceus: what stands at each place of a strand of DNA, from both sides.
+    """Caduceus: predict the base at each position of a strand of DNA, from both sides.
 
-    Blocks `caduceus`, which read forwards and backwards. With `both_strands` (Caduceus-PS) the reverse complement is
-    read too, by the same weights, and the logits of its places are added to those of the places opposite. So reversing
-    and complementing the strand does the same to the logits. Without it, Caduceus-Ph, average the logits of both
-    strands yourself where the strand must not matter.
+    The blocks are `caduceus`, which read forwards and backwards. With `both_strands` (Caduceus-PS) the same weights
+    also read the reverse complement, and the logits of its positions are added to those of the opposite positions. So
+    reversing and complementing the strand does the same to the logits. Without `both_strands` (Caduceus-Ph), average
+    the logits of both strands yourself if the strand must not matter.
 
-    The released model keeps both strands side by side, in 2 D channels; each block acts on them as here. Differs: its
-    fused norm, the default there, exchanges the strands in each block.
+    The released model keeps both strands side by side, in 2 D channels. Each block acts on them as here. Differs: the
+    released model's default, a fused norm, exchanges the strands in each block.
 
     Args:
         dim: D, width of one strand.
@@ -147,7 +147,7 @@ class Caduceus(Saved):
         return total if mask is None else unpack(total, mask)
 
     def features(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Return the mean over the places and strands, (B, D), for a classifier; the same for both strands."""
+        """Return the mean over the positions and strands, (B, D), for a classifier. It is the same for both strands."""
         pooled = torch.stack(self._strands(tokens, mask)).mean(0)
         if mask is None:
             return pooled.mean(1)

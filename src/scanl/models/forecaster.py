@@ -47,7 +47,7 @@ class Forecast(NamedTuple):
 
 
 class Forecaster(Saved):
-    r"""Forecast the next numbers of series: normalised by their past, read by a stack, and a head of distributions.
+    r"""Forecast the next numbers of series: a stack reads the normalised series, and a head gives distributions.
 
     .. math::
         z_t = (y_t - m_t) / s_t, \quad h_t = \mathrm{stack}(W [z_t, \mathrm{covariates}_t]), \quad
@@ -56,12 +56,12 @@ class Forecaster(Saved):
     p_t are the parameters of the distributions of y_{t+1} ... y_{t+H}, in units of s_t about m_t.
 
     Reversible normalisation (`normalise`): m_t and s_t are the running mean and the root of the running variance of the
-    targets up to step t, and what is forecast from step t is taken back by the same m_t and s_t. Source: Kim et al.,
-    "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are of the whole input
-    window; these are causal, so a series that is read sample by sample gives what it gives at once. While few numbers
-    are known, the scale of `scales` counts too (`running`). The affine map of RevIN is left out: the linear maps before
-    and behind the stack contain it. For counts m_t = 0 and s_t is the running mean plus one (Salinas et al.,
-    arXiv:1704.04110, sec. 3.3).
+    targets up to step t. The forecast from step t is scaled back by the same m_t and s_t. Source: Kim et al.,
+    "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are those of the whole
+    input window. These are causal, so a series gives the same forecasts sample by sample as at once. While few numbers
+    are known, the scale of `scales` counts too (`running`). The affine map of RevIN is left out, because the linear
+    maps before and behind the stack contain it. For counts m_t = 0 and s_t is the running mean plus one (Salinas et
+    al., arXiv:1704.04110, sec. 3.3).
 
     Args:
         horizon: H, number of steps to forecast.
@@ -71,17 +71,18 @@ class Forecaster(Saved):
         static: number of covariates that are constant over a series.
         future: F, number of covariates that are known H steps ahead.
         distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
-        recursive: the head forecasts one step; longer forecasts read what they have forecast, from the kept state. Not
-            recursive: the head forecasts all H steps at once.
+        recursive: True: the head forecasts one step, and a longer forecast reads its own steps from the kept state.
+            False: the head forecasts all H steps at once.
         lags: q, number of last values that a linear map adds to the forecast; 0 for no such map.
-        normalise: whether to normalise by the past. Otherwise by `scales` alone.
-        span: how many further numbers take about two thirds of a number's weight in mean and variance; None: it stays.
-        timed: whether the steps have durations, `timespans`. They are an input, and every layer that takes them gets
-            them if all layers do.
+        normalise: whether to normalise by the past. Otherwise only `scales` is used.
+        span: after this many further numbers, a number has lost about two thirds of its weight in mean and variance.
+            None: it keeps its weight.
+        timed: whether the steps have durations, `timespans`. The durations are an input. If all layers take them, the
+            layers get them too.
         scales: (location, scale) of the targets, the past, the static and the future covariates, in this order,
             measured on the training data; None: 0 and 1.
 
-    Numbers of the input that are NaN are missing: a flag says so, and they are left out of mean, variance and lags.
+    A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out.
     x: (B, T, C + past).   parameters: (B, T, H, C, P); H is 1 if recursive.
     State: ForecasterState, of constant size.
     """
@@ -180,10 +181,10 @@ class Forecaster(Saved):
         """Return the mean loss of the forecasts after each step, and the state.
 
         targets: (B, T, H, C), NaN where no answer is wanted. With `recursive` only the first of the H steps is learnt.
-        The loss of points and quantiles is in units of the running scale after the last step, or of that after the step
-        where that is larger: in the first steps little is known of a scale, and an error in units of it can have any
-        size. A likelihood has the same gradient in any unit, and for counts is of the counts themselves. Where no
-        series of the batch asks for a forecast, none is computed.
+        The loss of points and quantiles is in units of a running scale: that after the last step, or that after the
+        step of the forecast where it is larger. In the first steps the scale is hardly known, and an error in units of
+        it could have any size. A likelihood has the same gradient in any unit. For counts it is the likelihood of the
+        counts themselves. Forecasts that no series of the batch asks for are not computed.
         """
         expected = (*x.shape[:2], self.horizon, self.targets)
         if targets.shape != expected:
@@ -221,13 +222,14 @@ class Forecaster(Saved):
     ) -> tuple[Forecast, ForecasterState]:
         """Read x (B, T, C + past), T at least 1, and forecast the H steps after the last one.
 
-        The state goes into the next call, with the samples that have come since: one at a time, or several. The
-        forecasts are those of the whole history.
+        Pass the state to the next call, together with the new samples: one or several. The forecasts are the same as
+        those from the whole history.
 
         static, future, timespans: as in `forward`.   levels: of the quantiles.
-        paths: if recursive, how many futures are drawn, each number from the distribution after those before it; the
-        forecast is their mean and their quantiles. With "points" there is one, of the means. Covariates of the past are
-        missing there, and a step lasts 1.   seed: of the draws.
+        paths: if recursive, how many futures are drawn. Each number is drawn from the distribution that follows from
+        the numbers before it. The forecast is the mean and the quantiles of the futures. With "points" there is one
+        future, that of the means. In a future, covariates of the past are missing, and a step lasts 1.   seed: of the
+        draws.
         """
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
@@ -271,13 +273,13 @@ class Forecaster(Saved):
     ) -> Generation:
         """Read x (B, T, C + past), T at least 1, and draw the numbers (B, C) of step after step, in constant memory.
 
-        Each step is drawn from the distribution after the steps before it, those drawn among them. Of nothing a series
-        begins with a step of NaN. As in `predict`, covariates of the past are missing in what is drawn, and a step
-        lasts 1.
+        Each step is drawn from the distribution that follows from all steps before it, including the drawn ones. To
+        generate from nothing, let x be one step of NaN. As in `predict`, covariates of the past are missing in the
+        drawn steps, and a step lasts 1.
 
         static, future, timespans: as in `forward`.
-        following: with `future`, the covariates (B, F) of the second step that is drawn, of the third, and so on; the
-        generation ends with them.   most: steps; None for no limit.   temperature: see `Head.sample`.
+        following: with `future`, an iterator over the covariates (B, F) of the second drawn step, of the third, and so
+        on. Generation ends where it ends.   most: steps; None for no limit.   temperature: see `Head.sample`.
         seed: an int, or a generator to draw from.
         Raises ConfigError for a model whose head forecasts several steps at once.
         """

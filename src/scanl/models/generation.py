@@ -1,4 +1,4 @@
-"""Generation as an iterator over tokens, or numbers. Its memory does not grow with how many there are."""
+"""Generation as an iterator over tokens or numbers. Its memory does not grow with the number of steps."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,10 +11,10 @@ Draw = Callable[[Tensor, State, Tensor | None, torch.Generator | None], tuple[Te
 
 
 class Generation(Iterator[Tensor]):
-    """Iterator over what is generated, one step at a time: tokens (B,) int64 of `LanguageModel.generate`, numbers
-    (B, C) of `Forecaster.generate`.
+    """Iterator over generated steps: tokens (B,) int64 from `LanguageModel.generate`, or numbers (B, C) from
+    `Forecaster.generate`.
 
-    draw: called as draw(pending, state, mask, generator); returns a new step, what is pending then, and the state.
+    draw: called as draw(pending, state, mask, generator); returns a new step, the new pending steps, and the state.
     state: the model's state after everything except `pending`.
     pending: steps that the model has not read yet: the prompt at first, then the last step (B, 1) or (B, 1, ·).
     generator: the random number generator; None for torch's default one.

@@ -23,7 +23,7 @@ UNIT = 0.5413  # softplus(UNIT) is 1: a scale starts there
 class Head(nn.Linear):
     """Map features (..., D) to parameters (..., numbers, P) of `numbers` distributions. Abstract.
 
-    A subclass says what the P parameters are. `moved` are those that a shift of the number shifts.
+    A subclass says what the P parameters are. `moved` names the parameters to which a shift of the number is added.
     """
 
     width: ClassVar[int]  # P
@@ -55,7 +55,7 @@ class Head(nn.Linear):
         raise NotImplementedError
 
     def mean(self, parameters: Tensor) -> Tensor:
-        """Return the mean (...), or what stands for it."""
+        """Return the mean (...), or the number that stands for it."""
         raise NotImplementedError
 
     def quantiles(self, parameters: Tensor, levels: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class Head(nn.Linear):
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None, temperature: float = 1.0) -> Tensor:
         """Draw a number (...) from each distribution: the quantile at a level that is uniform in (0, 1).
 
-        temperature: the level is that of a normal number times the root of the temperature. So a Gaussian's density is
-        raised to the power 1 / temperature, as tokens' probabilities are, and 0 gives every distribution's median. No
-        level is beyond 1e-6 or 1 - 1e-6.
+        temperature: a normal number is multiplied by the root of the temperature, and its level is taken. So a
+        Gaussian's density is raised to the power 1 / temperature, as the probabilities of tokens are. A temperature of
+        0 gives the median of every distribution. Levels are between 1e-6 and 1 - 1e-6.
         """
         levels = torch.rand(parameters.shape[:-1], generator=generator, device=parameters.device)
         normal = torch.special.ndtri(levels.clamp(1e-6, 1 - 1e-6).to(parameters)) * temperature**0.5

@@ -1,4 +1,4 @@
-"""MEGA and Megalodon as language models: their blocks, their norms and the values they start from."""
+"""MEGA and Megalodon as language models: their blocks, their norms and their initial values."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from scanl.models.stack import Stack
 class MegaModel(LanguageModel):
     """MEGA: the next token, by gated attention over a moving average, and a feed-forward network.
 
-    A `LanguageModel` of blocks `mega`, each with an `mlp` with SiLU; a LayerNorm stands before both, and after the last
-    block. The embedding is times sqrt(D), and is the output's matrix too.
+    A `LanguageModel` of blocks `mega`, each with an `mlp` with SiLU. A LayerNorm stands before both, and after the last
+    block. The embedding is multiplied by sqrt(D). Its matrix is the output's matrix, too.
 
     Differs: there is no dropout. The last norm has gains and biases; those of the released language models have none.
     The moving average is not cut off after `truncation-length` steps.
@@ -106,8 +106,8 @@ class MegalodonModel(LanguageModel):
     block's input: the two-hop residual. A timestep norm stands after the last block.   State: those of the blocks,
     then that of this norm.
 
-    Differs: there is no dropout, and no `rescale_nffn`, which the released models leave off. The gains of the
-    LayerNorms are kept themselves, not less 1.
+    Differs: there is no dropout, and no `rescale_nffn`, which the released models switch off. The parameters of the
+    LayerNorms are the gains themselves, not the gains minus 1.
 
     Args:
         vocab_size: V.

@@ -33,21 +33,21 @@ class Environment(Protocol):
 
 
 class Policy:
-    """Choose actions so that an episode has a wanted return, with a model that has learnt from episodes of others.
+    """Choose actions so that an episode has a wanted return, with a model that has learnt from recorded episodes.
 
     A step t has the return to go, the action before, and the observation, in the layout of the source `atari`:
 
         R_1 = target,  R_{t+1} = R_t - r_t,    x_t = [R_t / unit, onehot(a_{t-1}), o_t],    a_t ~ softmax(model(x)_t)
 
-    with zeros for the action before the first. The model answers with the action that players took who still had this
-    return before them. A step costs the same however long the episode is.
+    with zeros for the action before the first. The model predicts the action that players took when this return was
+    still to come. A step costs the same, however long the episode is.
 
     Source: Chen et al., "Decision Transformer", arXiv:2106.01345, algorithm 1. There a step is three tokens and
     attention reads the last K steps again; here it is one step of a recurrence.
 
     Args:
-        model: a labeller of features, one class for each action, as `scanl train --task atari` trains it. It is put
-            into evaluation mode.
+        model: a labeller of features with one class for each action, such as `scanl train --task atari` trains.
+            `Policy` puts it into evaluation mode.
         unit: returns are divided by it, as in training.
     """
 

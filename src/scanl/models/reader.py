@@ -1,4 +1,4 @@
-"""What models that read tokens or features have in common: the map of their input, and the stack behind it."""
+"""The common part of models that read tokens or features: the map of their input, and the stack behind it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

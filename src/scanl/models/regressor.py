@@ -12,7 +12,7 @@ from scanl.models.reader import Scales, Standard
 
 
 class SequenceRegressor(Pooled):
-    """Tell numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
+    """Predict numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
 
     Args:
         outputs: O, how many numbers.
@@ -23,7 +23,7 @@ class SequenceRegressor(Pooled):
         output_scales: (location, scale) of each number; the head works in standardised units. The location of counts
             is not used.
 
-    parameters: (B, O, P) of the distributions, in the units of the numbers; `head` has their meaning.
+    parameters: (B, O, P) of the distributions, in the units of the numbers. `head` says what each parameter means.
     State: PooledState, as in `SequenceClassifier`.
     """
 

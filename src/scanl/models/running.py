@@ -1,4 +1,4 @@
-r"""Running mean and variance of a series with missing numbers, by linear recurrences: of the past alone.
+r"""Running mean and variance of a series with missing numbers, by linear recurrences. They depend on the past alone.
 
 .. math::
     n_t = (1 - (1 - \lambda) o_t) n_{t-1} + o_t, \quad w_t = o_t / n_t, \quad d_t = x_t - m_{t-1}
@@ -8,8 +8,8 @@ r"""Running mean and variance of a series with missing numbers, by linear recurr
     p_t = (1 - o_t / 2) p_{t-1}, \quad \mathrm{variance}_t = (n_t v_t + p_t) / (n_t + p_t)
 
 with o_t = 1 where x_t is known, else 0, and λ = 1 - 1 / span. With λ = 1, m and v are the mean and the variance of all
-numbers so far. p is the weight of a variance of 1 that stands for a series of which nothing is known: it halves with
-each number. No square of a mean is subtracted, so a large mean costs no precision.
+numbers so far. p is the weight of a prior variance of 1, which stands for a series without known numbers. It halves
+with each number. No square of a mean is subtracted, so a large mean costs no precision.
 
 Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", Technometrics 4(3), 1962;
 with weights: West, "Updating Mean and Variance Estimates: An Improved Method", CACM 22(9), 1979.

@@ -16,7 +16,8 @@ WEIGHTS = "model.safetensors"
 class Saved(Module):
     """A model that keeps its constructor arguments: `type(model)(**model.config)` makes another of the same shape.
 
-    The constructor of a subclass begins with `super().__init__(locals())`, while `locals` holds only its arguments.
+    The constructor of a subclass begins with `super().__init__(locals())`. At that point `locals` holds only the
+    arguments.
     """
 
     config: dict[str, Any]  # the arguments of the constructor, by name

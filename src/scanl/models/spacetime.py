@@ -16,7 +16,7 @@ GROUP = 8  # fixed filters of a group: differences of order 0 to 3, then what mo
 
 
 class FixedFilters(Module):
-    """Convolve channels with filters that are not learned: differences, and what moving averages leave.
+    """Convolve channels with filters that are not learned: differences, and the input minus moving averages.
 
     Filter i of a group of 8 is (1 - lag)^i for i < 4; the others are 1 minus the mean of the last w steps. Each filter
     serves dim / kernels adjacent channels.   weight (D, N).   Initialisation: w uniform in 4, ..., N - 1.
@@ -44,7 +44,7 @@ class FixedFilters(Module):
 
 
 class SpaceTimeBlock(Module):
-    """A companion system, then x + W dropout(GELU(x)); the first block reads what the fixed filters leave."""
+    """A companion system, then x + W dropout(GELU(x)). The first block reads the output of the fixed filters."""
 
     def __init__(self, dim: int, d_state: int, kernels: int, dropout: float, first: bool) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ class SpaceTimeNet(Saved):
     .. math:: \hat y_{t+h} = W\, \mathrm{GELU}(C (A + B K)^h s_t) + b + m
 
     with s_t the state of the last layer and m the mean of the window. The window passes through blocks of companion
-    systems; the first has fixed filters before it. The last layer runs on the inputs that it predicts itself, so a
-    forecast of any length is one run of a linear system, whose steps do not pass through the blocks again.
+    systems; the first has fixed filters before it. The last layer runs on the inputs that it predicts itself. So a
+    forecast of any length is one run of a linear system, and its steps do not pass through the blocks again.
 
     Args:
         dim: D, width. The series is repeated over it.
@@ -128,9 +128,9 @@ class SpaceTimeNet(Saved):
     def loss(self, x: Tensor, future: Tensor, *, closed_loop: bool = True) -> Tensor:
         """Return the loss over windows x (B, T, 1) and the steps after them, future (B, H, 1).
 
-        The sum of three root mean squared errors: of the closed-loop forecasts, of the open-loop forecasts of the steps
-        from N on, and of the inputs that the last layer predicts for itself there. Without `closed_loop` the second
-        alone.
+        The loss is the sum of three root mean squared errors: of the closed-loop forecasts, of the open-loop forecasts
+        of the steps from N on, and of the inputs that the last layer predicts for itself at these steps. Without
+        `closed_loop` the loss is the second error alone.
         """
         u, mean = self._hidden(x)
         y, state = self.decoder(u)

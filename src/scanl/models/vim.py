@@ -14,8 +14,8 @@ from scanl.models.stack import Stack
 class Vim(Saved):
     """Vision Mamba: patches of an image as a sequence, with a token for the class in its middle.
 
-    A linear map of each patch, a learned vector for each position, blocks of `vim` without a channel mixer, an RMSNorm,
-    and a linear map at the token of the class. Differs: no path is dropped in training.
+    The model has a linear map of each patch, a learned vector for each position, blocks of `vim` without a channel
+    mixer, an RMSNorm, and a linear map at the class token. Differs: training has no stochastic depth.
 
     Args:
         num_classes: C.

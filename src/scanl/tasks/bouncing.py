@@ -72,7 +72,9 @@ class BouncingDigits(FreshRows):
         if self.items not in ITEMS:
             raise ConfigError(f"{self.name}: items is {self.items!r}, expected one of {', '.join(ITEMS)}")
         if self.count < 1 or self.frames < 2:
-            raise ConfigError(f"{self.name}: count and frames are {self.count} and {self.frames}, expected 1 and 2")
+            raise ConfigError(
+                f"{self.name}: count is {self.count} and frames is {self.frames}, expected at least 1 and 2"
+            )
 
     @cached_property
     def images(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

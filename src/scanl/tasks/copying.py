@@ -26,7 +26,7 @@ class Copying(Task):
         vocab_size: V: blank, V - 2 symbols, marker.
 
     inputs, targets: (N, n + 2K) int64; scored at the last K steps.
-    Chance: 1 of V - 2 symbols; ln(V - 2) nats of cross entropy there.
+    Chance: 1 of V - 2 symbols, which is a cross entropy of ln(V - 2) nats at these steps.
     """
 
     id = "B-copy"

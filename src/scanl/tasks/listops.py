@@ -48,11 +48,11 @@ class ListOps(Task):
 
     Args:
         length: n.
-        least: tokens that are too few.
+        least: a row must have more tokens than this.
         depth: of the deepest nodes; the root is at depth 1.
 
     inputs: (N, n - 1) int64.   targets: (N,) int64, the value.
-    Chance: 17 % for the published lengths, by the answer 0; of short rows the answers are distributed otherwise.
+    Chance: 17 % for the published lengths, by the answer 0. The answers of short rows have another distribution.
     """
 
     id = "B-lra-listops"

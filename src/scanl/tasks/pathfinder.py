@@ -61,13 +61,13 @@ class Pathfinder(_Pictures):
     """Pathfinder: whether two dots are the ends of one dashed path, from 32 x 32 pixels. T = 1024 steps of one number.
 
     Two paths of 14 dashes grow in turn from ends that are 7 pixels apart. A dash is 2 pixels long and half a pixel
-    thick. The gap between two dashes of a path is 2 pixels. Up to 5 paths of 4 dashes distract. No dash comes within
-    a pixel of the surroundings of another path, which are as wide. A dot is at the first end of one path, another at
-    the last end of the same or of the other one, each with probability 1/2. Every step has new pictures. Pixels are in
-    [0, 1]; dashes have a brightness of 3/4.
+    thick. The gap between two dashes of a path is 2 pixels. Up to 5 paths of 4 dashes distract. Every path has a margin
+    of one pixel, and no dash comes within one pixel of the margin of another path. One dot is at the first end of one
+    path. The other dot is at the last end of the same path or of the other path, each with probability 1/2. Every step
+    has new pictures. Pixels are in [0, 1]; dashes have a brightness of 3/4.
 
-    The published pictures are those of the files of the Long Range Arena. These follow the rules and the sizes of
-    their generator, with coordinates that are not rounded; they are not the same pictures.
+    These pictures follow the rules and the sizes of the generator of the Long Range Arena, but coordinates are not
+    rounded. They are not the published pictures, which are in the files of the Long Range Arena.
 
     Source: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units",
     arXiv:1805.08315, section 3; sizes of Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.5.

@@ -64,10 +64,11 @@ def spoil(images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.
 class Pendulum(FixedRows):
     """Pendulum: the sine and cosine of its angle, from noisy pictures of 24 x 24 pixels at irregular times.
 
-    100 pictures, 0.01 s apart, of which 50 at random are seen. A step has the 576 pixels, divided by 255, and the time
-    since the step before, in pictures; for layers that take one, it is also the duration of the step. T = 50. 2,000
-    sequences are for training, 1,000 for validation, 1,000 for the test. The published ones are drawn by a program
-    for pictures, and are numbers of another generator: these have the same rules, not the same pixels.
+    A sequence has 100 pictures, 0.01 s apart, and 50 random ones of them are seen. A step has the 576 pixels, divided
+    by 255, and the time since the step before, in units of 0.01 s. For layers that take `timespans`, this time is also
+    the duration of the step. T = 50. 2,000 sequences are for training, 1,000 for validation, 1,000 for the test. The
+    published sequences were drawn by another program from other random numbers. These follow the same rules, but their
+    pixels differ.
 
     Source: Becker et al., "Recurrent Kalman Networks", arXiv:1905.07357; Schirmer et al., "Modeling Irregular Time
     Series with Continuous Recurrent Units", arXiv:2111.11344, section 5.2.

@@ -30,7 +30,7 @@ class Phonebook(Task):
         length: n, lines of the book; 20 by default in the authors' program.
 
     inputs, targets: (N, T) int64 bytes; scored at the ten steps before a digit.
-    Chance: the first digit is one of 4, the others are of 10: 0.115.
+    Chance: 0.115, because the first digit is one of 4 and each other digit is one of 10.
     """
 
     id = "B-phonebook"

@@ -19,9 +19,9 @@ PAIRS, DIGITS, LETTERS = 4, 10, 26
 class Segments(Task):
     """Across segments: write a stream of tokens backwards or twice, or retrieve the digit of a letter.
 
-    The model reads the stream X, a start token, and the answer but for its last token; it is scored on the answer.
-    "reverse": X is n tokens uniform in 2 ... 9, the start token is 1, the answer is X backwards; T = 2n.
-    "copy": the same X and start token, the answer is X twice; T = 3n.
+    The model reads the stream X, a start token, and the answer without its last token. It is scored on the answer.
+    "reverse": X is n tokens uniform in 2 ... 9, the start token is 1, the answer is X backwards; T = 2n. "copy": the
+    same X and start token, the answer is X twice; T = 3n.
     "retrieve": X is four pairs of a letter (11 ... 36) and a digit (0 ... 9), letters and digits without repetition,
     then one of the letters; the start token is 10, the answer the digit of that letter; T = 10, whatever n is.
     A model with a memory of segments reads T in pieces.

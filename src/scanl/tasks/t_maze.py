@@ -21,8 +21,8 @@ class TMaze(Task):
     10 for down, then 00; eight bits of the place as a Gray code, i xor i // 2, the highest first; and distractors,
     random bits, which are 0 at the first place. The answer is class 0 for up and 1 for down. T = n steps.
 
-    In the maze of the paper an agent also learns to go on, from rewards: -0.1 a step, 4 for the right turn, -1 for the
-    other. Its way is taken as given here, and the turn is asked for, so that no reward is needed.
+    In the paper's maze an agent also learns to walk on, from rewards: -0.1 a step, 4 for the right turn, -1 for the
+    other. Here the way is given, and only the turn is asked for, so no reward is needed.
 
     Args:
         length: n; 120 to 200 in the paper.

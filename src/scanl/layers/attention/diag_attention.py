@@ -32,10 +32,10 @@ class DiagAttentionState(NamedTuple):
 
 @register("diag_attention")
 class DiagAttention(Layer):
-    """DiagAttention of TransNormer: a token attends to those before it in its block; the next block starts anew.
+    """DiagAttention of TransNormer: a token attends to itself and to the earlier tokens of its block.
 
-    The defaults are TransNormer's T1, without a softmax; `diag_attention_t2` is T2. The authors have it in the lower
-    half of the layers, and `norm_attention` in the higher half.
+    The defaults are TransNormer's T1, without a softmax; `diag_attention_t2` is T2. The authors use this layer in the
+    lower half of the model, and `norm_attention` in the higher half.
 
     Args:
         dim: D, model width; H queries, keys and values of K = D / H channels.

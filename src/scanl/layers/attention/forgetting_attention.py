@@ -1,4 +1,4 @@
-r"""Forgetting attention of the Forgetting Transformer: softmax attention whose scores lose what forget gates take.
+r"""Forgetting attention of the Forgetting Transformer: forget gates lower the scores of softmax attention.
 
 .. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\Big(q_t \cdot k_j / \sqrt K + \sum_{l=j+1}^{t} \ln f_l\Big)\, v_j,
           \quad f_t = \sigma(W_f x_t + b)
@@ -22,9 +22,9 @@ from scanl.ops import SegmentMemory, init_memory, linear_scan
 class ForgettingAttention(Attention):
     """Forgetting Transformer (FoX): each head forgets by a gate that depends on the input; there are no positions.
 
-    A longer sequence than `max_length` raises an error, as for `attention`. The gates enter as one more channel of
-    queries and keys, the sum of ln f since the key. It is computed in float32 or wider. The shift of keys and values in
-    the paper's "Pro" block is not part of this layer.
+    A sequence longer than `max_length` raises an error, as for `attention`. The gates enter as one more channel of
+    queries and keys: the sum of ln f since the key, computed in float32 or wider. The shift of keys and values in the
+    paper's "Pro" block is not part of this layer.
 
     Args:
         dim: D, model width; H queries, keys and values of K = D / H channels.

@@ -60,11 +60,11 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, t
 class MultiStateAttention(SoftmaxAttention):
     """Attention as a multi-state RNN: a transformer whose cache has M rows, by TOVA or by a window.
 
-    TOVA, for token omission via attention: a step attends to the rows kept and to itself; then the row with the least
-    weight in the mean over all heads goes, be it the step's own. All heads keep the same tokens. Keys are cached with
-    the rotation of their true position. The steps are computed one after the other.
-    Differs: the authors drop rows once after a whole prompt, by the weights of its last token; here each step drops
-    one, so a prompt gives what its tokens give one by one.
+    TOVA means token omission via attention. A step attends to the rows of the cache and to itself. Then the row with
+    the least weight, as a mean over all heads, is dropped. This may be the step's own row. All heads keep the same
+    tokens. Keys are cached with the rotation of their true position. The steps are computed one after the other.
+    Differs: the authors drop rows once after a whole prompt, by the weights of its last token. Here each step drops one
+    row, so a prompt gives the same as its tokens one by one.
 
     Args:
         dim: D, model width.

@@ -116,11 +116,11 @@ def _reflect(keys: Tensor, reflected: Tensor, w: Tensor) -> Tensor:
 
 @register("path_attention")
 class PaTHAttention(Layer):
-    """PaTH attention: what lies between a key and a query is a product of reflections, one for each step between.
+    """PaTH attention: a product of reflections, one for each step between, stands between a key and a query.
 
-    A new token rewrites every key in the cache: k_j loses β (k_j · w) of its part along w. A longer sequence than
-    `max_length` raises an error, as for `attention`. The forget gate that the paper combines it with is not part of
-    this layer.
+    A new token rewrites every key in the cache: k_j loses β (k_j · w) of its part along w. A sequence longer than
+    `max_length` raises an error, as for `attention`. The forget gate, which the paper combines with this attention, is
+    not part of this layer.
 
     Args:
         dim: D, model width.

@@ -57,7 +57,9 @@ class SoftmaxAttention(Layer):
         self.rotated = int(self.head_dim * rope_fraction)
         if not 0 <= rope_fraction <= 1 or self.rotated % 2:
             of = f"head_dim={self.head_dim}"
-            raise ConfigError(f"{who}: rope_fraction is {rope_fraction}, expected an even part, 0 to 1, of {of}")
+            raise ConfigError(
+                f"{who}: rope_fraction is {rope_fraction}, expected 0 to 1, with an even number of channels of {of}"
+            )
         self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)

@@ -35,7 +35,7 @@ class ABCState(NamedTuple):
 
 @register("abc")
 class ABC(Layer):
-    """Attention with bounded-memory control: M slots, to which each token is added with learned weights.
+    """Attention with bounded-memory control: each token is added to M slots, with learned weights.
 
     The state holds sums and not means: the logits of the weights are clipped, so the sums cannot overflow.
 
@@ -88,8 +88,8 @@ class ABC(Layer):
             )
         if use_rope and self.head_k_dim % 2:
             raise ConfigError(
-                f"{self._who()}: expand_k is {expand_k}, expected heads of an even width and not {self.head_k_dim} "
-                "because of use_rope"
+                f"{self._who()}: expand_k is {expand_k}, which gives heads of {self.head_k_dim} channels, expected an "
+                "even number because of use_rope"
             )
         self.dim, self.num_heads, self.num_slots, self.clamp = dim, num_heads, num_slots, clamp
         self.rotated, self.rope_base = self.head_k_dim if use_rope else 0, rope_base

@@ -37,7 +37,7 @@ class AReLiT(GatedOuterProducts):
 
     With r above the length of the sequence, 4 o_t is the recurrence whose decay is (1 - β)(1 - γ)ᵀ, and not that of
     `relit`; W_o can learn the factor. As in the released code, the frequencies are linspace(-π, π, r), and the count τ
-    is 2 at the first step. The block of the authors is not part of this layer, as for `relit`.
+    is 2 at the first step. As for `relit`, the authors' block is not part of this layer.
 
     Args:
         dim: D, model width.

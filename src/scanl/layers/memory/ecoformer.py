@@ -39,10 +39,10 @@ class EcoFormer(Layer):
     to a batch: similar tokens get similar codes. Call it once, on the first batch. Gradients pass a sign as if it were
     its argument clipped to ±1.
 
-    Differs: the scale s of the distances is that of the batch the codes were learned from, because that of the batch
-    at hand would depend on later steps. The sum of values has the factor c; the authors' program has the step's own
-    value there. A step reads itself and the past; the paper's attention, for images, reads all. c is r + 1 as in
-    the program, where the paper has a power of two.
+    Differs: the scale s of the distances comes from the batch from which the codes were learned. The scale of the
+    present batch would depend on later steps. The sum of values has the factor c; in the authors' program the step's
+    own value stands there. A step reads itself and the past; the paper's attention is for images and reads all steps. c
+    is r + 1, as in the program; in the paper it is a power of two.
 
     Args:
         dim: D, model width; H heads of K = D / H channels.
@@ -114,10 +114,11 @@ class EcoFormer(Layer):
     def learn_codes(self, x: Tensor, *, similar: int = 10, steps: int = 100, lr: float = 5e-4) -> None:
         """Fit the hash functions to a batch of inputs (B, T, D) of the layer, in place.
 
-        Anchors are tokens of the first sequence, at random. The wanted product of two tokens' codes is r for the
-        `similar` most similar of each token, -r for the least similar, and 0 for others. Bits are fitted one by one to
-        what those before leave: by SGD with Nesterov's momentum 0.9, with 2 σ(y) - 1 for the sign. A bit is kept as it
-        was unless its loss falls. Raises ShapeError if T is less than `similar` or than the number of anchors.
+        Anchors are random tokens of the first sequence. The wanted product of two tokens' codes is r for the `similar`
+        most similar tokens of each token, -r for as many of the least similar, and 0 for others. Bits are fitted one by
+        one, each to the error that the bits before it leave: by SGD with Nesterov's momentum 0.9, with 2 σ(y) - 1 for
+        the sign. A bit changes only if its loss falls. Raises ShapeError if T is less than `similar` or than the number
+        of anchors.
         """
         least = max(similar, self.anchor.shape[1])
         if x.ndim != 3 or x.shape[1] < least:

@@ -100,10 +100,10 @@ class ArcCosineAttention(LinearAttention):
 
 @preset("fwp", feature_map="identity", normalize=False)
 class FastWeightProgrammer(LinearAttention):
-    """Fast weight programmer: a slow network writes outer products into the weights of a fast one.
+    """Fast weight programmer: a slow network writes outer products into the weights of a fast network.
 
-    Differs: the fast weights are not squashed, so that steps can be computed in parallel. `odefwp` is its form in
-    continuous time, `deltanet_2021` the one that corrects what it wrote.
+    Differs: the fast weights are not squashed, so that steps can be computed in parallel. `odefwp` is the form in
+    continuous time. `deltanet_2021` is the form that corrects the values it has written.
     """
 
     id = "S-fwp"
@@ -118,8 +118,8 @@ class FastWeightProgrammer(LinearAttention):
 class Based(LinearAttention):
     """Based: linear attention whose kernel is the exponential's Taylor polynomial of degree 2, with narrow keys.
 
-    Differs: features that are equal are one, so 16 channels have 153 features and not 273; the kernel is the same.
-    The authors' models have 12 heads or more.
+    Differs: equal features are kept once, so 16 channels have 153 features and not 273. The kernel is the same. The
+    authors' models have 12 heads or more.
     """
 
     id = "S-based"

@@ -18,7 +18,7 @@ from scanl.ops import linear_attention, linear_scan
 
 @register("gateloop")
 class GateLoop(Layer):
-    """GateLoop: a complex decay that depends on the input; by default a head has one channel and one complex state.
+    """GateLoop: a complex decay that depends on the input. By default a head has one channel and one complex state.
 
     Args:
         dim: D, model width.

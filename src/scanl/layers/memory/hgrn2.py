@@ -20,7 +20,7 @@ from scanl.ops import linear_attention
 
 @register("hgrn2")
 class HGRN2(LowerBounded):
-    """HGRN2: outer products expand the state of HGRN; the input gate, which is the key, is one minus the forget gate.
+    """HGRN2: outer products expand the state of HGRN. The key is the input gate, which is one minus the forget gate.
 
     The lower bound γ of the forget gate rises with depth. In a stack of L such layers, layer l has
     γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The

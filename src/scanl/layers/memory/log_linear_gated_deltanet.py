@@ -36,11 +36,11 @@ class LevelsState(NamedTuple):
 
 @register("log_linear_gated_deltanet")
 class LogLinearGatedDeltaNet(GatedDeltaNet):
-    """Log-linear attention over gated DeltaNet: each step corrects and decays every level, and writes into the least.
+    """Log-linear attention over gated DeltaNet: each step corrects and decays every level, and writes into the lowest.
 
     As in `log_linear_mamba2`, the blocks are the nodes of a Fenwick tree, and the L - 1 levels are heads of one
-    `delta_rule`. A level that does not take a step's value is corrected towards zero at the step's key. A longer
-    sequence than `max_length` raises an error, as there.
+    `delta_rule`. A level that does not take a step's value is corrected towards zero at the step's key. A sequence
+    longer than `max_length` raises an error.
 
     Args:
         dim: D, model width.

@@ -1,4 +1,4 @@
-r"""MesaNet: each step reads the linear map that fits all keys and values so far best, a ridge regression.
+r"""MesaNet: each step reads the linear map that best fits all keys and values so far, by ridge regression.
 
 .. math:: G_t = \alpha_t G_{t-1} + \beta_t k_t k_t^\top, \quad S_t = \alpha_t S_{t-1} + \beta_t k_t v_t^\top, \quad
           o_t = S_t^\top (G_t + \mathrm{Diag}(\lambda))^{-1} q_t
@@ -56,8 +56,8 @@ class MesaNet(QueryKeyValue):
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj (H K, D); a_proj, b_proj (H, D) with a bias;
     lambda_params (H K), without weight decay; q_conv1d, k_conv1d with weight (H K, 1, W); g_proj (H K, D) for the gate;
     o_norm.weight (K); o_proj (D, H K).
-    Differs: the iterations start from 0, and where nothing is left to solve they stand still instead of dividing by
-    a number that 1e-5 was added to.
+    Differs: the iterations start from 0. Where nothing is left to solve, an iteration changes nothing. The released
+    code instead adds 1e-5 to its divisors.
     Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch.
     State: G and S, (B, H, K, K) each, zeros, and the last inputs of the convolutions.
     """

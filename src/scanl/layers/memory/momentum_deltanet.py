@@ -63,8 +63,8 @@ def _each_head(
 class MomentumDeltaNet(GatedDeltaNet):
     """Momentum DeltaNet: gated DeltaNet whose corrections pass through a running average, the momentum.
 
-    The pair of memory and momentum has a transition that is not a diagonal and a product of two vectors, so it runs as
-    a cell, step by step.
+    The transition of the pair (memory, momentum) is not diagonal plus rank one. So the layer runs as a cell, step by
+    step.
 
     Args:
         dim: D, model width.

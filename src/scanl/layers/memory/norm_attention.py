@@ -30,10 +30,10 @@ class NormAttentionState(NamedTuple):
 
 @register("norm_attention")
 class NormAttention(Layer):
-    """NormAttention of TransNormer: no denominator, so no gradient grows without bound; a norm over all heads instead.
+    """NormAttention of TransNormer: a norm over all heads replaces the denominator, so no gradient grows without bound.
 
-    The defaults are TransNormer's T1; `norm_attention_t2` is T2. The authors have it in the higher half of the layers,
-    and `diag_attention` in the lower half.
+    The defaults are TransNormer's T1; `norm_attention_t2` is T2. The authors use this layer in the higher half of the
+    model, and `diag_attention` in the lower half.
 
     Args:
         dim: D, model width; H queries, keys and values of K = D / H channels.

@@ -1,4 +1,4 @@
-r"""Recurrent delta network: a fast weight programmer whose slow network also reads what was read last.
+r"""Recurrent delta network: a fast weight programmer whose slow network also reads the last output.
 
 .. math:: S_t = S_{t-1} + \sigma(\beta_t)\, k_t (v_t - S_{t-1}^\top k_t)^\top, \quad o_t = S_t^\top q_t, \quad
           k_t = \mathrm{softmax}(W_k x_t + R_k \tanh o_{t-1}), \; v_t = W_v x_t + R_v \tanh o_{t-1}

@@ -58,9 +58,10 @@ def expand(x: Tensor, p: Tensor) -> Tensor:
 class ReLiT(GatedOuterProducts):
     """ReLiT (later GaLiTe): learned expansions of keys and queries, and a gate for each entry of the memory.
 
-    The gate is 1 - β γᵀ, no product of a decay of rows and one of columns. So a step needs H K (K + 1) η numbers, here
-    for all steps at once: long sequences need much space. `arelit` approximates it. The block of the authors, with
-    gates in place of residual sums, is not part of this layer, nor is their reset at the start of an episode.
+    The gate is 1 - β γᵀ, which is not a product of a decay of rows and a decay of columns. So a step needs H K (K + 1)
+    η numbers. They are computed for all steps at once, so long sequences need much memory. `arelit` approximates this
+    layer. Two things are not part of it: the authors' block, which has gates in place of residual sums, and their reset
+    at the start of an episode.
 
     Args:
         dim: D, model width.

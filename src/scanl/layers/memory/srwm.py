@@ -1,4 +1,4 @@
-r"""Self-referential weight matrix: a matrix that computes the output and every change of itself.
+r"""Self-referential weight matrix: one matrix computes the output and its own changes.
 
 .. math:: (y_t, q_t, k_t, \beta_t) = W_{t-1}^\top x_t, \quad
           W_t = W_{t-1} + \phi(k_t) \big(\sigma(\beta_t) \odot W_{t-1}^\top (\phi(q_t) - \phi(k_t))\big)^\top, \quad

@@ -93,8 +93,8 @@ def _titans(
 class Titans(QueryKeyValue):
     """Titans' long-term memory as a layer: each head's state is a model that learns keys and values as they come.
 
-    The gradients of a chunk are taken at the memory with which it began, so its steps are computed together; with a
-    chunk of one step this is the equation. A sequence may be cut anywhere.
+    The gradients of all steps of a chunk are taken at the memory before the chunk, so its steps are computed together.
+    With chunks of one step this is the equation. A sequence may be cut anywhere.
 
     Args:
         dim: D, model width.
@@ -108,8 +108,8 @@ class Titans(QueryKeyValue):
 
     Queries and keys are convolved, pass through SiLU and have unit length. α, η and θ are sigmoids of linear maps, for
     each head and step.
-    Differs: the paper's loss is a sum over channels, here it is their mean, as in lucidrains' titans-pytorch; there η
-    and α are those of a whole chunk, and a step reads the memory after the last whole chunk.
+    Differs: the paper's loss is a sum over channels. Here it is their mean, as in lucidrains' titans-pytorch. In that
+    program a chunk has one η and one α, and a step reads the memory after the last whole chunk.
     Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (D, D); q_conv1d, k_conv1d, v_conv1d with weight (D, 1, W);
     alpha_proj, eta_proj, theta_proj (H, D) with a bias; M1 (H, K, K), or M1 (H, K, 4 K) and M2 (H, 4 K, K);
     memory_norm_weight, memory_norm_bias (H, K); o_norm.weight (K).
@@ -146,7 +146,7 @@ class Titans(QueryKeyValue):
             raise ConfigError(f"{self._who()}: num_heads is {heads}, expected a divisor of dim={dim}")
         if depth not in (1, 2) or min(chunk_size, conv_size) < 1:
             found = f"depth is {depth}, chunk_size is {chunk_size} and conv_size is {conv_size}"
-            raise ConfigError(f"{self._who()}: {found}, expected 1 or 2, and at least 1")
+            raise ConfigError(f"{self._who()}: {found}, expected a depth of 1 or 2, and at least 1 for the others")
         self.dim, self.num_heads, self.head_dim, self.depth, self.chunk_size = (
             dim,
             heads,

@@ -1,4 +1,4 @@
-r"""Token mixer of TransNormerLLM: linear attention with decays of heads and a norm over all of them.
+r"""Token mixer of TransNormerLLM: linear attention with a decay for each head and a norm over all heads.
 
 .. math:: S_t = \lambda_h S_{t-1} + k_t v_t^\top, \quad o_t = S_t^\top q_t, \quad
           y_t = W_o (W_u x_t \odot \mathrm{SRMSNorm}(o_t)), \quad
@@ -35,12 +35,13 @@ class TransNormerState(NamedTuple):
 
 @register("transnormerllm")
 class TransNormerLLM(Layer):
-    """TransNormerLLM: lightning decays, a gate without an activation, and positions in the lowest layer alone.
+    """TransNormerLLM: a constant decay for each head, a gate without an activation, and positions in the lowest layer
+    only.
 
     The slopes s_h are those of ALiBi: 2^(-8 (h+1) / H) for H a power of 2. In a stack of L layers, of any class, l is
-    the layer's index from 0; outside a stack it is 0. So the highest layer hardly forgets. As in the released code; in
-    the paper the logarithm of the decay is linear in h. Its channel mixer, SGLU, is `gated_mlp` with
-    activation="identity".
+    the layer's index from 0; outside a stack it is 0. So the highest layer hardly forgets. The slopes are those of the
+    released code. In the paper the logarithm of the decay is linear in h. The model's channel mixer, SGLU, is
+    `gated_mlp` with activation="identity".
 
     Args:
         dim: D, model width; H queries, keys and values of K = D / H channels.

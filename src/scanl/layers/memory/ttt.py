@@ -81,9 +81,9 @@ def _ttt(
 class TTTLinear(Layer):
     """TTT-Linear: each head's state is a linear model with a norm, which learns to map its keys to its values.
 
-    The gradients of a mini-batch are taken at the weights with which it began, so its steps are computed together. A
-    sequence may be cut anywhere: the state keeps the gradients of a mini-batch that is not over. `ttt_mlp` has a model
-    with a hidden layer.
+    The gradients of a mini-batch are taken at the weights before it, so its steps are computed together. A sequence may
+    be cut anywhere: the state keeps the gradients of an unfinished mini-batch. `ttt_mlp` has a model with a hidden
+    layer.
 
     Args:
         dim: D, model width.
@@ -94,8 +94,8 @@ class TTTLinear(Layer):
         use_gate: a GELU gate on the output.
         rope_base: base of the rotary angles. Positions count from the start of the mini-batch.
 
-    g_j = η σ(w_h x_j + b_h) / K is the rate of step j, and c_i = max(1/i + learnable_token_idx_i, 0) what step i of the
-    mini-batch makes of the sum.
+    g_j = η σ(w_h x_j + b_h) / K is the learning rate of step j. c_i = max(1/i + learnable_token_idx_i, 0) is the factor
+    of the sum at step i of the mini-batch.
     Parameters as in the authors' program: q_proj, k_proj, v_proj, o_proj (D, D); W1 (H, K, K), b1 (H, 1, K);
     learnable_ttt_lr_weight (H, 1, D), learnable_ttt_lr_bias (H, 1); learnable_token_idx (b); ttt_norm_weight,
     ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the gate. The form in which q and k have one projection, for

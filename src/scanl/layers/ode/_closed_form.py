@@ -1,4 +1,4 @@
-"""What closed-form continuous-time networks are made of: the closed form, the maps that feed it, the mixed memory."""
+"""Parts of closed-form continuous-time networks: the closed form, the maps that feed it, and the mixed memory."""
 
 import torch
 from torch import Tensor, nn

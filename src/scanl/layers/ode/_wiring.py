@@ -42,7 +42,8 @@ def default_units(outputs: int) -> int:
 
 
 def neural_circuit_policy(who: str, inputs: int, units: int, outputs: int, sparsity: float, seed: int) -> Wiring:
-    """Draw a wiring from inputs over inter and command neurons, which also feed each other, to the outputs."""
+    """Draw a wiring: inputs feed inter neurons, these feed command neurons, which also feed each other, and the
+    outputs."""
     if units < outputs + 3:
         raise ConfigError(f"{who}: units is {units}, expected at least {outputs + 3} because of dim={outputs}")
     if not 0 <= sparsity < 1:

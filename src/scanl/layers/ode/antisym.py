@@ -59,7 +59,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("antisym")
 class AntisymmetricRNN(TimedCell):
-    """AntisymmetricRNN: its transition keeps the length of gradients nearly, without a constraint that is hard to meet.
+    """AntisymmetricRNN: its transition nearly keeps the length of gradients, without a constraint that is hard to meet.
 
     `forward` also takes `timespans` (B, T), which multiply eps.
 
@@ -70,8 +70,8 @@ class AntisymmetricRNN(TimedCell):
         gated: the step is multiplied by σ((W - Wᵀ - γ I) h + V_z x + b_z), which shares its W with the state.
         init_std: scale of the initial W and of the input weights.
 
-    Parameters: W (D, D), of which only the skew part counts; V (D, D) with bias; V_z likewise if gated. There is no
-    program of the authors.
+    Parameters: W (D, D), of which only the skew part counts; V (D, D) with bias; V_z likewise if gated. The authors
+    have published no program.
     Initialisation: W N(0, (init_std / D)²); V and V_z N(0, (init_std / D)²); biases 0, of the gate 1, so that it begins
     open. The paper draws W from N(0, init_std² / D); the public programs divide by D, as here.
     State: h (B, D), which is also the output.

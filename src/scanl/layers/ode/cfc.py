@@ -74,11 +74,11 @@ def cfc_cell(
 
 @register("cfc")
 class CfC(TimedCell):
-    """Closed-form continuous-time network: the state moves in time along a formula, with no solver.
+    """Closed-form continuous-time network: a formula, and not a solver, gives the state after a time.
 
     Args:
         dim: D, inputs and outputs.
-        units: E, neurons; by default D. With another number, a linear map reads them out.
+        units: E, neurons; by default D. If E is not D, a linear map reads the neurons out.
         mode: "default"; "no_gate", g + s k; or "pure", A - A exp(-Δ (|w_tau| + |f|)) f, the solution of an LTC.
         backbone_units: U, width of the backbone.
         backbone_layers: layers of the backbone; 0 for none.
@@ -93,8 +93,8 @@ class CfC(TimedCell):
     Initialisation as there: matrices Xavier-uniform, biases as in `nn.Linear`; of the LSTM's input U(-0.1, 0.1), its
     recurrent matrix orthogonal.
     State: h, (B, 1, E); with a mixed memory h and c, (B, 2, E).
-    Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. No dropout. ncps
-    multiplies the time spans of a batch along the neurons; here each row has its own.
+    Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. There is no dropout.
+    ncps multiplies the time spans of a batch along the neurons. Here each row of the batch has its own time spans.
     """
 
     id = "S-cfc"

@@ -42,7 +42,7 @@ class CTRNN(TimedCell):
         delta_t: length of an Euler step.
         tau: time constant τ.
         fix_tau: τ is not trained.
-        global_feedback: the state enters the tanh. Without it the equation is linear in h: an average of tanh(W x + b).
+        global_feedback: the state enters the tanh. Otherwise the equation is linear in h, and h averages tanh(W x + b).
 
     `forward` also takes `timespans` (B, T), the duration of each step; they multiply delta_t.
 

@@ -53,7 +53,7 @@ def irnn_cell(
 
 @register("irnn")
 class IRNN(TimedCell):
-    """Incremental RNN (iRNN, ERNN): at equilibrium the derivative of a state by the one before is minus the identity.
+    """Incremental RNN (iRNN, ERNN): at equilibrium the derivative of h_t by h_{t-1} is minus the identity.
 
     Args:
         dim: D, inputs and state.
@@ -70,8 +70,8 @@ class IRNN(TimedCell):
     Parameters: W (D, D) with its bias b, U (D, D), eta (K); with a rank R, V2 (D, R) and V (R, D) instead of U.
     Initialisation: W, U, V2, V and b U(±1/sqrt(D)), η 0.01.
     State: (B, D). The output is the state itself.
-    Differs: there is no program of the authors.
-    The name is not the identity-initialised RNN (`elman` with recurrent_init="identity").
+    The authors have published no program. This is not the identity-initialised RNN of the same name, which is `elman`
+    with recurrent_init="identity".
     """
 
     id = "S-irnn"

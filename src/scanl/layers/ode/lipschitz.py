@@ -66,7 +66,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("lipschitz")
 class Lipschitz(TimedCell):
-    """Lipschitz RNN: a system in continuous time, stable for symmetric parts that are small enough.
+    """Lipschitz RNN: a system in continuous time, which is stable if its symmetric parts are small enough.
 
     `forward` also takes `timespans` (B, T), which multiply eps.
 

@@ -1,4 +1,4 @@
-r"""Liquid time-constant network of one nonlinearity, solved by the fused semi-implicit step.
+r"""Liquid time-constant network with one nonlinearity, solved by the fused semi-implicit step.
 
 .. math:: \dot h = -(1/\tau + f) \odot h + f \odot A, \quad f = \sigma(W x + U h + b)
 """

@@ -60,13 +60,13 @@ class NeuralODE(TimedCell):
             whose steps adapt: "dopri5", "dopri8", "bosh3", "fehlberg2" or "adaptive_heun".
         substeps: steps of fixed length for each input.
         rtol, atol: relative and absolute tolerance of an adaptive solver.
-        adjoint: an adaptive solver's gradients come from the adjoint equation, solved backwards, in constant memory;
-            otherwise from the solver's own steps.
+        adjoint: True: the gradients of an adaptive solver come from the adjoint equation, which is solved backwards in
+            constant memory. False: they come from the solver's own steps.
 
     `forward` also takes `timespans` (B, T), the duration of each step.
 
-    An adaptive solver chooses one length of step for the whole batch, so a row differs from the same row alone by the
-    tolerance.
+    An adaptive solver chooses one length of step for the whole batch. So the result for a row depends on the other
+    rows, within the tolerance.
 
     Parameters: func.first (U, 2D) of h and x, func.deep.0 (U, U) and further ones, func.last (D, U).
     Initialisation: N(0, 0.01), biases 0, as the perceptrons of the authors' program for irregular series.

@@ -81,8 +81,8 @@ class NeuralWaveMachine(TimedCell):
         dt: length of a step.
         gamma: stiffness of an oscillator without coupling.
         epsilon: damping.
-        trained: the three numbers above are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the
-            authors' σ(-1.95), 1 and 0.5, whatever the three arguments say.
+        trained: dt, gamma and epsilon are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the authors'
+            σ(-1.95), 1 and 0.5. The three arguments then have no effect.
 
     Parameters as in the authors' program: Wx (S², D); Wy, Wz (1, 1, 3, 3) or (1, 1, 1, 3); readout (D, S²); all with
     biases; if trained dt, gamma, alpha (1).

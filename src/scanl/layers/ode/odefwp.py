@@ -85,7 +85,7 @@ class UpdateNet(Module):
 
 @register("odefwp")
 class ODEFWP(TimedCell):
-    """Continuous-time fast weight programmer: between inputs, a learning rule changes the weights that answer queries.
+    """Continuous-time fast weight programmer: between inputs a differential equation changes the weights that are read.
 
     Args:
         dim: D, model width.
@@ -102,9 +102,9 @@ class ODEFWP(TimedCell):
     Parameters as in the authors' program: update_net.input_proj, update_net.input_layer_norm, update_net.kvb_net
     (H (2D/H + 1), D), of each head k, v and β; query_net, out_proj (D, D). Initialisation as in PyTorch.
     State: the transpose of W, (B, H, D/H, D/H).
-    Differs: W starts at 0, in the authors' program from the rule at the first input; they read W once, after the last
-    input, and a feed-forward block follows; the control is interpolated, here it is held. There are no NCDE variants,
-    which use the control's derivative.
+    Differs: here W starts at 0, is read at every step, and each input is held until the next one. In the authors'
+    program the rule at the first input gives the initial W. W is read once, after the last input, and a feed-forward
+    block follows. Inputs are interpolated. Their NCDE variants, which use the derivative of the input, are left out.
     """
 
     id = "S-odefwp"

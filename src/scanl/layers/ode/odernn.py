@@ -59,7 +59,7 @@ def odernn_cell(
 
 @register("odernn")
 class ODERNN(TimedCell):
-    """ODE-RNN: a GRU whose state moves on while no input comes, for irregularly sampled series.
+    """ODE-RNN: a GRU whose state changes between inputs by a differential equation, for irregularly sampled series.
 
     Args:
         dim: D, inputs and state.

@@ -64,7 +64,7 @@ class TARNNState(NamedTuple):
 
 @register("tarnn")
 class TARNN(SolvedLayer):
-    """Time adaptive RNN: a gate that is shut skips an input, so noise leaves the state alone.
+    """Time adaptive RNN: a closed gate skips an input, so noise does not change the state.
 
     Args:
         dim: D, inputs and state.

@@ -62,8 +62,8 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class UnICORNN(TimedCell):
     """One level of UnICORNN: independent oscillators without damping, whose displacements y are the output.
 
-    `forward` also takes `timespans` (B, T), which multiply dt. A stack of these layers has the authors' levels; its
-    dropout stands for theirs.
+    `forward` also takes `timespans` (B, T), which multiply dt. The authors' levels are a stack of these layers, and
+    their dropout is the dropout of the stack.
 
     Args:
         dim: D, inputs and oscillators.

@@ -60,7 +60,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("wrnn")
 class WaveRNN(CellLayer):
-    """Wave-RNN: what comes in travels around a ring, one site per step, and fades with what the kernel learns.
+    """Wave-RNN: the input travels around a ring, one site per step. The kernel learns how it fades.
 
     Args:
         dim: D, model width.
@@ -70,8 +70,8 @@ class WaveRNN(CellLayer):
         act: "relu", "tanh" or "ident".
         init: initial kernel: "fwd" moves each channel by one site, to the lower index; "eye" keeps it where it is;
             "rand" is PyTorch's.
-        solo_init: the input enters at site 0 of each channel, with weight 1 for each of its numbers. Both are only
-            initial values.
+        solo_init: the input enters at site 0 of each channel, with weight 1 for each of its numbers. Both `init` and
+            `solo_init` set only initial values.
 
     Parameters as in the authors' program: Wx (C N, D), Wy (C, C, K), readout (D, C N), all with biases.
     Initialisation: Wx.weight 0 but for the 1s at sites 0, and Wx.bias 0; without solo_init Wx.weight N(0, 0.001²). The

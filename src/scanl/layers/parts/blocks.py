@@ -22,8 +22,8 @@ class Blocks:
     steps: (B, T), position of each step in its block.   after: (rows, 1), steps read afterwards.
     at: (N or 1, Q), position in its block of each query, in the arrangement that `queries` returns.
 
-    There are three arrangements. One step: N = B, a query and the W keys of its block. At most W steps of new
-    sequences: N = B, T queries and T keys. Otherwise all blocks, W queries and W keys each.
+    There are three arrangements. For one step: N = B, with one query and the W keys of its block. For at most W steps
+    of new sequences: N = B, with T queries and T keys. Otherwise N counts all blocks, with W queries and W keys each.
     """
 
     def __init__(self, x: Tensor, read: Tensor | None, size: int, cu_seqlens: Tensor | None) -> None:

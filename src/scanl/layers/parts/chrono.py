@@ -24,8 +24,8 @@ def init_memory(
 ) -> None:
     """Set the biases of the gate that multiplies the old state, and of the gate that multiplies the new input.
 
-    biases: those whose sum enters the gates; the first gets the value, the others 0.   keep, write: their rows of the
-    two gates; write None where one gate does both.   forget_bias: the sum for `keep`; `write` stays.
+    biases: their sum enters the gates; the first gets the value, the others 0.   keep, write: the rows of the two gates
+    in the biases; write is None if one gate does both.   forget_bias: the sum for `keep`; `write` is not changed.
     t_max: T_max, the longest memory in steps: the sum for `keep` is ln U(1, T_max - 1), and that for `write` is its
     negative. With a constant input the memory then lasts 1 + e^b steps, between 2 and T_max.
     Neither: nothing is set. Source: Tallec and Ollivier, "Can recurrent neural networks warp time?",

@@ -123,8 +123,8 @@ def shifted_legendre(x: Tensor, size: int) -> Tensor:
 def reconstruct(c: Tensor, age: Tensor, measure: str) -> Tensor:
     """Return what a memory c (..., N) holds of the input `age` ago: (..., A).
 
-    age: (A,). Of "legs" in parts of all time since the start, of "legt" and "fourier" in parts of the window: 0 is now,
-    1 the start. Of "lagt" in units of θ, at least 0.
+    age: (A,). For "legs" it is a fraction of all time since the start, for "legt" and "fourier" a fraction of the
+    window: 0 is now, 1 the start. For "lagt" it is in units of θ, and at least 0.
 
     "legs" and "legt": Σ_n c_n √(2n+1) P_n(1 - 2 age). "lagt": Σ_n c_n L_n(age) e^{-age/2}, with Laguerre polynomials.
     "fourier": Σ_f c_{2f} √2 cos(2πf age) + c_{2f+1} √2 sin(2πf age), with 1 for √2 at f = 0.

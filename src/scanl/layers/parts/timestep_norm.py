@@ -1,4 +1,4 @@
-"""Timestep normalisation: a group norm whose mean and variance are those of all steps so far."""
+"""Timestep normalisation: a group norm with the mean and variance of all steps so far."""
 
 from typing import NamedTuple
 

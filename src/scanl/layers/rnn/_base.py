@@ -1,4 +1,4 @@
-"""Base class of Elman, LSTM and GRU: their parameters, and what runs them: our cells, or PyTorch's kernels."""
+"""Base class of Elman, LSTM and GRU: their parameters, and the choice between our cells and PyTorch's kernels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +45,8 @@ def _whole(
 class TorchCell(SolvedLayer):
     """Layer that runs a cell or PyTorch's kernel of it, whichever is faster. A subclass sets the cell and its gates.
 
-    On a CPU PyTorch computes a GRU and an Elman network several times as slowly as the cell, and several packed
-    sequences of an LSTM. On a GPU it calls cuDNN.
+    On a CPU the cell is several times as fast as PyTorch for a GRU, an Elman network, and several packed sequences of
+    an LSTM. On a GPU PyTorch calls cuDNN.
     """
 
     cell: ClassVar[Cell]

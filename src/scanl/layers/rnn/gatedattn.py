@@ -21,8 +21,8 @@ from scanl.ops import linear_scan
 class GatedAttention(Layer):
     """A diagonal linear recurrence whose input and output are multiplicative gates.
 
-    With D² + D channels it can be linear attention exactly: D² channels that never forget hold the products of keys and
-    values, and D channels that keep nothing carry the query to the output gate, which sees only the state.
+    With D² + D channels it can equal linear attention: D² channels never forget, and hold the products of keys and
+    values. The output gate reads only the state, so D channels that keep nothing carry the query to it.
 
     Args:
         dim: D, model width.
@@ -57,7 +57,8 @@ class GatedAttention(Layer):
 
     @torch.no_grad()
     def set_attention(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Set all parameters so that the layer is y_t = Σ_{i<=t} v_i (k_i · q_t), with q = query x and so on, (D, D).
+        """Make the layer y_t = Σ_{i<=t} v_i (k_i · q_t), with q = query x, k = key x and v = value x, each matrix (D,
+        D).
 
         Raises ConfigError unless state_dim is D² + D and hidden_dim is D², ShapeError for another shape.
         """

@@ -1,4 +1,5 @@
-r"""Linear-surrogate LSTM: a GILR stands for the output that an LSTM would feed back, so every gate is known at once.
+r"""Linear-surrogate LSTM: the output of a GILR replaces the fed-back output of the LSTM, so every gate is known at
+once.
 
 .. math::
    f_t, i_t, o_t = \sigma(W x_t + U l_{t-1} + b), \quad z_t = \tanh(W x_t + U l_{t-1} + b), \quad
@@ -30,7 +31,7 @@ class GLRUScan(Layer):
 
     Args:
         dim: D, inputs and state.
-        shifted: the gates read l_{t-1}, as in the paper; if False l_t, as in the authors' program.
+        shifted: True: the gates read l_{t-1}, as in the paper. False: they read l_t, as in the authors' program.
         squash: h = o * tanh(c), as in an LSTM; the paper and the program have h = o * c.
 
     Parameters: gilr.linear (2D, D); linear (4D, 2D) with a bias, columns of l and then of x, rows of f, i, o and z,

@@ -22,14 +22,15 @@ class GRU(TorchCell):
     Args:
         dim: D, inputs and state.
         bias: two biases, as PyTorch has them.
-        t_max: use chrono initialisation for memories of up to T_max steps: b_z = ln U(1, T_max - 1). The paper's gate
-            multiplies the new input, so there the sign is the other.
+        t_max: use chrono initialisation for memories of up to T_max steps: b_z = ln U(1, T_max - 1). In the paper the
+            gate multiplies the new input, so b_z has the opposite sign.
 
     Parameters as in `torch.nn.GRU`, gates in the order r, z, n: weight_ih_l0, weight_hh_l0 (3D, D), bias_ih_l0,
     bias_hh_l0 (3D).
     Initialisation as there: U(±1/sqrt(D)).
     State: (B, D).
-    As in PyTorch, the reset gate multiplies U h (in the paper h itself), and z keeps the old state, as in eq. (7).
+    As in PyTorch, the reset gate multiplies U h. In the paper it multiplies h itself. z is the weight of the old state,
+    as in eq. (7).
     """
 
     id = "S-gru"

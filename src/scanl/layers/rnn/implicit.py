@@ -1,4 +1,4 @@
-r"""Implicit layer: the output of a step is the fixed point of a recurrence that runs at that step's input.
+r"""Implicit layer: the output of a step is the fixed point of a recurrence whose input is held at that step.
 
 .. math:: s_t = \tanh(W s_t + U x_t + b)
 """
@@ -19,10 +19,11 @@ from scanl.ops.offsets import sequences
 
 @register("implicit")
 class Implicit(Layer):
-    """Equilibrium of a recurrent network that is held at each input, with the gradient of the equilibrium.
+    """Equilibrium of a recurrent network at each input, which is held. The gradient is that of the equilibrium.
 
-    A step does not see the steps before it; their equilibrium is where the solver starts. All steps of a call are
-    solved together. Raises ConvergenceError where no equilibrium is found, as may happen when W has grown too large.
+    The output of a step does not depend on the steps before it. Their equilibrium is only where the solver starts. All
+    steps of a call are solved together. Raises ConvergenceError where no equilibrium is found. This may happen when W
+    has grown too large.
 
     Args:
         dim: D, inputs and state.

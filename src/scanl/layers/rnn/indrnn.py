@@ -21,8 +21,8 @@ class IndRNN(SolvedLayer):
     """IndRNN: each channel feeds back only to itself; channels mix in the projection of the next layer.
 
     Differs: the authors' program clamps the parameter a before each step of training. Here a is clamped where it is
-    used, and the gradient reaches a as if it were not, so a clamped channel can come back. Batch norm and dropout
-    between layers are left to the model.
+    used. The gradient ignores the clamp, so a clamped channel can come back. Batch norm and dropout between layers are
+    left to the model.
 
     Args:
         dim: D, inputs and state.

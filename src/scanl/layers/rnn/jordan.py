@@ -57,12 +57,12 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("jordan")
 class Jordan(SolvedLayer):
-    """Jordan network: what feeds back is the output, one to one, and not the hidden units.
+    """Jordan network: the output is fed back, one to one, and not the hidden units.
 
     Args:
         dim: D, inputs and outputs.
         hidden_dim: E, hidden units; by default D.
-        alpha: α, how much of the state units stays; 0 for the last output alone. 0 <= α < 1.
+        alpha: α, how much of the state u stays, 0 <= α < 1. With 0 the state is the last output.
         output: φ, "tanh", "sigmoid" or "identity".
 
     Parameters: A (E, D); B (E, D) and C (D, E), each with a bias.

@@ -77,11 +77,12 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("layernorm_lstm")
 class LayerNormLSTM(SolvedLayer):
-    """LSTM with a layer norm over what the input gives to all gates, one over what the state gives, and one over c.
+    """LSTM with three layer norms: over the input's part of all gates, over the state's part, and over c.
 
     Args:
         dim: D, inputs and state.
-        carry_normed: the next step gets the normalised c, as in PyTorch's program; in the paper it is only read.
+        carry_normed: the next step gets the normalised c, as in PyTorch's program. In the paper only the output uses
+            it.
         eps: ε of the norms.
         forget_bias, t_max: as of `lstm`; the biases of the norms are those of the gates.
 

@@ -24,9 +24,9 @@ NORMALIZATIONS = ["batchnorm", "layernorm"]
 class LiGRU(SolvedLayer):
     """Light GRU: one gate, no reset gate, a rectified candidate, and a norm that keeps it from growing.
 
-    With batch norm, in training mode the mean and variance are those of all steps of all rows, so an output depends on
-    every step of the batch. In evaluation mode they are the ones that training has kept. A single step is always
-    normalised by those, because it has no variance.
+    With batch norm in training mode, the mean and variance are those of all steps of all rows. So an output depends on
+    every step of the batch. In evaluation mode they are the running statistics from training. A single step is always
+    normalised by the running statistics, because it has no variance.
     Differs: the dropout mask of the candidate is omitted.
 
     Args:

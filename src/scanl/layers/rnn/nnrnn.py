@@ -1,4 +1,4 @@
-r"""Non-normal network: a recurrent matrix given by its Schur form, rotations and what only feeds forward.
+r"""Non-normal network: its recurrent matrix is given by a Schur form, of rotations and a strictly triangular part.
 
 .. math::
    h_t = \mathrm{modReLU}(W h_{t-1} + U x_t), \quad W = P (\Theta + T) P^\top, \quad P = \exp(A)
@@ -18,7 +18,8 @@ from scanl.layers.rnn.ornn import Threshold, ornn_cell, skew, skew_blocks
 
 @register("nnrnn")
 class NonNormalRNN(CellLayer):
-    """nnRNN: eigenvalues near the unit circle, as of an orthogonal matrix, and transients that no such matrix has.
+    """nnRNN: eigenvalues near the unit circle, as in an orthogonal matrix, and transients, which such a matrix cannot
+    have.
 
     Args:
         dim: D, inputs and state, an even number.
@@ -28,7 +29,7 @@ class NonNormalRNN(CellLayer):
     Parameters as in the authors' program: U (D, D), without bias; log_P (D, D), of which only what is above the
     diagonal counts, as skew-symmetric A; UppT (D, D), T above its diagonal; nonlinearity.b (D). Their scalars theta_j
     and alpha_j are vectors here, theta and alpha (D/2): the angles and factors of the rotations in Θ. W multiplies a
-    row h from the right, as there. There P takes Riemannian steps of its own; here log_P is trained as any parameter.
+    row h from the right, as there. In that program P takes Riemannian steps. Here log_P is trained as any parameter.
     Initialisation: U Xavier normal; UppT 0; alpha 1; theta U(0, 2π); b U(±0.01).
     State: h (B, D), initially 0, which is also the output.
     """

@@ -76,7 +76,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("onlstm")
 class ONLSTM(SolvedLayer):
-    """Ordered-neuron LSTM: neurons late in the order keep what they hold for longer, so a hierarchy can emerge.
+    """Ordered-neuron LSTM: neurons late in the order keep their content for longer, so a hierarchy can emerge.
 
     Differs: drop-connect of the recurrent weights is omitted, as dropout is in every layer.
 

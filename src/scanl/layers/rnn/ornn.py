@@ -107,7 +107,7 @@ class Orthogonal(Module):
 
 @register("ornn")
 class OrthogonalRNN(CellLayer):
-    """A network with an orthogonal recurrent matrix and modReLU, which keeps the length of its state and of gradients.
+    """A network with modReLU and an orthogonal recurrent matrix, which keeps the length of the state and of gradients.
 
     Args:
         dim: D, inputs and state.
@@ -158,7 +158,7 @@ class OrthogonalRNN(CellLayer):
 
     @torch.no_grad()
     def rebase(self) -> None:
-        """Move W into base, as the nearest orthogonal matrix, and set A to 0. So W stays what it is."""
+        """Move W into base, as the nearest orthogonal matrix, and set A to 0. W stays the same."""
         kernel = self.recurrent_kernel
         left, _, right = torch.linalg.svd(kernel.unsigned())
         kernel.get_buffer("base").copy_(left @ right)
@@ -181,7 +181,7 @@ class ExpRNN(OrthogonalRNN):
 class DTriv(OrthogonalRNN):
     """dtriv: expRNN around a base point that moves. Call `rebase` every hundred steps of the optimiser.
 
-    The authors project the base onto the orthogonal matrices at every thirtieth call, `rebase` at every one.
+    The authors project the base onto the orthogonal matrices at every thirtieth call. `rebase` does so at every call.
     """
 
     id = "S-ornn"

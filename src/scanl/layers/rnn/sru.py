@@ -22,7 +22,7 @@ from scanl.ops import sru
 class SRU(SolvedLayer):
     """SRU: a gated average of projected inputs for each channel, and a highway past it.
 
-    As in the released code, the gate r reads the old state; in the paper's first version it reads the new one.
+    As in the released code, the gate r reads the old state. In the paper's first version it reads the new state.
 
     Args:
         dim: D, inputs and state.

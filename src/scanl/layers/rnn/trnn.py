@@ -68,7 +68,7 @@ class TRNN(Layer):
 
 @preset("tgru", kind="gru")
 class TGRU(TRNN):
-    """T-GRU: what is written is z_t scaled by an update gate; all gates read x_t and x_{t-1}."""
+    """T-GRU: an update gate scales the z_t that is written. All gates read x_t and x_{t-1}."""
 
     id = "S-trnn"
     equation = "h_t = f_t * h_{t-1} + z_t * tanh(o_t),  z_t, f_t, o_t from x_t and x_{t-1}"

@@ -1,4 +1,5 @@
-r"""UR-LSTM: an LSTM whose forget gate is refined by a second gate, and begins with memories of every length.
+r"""UR-LSTM: a second gate refines the forget gate of an LSTM, and the initial forget gates cover memories of every
+length.
 
 .. math::
    g_t = 2 r_t \odot f_t + (1 - 2 r_t) \odot f_t^2, \quad c_t = g_t \odot c_{t-1} + (1 - g_t) \odot \tanh(\hat u_t), \\
@@ -63,7 +64,7 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 
 @register("urlstm")
 class URLSTM(CellLayer):
-    """UR-LSTM: the gate g lies between f² and 1 - (1 - f)², and r says where; the new value enters with 1 - g.
+    """UR-LSTM: r sets the forget gate g between f² and 1 - (1 - f)², and the new value enters with weight 1 - g.
 
     Args:
         dim: D, inputs and each of h and c.

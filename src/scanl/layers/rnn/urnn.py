@@ -1,4 +1,4 @@
-r"""Unitary evolution network: its recurrent matrix is a product of few simple unitary matrices, so it keeps lengths.
+r"""Unitary evolution network: its recurrent matrix is a product of a few simple unitary matrices, so it keeps lengths.
 
 .. math:: h_t = \mathrm{modReLU}(W h_{t-1} + V x_t), \quad W = D_3 R_2 F^{-1} D_2 \Pi R_1 F D_1
 """
@@ -65,7 +65,7 @@ def glorot(inputs: int, outputs: int) -> nn.Parameter:
 
 @register("urnn")
 class URNN(CellLayer):
-    """uRNN: a complex state that a unitary matrix turns, and whose moduli pass a threshold.
+    """uRNN: a unitary matrix multiplies a complex state, and a threshold is applied to the moduli.
 
     Args:
         dim: D, model width.

@@ -1,4 +1,4 @@
-"""Layers whose core is a diagonal system for each channel, with an activation and a linear map after it."""
+"""Base class of layers with a diagonal system for each channel, and then an activation and a linear map."""
 
 from typing import ClassVar, Protocol
 

@@ -21,8 +21,8 @@ from scanl.layers.state import Device, DType, State
 class BiMamba(Mamba):
     """The mixer of Vision Mamba: Mamba forwards and backwards, each with a convolution and a system of its own.
 
-    Both read the same projection in and share the one out. A carried state affects the forward direction only, so
-    reading a sequence in pieces gives other outputs than reading it whole.
+    Both directions share the input projection and the output projection. A carried state affects the forward direction
+    only, so reading a sequence in pieces gives other outputs than reading it whole.
 
     Differs: the released model sets the bias of the backward dt_proj to zero, so that its steps start at about ln 2.
     Here both directions start alike.
@@ -78,8 +78,8 @@ class BiMamba(Mamba):
 class CaduceusMixer(BiMamba):
     """BiMamba of Caduceus: the outputs of both directions are added.
 
-    `reverse_complement` around it gives Caduceus-PS, whose outputs for the reverse complement of a strand are the
-    reverse complement of those for the strand.
+    `reverse_complement` around it gives Caduceus-PS. If its input is the reverse complement of a strand, its output is
+    the reverse complement of the output for the strand.
     """
 
     id = "S-caduceus"
@@ -92,7 +92,7 @@ class CaduceusMixer(BiMamba):
 
 @register("reverse_complement")
 class ReverseComplement(Layer):
-    """A layer made equivariant to the reverse complement of DNA: it reads each strand in that strand's direction.
+    """A layer made equivariant to the reverse complement of DNA. It reads each strand in the strand's own direction.
 
     The first half of the channels is one strand, the second half the other. With R the reversal of time and channels,
     y = [f(a), R f(R b)] for x = [a, b]. So reversing time and all 2 d channels of x does the same to y. With an

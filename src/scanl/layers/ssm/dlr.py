@@ -45,8 +45,8 @@ class DLR(DiagonalLayer):
     The frequencies start as those of a Fourier transform over N steps, so N modes can form any kernel of N steps. A
     long sequence is computed as a convolution, a few steps as the recurrence. Both give the same function.
 
-    Differs: the released code can also multiply the real and the imaginary part of a kernel, which no recurrence with
-    this state does.
+    Differs: the released code can also multiply the real part of a kernel by the imaginary part. No recurrence with
+    this state can do that, so this option is left out.
 
     Args:
         dim: D, model width.

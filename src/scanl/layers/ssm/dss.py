@@ -89,8 +89,8 @@ class DSSKernel(Module):
 class DSS(DiagonalLayer):
     """DSS: N complex numbers for each channel, with one spectrum for all channels, then GELU and a linear map.
 
-    In version "exp" the system is held over a step, as in `s4d`, and Re λ < 0. In version "softmax" λ is free, and
-    what a mode contributes is divided by the sum of its powers over `length` steps: the kernel is
+    In version "exp" the system's input is held over a step, as in `s4d`, and Re λ < 0. In version "softmax" λ is free,
+    and the contribution of a mode is divided by the sum of its powers over `length` steps: the kernel is
     Re Σ_m w_m/λ_m softmax_j(λ_m Δ j). It is meant for sequences of at most `length` steps; beyond them modes with
     Re λ > 0 grow. A long sequence is computed as a convolution, a few steps as the recurrence. Both give the same
     function. Modes are not paired with their conjugates: the kernel is Re Σ, not 2 Re Σ.
@@ -98,14 +98,14 @@ class DSS(DiagonalLayer):
     As in the released code a reciprocal 1/x is bounded: "exp" divides by λ as conj(λ)/max(|λ|², 1e-7), and "softmax"
     divides by x, λ times the sum of powers times (e^{λΔ} - 1), as conj(x)/(|x|² + 1e-7).
 
-    Differs: the released softmax takes the length of each input for `length`, and its gradient leaves out, where
-    Re λ > 0, how the largest power depends on λ Δ. Here gradients are exact.
+    Differs: in the released softmax, `length` is the length of each input. Where Re λ > 0, its gradient leaves out that
+    the largest power depends on λ Δ. Here gradients are exact.
 
     Args:
         dim: D, model width.
         d_state: N, complex modes of each channel.
         version: "exp" or "softmax".
-        length: steps of the softmax; needed for "softmax", and for it alone.
+        length: steps of the softmax; needed for "softmax", and not used otherwise.
         init: imaginary parts of λ: "legs", "lin", "inv"; or "real", λ = -1, -2, ...
         sep_dt_re_im: a Δ for the real part of λ and another for the imaginary part.
         dt_min, dt_max: range of the initial step Δ, in units of λ's time.

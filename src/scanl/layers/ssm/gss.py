@@ -41,7 +41,7 @@ class GSSKernel(Module):
 
 @register("gss")
 class GSS(Layer):
-    """GSS: diagonal systems on few channels, which linear maps widen again and a branch without memory gates.
+    """GSS: diagonal systems on few channels. Linear maps widen their output, and a branch without memory gates it.
 
     The layer is the block of the paper without its first norm and its sum with the input, which a stack adds. Modes
     are not paired with their conjugates, and a step is 1: there is no Δ.

@@ -82,7 +82,7 @@ class Wrapped(nn.Module, Generic[K]):
 
 @register("h3")
 class H3(Layer):
-    """H3: keys pass a shift register, their products with the values pass S4D, and the queries read the result.
+    """H3: keys pass through a shift register, their products with the values through S4D, and queries read the result.
 
     As in the released code, input channels are ordered by head, and output channels by value channel.
 

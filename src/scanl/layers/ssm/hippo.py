@@ -101,15 +101,15 @@ def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> t
 
 @register("hippo")
 class HiPPO(Layer):
-    """HiPPO: N numbers for each channel, from which its past can be reconstructed, and a linear map of them.
+    """HiPPO: N numbers for each channel, from which its past can be reconstructed, and a linear map of these numbers.
 
-    `memory` returns the numbers of every step, and `scanl.layers.parts.polynomial_memory.reconstruct` the past that
-    they stand for. "legs" remembers all of the past in equal measure, and the scale of time does not matter to it.
-    "legt" remembers the last θ steps, "fourier" does so by waves, and "lagt" by Laguerre functions that decay over θ
-    steps. With "zoh" the memory of "legs" is the exact projection of the input, held over each step.
+    `memory` returns the numbers of every step, and `scanl.layers.parts.polynomial_memory.reconstruct` returns the past
+    that they represent. "legs" remembers all of the past in equal measure, at any scale of time. "legt" remembers the
+    last θ steps by polynomials, and "fourier" remembers them by waves. "lagt" remembers by Laguerre functions that
+    decay over θ steps. With "zoh" the memory of "legs" is the exact projection of the input, held over each step.
 
-    Of "legs", and wherever steps differ in duration, the matrices of all steps are in memory, B T N² numbers. For a
-    long sequence, pass it in pieces.
+    For "legs", and wherever steps differ in duration, the matrices of all steps are in memory, B T N² numbers. Pass a
+    long sequence in pieces.
 
     `forward` and `memory` also take `timespans` (B, T), the duration of each step in units of the usual one. The past
     of "legs" is then all time since the start, and θ is in the same units.
@@ -121,7 +121,8 @@ class HiPPO(Layer):
         theta: θ, length of the window in steps; "legs" has none.
         discretization: "zoh" or "bilinear".
 
-    Parameters: C (D, N). The matrices are fixed: buffers A (N, N) and B (N), discrete, except of "legs".
+    Parameters: C (D, N). The matrices are fixed. They are the buffers A (N, N) and B (N), which are discrete except for
+        "legs".
     Initialisation: C N(0, 1/N).
     State: HiPPOState.
     """

@@ -1,4 +1,4 @@
-r"""HiPPO-RNN: a gated recurrent network with the best approximation of all that it wrote.
+r"""HiPPO-RNN: a gated recurrent network with a memory that approximates all numbers that the network wrote.
 
 .. math:: f_t = W_f [x_t; s_{t-1}], \quad c_t = \bar A_t c_{t-1} + \bar B_t f_t, \quad
           s_t = (1 - g_t) \odot s_{t-1} + g_t \odot \tanh(W_s [x_t; c_t]), \quad g_t = \sigma(W_g [x_t; c_t])
@@ -86,14 +86,15 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class HiPPORNN(SolvedLayer):
     """HiPPO-RNN: each step writes one number to a HiPPO memory; gated units read all of the memory.
 
-    As in the released code the memory moves first: the number depends on the units before the step, and the units read
-    the new memory. The first number is all of the memory of "legs". After it the bilinear rule is one step late,
-    Δ = 1/(t - 1) at step t, and from max_count on it is held. "legt" and "lagt" hold the input over steps of 0.01.
+    As in the released code the memory changes first: the written number depends on the units before the step, and the
+    units read the new memory. After the first step the memory of "legs" is the first number alone. Then the bilinear
+    rule is one step late: Δ = 1/(t - 1) at step t, and Δ is constant from max_count on. "legt" and "lagt" hold the
+    input over steps of 0.01.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies the step
     of the memory: Δ = span / time before, or 0.01 span.
 
-    The matrices of all steps are in memory, B T N² numbers. For a long sequence, pass it in pieces.
+    The matrices of all steps are in memory, B T N² numbers. Pass a long sequence in pieces.
 
     Args:
         dim: D, inputs and units.

@@ -36,9 +36,9 @@ class LaughingHyenaState(NamedTuple):
 class LaughingHyena(Layer):
     """Laughing Hyena: products and long convolutions in turn, as `hyena`, with filters of M complex modes.
 
-    A filter is the response of a diagonal recurrence, so a step costs O(M D), and sequences have no longest length. A
-    long sequence is computed as a convolution, a few steps as the recurrence. Both give the same function.
-    `distil` makes this layer of a trained `hyena`; it can also be trained itself.
+    A filter is the response of a diagonal recurrence, so a step costs O(M D), and the length of sequences has no limit.
+    A long sequence is computed as a convolution, a few steps as the recurrence. Both give the same function. `distil`
+    makes this layer from a trained `hyena`. The layer can also be trained from the start.
 
     Args:
         dim: D, model width.
@@ -132,7 +132,7 @@ class Fit(NamedTuple):
 
 
 def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) -> Fit:
-    """Fit each filter (F, L) by the fewest modes whose Hankel singular values say that they can.
+    """Fit each filter (F, L) by modes: the fewest that are enough by its Hankel singular values.
 
     The order is the smallest n with σ_{n+1}/σ_1 at most `tolerance`, and at most `largest`. Singular values below about
     1e-7 of the largest are those of rounding. The singular vectors of the Hankel matrix H_{ij} = h_{i+j+1} shift by one
@@ -193,9 +193,9 @@ def _singular_vectors(h: Tensor, rows: int, count: int) -> tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def distil(layer: Hyena, *, tolerance: float = 1e-4, largest: int = 64) -> tuple[LaughingHyena, Fit]:
-    """Return the recurrence of a trained Hyena, and how its (N-1) D filters are fitted, those of a channel together.
+    """Return the recurrence of a trained Hyena, and the fit of its (N-1) D filters, with those of a channel adjacent.
 
-    Beyond l_max lags, where Hyena's filters end, those of the result fade on. See `fit_modes` for the arguments.
+    Hyena's filters end at l_max lags. The filters of the result go on and fade. See `fit_modes` for the arguments.
     """
     fit = fit_modes(layer.filter_fn.filters(), tolerance=tolerance, largest=largest)
     weight = layer.in_proj.weight

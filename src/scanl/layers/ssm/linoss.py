@@ -72,10 +72,11 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class LinOSS(TimedCell):
     """LinOSS: P uncoupled oscillators with complex displacements, then GELU and a gated linear map.
 
-    With "IM" the spring pulls at the new displacement, so an oscillator loses energy: its eigenvalues have the squared
-    modulus 1/(1 + Δ² A). With "IMEX" it pulls at the old one: where Δ² A < 4 the eigenvalues are on the unit circle,
-    and without input z² + A y² - Δ A z y stays as it is. Steps run one after the other: as the matrices are real, an
-    oscillator is two pairs of real numbers, and equal eigenvalues, as of A = 0, need no special care.
+    With "IM" the spring's force is that of the new displacement, so an oscillator loses energy: its eigenvalues have
+    the squared modulus 1/(1 + Δ² A). With "IMEX" it is that of the old displacement. Then, where Δ² A < 4, the
+    eigenvalues are on the unit circle, and without input z² + A y² - Δ A z y is constant. Steps run one after the
+    other. The matrices are real, so an oscillator is two pairs of real numbers. Equal eigenvalues, as for A = 0, need
+    no special care.
 
     Args:
         dim: D, model width.
@@ -144,7 +145,7 @@ class LinOSS(TimedCell):
 
 @preset("linoss_imex", discretization="IMEX")
 class LinOSSIMEX(LinOSS):
-    """LinOSS-IMEX: oscillators that keep their energy; the spring pulls at the old displacement."""
+    """LinOSS-IMEX: oscillators that keep their energy, because the spring's force is that of the old displacement."""
 
     equation = (
         "z_t = z_{t-1} + Delta (B x_t - A y_{t-1}),  y_t = y_{t-1} + Delta z_t,  o_t = Re(C y_t) + D * x_t,  "

@@ -19,8 +19,8 @@ from scanl.ops import linear_scan
 class LinRNNLTI(Layer):
     """Linear RNN: a plain linear system. A dense one with A = P Λ P⁻¹ is the same with B̄ = P⁻¹ B and C̄ = C P.
 
-    It is also the convolution with the kernel K_j = Re(C̄ Λ^j B̄), and D at j = 0. Λ is trained as it is: nothing keeps
-    it inside the unit circle. `lru` is the parametrisation that does.
+    It is also the convolution with the kernel K_j = Re(C̄ Λ^j B̄), plus D at j = 0. Λ is trained directly, so nothing
+    keeps it inside the unit circle. The parametrisation of `lru` does.
 
     Args:
         dim: D, model width.

@@ -26,13 +26,14 @@ SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.1295
 class LiquidS4(GatedDiagonalLayer):
     """Liquid-S4: S4D whose transition also depends on the input, so its output has products of inputs.
 
-    With degree P the expansion ends at products of P inputs: s^p holds those of p. The coefficient of
-    x_{i_1} ... x_{i_p}, i_1 < ... < i_p, is C A^{t - i_1 - (p-1)} B^p: it depends on the earliest input alone. Degree 1
-    is `s4d`. Without a degree all products are there, as the recurrence is; it grows where |A + B x| > 1.
+    With degree P the expansion ends at products of P inputs, and s^p holds the products of p inputs. The coefficient of
+    x_{i_1} ... x_{i_p}, i_1 < ... < i_p, is C A^{t - i_1 - (p-1)} B^p: it depends only on the step of the earliest
+    input. Degree 1 is `s4d`. Without a degree the layer is the recurrence itself, which contains all products. It grows
+    where |A + B x| > 1.
 
-    Differs: the paper sums over products of nearby inputs only, and the released code over those at the end of the
-    sequence, which is not causal. Here the sum is over all inputs before, which is the recurrence itself. The systems
-    are diagonal, where the paper has those of S4.
+    Differs: the paper sums only over products of neighbouring inputs. The released code sums over inputs at the end of
+    the sequence, which is not causal. Here the sum is over all earlier inputs, as in the recurrence. The systems are
+    diagonal; in the paper they are those of S4.
 
     Args:
         dim: D, model width.

@@ -149,9 +149,9 @@ class LMU(CellBase):
         memory_size: N, Legendre polynomials.
         theta: θ, length of the window in steps.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one, in which θ is then.
-    The memory holds u_t for that long. The network itself has no time, so a step of it stays a step. The matrices of
-    all steps are then in memory, B T N² numbers.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
+    units, and the memory holds u_t for this duration. The network itself does not depend on the duration. The matrices
+    of all steps are then in memory, B T N² numbers.
 
     Parameters as in pytorch-lmu: e_x (1, D), e_h (1, D), e_m (1, N), W_x, W_h (D, D), W_m (D, N); the buffers A (N, N)
     and B (N, 1) are the discrete memory, and fixed.
@@ -213,15 +213,15 @@ class LMU(CellBase):
 
 @register("lmu_parallel")
 class LMUParallel(Layer):
-    """Parallel LMU: what is written to the memory depends on the input alone, so the recurrence is linear.
+    """Parallel LMU: the number written to the memory depends on the input alone, so the recurrence is linear.
 
     Args:
         dim: D, inputs and outputs.
         memory_size: N, Legendre polynomials.
         theta: θ, length of the window in steps.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one, in which θ is then.
-    With them the matrices of all steps are in memory, B T N² numbers.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
+    units. With `timespans` the matrices of all steps are in memory, B T N² numbers.
 
     Parameters as in pytorch-lmu: W_u (1, D) and W_h (D, N + D), with biases; the buffers A (N, N) and B (N, 1) are the
     discrete memory, and fixed.

@@ -37,10 +37,10 @@ class LogLinearMamba2State(NamedTuple):
 class LogLinearMamba2(Mamba2):
     """Log-linear attention over Mamba-2: the past of a step is cut into blocks that double in length backwards.
 
-    The blocks are the nodes of a Fenwick tree. The L - 1 levels are heads of one `linear_attention`: each writes and
-    reads where its bit of the position says so, and forgets at the start of a block. Time is O(T log T). A longer
-    sequence than `max_length` raises an error. In a compiled graph with a state the length is not known; there the
-    highest level forgets what is older.
+    The blocks are the nodes of a Fenwick tree. The L - 1 levels are heads of one `linear_attention`. One bit of the
+    position says at which steps a level writes and at which it reads, and a level forgets at the start of its block.
+    Time is O(T log T). A sequence longer than `max_length` raises an error. In a compiled graph with a state the length
+    is not known; there the highest level forgets older steps.
 
     Args:
         dim: D, model width.

@@ -40,9 +40,9 @@ class Mamba3State(NamedTuple):
 class Mamba3(Layer):
     """Mamba-3: Mamba-2 without its convolution, with a rule of second order and with complex eigenvalues.
 
-    Each step writes the key and the value of the step before once more, when their second weight is known. So one pass
-    of `linear_attention` over keys and values of the step before evaluates the rule; the newest write is added by
-    itself. `mamba3_mimo` has R inputs and R outputs a head.
+    The key and the value of a step are written twice: at the step, and once more at the next step, when their second
+    weight is known. So one pass of `linear_attention` over the keys and values of the step before evaluates the rule,
+    and the newest write is added separately. `mamba3_mimo` has R inputs and R outputs a head.
 
     Args:
         dim: D, model width.
@@ -112,7 +112,9 @@ class Mamba3(Layer):
             )
         if rope_fraction not in (0.5, 1.0) or d_state < 2 / rope_fraction or d_state % 2:
             found = f"rope_fraction is {rope_fraction} and d_state is {d_state}"
-            raise ConfigError(f"{self._who()}: {found}, expected 0.5 or 1, and an even number of at least one pair")
+            raise ConfigError(
+                f"{self._who()}: {found}, expected 0.5 or 1, and an even d_state of at least 2 / rope_fraction"
+            )
         check_step_range(self._who(), dt_min, dt_max)
         self.dim, self.heads, self.headdim, self.ngroups, self.d_state = dim, heads, headdim, ngroups, d_state
         self.mimo_rank, self.A_floor, self.pairs = mimo_rank, A_floor, int(d_state * rope_fraction) // 2

@@ -82,10 +82,11 @@ class Mega(Layer):
     A sequence of at most `max_length` steps attends to all its past. With `chunk_size` a step attends within its chunk
     alone, a sequence may have any length, and only the moving average passes from chunk to chunk.
 
-    `forward` also takes `residual` (B, T, D), the input before the norm of a block. The gate mixes with it, and
-    residual + y is the released block with the norm first. A stack passes it on. Without it the gate mixes with x.
+    `forward` also takes `residual` (B, T, D), the input of a block before its norm. A stack passes it. The gate mixes
+    the result with `residual`, and residual + y is the released block with the norm first. Without `residual` the gate
+    mixes with x.
 
-    Differs: chunks may be cut anywhere, since the state has the present chunk. The whole model is
+    Differs: a call may end anywhere in a chunk, because the state holds the present chunk. The whole model is
     `scanl.models.MegaModel`.
 
     Args:

@@ -24,10 +24,10 @@ from scanl.layers.state import Device, DType
 
 @register("cema")
 class ComplexEMA(Layer):
-    """Complex moving average of Megalodon: N leaky sums per channel that turn, added with complex weights.
+    """Complex moving average of Megalodon: N leaky sums per channel, which rotate and are added with complex weights.
 
-    The sums of a channel turn by multiples of one angle. As in the released code, p is real; the paper multiplies p x
-    by the turn as well.
+    The sums of a channel rotate by multiples of one angle. As in the released code, p is real. In the paper p x is
+    rotated, too.
 
     Args:
         dim: D, channels.
@@ -102,9 +102,9 @@ class Megalodon(Layer):
     x_hat is the timestep norm of the input. Queries and keys are made of one normed vector z with two gains and two
     biases, and turned by their position in the chunk. Norm and moving average pass from chunk to chunk.
 
-    y is what Megalodon adds to its input: x + y is the released block without its channel mixer. In a stack of this
-    library a norm stands before the layer. Differs: the released model adds the channel mixer to the input x of the
-    block rather than to x + y. Differs also: chunks may be cut anywhere, since the state has the present chunk.
+    Megalodon adds y to its input: x + y is the released block without its channel mixer. In a stack of this library a
+    norm stands before the layer. Differs: the released model adds the channel mixer to the input x of the block, and
+    not to x + y. Also, a call may end anywhere in a chunk, because the state holds the present chunk.
 
     Args:
         dim: D, model width.

@@ -83,8 +83,8 @@ class S4(Layer):
         dt_min, dt_max: range of the initial step Δ, in units of A's time.
         lr: learning rate of Λ, P, B and Δ; None for the optimiser's own.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; all
-    steps are then the recurrence.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ. The
+    whole sequence is then computed as the recurrence.
 
     Parameters as in the released s4.py, less its buffer l_kernel: layer.D (1, D); layer.kernel: inv_dt = ln Δ (D, 1),
     A_real = ln(-Re Λ) and A_imag = -Im Λ (D, N/2), B, C, P (1, D, N/2, 2) as pairs of real numbers; output_linear.0

@@ -54,12 +54,14 @@ class AxisKernel(S4DKernel):
 class S4ND(Module):
     """S4ND: images, volumes and video as signals on a grid, by systems along each axis; then GELU and a gated map.
 
-    A module for grids (B, L_1, ..., L_A, D), beside the layers for sequences: it sees the whole grid, and has no state.
-    The kernel is separable, so one axis is convolved after the other, each as `s4d` convolves time. `causal` axes look
-    back alone; along the others the same systems are read in both directions, with two C.
+    This is a module for grids (B, L_1, ..., L_A, D), not one of the layers for sequences: it reads the whole grid, and
+    has no state. The kernel is separable, so one axis is convolved after the other, each as `s4d` convolves time. Along
+    `causal` axes an output reads only earlier inputs. Along the others the same systems are read in both directions,
+    with two C.
 
-    The systems are in continuous units. So a model that is trained on grids of one resolution runs at another: at twice
-    the resolution a step lasts `rate` 1/2. `bandlimit` then removes the modes that the coarse grid cannot show.
+    The systems are in continuous units. So a model that is trained on grids of one resolution can run at another one:
+    at twice the resolution a step lasts `rate` 1/2. `bandlimit` removes the modes that the coarse grid cannot
+    represent.
 
     Args:
         dim: D, model width.

@@ -23,10 +23,10 @@ from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 @register("s7")
 class S7(SharedState):
-    """S7: S5 that selects what it keeps, because each number of state has a step that the input sets.
+    """S7: S5 with a step size for each number of the state that depends on the input, so it selects what it keeps.
 
-    Differs: in the paper's text Λ, B, C and D depend on the input too, as in `s7_full`; in the authors' program, and
-    here, Δ alone does.
+    Differs: in the paper's text Λ, B, C and D depend on the input too, as in `s7_full`. In the authors' program, and
+    here, only Δ depends on it.
 
     Args:
         dim: D, model width.
@@ -38,10 +38,11 @@ class S7(SharedState):
         lr: learning rate of Λ and B; None for the optimiser's own.
         stable: Λ = -1/(w² + 1/2) with w = Lambda_re + i Lambda_im, so that a step of gradient descent changes large and
             small eigenvalues in proportion (StableSSM). The state decays while Re w² > -1/2. The authors' program does
-            not invert its map to w, so its Λ is another number than the one that it starts from; here it is that one.
+            not invert this map for the initial values, so its Λ starts from other numbers than intended. Here the map
+            is inverted.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ; of
-    "async" see above.
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ,
+    except for "async" (see above).
 
     Parameters: as of `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
     have no weight decay.

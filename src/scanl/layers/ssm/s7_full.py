@@ -21,8 +21,8 @@ from scanl.ops import linear_scan
 class S7Full(Layer):
     """S7 of the paper's text: decay, input and output matrices, skip and bias are functions of the input.
 
-    The decay is stable for any A_t: it is in [-1, 1). `s7` is what the authors' program runs, where Δ_t alone depends
-    on the input. This form is not discretised, so it knows no time between steps. The matrices of all steps are in
+    The decay is stable for any A_t: it is in [-1, 1). `s7` is the form of the authors' program, in which only Δ_t
+    depends on the input. This form is not discretised, so it takes no `timespans`. The matrices of all steps are in
     memory, 2 B T D N numbers.
 
     Args:
@@ -30,8 +30,8 @@ class S7Full(Layer):
         state_dim: N, real numbers of state.
 
     Parameters: base (N), a; x_proj (2 N + 2 D N + D, D), without bias, to A_t - a, B_t (D, N), C_t (D, N), D_t and b_t
-    in this order; gate_proj (D, D), without bias. The names of all but `base` are those of the lrnnx package, whose
-    map of the input before all this and whose sum with the input are left out.
+    in this order; gate_proj (D, D), without bias. All names except `base` are those of the lrnnx package. Its first map
+    of the input, and its sum with the input, are left out.
     Initialisation as there: a = -1/2, the real part of HiPPO's eigenvalues; x_proj N(0, 0.02²); gate_proj as in
     PyTorch.
     State: (B, N).

@@ -115,12 +115,12 @@ class Tier(Module):
 class Sashimi(Layer):
     """SaShiMi: a network of S4 blocks at several resolutions, causal and streaming.
 
-    Each tier takes one step for `pool` steps of the tier above, and is `expand` times as wide. What it makes of a pool
-    is added to the steps of the next pool, so the network is causal. It takes calls of any length, one step included,
-    in constant memory: a slow tier runs when its pool is full. A step costs most where several pools fill at once.
+    Each tier takes one step for `pool` steps of the tier above, and is `expand` times as wide. Its output for one pool
+    is added to the steps of the next pool, so the network is causal. Calls may have any length, also a single step, and
+    memory is constant: a slow tier runs when its pool is full. A step costs most where several pools fill at once.
 
-    Differs: the released training code divides the weights of the pooling maps by their norms and learns the norms;
-    its file for use alone does not, nor does this.
+    Differs: the released training code divides the weights of the pooling maps by their norms and learns the norms. The
+    released standalone file does not do this, and neither does this layer.
 
     Args:
         dim: D, model width.

@@ -22,11 +22,11 @@ from scanl.layers.state import Device, DType
 
 @register("sgconv")
 class SGConv(Layer):
-    """SGConv: kernels of k numbers, stretched by powers of two and weighted less the longer they are, end to end.
+    """SGConv: kernels of k numbers, stretched by powers of two and joined end to end; longer ones have smaller weights.
 
-    A kernel has l_max lags, so older inputs have no effect; sequences may be longer. The state holds the last l_max - 1
-    inputs, so a step costs O(l_max D). Differs: the released code divides by the norm of the kernels at the first call
-    rather than by that at construction, and keeps a flag that says so.
+    A kernel has l_max lags, so older inputs have no effect. Sequences may be longer. The state holds the last l_max - 1
+    inputs, so a step costs O(l_max D). Differs: here the divisor is the norm of the kernels at construction. In the
+    released code it is their norm at the first call, and a flag says whether that has happened.
 
     Args:
         dim: D, model width.

@@ -22,16 +22,16 @@ LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalised, as 
 class SpaceTime(Layer):
     """SpaceTime: a system with a companion matrix for each kernel, shared by the heads of the kernel.
 
-    A shifts its state down by one place and adds a times the last place. With the column a divided by the sum of its
-    magnitudes, no eigenvalue is outside the unit circle. A long sequence is computed as a convolution, a few steps as
-    the recurrence. Both give the same function.
+    A shifts the state by one index, and adds a times the last number of the state. The column a is divided by the sum
+    of its magnitudes, so no eigenvalue is outside the unit circle. A long sequence is computed as a convolution, a few
+    steps as the recurrence. Both give the same function.
 
     With `closed_loop` the layer also has a row K that predicts the next input from the state, u_{t+1} = K s_t. Then
     `forecast` runs the system on its own predictions, s_{t+1} = (A + B K) s_t. With a = 0, B = e_1 and K = C = φ, that
     is the autoregression with coefficients φ. B, C and K are divided by the sum of their magnitudes, and there is no D.
 
-    Differs: in the released closed loop the B that reads the past and the K that gives the inputs are not normalised,
-    while those of the matrix A + B K are. Here they are the same.
+    Differs: in the released closed loop B and K are normalised in the matrix A + B K. They are not normalised where B
+    reads the past and where K gives the inputs. Here they are normalised everywhere.
 
     Args:
         dim: D, model width.

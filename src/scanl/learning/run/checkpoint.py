@@ -40,13 +40,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint: {path} cannot be read: {' '.join(str(error).split())}") from error
     if not whole:
         raise CheckpointError(
-            f"checkpoint: {path} is damaged or cut short, or was not written by `scanl train`: its bytes are not those "
-            "of its digest; put back a whole copy, or remove it to start again"
+            f"checkpoint: {path} is damaged or cut short, or was not written by `scanl train`: its bytes do not fit "
+            "its digest; put back a whole copy, or remove it to start again"
         )
     lacking = [part for part in PARTS if part not in checkpoint]
     lacking = lacking or [part for part in OWN_PARTS if part not in checkpoint["scanl"]]
     if lacking:
         raise CheckpointError(
-            f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it: go on with that one"
+            f"checkpoint: {path} lacks {', '.join(lacking)}; another version of scanl wrote it; resume with that "
+            "version"
         )
     return checkpoint

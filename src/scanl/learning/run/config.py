@@ -30,14 +30,18 @@ class ModelConfig:
     )
     dim: Annotated[int, "model width"] = 256
     depth: Annotated[int, "number of blocks"] = 4
-    channel_mixer: Annotated[str, f"what mixes channels between the layers: {', '.join(CHANNEL_MIXERS)}"] = "gated_mlp"
-    channel_options: Annotated[dict[str, Any], "its options"] = field(default_factory=dict)
+    channel_mixer: Annotated[str, f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}"] = (
+        "gated_mlp"
+    )
+    channel_options: Annotated[dict[str, Any], "the channel mixer's options"] = field(default_factory=dict)
     norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
-    dropout: Annotated[float, "fraction of what a layer or mixer adds to the residual stream that is left out"] = 0.0
+    dropout: Annotated[float, "fraction of a layer's or mixer's output that is dropped before it is added"] = 0.0
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
     recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
-    lags: Annotated[int | None, "of a forecast: last values that a linear map adds to it; none: a season"] = None
-    span: Annotated[float | None, "of a forecast: numbers after which that past fades; none: never"] = None
+    lags: Annotated[int | None, "of a forecast: how many last values a linear map adds to it; none: a season"] = None
+    span: Annotated[
+        float | None, "of a forecast: numbers after which the past fades in its normalisation; none: never"
+    ] = None
 
 
 @dataclass
@@ -57,14 +61,14 @@ class DataConfig:
     future: Annotated[list[str], "of a table: columns that are known ahead"] = field(default_factory=list)
     horizon: Annotated[int, "of a table: steps to forecast; 1 to generate"] = 12
     season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
-    distribution: Annotated[str, f"of a table: of the answers, {', '.join(HEADS)}"] = "gaussian"
+    distribution: Annotated[str, f"of a table: distribution of the answers: {', '.join(HEADS)}"] = "gaussian"
     origins: Annotated[
-        int | None, "of a forecast: steps at the end of a window after which it is learnt; none: all"
+        int | None, "of a forecast: learn it only after this many last steps of a window; none: after all steps"
     ] = None
     gaps: Annotated[
-        str | None, "of a table: absent steps of regular times, fill or durations; none: fill if they are few"
+        str | None, "of a table: steps absent from regular times: fill or durations; none: fill if they are few"
     ] = None
-    split: Annotated[str | None, "of a table: by time or by series"] = None
+    split: Annotated[str | None, "of a table: split by time or by series"] = None
     validation: Annotated[float, "of a table or a folder of classes: fraction that is measured while training"] = 0.1
     test: Annotated[float, "of a table or a folder of classes: fraction that is measured at the end"] = 0.2
     task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
@@ -72,7 +76,7 @@ class DataConfig:
     held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
     sequence_length: Annotated[int, "bytes in a training sequence"] = 256
     batch_size: Annotated[int, "sequences in a step of one process"] = 8
-    carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, cut from the graph"] = False
+    carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, without its gradient"] = False
     eval_bytes: Annotated[int, "held-out bytes in each measurement while training: a sample spread over all"] = 16384
     eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
 
@@ -82,13 +86,13 @@ class OptimiserConfig:
     """The length of training and the learning rate."""
 
     steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
-    minutes: Annotated[float | None, "instead of steps: as many as fit, revised on the way"] = None
-    accumulate: Annotated[int, "batches whose gradients one optimiser step takes the mean of"] = 1
+    minutes: Annotated[float | None, "instead of steps: as many steps as fit, revised during the run"] = None
+    accumulate: Annotated[int, "batches for an optimiser step, which takes the mean of their gradients"] = 1
     lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
     warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
-    weight_decay: Annotated[float, "on the weights of linear maps alone"] = 0.1
+    weight_decay: Annotated[float, "weight decay, only on the weights of linear maps"] = 0.1
     clip: Annotated[float, "largest norm of the gradient"] = 1.0
-    clip_value: Annotated[float | None, "largest entry of the gradient, clipped before its norm; none: any"] = None
+    clip_value: Annotated[float | None, "largest entry of the gradient, clipped before the norm; none: no limit"] = None
 
 
 @dataclass
@@ -96,12 +100,12 @@ class RunConfig:
     """Devices, early stopping, and output files."""
 
     out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
-    init: Annotated[str | None, "run folder whose weights to start from: those of a shorter task, say"] = None
+    init: Annotated[str | None, "run folder: start from its weights, for example those of a shorter task"] = None
     seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
     eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
     until: Annotated[float | None, "of a task: stop when a measurement is this good"] = None
     patience: Annotated[
-        int | None, "of text: stop after so many measurements without a better one, and keep the weights of the best"
+        int | None, "of text: stop after this many measurements without a better one, and keep the best weights"
     ] = None
     log_every: Annotated[int, "steps between two rows of metrics.csv"] = 10
     save_seconds: Annotated[float, "seconds between two checkpoints"] = 30.0

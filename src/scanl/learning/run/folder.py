@@ -1,5 +1,5 @@
-"""The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, checkpoint.ckpt, and what it can do:
-sample.txt of text, forecast.png of a forecast.
+"""The folder of a run: config.yaml, metrics.csv, loss.png, model.safetensors, checkpoint.ckpt, and an example of the
+model's output: sample.txt for text, forecast.png for a forecast.
 
 Every file is written under a temporary name and then renamed, so it is either complete or missing. The weights and the
 checkpoint contain digests of their bytes.
@@ -124,9 +124,9 @@ def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model
     wanted = config.model
     odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
     raise CheckpointError(
-        f"run: {source} is of another model than {wanted.layer} of dim {wanted.dim} and depth {wanted.depth} "
-        f"in config.yaml: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
-        "put back the config.yaml or the weights that belong together"
+        f"run: {source} does not fit config.yaml, which describes {wanted.layer} of dim {wanted.dim} and depth "
+        f"{wanted.depth}: {odd[0]} is {shapes.get(odd[0], 'missing')}, expected {expected.get(odd[0], 'nothing')}; "
+        "put back the config.yaml or the weights, so that they are of one run"
     )
 
 

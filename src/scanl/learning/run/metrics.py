@@ -67,7 +67,7 @@ class Written:
             raise CheckpointError(f"run: {folder.metrics} cannot be read: {error.strerror}; put it back") from error
         if hashlib.sha256(text).hexdigest() != self.sha256:
             raise CheckpointError(
-                f"run: {folder.metrics} is damaged: it is not as it was at the checkpoint; put it back, "
+                f"run: {folder.metrics} is damaged, or has changed since the checkpoint; put it back, "
                 "or remove it to go on without its rows"
             )
         return text

@@ -29,8 +29,8 @@ class Learning(pl.LightningModule):
     Resuming is exact. The parameters, the optimiser and the learner are saved; everything else is a pure function of
     (seed, step): the data order, the learning rate, and the random numbers, which are seeded again for every batch.
 
-    Between the forward and the backward pass the processes exchange their wishes: to stop, to save, to change the
-    number of steps, and to give up because the loss is not finite. The callbacks read the result from `agreed`.
+    Between the forward and the backward pass the processes agree on four things: whether to stop, whether to save, the
+    number of steps, and whether to give up because a loss is not finite. The callbacks read the result from `agreed`.
     """
 
     def __init__(self, model: Model, config: TrainConfig, source: Source) -> None:

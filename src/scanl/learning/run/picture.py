@@ -64,7 +64,7 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -
 
 
 def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
-    """Write forecast.png: the first and the last forecast of the exam, with intervals, beside what came."""
+    """Write forecast.png: the first and the last forecast of the exam, with intervals, and the true numbers."""
     from matplotlib.figure import Figure
 
     examples = list(source.exam_after_training().examples)

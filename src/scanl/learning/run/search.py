@@ -30,9 +30,9 @@ WINDOW = 0.05  # share of the losses on each side of one that are in its mean
 class Found:
     """The rates that were tried, the loss before the step at each, and the mean of the losses near it.
 
-    lowest: the rate with the lowest mean.   suggestion: a tenth of it; None where no mean is below the first. Lightning
-    suggests the rate where the loss falls fastest for a difference of rates; since the rates have equal ratios, that is
-    nearly always at the lowest of them.
+    lowest: the rate with the lowest mean.   suggestion: a tenth of it; None if no mean is below the first one.
+    Lightning's own suggestion is the rate at which the loss falls fastest for each unit of the rate. Because
+    neighbouring rates have equal ratios, that is nearly always the lowest rate, so it is not used.
     """
 
     rates: list[float]
@@ -59,7 +59,7 @@ class InMemory(CheckpointIO):
 
 
 class Search(Learning):
-    """Learning whose steps have the rates of the finder, but for parameters whose layers name rates of their own.
+    """Learning with the rates of the finder. Parameters for which a layer sets its own rate keep that rate.
 
     A loss or a gradient that is not finite ends the search.
     """
@@ -91,10 +91,10 @@ class Search(Learning):
 
 
 def search(config: TrainConfig, model: Model, source: Source, trials: int = 100) -> Found:
-    """Take `trials` steps from the initial weights, at rates from `LOWEST` to `HIGHEST` at equal ratios.
+    """Take `trials` steps from the initial weights. The rates go from `LOWEST` to `HIGHEST` at equal ratios.
 
-    The search ends early when the loss is not finite, or four times the best. Nothing of it is kept: the weights are
-    the initial ones again, and no file is left. The same seed finds the same.
+    The search ends early when the loss is not finite, or four times the best. Afterwards the weights are the initial
+    ones again, and no file is left. The same seed finds the same rates.
     Raises ConfigError for several processes, because each of them would search, and for too few trials.
     """
     if config.run.devices != 1:
@@ -111,7 +111,7 @@ def search(config: TrainConfig, model: Model, source: Source, trials: int = 100)
 
 
 def judged(rates: list[float], losses: list[float]) -> Found:
-    """Return what is found in the losses at rates of equal ratios."""
+    """Smooth the losses at rates of equal ratios, and find the suggestion."""
     known = np.array([loss for loss in losses if math.isfinite(loss)])
     width = max(1, round(WINDOW * len(known)))
     means = np.array([known[max(0, i - width) : i + width + 1].mean() for i in range(len(known))])

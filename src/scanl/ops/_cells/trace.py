@@ -181,7 +181,7 @@ class Trace(TorchDispatchMode):
             return True
         if not any(self.ref(each).node.batched for each in tensors):
             if self.batch_axis(out.shape, name) is not None:
-                raise Unsupported(f"operation {func}, which makes a value of the batch from none")
+                raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
             flat, form = pytree.tree_flatten((args, kwargs))
             views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
             self.new("torch", out, (func, form), views)

@@ -136,7 +136,7 @@ class Writer:
             return self._kept_load(buffer, tile, self._load("p_kept", tile, "r_kept", ["live"], start=start))
         name = self._names.get((node, tile))
         if name is None:
-            raise Unsupported("a value of some channels in another order than it is computed in")
+            raise Unsupported("channels of a value in another order than that of its computation")
         return name
 
     def _value(self, node: Node, tile: Tile) -> str:
