@@ -62,8 +62,8 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
     },
     "listops": {
         "hawk": {
-            "task": "listops", "layer": "hawk", "dim": 64, "depth": 2, "dropout": 0.1, "lr": 3e-3, "batch_size": 32,
-            "eval_examples": 500, "minutes": 80.0,
+            "task": "listops", "layer": "hawk", "dim": 64, "depth": 4, "channel_mixer": "none", "lr": 3e-3,
+            "batch_size": 32, "eval_examples": 500, "minutes": 85.0,
         },
     },
 }  # fmt: skip

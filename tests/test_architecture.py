@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 SRC = Path(__file__).parents[1] / "src"
 FILES = {
     ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
@@ -58,16 +56,18 @@ def test_files_are_found():
     assert ("scanl.errors", "ConfigError", False) in imports("scanl.registry")
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_arrows_point_down(module):
-    if module == "scanl":
-        return
+def upward(module):
+    """What a module imports from rooms above its own."""
     own = room(module)
     up = {f"{target} ({name})" for target, name, _ in imports(module) if room(target) not in BELOW[own] | {own}}
     folder = (*module.split("."), "")[2]
     if own == "layers" and module != "scanl.layers" and folder not in FAMILIES:  # parts and protocol know no model
         up |= {target for target, *_ in imports(module) if (*target.split("."), "", "")[2] in FAMILIES}
-    assert not up, f"{module} imports {sorted(up)}"
+    return sorted(up)
+
+
+def test_arrows_point_down():
+    assert not {module: up for module in FILES if module != "scanl" and (up := upward(module))}
 
 
 def test_no_circle():
@@ -88,10 +88,10 @@ def test_no_circle():
         visit(name)
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_private_names_stay_at_home(module):
+def test_private_names_stay_at_home():
     taken = [
-        f"{target}: {name}"
+        f"{module} from {target}: {name}"
+        for module in FILES
         for target, name, _ in imports(module)
         if name.startswith("_") and not name.endswith("__") and not (target in FILES and target.endswith(f".{name}"))
     ]

@@ -28,17 +28,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # What a kernel has no tiles for; `auto` takes the loop there
 REFUSED = {
     "cfc_cell": "has not the channels on both axes",
-    "cfc_ncp_cell": "some channels in another order",
+    "cfc_ncp_cell": "a value with its channels in another order",
     "hippo_rnn_cell": "has not the channels on both axes",
     "lmu_cell": "has not the channels on both axes",
     "ltc_cell": "a value with two axes of channels",
     "memory_cell": "sum over C",
-    "nwm_cell": "some channels in another order",
+    "nwm_cell": "a value with its channels in another order",
     "odefwp_cell": "the axes H and K beside their channels",
     "onlstm_cell": "cumsum",
     "timed_lmu_cell": "has not the channels on both axes",
     "varying_memory_cell": "a value with two axes of channels",
-    "wrnn_cell": "some channels in another order",
+    "wrnn_cell": "a value with its channels in another order",
 }
 # A sum over channels in the step; its gradient alone; a matrix of two widths; a product after a product; two numbers
 # of a step that have no channels

@@ -16,10 +16,11 @@ OPERATORS = range(10, CLOSE)
 SHARE = 0.25  # of the nodes that are operators, but for the deepest
 
 
-def _uniform(random: np.random.Generator) -> Iterator[float]:
-    """Yield numbers in [0, 1). One call of the generator for each of them would take ten times as long."""
+def _uniform(seed: int) -> Iterator[float]:
+    """Yield numbers in [0, 1). One call of numpy's generator for each of them would take ten times as long."""
+    random = np.random.default_rng(seed)
     while True:
-        yield from random.random(4096).tolist()
+        yield from random.random(1024).tolist()
 
 
 def value(operator: int, numbers: Sequence[int]) -> int:
@@ -44,7 +45,7 @@ class ListOps(Task):
     itself and its "]". Rows that end early are filled up. T = n - 1 steps. The vocabulary has ten digits, four
     operators and "]", in the order of `lra_listops`, which reads the published rows.
 
-    One draw in twelve is kept with the default lengths, so a batch of 32 takes a good part of a second.
+    One draw in twelve is kept with the default lengths, so a row takes one to two milliseconds.
 
     Args:
         length: n.
@@ -82,8 +83,8 @@ class ListOps(Task):
     def _generate(self, count: int, random: np.random.Generator) -> Examples:
         inputs = np.full((count, self.length - 1), IGNORED, np.int64)
         answers = np.zeros(count, np.int64)
-        draws = _uniform(random)
         for row in range(count):
+            draws = _uniform(int(random.integers(2**63)))  # a row depends on no row before it
             tokens: list[int] = []
             while not self.least < len(tokens) < self.length:
                 tokens = []

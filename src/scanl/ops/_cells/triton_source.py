@@ -136,7 +136,7 @@ class Writer:
             return self._kept_load(buffer, tile, self._load("p_kept", tile, "r_kept", ["live"], start=start))
         name = self._names.get((node, tile))
         if name is None:
-            raise Unsupported("channels of a value in another order than that of its computation")
+            raise Unsupported("a value with its channels in another order than they are computed in")
         return name
 
     def _value(self, node: Node, tile: Tile) -> str:
