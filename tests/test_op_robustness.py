@@ -501,12 +501,22 @@ def test_a_context_is_compiled_without_a_break(inside):
 def test_a_compiled_call_is_checked_as_any_other(steps):
     """Where the compiler knows all sizes as numbers, and where lengths have changed so that it knows them no longer."""
     torch.compiler.reset()
-    run = torch.compile(lambda q, beta: scanl.ops.delta_rule(q, q, q, beta), backend="eager")
+    graphs = []
+
+    def run(q, beta):
+        return scanl.ops.delta_rule(q, q, q, beta)[0]
+
+    def keep(graph, example):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(run, fullgraph=True, backend=keep)
     for count in steps:
         q, beta = torch.randn(2, count, 3, 4), torch.rand(2, count, 3)
-        torch.testing.assert_close(run(q, beta)[0], scanl.ops.delta_rule(q, q, q, beta)[0])
+        torch.testing.assert_close(compiled(q, beta), run(q, beta))
+    assert len(graphs) == min(len(steps), 2)  # the second one takes any length
     with pytest.raises(ShapeError, match=r"delta_rule: beta has shape \(2, 5, 3\), expected "):
-        run(torch.randn(2, 8, 3, 4), torch.rand(2, 5, 3))
+        torch.compile(run, backend="eager")(torch.randn(2, 8, 3, 4), torch.rand(2, 5, 3))
 
 
 @pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
