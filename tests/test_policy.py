@@ -163,5 +163,5 @@ def test_wrong_arguments_are_refused(policy):
         policy.start(torch.zeros(3), 2)
     with pytest.raises(ShapeError, match=r"observation has shape \(1, 2\), expected \(1, ...\) with 3 numbers"):
         policy.act(torch.zeros(1, 2), policy.start(1.0))
-    with pytest.raises(ConfigError, match="temperature is -1, expected at least 0"):
+    with pytest.raises(ConfigError, match="policy: temperature is -1, expected at least 0"):
         policy.act(torch.zeros(1, 3), policy.start(1.0), temperature=-1)

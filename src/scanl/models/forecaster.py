@@ -17,6 +17,7 @@ from scanl.models.heads import LEVELS, as_levels, make_head
 from scanl.models.lags import Lags
 from scanl.models.reader import Features, Scales, Standard
 from scanl.models.running import Running, nothing_read, running
+from scanl.models.sampling import check_options
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 from scanl.ops.offsets import sequences
@@ -289,8 +290,7 @@ class Forecaster(Saved):
             )
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"generate: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
-        if not temperature >= 0:
-            raise ConfigError(f"generate: temperature is {temperature}, expected at least 0")
+        check_options("generate", temperature)
         if self.future and following is None and most != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
         read, spans = self._joined(x, static, future, timespans, None)

@@ -129,7 +129,7 @@ class LanguageModel(Saved):
         mask: (B, T) bool for a padded prompt.
         stop: called as stop(token, n) after the n-th token; generation ends when it returns True.
         """
-        check_options(temperature, top_k, top_p)
+        check_options("generate", temperature, top_k, top_p)
         if prompt.ndim != 2 or prompt.shape[1] == 0:
             raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
         if mask is not None and not bool(mask.any(1).all()):

@@ -90,7 +90,7 @@ class Policy:
         observation: (B, ...), flattened to (B, C).   reward: of the action before, a number or one for each episode.
         temperature: divides the logits; 0 takes the likeliest action.   generator: of random numbers.
         """
-        check_options(temperature, None, None)
+        check_options("policy", temperature)
         rows = len(state.action)
         if observation.shape[:1] != (rows,) or observation.shape[1:].numel() != self.channels:
             raise ShapeError(

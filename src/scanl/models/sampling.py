@@ -42,11 +42,11 @@ def sample(
     return torch.multinomial(distribution(logits, temperature, top_k, top_p), 1, generator=generator)[:, 0]
 
 
-def check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise ConfigError for sampling options out of range."""
+def check_options(who: str, temperature: float, top_k: int | None = None, top_p: float | None = None) -> None:
+    """Raise ConfigError for sampling options out of range. who: the function, for the message."""
     if not temperature >= 0:
-        raise ConfigError(f"generate: temperature is {temperature}, expected at least 0")
+        raise ConfigError(f"{who}: temperature is {temperature}, expected at least 0")
     if top_k is not None and top_k < 1:
-        raise ConfigError(f"generate: top_k is {top_k}, expected at least 1")
+        raise ConfigError(f"{who}: top_k is {top_k}, expected at least 1")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"generate: top_p is {top_p}, expected in (0, 1]")
+        raise ConfigError(f"{who}: top_p is {top_p}, expected in (0, 1]")
