@@ -519,6 +519,19 @@ def test_a_compiled_call_is_checked_as_any_other(steps):
         torch.compile(run, backend="eager")(torch.randn(2, 8, 3, 4), torch.rand(2, 5, 3))
 
 
+def test_an_option_that_changes_is_compiled():
+    """At the second value the compiler takes it as a symbol, which is no constant."""
+    torch.compiler.reset()
+    q, beta = torch.randn(2, 5, 3, 4), torch.rand(2, 5, 3)
+
+    def run(scale):
+        return scanl.ops.delta_rule(q, q, q, beta, scale=scale)[0]
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for scale in (0.5, 0.7, 0.9):
+        torch.testing.assert_close(compiled(scale), run(scale))
+
+
 @pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_the_signature_is_the_true_one(op):
     signature = inspect.signature(op)

@@ -18,16 +18,22 @@ def constant(function: F) -> F:
     return function
 
 
-def static_kinds(values: Iterable[Any]) -> tuple | None:
+def static_kinds(values: Iterable[Any], options: Iterable[Any]) -> tuple | None:
     """Return the shape, dtype and device of each tensor, and None for None.
 
-    The result is None where they are no constants: some size is not known as a number, or a value is no tensor. It is
-    None too where torch.export runs the code itself.
+    The result is None where the compiler does not know all of these, and the options, as constants: a size or an option
+    may stand for any number. It is None too for a value that is no tensor, and where torch.export runs the code itself.
     """
-    from torch.fx.experimental.symbolic_shapes import has_static_value
-
     if not torch.compiler.is_dynamo_compiling():
         return None
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    for option in options:
+        if isinstance(option, int | float):
+            if not has_static_value(option):
+                return None
+        elif not (option is None or isinstance(option, str)):
+            return None
     kinds = []
     for value in values:
         if value is None:

@@ -113,7 +113,8 @@ class Op(Declaration, Generic[P, S]):
             self.check(operands, options, cu_seqlens)
         first = operands[self.names[0]]
         if torch.compiler.is_compiling():
-            kinds = static_kinds([*operands.values(), cu_seqlens]) if self.form is None else None
+            tensors = [*operands.values(), cu_seqlens]
+            kinds = static_kinds(tensors, options.values()) if self.form is None else None
             known = kinds and self._plan_of_kinds(wanted, in_forward_mode(), tuple(options.items()), kinds)
             plan = known or self._plan(operands, options, cu_seqlens, wanted)
         elif isinstance(first, Tensor) and any(type(size) is not int for size in first.shape):
