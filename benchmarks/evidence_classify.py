@@ -135,7 +135,7 @@ def digits(seeds: int) -> None:
             if not results.has(model=layer, seed=seed):
                 config = TrainConfig(task="spoken_digits", layer=layer, seed=seed, **DIGITS)
                 source, model = config.source(), seeded_model(config)
-                minutes = learn(model, source, config)
+                minutes = learn(model, (source, config))
                 found = measures(model, source, source.exam(None).examples)
                 results.add({"model": layer, "seed": seed, **found, "minutes": minutes, "steps": DIGITS["steps"]})
 

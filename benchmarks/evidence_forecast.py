@@ -89,7 +89,7 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
         model.lags.requires_grad_(True)
         for parameter in model.head.parameters():
             nn.init.zeros_(parameter)
-    minutes = learn(model, source, config)
+    minutes = learn(model, (source, config))
     found = measures(model, source, source.exam(None).examples, chunk=READ)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
@@ -154,7 +154,7 @@ def _interval(name: str, who: str, seed: int) -> dict[str, Any]:
     if who == "AR":
         return _autoregression(source, exam)
     model = seeded_model(config)
-    minutes = learn(model, source, config)
+    minutes = learn(model, (source, config))
     found = measures(model, source, exam.examples, chunk=source.length)
     return {**found, "minutes": minutes, "steps": config.optimiser.steps}
 

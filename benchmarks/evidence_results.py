@@ -46,15 +46,24 @@ class Results:
         print("  ".join(f"{name} {at}" for name, at in self.rows[-1].items()), flush=True)
 
 
-def learn(model: Model, source: Source, config: TrainConfig) -> float:
-    """Train the model in place for the steps of the configuration, in memory, and return the minutes."""
-    size, steps = config.data.batch_size, config.optimiser.steps
-    assert steps is not None
+def learn(model: Model, *stages: tuple[Source, TrainConfig]) -> float:
+    """Train the model in place for the steps of one configuration after the other, in memory, and return the minutes.
+
+    The learning rate, its schedule over all steps and the seed are those of the last configuration.
+    """
+    sizes = [(source, config.data.batch_size) for source, config in stages for _ in range(_steps(config))]
+    last = stages[-1][1]
 
     def once(step: int) -> Tensor:
+        source, size = sizes[step]
         inputs, targets = map(torch.from_numpy, source.batch(step, size))
         return loss(source.question, model, inputs, targets, None)[0]
 
     begin = time.perf_counter()
-    optimise(model, steps, config.optimiser.lr, config.run.seed, once)
+    optimise(model, len(sizes), last.optimiser.lr, last.run.seed, once)
     return (time.perf_counter() - begin) / 60
+
+
+def _steps(config: TrainConfig) -> int:
+    assert config.optimiser.steps is not None
+    return config.optimiser.steps

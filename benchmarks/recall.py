@@ -1,14 +1,16 @@
 """Train memories on multi-query recall, and compare their accuracy with the floats of their state.
 
-    python benchmarks/recall.py                            # 16 pairs in 256 tokens: some ten hours on one core
+    python benchmarks/recall.py                            # 16 pairs in 256 tokens: two to three hours on one core
     python benchmarks/recall.py --only gla mamba2          # some of them
-    python benchmarks/recall.py --pairs 4 --length 16 --vocabulary 64 --widths 16 --rates 5e-3 --steps 1000
+    python benchmarks/recall.py --pairs 4 --length 16 --vocabulary 64 --widths 16 --rates 5e-3 --before --steps 1000
     python benchmarks/recall.py --write                    # the page docs/recall.md, from all that has been kept
 
 In the manner of the figure of zoology (Arora et al., arXiv:2312.04927): two blocks, each memory at several widths, at
-several learning rates of which the best counts. Each run is kept in benchmarks/results/evidence/recall.csv when it is
-over, so what was interrupted goes on where it stopped. Everything runs on one thread, and in one process: two would
-overwrite the rows of each other.
+several learning rates of which the best counts. A run begins with easier sequences: `--before 700 300` trains 700 steps
+on 4 pairs in 16 tokens, then 300 steps on all the pairs without an empty step, and then `--steps`.
+
+Each run is kept in benchmarks/results/evidence/recall.csv when it is over, so what was interrupted goes on where it
+stopped. Everything runs on one thread, and in one process: two would overwrite the rows of each other.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from evidence_results import Results, learn
+from scanl.data.base import Source
 from scanl.files import written_whole
 from scanl.layers import state as states
 from scanl.layers.base import Layer
@@ -31,7 +34,7 @@ from scanl.learning.run.config import seeded_model
 from scanl.models import Block
 
 DOCS = Path(__file__).parents[1] / "docs"
-SETTING = ("pairs", "length", "vocabulary", "steps")
+SETTING = ("pairs", "length", "vocabulary", "before", "steps")
 MARKERS = "osD^vPX<>hd8p*+"
 SCORED = 1000  # new examples
 
@@ -105,22 +108,30 @@ def floats(model: torch.nn.Module) -> int:
 
 def run(results: Results, name: str, dim: int, lr: float, chosen: argparse.Namespace) -> None:
     """Train, unless that has been done, and keep the accuracy on new examples."""
-    setting = {key: getattr(chosen, key) for key in SETTING}
+    setting = {key: getattr(chosen, key) for key in SETTING} | {"before": " ".join(map(str, chosen.before))}
     key = {"layer": name, "dim": dim, "lr": f"{lr:.5g}", **setting}
     if results.has(**key):
         return
-    task = {"length": chosen.length, "num_pairs": chosen.pairs, "vocab_size": chosen.vocabulary}
-    config = TrainConfig(
-        task="mqar", task_options={**task, "random_non_queries": False}, layer=name,
-        layer_options=memories(dim, chosen.length)[name], dim=dim, depth=1, channel_mixer="none",
-        batch_size=64, steps=chosen.steps, lr=lr, seed=0,
-    )  # fmt: skip
-    config.check()
-    source, model = config.source(), seeded_model(config)
-    source.check()
+
+    def stage(pairs: int, length: int, batch_size: int, steps: int) -> tuple[Source, TrainConfig]:
+        task = {"length": length, "num_pairs": pairs, "vocab_size": chosen.vocabulary, "random_non_queries": False}
+        config = TrainConfig(
+            task="mqar", task_options=task, layer=name, layer_options=memories(dim, chosen.length)[name],
+            dim=dim, depth=1, channel_mixer="none", batch_size=batch_size, steps=steps, lr=lr, seed=0,
+        )  # fmt: skip
+        config.check()
+        source = config.source()
+        source.check()
+        return source, config
+
+    easier = [(4, 16, 256), (chosen.pairs, 4 * chosen.pairs, 64)]
+    stages = [stage(*sizes, steps) for sizes, steps in zip(easier, chosen.before, strict=False)]
+    stages.append(stage(chosen.pairs, chosen.length, 64, chosen.steps))
+    source, config = stages[-1]
+    model = seeded_model(config)
     torch.manual_seed(0)
     model.stack.blocks.insert(0, Block(BaseConv(dim), "none"))
-    minutes = learn(model, source, config)
+    minutes = learn(model, *stages)
     found = score(model, source.task, SCORED, (1,))
     results.add({**key, "state": floats(model), "accuracy": found, "minutes": minutes})
 
@@ -138,7 +149,7 @@ def settings(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
 
 def told(setting: tuple[str, ...], rows: Sequence[Row], everything: Sequence[Row]) -> str:
     """Return the section of a setting."""
-    pairs, length, vocabulary, steps = setting
+    pairs, length, vocabulary, before, steps = setting
     same = [row for row in everything if tuple(row[name] for name in SETTING) == setting]
     rates = sorted({row["lr"] for row in same}, key=float)
     load = [float(row["load"]) for row in same]
@@ -146,7 +157,7 @@ def told(setting: tuple[str, ...], rows: Sequence[Row], everything: Sequence[Row
     many = len(rates) > 1
     lines = [
         f"\n## {pairs} pairs in {length} tokens\n",
-        f"A vocabulary of {int(vocabulary):,}, {int(steps):,} steps, "
+        f"A vocabulary of {int(vocabulary):,}, {_before(pairs, before)}{int(steps):,} steps, "
         f"{'learning rates' if many else 'a learning rate of'} {', '.join(rates)}"
         f"{', of which the best counts' if many else ''}. {len(same)} runs, {minutes:.0f} minutes by the clock;",
         f"other work ran beside them, at a load of {min(load):.0f} to {max(load):.0f}. Guessing one of the",
@@ -162,8 +173,14 @@ def told(setting: tuple[str, ...], rows: Sequence[Row], everything: Sequence[Row
     return "\n".join(lines) + "\n"
 
 
+def _before(pairs: str, before: str) -> str:
+    """Return what a run trained on before the sequences of its setting."""
+    easier = ["on 4 pairs in 16 tokens", f"on {pairs} pairs in {4 * int(pairs)} tokens"]
+    return "".join(f"{int(steps):,} steps {what}, then " for steps, what in zip(before.split(), easier, strict=False))
+
+
 def picture_of(setting: tuple[str, ...]) -> str:
-    return f"recall_{'_'.join(setting)}.png"
+    return f"recall_{'_'.join(' '.join(setting).split())}.png"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -197,7 +214,7 @@ def write(rows: Sequence[Row], folder: Path, seen: Mapping[tuple[str, ...], str]
 
 
 SEEN = {
-    ("4", "16", "64", "1000"): """
+    ("4", "16", "64", "", "1000"): """
 Softmax attention keeps every key, and has learnt the task. RWKV-7 with 192 floats is near it. RetNet, gated DeltaNet
 and DPFP are above guessing. The others give one of the values that were shown. The number of floats alone does not
 explain this. Gated DeltaNet and DeltaNet have equally many, and at a learning rate of 0.01 gated DeltaNet had 0.74
@@ -213,10 +230,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens that there are")
     parser.add_argument("--widths", nargs="+", type=int, default=[32, 64])
-    parser.add_argument("--rates", nargs="+", type=float, default=[3e-3])
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-2])
+    parser.add_argument("--before", nargs="*", type=int, default=[700, 300], help="steps on easier sequences, 0 to 2")
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--write", action="store_true", help="write the page, and train nothing")
     chosen = parser.parse_args()
+    if len(chosen.before) > 2:
+        parser.error(f"--before has {len(chosen.before)} numbers, expected at most 2")
     results = Results("recall")
     if chosen.write:
         write(results.rows, DOCS, SEEN)

@@ -236,7 +236,7 @@ def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch,
     monkeypatch.setattr(recall, "SCORED", 8)
 
     def called(*options):
-        small = "--length 8 --vocabulary 16 --widths 8 --steps 1 --only gla mamba"
+        small = "--length 8 --vocabulary 16 --widths 8 --steps 1 --before 1 2 --only gla mamba"
         monkeypatch.setattr(sys, "argv", ["recall.py", *small.split(), *options])
         recall.main()
         return capfd.readouterr().out.splitlines()
@@ -247,16 +247,18 @@ def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch,
     rows = evidence_results.Results("recall").rows
     for row, accuracy in zip(rows, ("0.25", "0.5", "0.75", "0.5", "1", "0"), strict=True):
         row["accuracy"] = accuracy
-    recall.write(rows, tmp_path, {("2", "8", "16", "1"): "What was seen.\n"})
+    recall.write(rows, tmp_path, {("2", "8", "16", "1 2", "1"): "What was seen.\n"})
     page = (tmp_path / "recall.md").read_text(encoding="utf-8")
     two, one = page.split("\n## ")[1:]
     assert two.startswith("2 pairs in 8 tokens\n")
+    before = "1 steps on 4 pairs in 16 tokens, then 2 steps on 2 pairs in 8 tokens, then 1 steps, learning rates"
+    assert before in two.replace("\n", " ")
     state = sum(leaf.numel() for _, leaf in state_leaves("gla"))
     assert f"| `gla` | 8 | {state} | 0.75 |" in two
     assert "learning rates 0.001, 0.01, of which the best counts. 4 runs" in two
     assert two.endswith("What was seen.\n")
     assert "| `mamba` | 8 |" in one
-    for setting in ("2_8_16_1", "1_8_16_1"):
+    for setting in ("2_8_16_1_2_1", "1_8_16_1_2_1"):
         assert f"(recall_{setting}.png)" in page
         assert (tmp_path / f"recall_{setting}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,11 +1,13 @@
 """The tables of evidence: their runs on small files, what is kept of them, and the page that is made of it."""
 
+import itertools
 import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import published
 
@@ -29,6 +31,10 @@ SHORTER = {
     "enwik8": {"sequence_length": 16, "eval_bytes": 64},
     "imdb": {"task_options": {"most": 20, "aside": 1}},
 }  # fmt: skip
+EASIER = [
+    {"task_options": {"length": 12, "least": 3}, "steps": 1},
+    {"task_options": {"length": 20, "least": 4}, "steps": 2},
+]
 SMALL = {
     "permuted": {"task": "mnist", "task_options": {**evidence_long.PERMUTED, "aside": 4}},
     "Fashion-MNIST": {"task": "fashion_mnist", "task_options": {"aside": 4}},
@@ -71,6 +77,7 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence_long, "MINUTES", None)
     monkeypatch.setattr(evidence_long, "LONGER", {})
     monkeypatch.setattr(evidence_long, "IMAGES", SMALL)
+    monkeypatch.setattr(evidence_long, "EASIER", {("listops", "lru"): EASIER})
     for table, runs in evidence_long.RUNS.items():
         first = {"layer_options": {}, **next(iter(runs.values()))}
         short = {**first, "layer": "lru", "dim": 8, "minutes": None, "steps": 1, "batch_size": 2}
@@ -201,7 +208,7 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
         batch = source.batch
 
         def once(step, *given):
-            if step == 3:
+            if config.optimiser.steps == 6 and step == 3:
                 signal.raise_signal(signal.SIGTERM)
             return batch(step, *given)
 
@@ -217,5 +224,24 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
     begun = []
     monkeypatch.setattr(evidence_long, "train", lambda *given: begun.append(given[-1]) or learn(*given))
     evidence_long.listops(1)
-    assert begun == [6], "the plan of the checkpoint"
-    assert evidence_results.Results("listops").has(model="lru", seed=0, steps=6)
+    assert begun == [1, 2, 6], "the plans of the checkpoints"
+    assert evidence_results.Results("listops").has(model="lru", seed=0, steps=1 + 2 + 6)
+
+
+def test_a_run_starts_from_the_weights_of_the_easier_one(tables, monkeypatch):
+    begun, ended = [], []
+    learn = evidence_long.train
+
+    def seen(config, model, *given):
+        begun.append({name: value.clone() for name, value in model.state_dict().items()})
+        outcome = learn(config, model, *given)
+        ended.append(outcome.model.state_dict())
+        return outcome
+
+    monkeypatch.setattr(evidence_long, "train", seen)
+    evidence_long.listops(1)
+    assert len(begun) == 3
+    for before, after in itertools.pairwise([*zip(begun, ended, strict=True)]):
+        for name, value in before[1].items():
+            torch.testing.assert_close(after[0][name], value, rtol=0, atol=0)
+    assert any(not torch.equal(begun[0][name], begun[2][name]) for name in begun[0])
