@@ -1,14 +1,18 @@
-"""Folders of one's own files: texts, recordings and pictures, a folder for each class; and what is refused."""
+"""Folders of one's own files: texts, recordings and pictures to classify, or to go on with; and what is refused."""
 
 import wave
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from scanl.cli import main
 from scanl.data.folders import Folders
+from scanl.data.own_signals import OwnSignals
+from scanl.data.signals import Recording, expanded, mu_law
 from scanl.errors import ConfigError, DataError
+from scanl.learning import RunFolder
 
 
 def write(path, content):
@@ -27,6 +31,15 @@ def write(path, content):
         Image.fromarray(np.asarray(content, np.uint8)).save(path)
 
 
+def write_all(root, files):
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
+        else:
+            write(root / name, content)
+
+
 def texts(root, count=20):
     for number in range(count):
         for name in "ab":
@@ -34,8 +47,8 @@ def texts(root, count=20):
     return root
 
 
-def opened(root, **options):
-    source = Folders(seed=0, data=[str(root)], **options)
+def opened(root, of=Folders, **options):
+    source = of(seed=0, data=[str(root)], **options)
     source.check()
     return source
 
@@ -159,13 +172,7 @@ def bad_folders(root):
 @pytest.mark.parametrize("mistake", bad_folders(None))
 def test_mistakes_are_one_line(mistake, tmp_path, capfd):
     files, message = bad_folders(tmp_path)[mistake]
-    for name, content in files.items():
-        path = tmp_path / "data" / name
-        if isinstance(content, str | bytes):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        else:
-            write(path, content)
+    write_all(tmp_path / "data", files)
     with pytest.raises(DataError, match=message):
         opened(tmp_path / "data").check()
     out = tmp_path / "run"
@@ -224,3 +231,168 @@ def test_a_run_learns_from_folders(tmp_path, capfd):
     (tmp_path / "data" / "a" / "new.txt").write_text("a")
     assert main(["eval", str(tmp_path / "run")]) != 0
     assert "has changed since the run was trained" in capfd.readouterr().err
+
+
+def waves(root, lengths):
+    """Recordings in folders and beside them, of different lengths and loudness; two share each name."""
+    draw = np.random.default_rng(0)
+    for number, length in enumerate(lengths):
+        samples = draw.integers(-9000, 12000, length) // (1 + number)
+        write(root / ("a" if number % 2 else ".") / f"{number // 2}.wav", samples)
+    return root
+
+
+def test_recordings_to_generate_are_cut_into_pieces(tmp_path):
+    """Each sample is in one piece, in the steps of its whole recording, after 128 or the sample before it."""
+    lengths = [1, 39, 40, 41, 80, 81, 3, 100, 121, 7]
+    source = opened(waves(tmp_path, lengths), OwnSignals, sequence_length=40)
+    assert (source.question.kind, source.question.vocab_size, source.length) == ("next token", 256, 40)
+    assert (source.metric, source.signal.rate, source.signal.steps) == ("bits per sample", 8000, 40)
+    files = [{path.relative_to(tmp_path).as_posix() for path in part.rows.paths} for part in source.parts]
+    assert [len(part) for part in files] == [7, 1, 2]
+    assert len(set().union(*files)) == 10
+    pieces = 0
+    for part in source.parts:
+        inputs, targets = source._examples(part)
+        for path, (start,), row, wanted in zip(part.rows.paths, part.rows.where, inputs, targets, strict=True):
+            tokens = Recording(8000, 0).read(path)[start : start + 40]
+            np.testing.assert_array_equal(wanted, np.pad(tokens, (0, 40 - len(tokens)), constant_values=-100))
+            np.testing.assert_array_equal(row[0], 128)
+            np.testing.assert_array_equal(row[1 : len(tokens)], tokens[:-1])
+            assert ((row >= 0) & (row < 256)).all()
+            pieces += 1
+    assert pieces == sum(-(-length // 40) for length in lengths)
+    assert source.batch(0, 3).inputs.shape == (3, 40)
+
+
+@pytest.mark.parametrize("numbers", [1, 3])
+def test_pictures_to_generate_are_read_number_by_number(numbers, tmp_path):
+    drawn = np.random.default_rng(0).integers(0, 256, (10, 3, 5, numbers)).astype(np.uint8)
+    for number, picture in enumerate(drawn):
+        write(tmp_path / "ab"[number % 2] / f"{number}.png", picture if numbers == 3 else picture[..., 0])
+    source = opened(tmp_path, OwnSignals)
+    assert (source.metric, source.length) == ("bits per dimension", 15 * numbers)
+    assert source.signal.shape == (3, 5, numbers)
+    inputs, targets = source._examples(source.parts.train)
+    for path, row, wanted in zip(source.parts.train.rows.paths, inputs, targets, strict=True):
+        np.testing.assert_array_equal(wanted, drawn[int(path.stem)].reshape(-1))
+        np.testing.assert_array_equal(row, [0, *wanted[:-1]])
+
+
+def test_files_to_generate_are_dealt_by_their_paths(tmp_path):
+    """Files of one name in different folders are not dealt together; folders may say the parts."""
+    for folder in range(8):
+        for name in "abcde":
+            write(tmp_path / "all" / f"{folder}" / f"{name}.wav", np.arange(9))
+    source = opened(tmp_path / "all", OwnSignals)
+    assert [len(part.answers) for part in source.parts] == [28, 4, 8]
+    assert len({path.name for path in source.parts.test.rows.paths}) > 2
+    for part, count in (("train", 3), ("Val", 2), ("test", 1)):
+        for number in range(count):
+            write(tmp_path / "said" / part / "x" / f"{number}.wav", np.arange(9))
+    assert [len(part.answers) for part in opened(tmp_path / "said", OwnSignals).parts] == [3, 2, 1]
+
+
+TINY = "--layer lru --dim 8 --depth 1 --steps 2 --accelerator cpu --question generate".split()  # noqa: SIM905
+
+
+def streamed_and_whole(run, prompt, tokens):
+    """Check tokens of temperature 0 against one pass over all of them, and return how many there are."""
+    model = RunFolder.open(run).load_model()
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([[*prompt, *tokens[:-1]]]))
+    np.testing.assert_array_equal(logits[0, len(prompt) - 1 :].argmax(-1), tokens)
+    return len(tokens)
+
+
+def test_a_run_generates_recordings_of_a_folder(tmp_path, capfd):
+    waves(tmp_path / "data", [50] * 8)
+    run, data = tmp_path / "run", str(tmp_path / "data")
+    assert main(["train", "--data", data, *TINY, "--sequence-length", "30", "--out", str(run)]) == 0
+    assert "bits per sample on 4 test rows of signals:" in capfd.readouterr().out
+    assert main(["eval", str(run)]) == 0
+    assert main(["generate", str(run), "--seed", "1"]) == 0
+    with wave.open(str(run / "sample.wav")) as file:
+        assert file.getparams()[:4] == (1, 2, 8000, 30)
+    prompt, out = tmp_path / "data" / "0.wav", tmp_path / "x.wav"
+    more = ["--prompt-file", str(prompt), "--prompt-steps", "9", "--steps", "70", "--out", str(out)]
+    assert main(["generate", str(run), "--temperature", "0", *more]) == 0
+    with wave.open(str(out)) as file:
+        samples = np.frombuffer(file.readframes(100), "<i2")
+    steps = np.round(expanded(np.arange(256)) * 32767)
+    tokens = np.searchsorted(steps, samples)
+    np.testing.assert_array_equal(steps[tokens], samples)
+    np.testing.assert_array_equal(tokens[:9], mu_law(OwnSignals.kinds[0].read(prompt)[:, 0])[:9])
+    assert streamed_and_whole(run, [128, *tokens[:9].tolist()], tokens[9:].tolist()) == 70
+
+
+def test_a_run_generates_pictures_of_a_folder(tmp_path, capfd):
+    for number in range(8):
+        write(tmp_path / "data" / f"{number}.png", np.full((4, 3, 3), 9 * number))
+    run, out = tmp_path / "run", tmp_path / "x.png"
+    assert main(["train", "--data", str(tmp_path / "data"), *TINY, "--out", str(run)]) == 0
+    assert "bits per dimension on 2 test rows of signals:" in capfd.readouterr().out
+    more = ["--prompt-file", str(tmp_path / "data" / "3.png"), "--prompt-steps", "5", "--out", str(out)]
+    assert main(["generate", str(run), "--temperature", "0", *more]) == 0
+    with Image.open(out) as file:
+        assert (file.size, file.mode) == ((3, 4), "RGB")
+        tokens = np.asarray(file).reshape(-1).tolist()
+    assert tokens[:5] == [27] * 5
+    assert streamed_and_whole(run, [0, *tokens[:5]], tokens[5:]) == 31
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert main(["generate", str(run), "--out", str(tmp_path / "y.png")]) == 2
+    assert "data is not a folder, expected a folder of recordings or of pictures" in capfd.readouterr().err
+    assert not (tmp_path / "y.png").exists()
+
+
+def bad_signals(root):
+    sounds = {f"{number}.wav": np.arange(9) for number in range(9)}
+    pictures = {f"{number}.png": np.zeros((3, 3)) for number in range(9)}
+    png, wav = "", ""
+    if root is not None:
+        png, wav = encoded(root, "a.png", pictures["0.png"]), encoded(root, "a.wav", sounds["0.wav"])
+    known = "expected one of .wav, .png, .jpg, .jpeg, .bmp; a text is learnt without --question"
+    return {
+        "nothing": ({}, "is not a folder, expected a folder of recordings or of pictures, or a table of .csv"),
+        "no file": ({".hidden.wav": "a"}, "data has no file, expected files of .wav, .png"),
+        "texts": ({f"{number}.txt": "a" for number in range(9)}, f"0.txt is of kind '.txt', {known}"),
+        "a text": ({**sounds, "a/about.txt": "a"}, f"about.txt is of kind '.txt', {known}"),
+        "two kinds": ({**sounds, **pictures}, "are pictures and recordings, expected files of one kind"),
+        "two channels": (
+            {f"{number}.wav": np.zeros((9, 2)) for number in range(9)},
+            "data has recordings of 2 channels, expected 1; mix them",
+        ),
+        "other channels": ({**sounds, "x.wav": np.zeros((4, 2))}, "has 1 channels at 8000 Hz and .*x.wav has 2"),
+        "sizes": ({**pictures, "x.png": np.zeros((3, 4))}, "has 3 x 3 pixels of 1 numbers and .*x.png has 4 x 3"),
+        "cut sound": ({**sounds, "3.wav": wav and wav[:-3]}, "3.wav is cut off: it has 15 of 18 bytes"),
+        "cut picture": ({**pictures, "3.png": png and png[:-28]}, "3.png is no picture"),
+        "no samples": ({**sounds, "x/3.wav": np.arange(0)}, "3.wav is empty; leave it out"),
+        "too few": ({f"{number}.wav": np.arange(9) for number in range(5)}, "the validation part has no row"),
+        "only a test": ({"test/0.wav": np.arange(9)}, "the train part has no row"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", bad_signals(None))
+def test_mistakes_of_signals_are_one_line(mistake, tmp_path, capfd):
+    files, message = bad_signals(tmp_path)[mistake]
+    write_all(tmp_path / "data", files)
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path / "data", OwnSignals)
+    if mistake in ("nothing", "texts", "two kinds", "two channels", "cut sound"):
+        assert main(["train", "--data", str(tmp_path / "data"), *TINY, "--out", str(tmp_path / "run")]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith("scanl: ")
+        assert not (tmp_path / "run").exists()
+
+
+def test_options_of_signals_that_do_not_fit(tmp_path, capfd):
+    for options, message in (
+        (["--target", "y"], "target is y, but signals does not use it; leave it out, or name a table of .csv"),
+        (["--held-out", "0.3"], "held_out is 0.3, but signals does not use it; give --test and --validation"),
+        (["--until", "-1"], "until is -1, expected at least 0"),
+        (["--test", "0.95"], r"signals: validation + test is 1.05, expected below 1"),
+        (["--task", "signals", "--question", "classify"], "signals: question is 'classify', expected 'generate'"),
+    ):
+        assert main(["train", "--data", str(waves(tmp_path / "data", [9] * 8)), *TINY, *options]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert message in line

@@ -16,10 +16,24 @@ from torch.nn import functional as F
 import published
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import IGNORED, Corpus, Exam, Examples, Folders, Question, Source, Table, Text, register, sources
+from scanl.data import (
+    IGNORED,
+    Corpus,
+    Exam,
+    Examples,
+    Folders,
+    OwnSignals,
+    Question,
+    Source,
+    Table,
+    Text,
+    register,
+    sources,
+)
 from scanl.data.base import padded
 from scanl.data.files import folders
 from scanl.data.series import Collection, Series
+from scanl.data.signals import Recording
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
@@ -82,6 +96,11 @@ def opened(name: str) -> Source:
             (path := root / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
             path.write_text("ab"[number % 2] * 9)
         return Folders(seed=0, data=[str(root)], sequence_length=20)
+    if name == "signals":
+        (root := Path(os.environ["SCANL_DATA"]) / "sounds").mkdir(exist_ok=True)
+        for number in range(12):
+            Recording(8000, 0).write(range(5 * number, 100), root / f"{number}.wav")
+        return OwnSignals(seed=0, data=[str(root)], sequence_length=20)
     source = config_of(name).source()
     if isinstance(source, Text):
         data = (np.arange(3000) % 251).astype(np.uint8)
@@ -94,6 +113,7 @@ def test_every_task_is_a_source():
     assert set(sources.names()) == {
         "table",
         "folders",
+        "signals",
         "text",
         "mackey_glass",
         "pathfinder",

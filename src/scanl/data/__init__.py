@@ -23,6 +23,7 @@ from scanl.data.images import CIFAR10Images as CIFAR10Images
 from scanl.data.images import MNISTImages as MNISTImages
 from scanl.data.language import Enwik8 as Enwik8
 from scanl.data.music import JSBChorales as JSBChorales
+from scanl.data.own_signals import OwnSignals as OwnSignals
 from scanl.data.photographs import ImageNetPatches as ImageNetPatches
 from scanl.data.pile import PileDocuments as PileDocuments
 from scanl.data.recordings import ArchiveProblem as ArchiveProblem

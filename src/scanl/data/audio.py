@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question, register
+from scanl.data.base import IGNORED, Question, Signal, register
 from scanl.data.files import Files, lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.signals import Recording, expanded, linear, mu_law, spread
@@ -226,7 +226,7 @@ class TenWords(SpeechCommands):
 class Quantised(FixedRows):
     """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
 
-    A recording that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
+    A row that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
     """
 
     metric = "bits per sample"
@@ -238,13 +238,14 @@ class Quantised(FixedRows):
     encode, decode = staticmethod(mu_law), staticmethod(expanded)
 
     @property
-    def signal(self) -> Recording:
+    def signal(self) -> Signal:
         return Recording(RATE, self.length, self.encode, self.decode)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         tokens = self._tokens(rows)
-        inputs = np.full((len(rows), self.length), 128, np.int64)
-        inputs[:, 1:] = np.where(tokens == IGNORED, 128, tokens)[:, :-1]
+        first = self.signal.first
+        inputs = np.full((len(rows), self.length), first, np.int64)
+        inputs[:, 1:] = np.where(tokens == IGNORED, first, tokens)[:, :-1]
         return inputs
 
     def answers(self, part: Part) -> NDArray[Any]:

@@ -72,26 +72,36 @@ class Sounds(Kind):
     endings = (".wav",)
     plural = "recordings"
 
-    def _parts(self, path: Path, *, whole: bool) -> tuple[int, int, bytes]:
-        """Return the number of channels, the rate and, of the whole file, the samples."""
+    def _parts(self, path: Path, start: int = 0, most: int | None = None) -> tuple[int, int, int, bytes]:
+        """Return the numbers of channels, of samples a second and of steps, and the samples of steps from `start` on.
+
+        They are of at most `most` steps; None: of all that are left.
+        """
         try:
             with path.open("rb") as content, wave.open(content) as file:
-                channels, width, rate, count, *_ = file.getparams()
-                samples = file.readframes(count if whole else 0)
+                channels, width, rate, steps, *_ = file.getparams()
+                file.setpos(start)
+                count = steps - start if most is None else min(most, steps - start)
+                samples = file.readframes(count)
         except (OSError, wave.Error, EOFError) as error:
             raise DataError(f"{path} is no WAV file: {error}") from error
         if width != 2:
             raise DataError(f"{path} has samples of {8 * width} bits, expected 16")
-        if whole and len(samples) != 2 * channels * count:
-            raise DataError(f"{path} is cut off: it has {len(samples)} of {2 * channels * count} bytes")
-        return channels, rate, samples
+        before, wanted = 2 * channels * start, 2 * channels * count
+        if len(samples) != wanted:
+            raise DataError(f"{path} is cut off: it has {before + len(samples)} of {before + wanted} bytes")
+        return channels, rate, steps, samples
 
-    def read(self, path: Path) -> NDArray[Any]:
-        channels, _, samples = self._parts(path, whole=True)
+    def read(self, path: Path, start: int = 0, most: int | None = None) -> NDArray[Any]:
+        channels, _, _, samples = self._parts(path, start, most)
         return (np.frombuffer(samples, "<i2").reshape(-1, channels) / np.float32(2**15)).astype(np.float32)
 
+    def steps(self, path: Path) -> int:
+        """Return the number of steps, from the head of a file."""
+        return self._parts(path, most=0)[2]
+
     def about(self, path: Path) -> tuple[Any, str]:
-        channels, rate, _ = self._parts(path, whole=False)
+        channels, rate, *_ = self._parts(path, most=0)
         return (channels, rate), f"{channels} channels at {rate} Hz"
 
     def question(self, classes: int, shared: Any) -> Question:
@@ -160,6 +170,12 @@ class Folders(FixedRows):
 
     instead: ClassVar[Mapping[str, str]] = {"held_out": "give --test and --validation"}
 
+    asks: ClassVar[str] = "classify"  # the option `--question`
+    kinds: ClassVar[Sequence[Kind]] = KINDS  # of files that it reads
+    expected: ClassVar[str] = "a folder with one folder for each class"
+    where: ClassVar[str] = " in the folders of its classes"  # the files are
+    hint: ClassVar[str] = ""  # for files of other kinds
+
     data: Sequence[str | Path] = ()
     validation: float = 0.1
     test: float = 0.2
@@ -167,9 +183,9 @@ class Folders(FixedRows):
 
     def __post_init__(self) -> None:
         if len(self.data) != 1:
-            raise ConfigError(f"folders: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
-        check_shares("folders", self.validation, self.test)
-        check_positive("folders", self, ["sequence_length"])
+            raise ConfigError(f"{self.name}: data is {list(map(str, self.data))}, expected one folder: --data FOLDER")
+        check_shares(self.name, self.validation, self.test)
+        check_positive(self.name, self, ["sequence_length"])
 
     @classmethod
     def reads(cls) -> frozenset[str]:
@@ -177,10 +193,10 @@ class Folders(FixedRows):
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Folders":
-        if options["question"] not in (None, "classify"):
+        if options["question"] not in (None, cls.asks):
             raise ConfigError(
-                f"folders: question is {options['question']!r}, expected 'classify' because a folder of files has no "
-                "other answers"
+                f"{cls.name}: question is {options['question']!r}, expected {cls.asks!r} because the task {cls.name!r} "
+                "has no other answers"
             )
         names = ("data", "validation", "test", "sequence_length", "seed", "eval_examples")
         return cls(**{name: options[name] for name in names})
@@ -193,23 +209,35 @@ class Folders(FixedRows):
     def _files(self) -> tuple[Kind, list[str], list[list[tuple[Path, int]]]]:
         """The kind of the files, the names of the classes, and of every part the files with their classes."""
         if not self.root.is_dir():
-            raise DataError(f"folders: {self.root} is not a folder, expected a folder with one folder for each class")
+            raise DataError(f"{self.name}: {self.root} is not a folder, expected {self.expected}")
+        found = self._found()
+        kind = self._kind([path for part in found for paths in part.values() for path in paths])
+        classes = self._classes(found)
+        self._deal(found)
+        return kind, classes, [[(p, classes.index(c)) for c in sorted(part) for p in part[c]] for part in found]
+
+    def _found(self) -> list[dict[str, list[Path]]]:
+        """The files of each class in each part, where folders say the parts; otherwise all are in the first."""
         parted = [folder for folder in _folders(self.root) if folder.name.lower() in PARTS]
         others = [folder for folder in _folders(self.root) if folder not in parted]
         if others and any(map(_folders, parted)):
             raise DataError(
-                f"folders: {self.root} has the folders {others[0].name!r} and {parted[0].name!r}, expected only parts "
-                "or only classes"
+                f"{self.name}: {self.root} has the folders {others[0].name!r} and {parted[0].name!r}, expected only "
+                "parts or only classes"
             )
-        if parted and not others:
-            found: list[dict[str, list[Path]]] = [{}, {}, {}]
-            for folder in parted:
-                for one in _folders(folder):
-                    found[PARTS[folder.name.lower()]].setdefault(one.name, []).extend(_below(one))
-        else:
-            found = [{one.name: _below(one) for one in _folders(self.root)}, {}, {}]
-        every = [path for part in found for paths in part.values() for path in paths]
-        kind = self._kind(every)
+        if not parted or others:
+            return [self._by_class(self.root), {}, {}]
+        found: list[dict[str, list[Path]]] = [{}, {}, {}]
+        for folder in parted:
+            for name, paths in self._by_class(folder).items():
+                found[PARTS[folder.name.lower()]].setdefault(name, []).extend(paths)
+        return found
+
+    def _by_class(self, folder: Path) -> dict[str, list[Path]]:
+        return {one.name: below(one) for one in _folders(folder)}
+
+    def _classes(self, found: Sequence[Mapping[str, Sequence[Path]]]) -> list[str]:
+        """The names of the classes. Raises DataError unless the files can be learnt from."""
         classes = sorted(found[0])
         if len(classes) < 2:
             raise DataError(f"folders: {self.root} has the classes {classes} to train on, expected two or more")
@@ -221,25 +249,22 @@ class Folders(FixedRows):
                     f"folders: the class {new[0]!r} is in the {name} part but not in the training part, so it cannot "
                     "be learnt"
                 )
-        self._deal(found)
-        return kind, classes, [[(p, classes.index(c)) for c in sorted(part) for p in part[c]] for part in found]
+        return classes
 
     def _kind(self, paths: Sequence[Path]) -> Kind:
-        known = ", ".join(ending for kind in KINDS for ending in kind.endings)
+        known = ", ".join(ending for kind in self.kinds for ending in kind.endings)
         if not paths:
-            raise DataError(
-                f"folders: {self.root} has no file in the folders of its classes, expected files of {known}"
-            )
-        by_ending = {ending: kind for kind in KINDS for ending in kind.endings}
+            raise DataError(f"{self.name}: {self.root} has no file{self.where}, expected files of {known}{self.hint}")
+        by_ending = {ending: kind for kind in self.kinds for ending in kind.endings}
         for path in paths:
             if path.suffix.lower() not in by_ending:
-                raise DataError(f"folders: {path} is of kind {path.suffix or 'none'!r}, expected one of {known}")
+                found = f"is of kind {path.suffix or 'none'!r}, expected one of {known}{self.hint}"
+                raise DataError(f"{self.name}: {path} {found}")
         first = by_ending[paths[0].suffix.lower()]
         for path in paths:
             if (other := by_ending[path.suffix.lower()]) is not first:
-                raise DataError(
-                    f"folders: {paths[0]} and {path} are {first.plural} and {other.plural}, expected files of one kind"
-                )
+                kinds = f"{first.plural} and {other.plural}"
+                raise DataError(f"{self.name}: {paths[0]} and {path} are {kinds}, expected files of one kind")
         return first
 
     def _deal(self, found: list[dict[str, list[Path]]]) -> None:
@@ -249,9 +274,13 @@ class Folders(FixedRows):
             if found[part]:
                 continue
             for name, paths in found[0].items():
-                order = sorted(paths, key=lambda path: hashlib.sha256(f"{name}/{path.name}".encode()).digest())
+                order = sorted(paths, key=lambda path: hashlib.sha256(self._named(name, path).encode()).digest())
                 count = round(share * len(order))
                 found[part][name], found[0][name] = order[:count], order[count:]
+
+    def _named(self, of: str, path: Path) -> str:
+        """The name by which a file of a class is dealt to a part."""
+        return f"{of}/{path.name}"
 
     @cached_property
     def _shared(self) -> Any:
@@ -262,7 +291,7 @@ class Folders(FixedRows):
         for path in paths:
             other, its = kind.about(path)
             if other != first:
-                raise DataError(f"folders: {paths[0]} has {words} and {path} has {its}, expected all alike")
+                raise DataError(f"{self.name}: {paths[0]} has {words} and {path} has {its}, expected all alike")
         return first
 
     @cached_property
@@ -293,10 +322,10 @@ class Folders(FixedRows):
     def check(self) -> None:
         super().check()
         assert self.question
-        if sum(path.stat().st_size for part in self._files[2] for path, _ in part) <= READ:
-            for part in self.parts:
-                for _ in part.rows:  # raises for a file that is damaged behind its head
-                    pass
+        paths = [path for part in self._files[2] for path, _ in part]
+        if sum(path.stat().st_size for path in paths) <= READ:
+            for path in paths:
+                self._files[0].row(path)  # raises for a file that is damaged behind its head
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if isinstance(self._files[0], Pictures):
@@ -317,6 +346,6 @@ def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _below(folder: Path) -> list[Path]:
+def below(folder: Path) -> list[Path]:
     """Return all files below a folder but the hidden ones."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))

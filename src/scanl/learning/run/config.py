@@ -11,13 +11,15 @@ import torch
 import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.data import Source, sources
+from scanl.data import Folders, OwnSignals, Source, sources
 from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
 from scanl.models.block import CHANNEL_MIXERS, NORMS
 from scanl.models.heads import HEADS
+
+OF_FOLDERS = {source.asks: source.name for source in (Folders, OwnSignals)}  # by the question
 
 
 @dataclass
@@ -50,9 +52,9 @@ class DataConfig:
 
     paths: Annotated[
         list[str],
-        "files and folders, read as bytes; with --question a table, or a folder of classes; none: Python's library",
+        "files and folders, read as bytes; with --question a table, or a folder of files; none: Python's library",
     ] = field(default_factory=list)
-    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: classify"] = None
+    question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: {', '.join(OF_FOLDERS)}"] = None
     target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
     time: Annotated[str | None, "of a table: column of the times"] = None
     series: Annotated[str | None, "of a table: column of the series' names; none: one series"] = None
@@ -69,8 +71,8 @@ class DataConfig:
         str | None, "of a table: steps absent from regular times: fill or durations; none: fill if they are few"
     ] = None
     split: Annotated[str | None, "of a table: split by time or by series"] = None
-    validation: Annotated[float, "of a table or a folder of classes: fraction that is measured while training"] = 0.1
-    test: Annotated[float, "of a table or a folder of classes: fraction that is measured at the end"] = 0.2
+    validation: Annotated[float, "with --question: fraction that is measured while training"] = 0.1
+    test: Annotated[float, "with --question: fraction that is measured at the end"] = 0.2
     task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
     task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
     held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
@@ -222,8 +224,8 @@ class TrainConfig:
         """Return the registered name of the source."""
         data = self.data
         own = "text" if data.question is None else "table"
-        if data.question == "classify" and len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS:
-            own = "folders"
+        if len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS:
+            own = OF_FOLDERS.get(data.question or "", own)
         return data.task or own
 
     def source(self) -> Source:
