@@ -1,10 +1,12 @@
 """Small data sets in the published formats, and the options with which sources read them."""
 
 import gzip
+import io
 import json
 import lzma
 import pickle
 import wave
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -300,6 +302,32 @@ for set_name, file_name in (
     ("muse_data", "MuseData.pickle"),
 ):
     writes(set_name)(partial(music, file=file_name))
+
+
+def note(step: str, octave: int, duration: int, *, extra: str = "") -> str:
+    pitch = f"<pitch><step>{step}</step><octave>{octave}</octave></pitch>" if step else "<rest/>"
+    return f"<note>{extra}{pitch}<duration>{duration}</duration></note>"
+
+
+def compressed_score(*parts: str, head: str = "", root: str = "score-partwise") -> bytes:
+    """A file of compressed MusicXML, from the measures of its parts. A quarter note has four divisions."""
+    divisions = "<attributes><divisions>4</divisions></attributes>"
+    text = "".join(f"<part>{part.replace('<measure>', f'<measure>{divisions}', 1)}</part>" for part in parts)
+    rootfile = '<container><rootfiles><rootfile full-path="a.xml"/></rootfiles></container>'
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("META-INF/container.xml", rootfile)
+        archive.writestr("a.xml", f'<?xml version="1.0" encoding="utf-8"?>\n{head}<{root}>{text}</{root}>')
+    return found.getvalue()
+
+
+@writes("bach_chorales")
+def bach_chorales(folder: Path) -> None:
+    (folder / "bach").mkdir()
+    for number in range(11):
+        measure = "".join(note("CDEFGAB"[(number + t) % 7], 4, 4) for t in range(3 + number))
+        parts = [f"<measure>{measure}</measure>"] * (5 if number == 7 else 4)
+        (folder / "bach" / f"bwv{number}.mxl").write_bytes(compressed_score(*parts))
 
 
 for set_name, file_name, column_names in (

@@ -200,6 +200,30 @@ def test_wheels_and_debian_packages_are_read(tmp_path):
     assert list(get_module._members(tmp_path / "a.deb", {"b.txt"})) == [("b.txt", b"two")]
 
 
+def test_the_files_of_a_folder_are_unpacked_into_a_folder(sample, root, monkeypatch):
+    """And not those of folders below it."""
+    files, archive = sample
+    names = ("a/b/", "a/b/1.txt", "a/b/2.txt.gz", "a/b/c/3.txt", "a/4.txt", "a/bb/5.txt", "a/b/../6.txt")
+    with zipfile.ZipFile(wheel := archive.with_name("a.whl"), "w") as written:
+        for name in names:
+            written.writestr(name, b"" if name.endswith("/") else b"one")
+    tar(archive, dict.fromkeys(names[1:], b"one"))
+    for path, member, found in (
+        (wheel, "a/b/", ["new/1.txt", "new/2.txt.gz"]),
+        (archive, "a/b/", ["new/1.txt", "new/2.txt.gz"]),
+        (archive, "a/c/", []),
+    ):
+        package = Package("npm", "sample", "1.0", path.name, digest(path.read_bytes()), {"new/": member})
+        monkeypatch.setattr(files, "packages", (package,))
+        if found:
+            folder = get(files, {"sample": path})
+            assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == found
+            shutil.rmtree(folder)
+        else:
+            with pytest.raises(DataError, match=r"has no a/c/; nothing was unpacked"):
+                get(files, {"sample": path})
+
+
 # The command.
 
 

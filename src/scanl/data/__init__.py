@@ -12,6 +12,7 @@ from scanl.data.base import Source as Source
 from scanl.data.base import register as register
 from scanl.data.base import sources as sources
 from scanl.data.choices import MMLUQuestions as MMLUQuestions
+from scanl.data.chorales import BachChorales as BachChorales
 from scanl.data.contours import LRAPathfinder as LRAPathfinder
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import read_corpus as read_corpus

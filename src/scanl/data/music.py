@@ -27,16 +27,32 @@ def _files(name: str, file: str, training: int, validation: int, test: int) -> F
 
 @dataclass
 class Polyphony(YesNo):
-    """A published set of pieces, frame by frame. A frame says which of 88 notes sound, from MIDI's 21 to 108.
+    """A set of pieces, frame by frame. A frame says which of 88 notes sound, from MIDI's 21 to 108.
 
-    Each frame is predicted from the frames before it, and the first from silence. A frame is an eighth note, or a
-    quarter note in the chorales. Every frame of a part counts the same in the score, as published. The file is a
-    pickle. It is read without running the code in it.
+    Each frame is predicted from the frames before it, and the first from silence. Every frame of a part counts the same
+    in the score. A subclass defines `read`, which makes the rows by `roll`.
 
     Args: see `FixedRows`.
     """
 
     question = Question("numbers", channels=NOTES, targets=NOTES, padded=True, distribution="bernoulli")
+
+    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
+
+    def answers(self, part: Part) -> NDArray[Any]:
+        return padded(list(part.rows), self.length)
+
+
+@dataclass
+class PublishedPieces(Polyphony):
+    """A published set of pieces, with its split. A frame is an eighth note, or a quarter note in the chorales.
+
+    Every frame of a part counts the same in the score, as published. The file is a pickle. It is read without running
+    the code in it.
+
+    Args: see `FixedRows`.
+    """
 
     def read(self) -> Parts:
         assert self.needs is not None
@@ -55,12 +71,6 @@ class Polyphony(YesNo):
             parts.append(Part(rolls, np.zeros(len(rolls), np.int64)))
         return Parts(*parts)
 
-    def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)
-
-    def answers(self, part: Part) -> NDArray[Any]:
-        return padded(list(part.rows), self.length)
-
 
 def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     """Return which notes sound in each frame, (t, 88), from their MIDI numbers. Raises ValueError if they are not a
@@ -78,12 +88,12 @@ def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
 
 @register("jsb_chorales")
 @dataclass
-class JSBChorales(Polyphony):
+class JSBChorales(PublishedPieces):
     """JSB chorales: which notes sound next in a chorale of Bach, a frame a quarter note. 229, 76 and 77 pieces.
 
     Source: Boulanger-Lewandowski et al., "Modeling Temporal Dependencies in High-Dimensional Sequences",
-    arXiv:1206.6392. Args: see `Polyphony`. Published by Bai et al., arXiv:1803.01271, in nats per step and without the
-    first frame: an LSTM 8.45, a TCN 8.10.
+    arXiv:1206.6392. Args: see `PublishedPieces`. Published by Bai et al., arXiv:1803.01271, in nats per step and
+    without the first frame: an LSTM 8.45, a TCN 8.10.
     """
 
     needs = _files("jsb_chorales", "JSB Chorales.pickle", 229, 76, 77)
@@ -91,10 +101,10 @@ class JSBChorales(Polyphony):
 
 @register("nottingham")
 @dataclass
-class Nottingham(Polyphony):
+class Nottingham(PublishedPieces):
     """Nottingham: which notes sound next in a folk tune with chords. 694, 173 and 170 pieces.
 
-    Source: see `JSBChorales`. Args: see `Polyphony`.
+    Source: see `JSBChorales`. Args: see `PublishedPieces`.
     """
 
     needs = _files("nottingham", "Nottingham.pickle", 694, 173, 170)
@@ -102,10 +112,10 @@ class Nottingham(Polyphony):
 
 @register("piano_midi")
 @dataclass
-class PianoMidi(Polyphony):
+class PianoMidi(PublishedPieces):
     """Piano-midi.de: which notes sound next in a classical piece for piano. 87, 12 and 25 pieces.
 
-    Source: see `JSBChorales`. Args: see `Polyphony`.
+    Source: see `JSBChorales`. Args: see `PublishedPieces`.
     """
 
     needs = _files("piano_midi", "Piano-midi.de.pickle", 87, 12, 25)
@@ -113,10 +123,10 @@ class PianoMidi(Polyphony):
 
 @register("muse_data")
 @dataclass
-class MuseData(Polyphony):
+class MuseData(PublishedPieces):
     """MuseData: which notes sound next in a classical piece for orchestra or piano. 524, 135 and 124 pieces.
 
-    Source: see `JSBChorales`. Args: see `Polyphony`.
+    Source: see `JSBChorales`. Args: see `PublishedPieces`.
     """
 
     needs = _files("muse_data", "MuseData.pickle", 524, 135, 124)

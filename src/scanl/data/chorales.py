@@ -1,0 +1,145 @@
+"""Chorales of Bach, note by note, from compressed MusicXML."""
+
+import lzma
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from io import BytesIO
+from math import ceil
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import register
+from scanl.data.files import Files, Package
+from scanl.data.fixed import Part, Parts
+from scanl.data.music import Polyphony, roll
+
+CHORALES = Files(
+    "bach_chorales",
+    "the folder corpus/bach of the package music21 10.5.1, in which each file bwv*.mxl is a score",
+    ("bach",),
+    counts={"scores": 408, "different chorales of four parts": 362},
+    packages=(
+        Package(
+            "pip",
+            "music21",
+            "10.5.1",
+            "music21-10.5.1-py3-none-any.whl",
+            "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1",
+            {"bach/": "music21/corpus/bach/"},
+            ("--only-binary", ":all:"),
+        ),
+    ),
+    licence="stated for the whole corpus of music21: some encodings not for commercial use",
+)
+STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}  # above C, in semitones
+BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError),  # of the archive
+    *(ElementTree.ParseError, LookupError, ValueError),  # of the score
+)
+
+
+@register("bach_chorales")
+@dataclass
+class BachChorales(Polyphony):
+    """Bach's chorales: which notes sound next, a frame a quarter note. 218, 72 and 72 pieces, a split of our own.
+
+    A frame says which notes sound at the begin of a quarter note, counted from the begin of the piece. A held note
+    sounds in each frame that it reaches. What begins and ends between two frames is not read. Repeats are written once.
+    Scores with more or fewer than four parts are left out, and a chorale whose frames are those of an earlier one. Of
+    the others, in the order of their names, every fifth is for the test, and the one before it for validation. This is
+    not the split of `jsb_chorales`, nor are these its chorales, so scores do not compare with published ones. Several
+    chorales harmonise the same melody, and one is there in two keys.
+
+    Source: the corpus of Cuthbert and Ariza, "music21", ISMIR 2010. Args: see `Polyphony`.
+    """
+
+    needs = CHORALES
+
+    def read(self) -> Parts:
+        rolls: dict[bytes, NDArray[np.float32]] = {}
+        paths = sorted(CHORALES.below("bach", "bwv*.mxl", self.folder), key=lambda path: path.name)
+        for path in paths:
+            try:
+                parts = score(CHORALES.read(f"bach/{path.name}", self.folder)).findall("part")
+                if len(parts) == 4:
+                    rolls.setdefault((one := roll(frames(parts))).tobytes(), one)
+            except BROKEN as error:
+                raise CHORALES.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
+        CHORALES.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
+        whole = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
+        fifth = np.arange(len(rolls)) % 5
+        return Parts(*(whole.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))
+
+
+def score(content: bytes) -> ElementTree.Element:
+    """Return the score of a compressed MusicXML file. Raises one of `BROKEN` if there is none."""
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        names = [file.get("full-path", "") for file in _xml(archive.read("META-INF/container.xml")).iter("rootfile")]
+        found = _xml(archive.read(names[0]))
+    if found.tag != "score-partwise":
+        raise ValueError(f"it begins with {found.tag}, expected score-partwise")
+    return found
+
+
+def _xml(content: bytes) -> ElementTree.Element:
+    if b"<!ENTITY" in content.replace(b"\0", b""):  # of UTF-16
+        raise ValueError("it declares an entity, which may stand for very much text")
+    return ElementTree.fromstring(content)
+
+
+def frames(parts: list[ElementTree.Element]) -> list[list[int]]:
+    """Return the MIDI numbers of the notes that sound at the begin of each quarter note. Raises ValueError."""
+    spans = [span for part in parts for span in _spans(part)]
+    found: list[list[int]] = [[] for _ in range(ceil(max((end for _, end, _ in spans), default=0)))]
+    for begin, end, note in spans:
+        if note is not None:
+            for frame in found[ceil(begin) : ceil(end)]:
+                frame.append(note)
+    return found
+
+
+def _spans(part: ElementTree.Element) -> Iterator[tuple[Fraction, Fraction, int | None]]:
+    """Yield the begin and end of each note, in quarter notes, and its MIDI number; of a rest, None."""
+    measure_begin, divisions = Fraction(0), 0
+    for measure in part.iter("measure"):
+        begin = now = last = measure_begin
+        for item in measure:
+            has = {child.tag for child in item}
+            if "divisions" in has:
+                divisions = _number(item, "divisions", least=1)
+            if has & {"transpose", "cue"}:
+                raise ValueError("a part is transposed or has a cue, expected notes as they sound")
+            if item.tag not in ("note", "backup", "forward") or "grace" in has:
+                continue
+            if not divisions:
+                raise ValueError("a note comes before the divisions of a quarter note")
+            time = Fraction(_number(item, "duration", least=1), divisions)
+            begin = begin if "chord" in has else now
+            end = begin - time if item.tag == "backup" else begin + time
+            if end < measure_begin:
+                raise ValueError("a backup goes before its measure")
+            now, last = now if "chord" in has else end, max(last, end)
+            if item.tag == "note":  # a piece ends with its last note or rest
+                yield begin, end, None if "rest" in has else _note(item)
+        measure_begin = last
+
+
+def _note(item: ElementTree.Element) -> int:
+    step, octave = item.findtext("pitch/step", ""), _number(item, "pitch/octave")
+    if step not in STEPS:
+        raise ValueError(f"a note has the step {step!r}, expected one of {', '.join(STEPS)}")
+    return 12 * (octave + 1) + STEPS[step] + _number(item, "pitch/alter", default="0")
+
+
+def _number(item: ElementTree.Element, name: str, least: int = -9, default: str = "") -> int:
+    text = item.findtext(name, default)
+    if not re.fullmatch(r"-?[0-9]{1,6}", text) or int(text) < least:
+        raise ValueError(f"{name} of a {item.tag} is {text!r}, expected a whole number of at least {least}")
+    return int(text)
