@@ -1,4 +1,4 @@
-"""Chorales in compressed MusicXML: which notes sound at the begin of each quarter note."""
+"""Chorales in compressed MusicXML: which notes sound at the start of each quarter note."""
 
 import re
 import zipfile
@@ -46,7 +46,7 @@ def refused(folder, content: bytes) -> str:
         ([note("C", 4, 4) + note("", 0, 4) + note("E", 4, 4) + note("", 0, 4)], [[60], [], [64], []]),
         # A dotted quarter note reaches the second frame, and the eighth note after it none.
         ([note("C", 4, 6, extra=DOT) + note("D", 4, 2) + note("E", 4, 4)], [[60], [60], [64]]),
-        # What begins after the begin of a frame and holds is heard in the next: a syncope.
+        # What begins after the start of a frame and holds is heard in the next: a syncope.
         ([note("C", 4, 2) + note("D", 4, 4) + note("E", 4, 2)], [[60], [62]]),
         # Two voices, and a chord in the second, whose notes begin together.
         (

@@ -50,7 +50,7 @@ BROKEN = (
 class BachChorales(Polyphony):
     """Bach's chorales: which notes sound next, a frame a quarter note. 218, 72 and 72 pieces, a split of our own.
 
-    A frame says which notes sound at the begin of a quarter note, counted from the begin of the piece. A held note
+    A frame says which notes sound at the start of a quarter note, counted from the start of the piece. A held note
     sounds in each frame that it reaches. What begins and ends between two frames is not read. Repeats are written once.
     Scores with more or fewer than four parts are left out, and a chorale whose frames are those of an earlier one. Of
     the others, in the order of their names, every fifth is for the test, and the one before it for validation. This is
@@ -95,7 +95,7 @@ def _xml(content: bytes) -> ElementTree.Element:
 
 
 def frames(parts: list[ElementTree.Element]) -> list[list[int]]:
-    """Return the MIDI numbers of the notes that sound at the begin of each quarter note. Raises ValueError."""
+    """Return the MIDI numbers of the notes that sound at the start of each quarter note. Raises ValueError."""
     spans = [span for part in parts for span in _spans(part)]
     found: list[list[int]] = [[] for _ in range(ceil(max((end for _, end, _ in spans), default=0)))]
     for begin, end, note in spans:
@@ -106,7 +106,7 @@ def frames(parts: list[ElementTree.Element]) -> list[list[int]]:
 
 
 def _spans(part: ElementTree.Element) -> Iterator[tuple[Fraction, Fraction, int | None]]:
-    """Yield the begin and end of each note, in quarter notes, and its MIDI number; of a rest, None."""
+    """Yield the start and end of each note, in quarter notes, and its MIDI number; of a rest, None."""
     measure_begin, divisions = Fraction(0), 0
     for measure in part.iter("measure"):
         begin = now = last = measure_begin
