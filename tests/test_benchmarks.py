@@ -252,10 +252,11 @@ def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch,
     two, one = page.split("\n## ")[1:]
     assert two.startswith("2 pairs in 8 tokens\n")
     before = "1 steps on 4 pairs in 16 tokens, then 2 steps on 2 pairs in 8 tokens, then 1 steps, learning rates"
-    assert before in two.replace("\n", " ")
+    words = two.replace("\n", " ")
+    assert before in words
     state = sum(leaf.numel() for _, leaf in state_leaves("gla"))
     assert f"| `gla` | 8 | {state} | 0.75 |" in two
-    assert "learning rates 0.001, 0.01, of which the best counts. 4 runs" in two
+    assert "learning rates 0.001, 0.01, of which the best counts. 4 runs" in words
     assert two.endswith("What was seen.\n")
     assert "| `mamba` | 8 |" in one
     for setting in ("2_8_16_1_2_1", "1_8_16_1_2_1"):
