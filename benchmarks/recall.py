@@ -95,10 +95,10 @@ sequences a step (256 of 16 tokens where those come first) and seed 0. With one 
 that the model has not learnt the task. It does not say that the state is too small.
 
 `python benchmarks/recall.py` runs its default setting: 16 pairs in 256 tokens of a vocabulary of 2,048, at two widths.
-It takes two to three hours of one core. A run begins with easier sequences, so that it learns in minutes what the keys
-and values are. Trained on the 256 tokens alone, `gated_deltanet` of width 64 was still guessing after 900 steps. The
-tables below have the settings and layers that have been run so far. `--write` makes this page from the rows in
-`benchmarks/results/evidence/recall.csv`.
+By the runs below it takes two to three hours of one core. A run begins with easier sequences, so that it learns in
+minutes what the keys and values are. Trained on the 256 tokens alone, `gated_deltanet` of width 64 was still guessing
+after 900 steps. The tables below have the settings and layers that have been run so far. `--write` makes this page from
+the rows in `benchmarks/results/evidence/recall.csv`.
 """
 
 

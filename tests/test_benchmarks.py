@@ -23,6 +23,8 @@ import seen_to_learn
 import tasks
 from scanl import cli, layers
 from scanl.layers import state as states
+from scanl.learning import TrainConfig
+from scanl.learning.run.config import seeded_model
 from scanl.ops import registry
 
 TINY = {
@@ -262,6 +264,29 @@ def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch,
     for setting in ("2_8_16_1_2_1", "1_8_16_1_2_1"):
         assert f"(recall_{setting}.png)" in page
         assert (tmp_path / f"recall_{setting}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
+    """Each stage has its steps, its sequences and its batch size; one schedule of the last one's rate spans them all."""
+    read, planned = [], []
+    stages = []
+    for pairs, length, size, steps, lr in ((1, 4, 3, 2, 1e-2), (2, 8, 5, 1, 1e-3)):
+        task = {"length": length, "num_pairs": pairs, "vocab_size": 16}
+        given = {"task": "mqar", "task_options": task, "layer": "gla", "layer_options": {"num_heads": 1}, "dim": 8}
+        config = TrainConfig(**given, batch_size=size, steps=steps, lr=lr, seed=0)
+        source = config.source()
+        batch = source.batch
+        monkeypatch.setattr(
+            source,
+            "batch",
+            lambda step, size, batch=batch: read.append(batch(step, size)[0].shape) or batch(step, size),
+        )
+        stages.append((source, config))
+    optimise = evidence_results.optimise
+    monkeypatch.setattr(evidence_results, "optimise", lambda *given: planned.append(given[1:4]) or optimise(*given))
+    evidence_results.learn(seeded_model(stages[-1][1]), *stages)
+    assert read == [(3, 4), (3, 4), (5, 8)]
+    assert planned == [(3, 1e-3, 0)]
 
 
 def state_leaves(name):

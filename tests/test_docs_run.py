@@ -78,7 +78,7 @@ def shortened(words: list[str]) -> list[str]:
         if own == TEXT and options[0].startswith("-"):
             more += " --data book.txt"  # in place of the standard library
     elif command == "generate":
-        more = {"runs/pixels": "", "runs/co2-next": "--steps 3"}.get(options[0], "--bytes 3")
+        more = {"runs/pixels": "", "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}.get(options[0], "--bytes 3")
     elif command == "lr":
         more = f"{TINY} {TEXT} --trials 20"
     elif command == "eval" and "--length" in options:
@@ -173,7 +173,7 @@ def registered():
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in OWN_TEST])
 @pytest.mark.usefixtures("kernels", "registered")
 def test_examples_run(page, tmp_path, monkeypatch, capfd):
-    """As a reader runs them who has some notes and a book."""
+    """As a reader runs them who has some notes, a book and recordings."""
     if page == "docs/forecasting.md":
         pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
         pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
@@ -186,6 +186,9 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     for number in range(24):
         (letter := tmp_path / "letters" / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
         letter.write_text("Dear " + "AB"[number % 2] + ", " * number)
+    (tmp_path / "songs").mkdir()
+    for number in range(6):
+        published.wav(tmp_path / "songs" / f"{number}.wav", bytes(range(80)))
     weeks = [f"2024{1 + week // 4:02}{1 + 7 * (week % 4):02},{week % 13}" for week in range(48)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
     if page == "docs/data.md":
