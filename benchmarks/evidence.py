@@ -20,6 +20,7 @@ TABLES = {  # the module that makes it
     "digits": "evidence_classify",
     "irregular": "evidence_classify",
     "mnist": "evidence_long",
+    "layers": "evidence_long",
     "cifar10": "evidence_long",
     "imdb": "evidence_long",
     "enwik8": "evidence_long",

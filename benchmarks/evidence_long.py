@@ -29,20 +29,28 @@ from scanl.learning.run.train import Outcome, planned, train
 Options = Mapping[str, Any]
 
 PERMUTED = {"order": "bit_reversal"}  # as S4, S5 and LRU have it
-IMAGES: dict[str, Options] = {  # what is read
-    "MNIST": {"task": "mnist"},
-    "permuted": {"task": "mnist", "task_options": PERMUTED},
-    "Fashion-MNIST": {"task": "fashion_mnist"},
+IMAGES: dict[str, dict[str, Options]] = {  # what the models of a table read
+    "mnist": {"MNIST": {"task": "mnist"}, "permuted": {"task": "mnist", "task_options": PERMUTED}},
+    "layers": {"MNIST": {"task": "mnist"}, "Fashion-MNIST": {"task": "fashion_mnist"}},
 }
 PIXELS: Options = {
     "dim": 64, "depth": 2, "channel_mixer": "none", "batch_size": 50, "eval_examples": 1000, "patience": 10,
 }  # fmt: skip
+SHORT: Options = {**PIXELS, "minutes": 15.0}
 RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
     "mnist": {
-        "s5": {**PIXELS, "layer": "s5", "lr": 4e-3},
-        "indrnn": {**PIXELS, "layer": "indrnn", "lr": 2e-3},
-        "lru": {**PIXELS, "layer": "lru", "lr": 4e-3, "layer_options": {"r_min": 0.9, "max_phase": math.pi / 10}},
-        "gru": {**PIXELS, "layer": "gru", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}},
+        "s5": {**PIXELS, "layer": "s5", "lr": 4e-3, "minutes": 57.0},
+        "gru": {**PIXELS, "layer": "gru", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}, "minutes": 57.0},
+    },
+    "layers": {
+        "s5": {**SHORT, "layer": "s5", "lr": 4e-3},
+        "gru": {**SHORT, "layer": "gru", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}},
+        "lru": {**SHORT, "layer": "lru", "lr": 4e-3, "layer_options": {"r_min": 0.9, "max_phase": math.pi / 10}},
+        "lstm": {**SHORT, "layer": "lstm", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}},
+        "lem": {**SHORT, "layer": "lem", "depth": 1, "lr": 4e-3},
+        "indrnn": {**SHORT, "layer": "indrnn", "lr": 2e-3},
+        "hawk": {**SHORT, "layer": "hawk", "lr": 4e-3},
+        "s4d": {**SHORT, "layer": "s4d", "lr": 4e-3},
     },
     "cifar10": {
         "s5": {
@@ -81,19 +89,25 @@ EASIER: dict[tuple[str, str], list[Options]] = {
         {"task_options": {"least": 100, "length": 600}, "minutes": 14.0},
     ],
 }
-MINUTES = 15.0  # of a run of images where it is not said otherwise
-LONGER = {("MNIST", "s5"): 27.0, ("permuted", "s5"): 57.0, ("MNIST", "gru"): 57.0}
 
 
 def mnist(seeds: int) -> None:
-    """Accuracy on the test part of images that are read pixel by pixel."""
-    results = Results("mnist")
+    """Accuracy on the test part of images that are read pixel by pixel, after nearly an hour."""
+    _images("mnist", seeds)
+
+
+def layers(seeds: int) -> None:
+    """Accuracy on the test part of images that are read pixel by pixel: eight layers, a quarter of an hour each."""
+    _images("layers", seeds)
+
+
+def _images(table: str, seeds: int) -> None:
+    results = Results(table)
     for seed in range(seeds):
-        for layer, options in RUNS["mnist"].items():
-            for images, source in IMAGES.items():
+        for layer, options in RUNS[table].items():
+            for images, source in IMAGES[table].items():
                 if not results.has(images=images, model=layer, seed=seed):
-                    minutes = LONGER.get((images, layer), MINUTES)
-                    found = _run(f"mnist-{images}-{layer}-{seed}", {**options, **source, "minutes": minutes}, seed)
+                    found = _run(f"{table}-{images}-{layer}-{seed}", {**options, **source}, seed)
                     results.add({"images": images, "model": layer, "seed": seed, **found})
 
 

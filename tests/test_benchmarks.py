@@ -267,7 +267,7 @@ def test_recall_goes_on_where_it_stopped_and_makes_a_page(tmp_path, monkeypatch,
 
 
 def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
-    """Each stage has its steps, its sequences and its batch size; one schedule of the last one's rate spans them all."""
+    """Each stage has its own steps, sequences and batch size; one schedule spans them all, with the last rate."""
     read, planned = [], []
     stages = []
     for pairs, length, size, steps, lr in ((1, 4, 3, 2, 1e-2), (2, 8, 5, 1, 1e-3)):
