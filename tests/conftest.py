@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
@@ -61,6 +62,16 @@ def pytest_collection_finish():
     """Spare the cases and modules from garbage collection: to walk through them takes a second each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """In a worker, report only the call of a case and what did not pass: each report to the other process takes CPU."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_runtest_setup(item):

@@ -209,6 +209,7 @@ def test_repr_shows_sizes(name):
 
 
 @pytest.mark.parametrize("name", REGISTERED)
+@torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # no call of an op is like another where sizes are open
 def test_an_exported_layer_takes_any_length(name):
     """`torch.export` with the batch and the length open: the same numbers, the same state at other sizes."""
     layer = make(name)
