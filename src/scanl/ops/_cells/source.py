@@ -24,11 +24,13 @@ import math
 
 import numpy as np
 
-from scanl.ops._cpu._cells import apart, clear, copy, longest, multiply, row_at
+from scanl.ops._cpu._cells import (
+    add_up, apart, clear, copy, in_window, length, longest, multiply, of_step, row_at, state_before
+)
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._helper import helper
 from scanl.ops._cpu._math import exp
-from scanl.ops._cpu._pointers import pointer, separate
+from scanl.ops._cpu._pointers import at, pointer, separate
 from scanl.ops._cpu._slots import Slots, loaded, view
 from scanl.ops._cpu._team import Kernel, array, scratch, take
 
@@ -74,16 +76,14 @@ class Writer:
         made = _Body(self)
         lines = body(made)
         constants = [f"    {made.constants[value]} = dtype.type({value})" for value in made.constants]
-        lanes = ["low", "high"] if self.plan.lanes else []
-        parameters = ", ".join([*self.axes, *lanes, *made.pointers.values(), "dtype"])
-        text = "\n".join([f"({parameters}):", "    separate()", *constants, *_renumbered(lines), ""])
+        text = "\n".join(["    separate()", *constants, *_renumbered(lines), ""])
+        sizes = [name for name in (*self.axes, "low", "high", "dtype") if re.search(rf"\b{name}\b", text)]
+        text = f"({', '.join([*made.pointers.values(), *sizes])}):\n{text}"
         name = self.functions.setdefault(f"@helper(**{flags})\ndef NAME{text}", f"_row_{len(self.functions)}")
-        places = [f"pointer({self.address(*key)}, dtype)" for key in made.pointers]
-        return f"{name}({', '.join([*self.axes, *lanes, *places, 'dtype'])})"
+        return f"{name}({', '.join([*(self.address(*key) for key in made.pointers), *sizes])})"
 
     def address(self, buffer: str, offset: int) -> str:
-        base = f"at_{buffer}"
-        return base if offset == 0 else f"{base} + item * ({self.size(offset)})"
+        return _after(f"at_{buffer}", self.size(offset))
 
     def loop(self, loop: Loop) -> str:
         return self.row_function(lambda body: body.loop(loop))
@@ -111,52 +111,53 @@ class Writer:
         state = size(self.layout.state)
         head = [
             f"def _build_{self.which}(dtype):",
-            "    item = dtype.itemsize",
-            "",
             f"    def {self.which}(arguments):",
             f"        slots = view(arguments, {self.which.upper()})",
             "        counter, units = slots.counter, slots.units",
             "        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)",
             "        count, steps, size, reverse = slots.sequences, slots.steps, slots.size, slots.reverse",
             *[f"        {axis} = slots.{axis}" for axis in self.axes],
-            "        state, kept, history, pitch = slots.state, slots.kept, slots.history, slots.pitch",
-            *[f"        at_v{node.index} = slots.v{node.index}" for node in plan.values],
+            "        state, kept = pointer(slots.state, dtype), pointer(slots.kept, dtype)",
+            *[f"        at_v{node.index} = pointer(slots.v{node.index}, dtype)" for node in plan.values],
             *[f"        in_{name} = loaded(slots.in_{name})" for name in self.layout.timed],
-            *[f"        out_{name} = slots.out_{name}" for name in (*self.layout.results, *self.layout.passing)],
+            *[f"        out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.results],
+            *[f"        out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.passing],
             f"        whole = {state}",
-            "        width = 2 * whole",
+            *self._one_by_one({f"o{node.index}": node.size for node in plan.scratch}, "2 * whole", "width"),
         ]
-        for node in plan.scratch:
-            head += [f"        o{node.index} = width", f"        width += {size(node.size)}"]
-        head += [f"        {name} = slots.{name}" for name in self.matrices.values()]
-        head.append("        stored = whole" if self.keeps_state else "        stored = 0")
-        for node in self.kept:
-            head += [f"        e{node.index} = stored", f"        stored += {size(node.size)}"]
-        head += ["        width = apart(width, item)", "        memory = scratch(size * width, dtype)"]
-        if self.layout.sums:
-            head.append("        added = 0")
-            for name, each in self.layout.sums.items():
-                head += [f"        a_{name} = added", f"        added += {size(each)}"]
-            head.append("        recent = scratch(added, dtype)")
-            head += [f"        at_{name} = recent.ctypes.data + item * a_{name}" for name in self.layout.sums]
-        carried = "slots.carry" if back else "state"
-        flush = [
-            "total = array(slots.sums + item * unit * added, added, dtype)",
-            "for k in range(added):",
-            "    total[k] += recent[k]",
-            "    recent[k] = 0",
+        head += [f"        {name} = pointer(slots.{name}, dtype)" for name in self.matrices.values()]
+        kept = {f"e{node.index}": node.size for node in self.kept}
+        sums = {f"a_{name}": each for name, each in self.layout.sums.items()}
+        head += [
+            *self._one_by_one(kept, "whole" if self.keeps_state else "0", "stored"),
+            *self._one_by_one(sums, "0", "added"),
+            "        row_width = apart(width, dtype)",
+            "        memory = scratch(size * row_width + added, dtype)",
         ]
+        if back:
+            head += [
+                "        history, carry = pointer(slots.history, dtype), pointer(slots.carry, dtype)",
+                "        sums = pointer(slots.sums, dtype)",
+            ]
+        carried = "carry" if back else "state"
+        flush = "add_up(at(sums, unit * added), recent, added)"
         body = [
             "        while True:",
             "            unit = take(counter)",
             "            if unit >= units:",
             "                return",
-            "            base = memory.ctypes.data",  # in the loop: numba frees an array after its last use
+            # in the loop: numba frees an array after its last use
+            "            base = pointer(memory.ctypes.data, dtype)",
             "            first = unit // slots.blocks * size",
             "            members = min(size, count - first)",
             *self._block(),
+        ]
+        if self.layout.sums:
+            body.append("            recent = at(base, size * row_width)")
+            body += [f"            at_{name} = at(recent, a_{name})" for name in self.layout.sums]
+        body += [
             "            for r in range(members):",
-            f"                copy({carried} + item * (first + r) * whole, base + item * r * width, whole, dtype)",
+            f"                copy(at({carried}, (first + r) * whole), at(base, r * row_width), whole)",
             "            old, new = 0, whole",
             "            for i in range(longest(ranges, first, members)):",
         ]
@@ -172,31 +173,35 @@ class Writer:
                     f"                    row = row_at(ranges, first + r, i, steps, {turned})",
                     "                    if row < 0:",
                     "                        continue",
-                    "                    here = base + item * r * width",
+                    "                    here = at(base, r * row_width)",
                     *["                    " + line for line in self._places(calls, ending)],
                     *["                    " + call for call in calls],
                 ]
                 for node in zeroed:
-                    body.append(f"                    clear(here + item * o{node.index}, {size(node.size)}, dtype)")
+                    body.append(f"                    clear(at(here, o{node.index}), {size(node.size)})")
                 body += ["                    " + line for line in ending]
             for node in segment.products:
                 body += ["                " + line for line in self._multiply(node)]
         body += ["                old, new = new, old"]
         if self.layout.sums:
-            body += [
-                f"                if i % {FLUSH} == {FLUSH - 1}:",
-                *["                    " + line for line in flush],
-            ]
+            body += [f"                if i % {FLUSH} == {FLUSH - 1}:", f"                    {flush}"]
         body += [
             "            for r in range(members):",
-            "                odd = (ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1]) % 2",
-            "                at = base + item * (r * width + odd * whole)",
-            f"                target = {carried} + item * (first + r) * whole",
-            *["                " + line for line in self._copied("at", "target")],
+            "                last = at(base, r * row_width + length(ranges, first + r) % 2 * whole)",
+            f"                target = at({carried}, (first + r) * whole)",
+            *["                " + line for line in self._copied("last", "target")],
         ]
         if self.layout.sums:
-            body += ["            " + line for line in flush]
+            body.append(f"            {flush}")
         return "\n".join([*head, *body, "", f"    return {self.which}", ""])
+
+    def _one_by_one(self, sizes: Mapping[str, int], begin: str, end: str) -> list[str]:
+        """Return lines that say where each of some values begins, one after the other, and where the last ends."""
+        lines, at = [], begin
+        for name, numbers in sizes.items():
+            lines.append(f"        {name} = {at}")
+            at = f"{name} + {self.size(numbers)}"
+        return [*lines, f"        {end} = {at}"]
 
     def _places(self, calls: Sequence[str], ending: Sequence[str]) -> list[str]:
         """Return lines that compute the addresses which the calls use."""
@@ -208,52 +213,44 @@ class Writer:
 
         timed = [name for name in self.layout.timed if used(name)]
         passing = {name: numbers for name, numbers in self.layout.passing.items() if used(name)}
-        if timed or passing:
-            lines += ["b = row // steps", "t = row - b * steps"]
-        lines += [f"at_{n} = in_{n}.at + item * (b * in_{n}.batch + t * in_{n}.time)" for n in timed]
+        lines += [f"at_{n} = of_step(in_{n}, row, steps, dtype)" for n in timed]
         for name, numbers in self.layout.results.items():
             if used(name):
-                lines.append(f"at_{name} = out_{name} + item * row * ({self.size(numbers)})")
+                lines.append(f"at_{name} = at(out_{name}, row * ({self.size(numbers)}))")
         if passing:
-            lines.append("place = b * slots.window + t - slots.begin")
-        lines += [f"at_{n} = out_{n} + item * place * ({self.size(each)})" for n, each in passing.items()]
+            lines.append("place = in_window(row, steps, slots.begin, slots.window)")
+        lines += [f"at_{n} = at(out_{n}, place * ({self.size(each)}))" for n, each in passing.items()]
         if self.which == "backward":
             if used("state"):
-                lines += [
-                    "at_state = history + item * (row - 1 + 2 * reverse) * pitch",
-                    "if i == ranges[3 * (first + r) + 2] - ranges[3 * (first + r) + 1] - 1:",
-                    "    at_state = state + item * (first + r) * whole",
-                ]
+                found = "ranges, first + r, i, row, reverse, state, whole, history, slots.pitch"
+                lines.append(f"at_state = state_before({found})")
             if used("dlast"):
-                lines.append("at_dlast = here + item * old")
+                lines.append("at_dlast = at(here, old)")
             if used("dstate"):
-                lines.append("at_dstate = here + item * new")
+                lines.append("at_dstate = at(here, new)")
         else:
             if used("state"):
-                lines.append("at_state = here + item * old")
+                lines.append("at_state = at(here, old)")
             if used("last"):
-                lines.append("at_last = here + item * new")
+                lines.append("at_last = at(here, new)")
         for node in self.plan.scratch:
             if used(f"s{node.index}"):
-                lines.append(f"at_s{node.index} = here + item * o{node.index}")
+                lines.append(f"at_s{node.index} = at(here, o{node.index})")
         for node in self.kept:
             if used(f"k{node.index}"):
-                lines.append(f"at_k{node.index} = kept + item * (row * stored + e{node.index})")
+                lines.append(f"at_k{node.index} = at(kept, row * stored + e{node.index})")
         return lines
 
     def _ending(self) -> list[str]:
         """Return lines that keep the state and the products of a step."""
         if self.which == "backward" or not (self.kept or self.keeps_state):
             return []
-        lines = ["if kept != 0:"]
+        lines = ["if slots.kept != 0:"]
         if self.keeps_state:
-            lines += [
-                "    target = kept + item * row * stored",
-                *["    " + line for line in self._copied("here + item * new", "target")],
-            ]
+            lines += ["    " + line for line in self._copied("at(here, new)", "at(kept, row * stored)")]
         for node in self.kept:
-            at, kept = f"here + item * o{node.index}", f"kept + item * (row * stored + e{node.index})"
-            lines.append(f"    copy({at}, {kept}, {self.size(node.size)}, dtype)")
+            kept = f"at(kept, row * stored + e{node.index})"
+            lines.append(f"    copy(at(here, o{node.index}), {kept}, {self.size(node.size)})")
         return lines
 
     def _block(self) -> list[str]:
@@ -268,10 +265,10 @@ class Writer:
     def _copied(self, source: str, target: str) -> list[str]:
         """Return lines that copy a unit's part of a state from scratch memory to an array."""
         if not self.plan.lanes:
-            return [f"copy({source}, {target}, whole, dtype)"]
+            return [f"copy({source}, {target}, whole)"]
         return [
             f"for a in range(0, whole, {self.size(self.plan.lanes)}):",
-            f"    copy({source} + item * (a + low), {target} + item * (a + low), high - low, dtype)",
+            f"    copy(at({source}, a + low), at({target}, a + low), high - low)",
         ]
 
     def _multiply(self, node: Node) -> list[str]:
@@ -286,7 +283,7 @@ class Writer:
             at_left.append(f"{self.size(left.offset)}")
         lines, indent = [], ""
         axes = list(range(len(left.shape) - 1))
-        for axis in axes:
+        for axis in (axis for axis in axes if left.shape[axis] != 1):
             index = f"g{axis}"
             lines.append(f"{indent}for {index} in range({self.size(left.shape[axis])}):")
             indent += "    "
@@ -294,12 +291,11 @@ class Writer:
             at_out.append(f"{index} * ({self.size(result.strides[axis])})")
             if grouped and axis == 0:
                 at_right.append(f"{index} * ({self.size(right.shape[1] * right.shape[2])})")
-        right_address = self.matrices[node]
-        if at_right:
-            right_address += f" + item * ({' + '.join(at_right)})"
+        out, left_rows = f"at(base, {' + '.join(at_out)})", f"at(base, {' + '.join(at_left)})"
+        matrix = _after(self.matrices[node], " + ".join(at_right) or "0")
+        rest = "slots.panels, members"
         lines.append(
-            f"{indent}multiply(base + item * ({' + '.join(at_out)}), width, {columns}, "
-            f"base + item * ({' + '.join(at_left)}), width, {terms}, {right_address}, slots.panels, members, dtype)"
+            f"{indent}multiply({out}, row_width, {columns}, {left_rows}, row_width, {terms}, {matrix}, {rest})"
         )
         return lines
 
@@ -444,6 +440,10 @@ class _Body:
             deep += "    "
         lines += [f"{deep}{across}", f"{deep}    {place} += {value}"]
         return [*lines, f"{indent}{across}", f"{indent}    {place} = {place}{mean}"] if mean else lines
+
+
+def _after(first: str, count: str) -> str:
+    return first if count == "0" else f"at({first}, {count})"
 
 
 def _number(value: float) -> str:

@@ -4,11 +4,13 @@ import itertools
 
 import numpy as np
 import torch
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._pointers import pointer, separate
+from scanl.ops._cpu._pointers import at, pointer, separate
 from scanl.ops._cpu._product import BYTES, add_part_products
-from scanl.ops._cpu._team import CORES, array
+from scanl.ops._cpu._slots import itemsize
+from scanl.ops._cpu._team import CORES
 from scanl.ops.offsets import offsets
 
 NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
@@ -66,11 +68,17 @@ def piece(ranges, unit, count, size, width):
 
 
 @helper(forceinline=True)
+def length(ranges, n):
+    """Return the number of steps of sequence n."""
+    return ranges[3 * n + 2] - ranges[3 * n + 1]
+
+
+@helper(forceinline=True)
 def longest(ranges, first, count):
     """Return the length of the longest of `count` sequences, starting with sequence `first`."""
     steps = 0
     for n in range(first, first + count):
-        steps = max(steps, ranges[3 * n + 2] - ranges[3 * n + 1])
+        steps = max(steps, length(ranges, n))
     return steps
 
 
@@ -83,41 +91,74 @@ def row_at(ranges, n, i, steps, reverse):
     return ranges[3 * n] * steps + (end - 1 - i if reverse else begin + i)
 
 
+@helper(forceinline=True, error_model="numpy")
+def of_step(operand, row, steps, dtype):
+    """Return the pointer to a row of an operand (B, T, E), by the row's index among all B·T."""
+    b = row // steps
+    place = b * operand.batch + (row - b * steps) * operand.time
+    return pointer(operand.at + itemsize(dtype) * place, dtype)  # pyright: ignore[reportCallIssue]
+
+
+@helper(forceinline=True, error_model="numpy")
+def in_window(row, steps, begin, window):
+    """Return the index of a row among the rows of a window: those of `window` steps from step `begin` on."""
+    b = row // steps
+    return b * window + row - b * steps - begin
+
+
 @helper(forceinline=True)
-def apart(width, item):
+def state_before(ranges, n, i, row, reverse, state, whole, history, pitch):
+    """Return the pointer to the state before a row, at the i-th step of the backward pass of sequence n.
+
+    state: the states (N, whole) that enter.   history: the state after each row, `pitch` elements apart.
+    """
+    if i == length(ranges, n) - 1:
+        return at(state, n * whole)  # pyright: ignore[reportCallIssue]
+    return at(history, (row - 1 + 2 * reverse) * pitch)  # pyright: ignore[reportCallIssue]
+
+
+@helper(forceinline=True)
+def apart(width, dtype):
     """Return a width of at least this for rows in scratch memory: an odd number of cache lines.
 
     Rows that are a power of two apart would compete for the same few places of the first-level cache.
     """
-    lanes = 64 // item
+    lanes = 64 // itemsize(dtype)
     return ((width + lanes - 1) // lanes | 1) * lanes
 
 
 @helper()
-def copy(source, target, count, dtype):
-    """Copy `count` elements between addresses. The loop compiles to one memory move."""
+def copy(source, target, count):
+    """Copy `count` elements between pointers. The loop compiles to one memory move."""
     separate()  # pyright: ignore[reportCallIssue]
-    read, write = pointer(source, dtype), pointer(target, dtype)  # pyright: ignore[reportCallIssue]
     for i in range(count):
-        write[i] = read[i]
+        target[i] = source[i]
 
 
 @helper()
-def clear(target, count, dtype):
-    """Set `count` elements at an address to zero."""
-    write = pointer(target, dtype)  # pyright: ignore[reportCallIssue]
+def clear(target, count):
+    """Set `count` elements to zero."""
     for i in range(count):
-        write[i] = dtype.type(0)
+        target[i] = 0
 
 
 @helper()
-def multiply(out, out_row, width, h, h_row, n, w, panels, count, dtype):
-    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), by address and row stride.
+def add_up(total, recent, count):
+    """Add partial sums to sums, and set them to zero."""
+    separate()  # pyright: ignore[reportCallIssue]
+    for i in range(count):
+        total[i] += recent[i]
+        recent[i] = 0
+
+
+@helper()
+def multiply(out, out_row, width, h, h_row, n, w, panels, count):
+    """Compute out += h w for `count` rows: out (count, width), h (count, n), w (n, width), by pointer and row stride.
 
     panels: whether w is as `in_panels` returns it. It is a function of its own, so that a kernel with several products
     has its code once.
     """
     add_part_products(
-        array(out, count * out_row, dtype), 0, out_row, width, array(h, count * h_row, dtype), 0, h_row, n,
-        array(w, n * width, dtype), 0, panels, count,
+        carray(out, (count * out_row,)), 0, out_row, width, carray(h, (count * h_row,)), 0, h_row, n,
+        carray(w, (n * width,)), 0, panels, count,
     )  # fmt: skip

@@ -16,6 +16,16 @@ def pointer(typingctx, address, dtype):
 
 
 @intrinsic
+def at(typingctx, first, count):
+    """Return the pointer to the element that is `count` elements after the first."""
+
+    def codegen(context, builder, signature, args):
+        return builder.gep(args[0], [args[1]])
+
+    return first(first, types.int64), codegen
+
+
+@intrinsic
 def separate(typingctx):
     """Promise that no two pointer arguments of the function that calls this reach the same memory."""
 
