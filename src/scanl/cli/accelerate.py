@@ -50,7 +50,8 @@ def table() -> str:
 
 def _load(path: str) -> Any:
     try:
-        from transformers import AutoModelForCausalLM
+        # from its own module: through the package, a type checker reads every model of transformers
+        from transformers.models.auto.modeling_auto import AutoModelForCausalLM
     except ImportError as error:
         raise ConfigError("accelerate: transformers is not installed; pip install 'scanl[hub]'") from error
     try:

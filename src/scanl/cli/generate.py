@@ -238,7 +238,8 @@ def _of_hub(path: str, prompt: str, count: int, sampling: dict[str, Any]) -> Non
 
 def _tokenizer(folder: Path) -> Any:
     try:
-        from transformers import AutoTokenizer
+        # from its own module: through the package, a type checker reads every model of transformers
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
     except ImportError as error:
         raise ConfigError("generate: --hub reads text with transformers; pip install transformers") from error
     # Without tokenizer files transformers makes an empty tokenizer instead of failing.
