@@ -105,6 +105,6 @@ def test_mistakes(folder, tmp_path, monkeypatch, capfd):
     assert refused(capfd, str(damaged)).startswith(f"scanl: accelerate: cannot load {damaged}: ")
     (damaged / "model.safetensors").write_bytes(b"no weights")
     assert refused(capfd, str(damaged)).startswith(f"scanl: accelerate: cannot load {damaged}: ")
-    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers.models.auto.modeling_auto", None)
     line = "scanl: accelerate: transformers is not installed; pip install 'scanl[hub]'"
     assert refused(capfd, str(folder)) == line
