@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonargparse
@@ -15,13 +15,23 @@ class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormat
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage."""
+    """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage.
 
-    def __init__(self, command: str, description: str, **kwargs: Any) -> None:
+    below: returns the text below the options; it is asked for only when the help is printed.
+    """
+
+    def __init__(
+        self, command: str, description: str, *, below: Callable[[], str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(
             prog=f"scanl {command}", description=description, exit_on_error=False, formatter_class=_Help, **kwargs
         )
-        self.command = command
+        self.command, self._below = command, below
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        if self._below is not None:
+            self.epilog = self._below()
+        return super().format_help(*args, **kwargs)
 
     def parse(self, argv: Sequence[str]) -> jsonargparse.Namespace:
         """Parse the options. `--batch_size` is read as `--batch-size`. Raises ConfigError for a mistake."""

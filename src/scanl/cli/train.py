@@ -171,7 +171,7 @@ def _parser(defaults: TrainConfig) -> Parser:
 
 def options_parser(command: str, description: str, defaults: TrainConfig) -> Parser:
     """Return a parser of the options of training."""
-    parser = Parser(command, description, epilog=f"{_layer_help()}\n\n{task_help()}")
+    parser = Parser(command, description, below=lambda: f"{_layer_help()}\n\n{task_help()}")
     parser.add_argument("paths", type=str, nargs="*", default=[], metavar="PATH", help="text to train on, as --data")
     parser.add_argument("--config", action="config", help="YAML file of these options")
     # Stored paths are not the default of --data, because positional paths would be added to them; they replace them.
