@@ -19,6 +19,7 @@ from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import Layer
 from scanl.layers import state as states
 from scanl.models import (
+    Forecaster,
     GatedMLP,
     LanguageModel,
     Saved,
@@ -477,6 +478,25 @@ def test_classifier_that_has_read_nothing(pool):
     assert torch.equal(model(x[:, :0])[0], model.head.bias[None])
     logits, _ = model(x, cu_seqlens=torch.tensor([0, 0, 5]))
     torch.testing.assert_close(logits, torch.cat([model.head.bias[None], model(x)[0]]))
+
+
+def test_what_begins_has_no_state(monkeypatch):
+    """A layer that starts a sequence gets None: zeros would be computed with, which takes S4D three times as long."""
+    given, forward = [], layers.get("lru").forward
+
+    def watched(self, x, state=None, **options):
+        given.append(state)
+        return forward(self, x, state, **options)
+
+    monkeypatch.setattr(layers.get("lru"), "forward", watched)
+    x = torch.randn(2, 5, 3)
+    for model in (
+        SequenceClassifier(3, DIM, 2, "lru", input_dim=3),
+        Forecaster(1, DIM, 2, "lru", targets=3),
+        LanguageModel(VOCAB, DIM, 2, "lru"),
+    ):
+        model(torch.zeros(2, 5, dtype=torch.int64) if isinstance(model, LanguageModel) else x)
+    assert given == [None] * 6
 
 
 def test_classifier_sums_in_float32():

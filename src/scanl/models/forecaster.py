@@ -405,7 +405,7 @@ class Forecaster(Saved):
         durations = [] if spans is None else [spans[..., None].to(z)]
         hidden, stack = self.stack(
             self.input(torch.cat([z, more, *durations], -1)),
-            before.stack,
+            None if state is None else state.stack,
             cu_seqlens=cu_seqlens,
             timespans=spans if self.stack.timed else None,
         )

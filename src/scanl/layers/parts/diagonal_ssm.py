@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from scanl.layers.base import as_widened
 from scanl.layers.packing import each_alone
-from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal, sum_of_powers
+from scanl.ops import discretize, linear_scan, long_convolution, ssm_kernel_diagonal
 from scanl.ops.ssm_kernels import powers
 
 FEW = 16  # up to this many steps the recurrence is used
@@ -92,37 +92,50 @@ def read(h: Tensor, C: Tensor) -> Tensor:
 def _convolution(
     x: Tensor, A: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None, discretization: str
 ) -> tuple[Tensor, Tensor]:
-    batch, steps, _ = x.shape
+    steps = x.shape[1]
     y, _ = long_convolution(x, ssm_kernel_diagonal(A, B, C, dt, steps, discretization=discretization))
     a, b = discretize(A, B, dt, discretization)
-    last, gone = _remembered(x, a)
-    last = b * last
+    table = _Powers(a, steps)
+    last = b * table.remembered(x)
     if state is not None:
-        weights = ((2 if A.is_complex() else 1) * C * a * state).flatten(0, 1)  # (B D, N)
-        repeated = a if len(a) == 1 else a.repeat(batch, 1)
-        echo = sum_of_powers(weights, repeated, steps)
-        y = y + echo.unflatten(0, (batch, -1)).transpose(1, 2)
-        last = last + gone * state
+        y = y + table.echo((2 if A.is_complex() else 1) * C * a * state)
+        last = last + table.last * state
     return y, last
 
 
-def _remembered(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ_j a^{T-1-j} x_j (B, D, N) and a^T, from two tables of powers with about √T columns."""
-    steps, wide = x.shape[1], torch.complex128 if a.is_complex() else torch.float64
-    block = 1 << ((steps - 1).bit_length() + 1) // 2
-    blocks = -(-steps // block)
-    inner, jump = powers(a.to(wide), block)  # (D, N, block)
-    outer = powers(jump, blocks)[0]
-    rest = steps - (blocks - 1) * block
-    gone = outer[..., -1] * (inner[..., rest] if rest < block else jump)
-    outer = outer.to(a.dtype)
-    table = inner.flip(-1).to(a.dtype).transpose(1, 2)  # (D, block, N)
-    parts = F.pad(x, (0, 0, blocks * block - steps, 0)).permute(2, 0, 1).unflatten(2, (blocks, block)).flatten(1, 2)
-    if a.is_complex():
-        real = torch.view_as_real(table.resolve_conj()).flatten(2)
-        sums = torch.view_as_complex((parts @ real).unflatten(-1, (-1, 2)))
-    else:
-        sums = parts @ table
-    sums = sums.unflatten(1, (-1, blocks))  # (D, B, blocks, N)
-    last = (sums * outer.flip(-1).transpose(1, 2)[:, None]).sum(2).transpose(0, 1)
-    return last, gone.to(a.dtype)
+class _Powers:
+    """Powers of ā (D, N) over T steps: two tables of about √T columns, whose products are ā^0 to ā^{T-1}."""
+
+    def __init__(self, a: Tensor, steps: int) -> None:
+        self.steps = steps
+        self.block = 1 << ((steps - 1).bit_length() + 1) // 2
+        self.blocks = -(-steps // self.block)
+        inner, jump = powers(a.to(torch.complex128 if a.is_complex() else torch.float64), self.block)
+        outer = powers(jump, self.blocks)[0]
+        rest = steps - (self.blocks - 1) * self.block
+        last = outer[..., -1] * (inner[..., rest] if rest < self.block else jump)
+        self.inner, self.outer = inner.to(a.dtype), outer.to(a.dtype)  # (D, N, block), (D, N, blocks)
+        self.last = last.to(a.dtype)  # ā^T, (D, N)
+
+    def remembered(self, x: Tensor) -> Tensor:
+        """Return Σ_j ā^{T-1-j} x_j (B, D, N)."""
+        table = self.inner.flip(-1).transpose(1, 2)  # (D, block, N)
+        parts = F.pad(x, (0, 0, self.blocks * self.block - self.steps, 0)).permute(2, 0, 1)
+        parts = parts.unflatten(2, (self.blocks, self.block)).flatten(1, 2)
+        if table.is_complex():
+            real = torch.view_as_real(table.resolve_conj()).flatten(2)
+            sums = torch.view_as_complex((parts @ real).unflatten(-1, (-1, 2)))
+        else:
+            sums = parts @ table
+        sums = sums.unflatten(1, (-1, self.blocks))  # (D, B, blocks, N)
+        return (sums * self.outer.flip(-1).transpose(1, 2)[:, None]).sum(2).transpose(0, 1)
+
+    def echo(self, weights: Tensor) -> Tensor:
+        """Return Re Σ_n w_n ā_n^t for t < T: (B, T, D). weights: w, (B, D, N)."""
+        left = weights.transpose(0, 1)[:, :, None] * self.outer.transpose(1, 2)[:, None]  # (D, B, blocks, N)
+        right = self.inner  # (D, N, block)
+        if left.is_complex():  # Re(uv) = Re u Re v - Im u Im v
+            left = torch.view_as_real(left.resolve_conj()).flatten(3)
+            right = torch.stack([right.real, -right.imag], 2).flatten(1, 2)
+        product = left.flatten(1, 2) @ (right[0] if len(right) == 1 else right)
+        return product.view(len(left), len(weights), -1)[..., : self.steps].permute(1, 2, 0)
