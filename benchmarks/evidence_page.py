@@ -152,8 +152,8 @@ LAYERS_OF_IMAGES = """
 The second table has runs of 15 minutes, which had a core of their own. `lstm` runs PyTorch's own kernels, as `nn.LSTM`
 does. `lstm`, `gru` and `lem` are one block, the other layers two. `lstm` and `gru` have the chrono initialisation.
 Fashion-MNIST has ten kinds of garments in place of digits, and the same sizes.
-The rate is 4e-3. `indrnn` diverged with 2e-3, and has 1e-3, with its recurrent weights bounded for 784 steps. Processor
-minutes of a run that was interrupted are those after the interruption.
+The learning rate is 4e-3. `indrnn` diverged with 2e-3, and has 1e-3, with its recurrent weights bounded for 784 steps.
+Processor minutes of a run that was interrupted are those after the interruption.
 """
 
 CIFAR = (

@@ -187,7 +187,8 @@ def by_the_loop(
     if key not in _by_the_loop:
         given = wide(operands)
         exact = evaluate(op, given, options, "reference")
-        is_wide = all(leaf.dtype == leaves(given)[path].dtype for path, leaf in leaves(operands).items())
+        dtypes = [[leaf.dtype for leaf in leaves(each).values()] for each in (given, operands)]
+        is_wide = dtypes[0] == dtypes[1]
         _by_the_loop[key] = exact if is_wide else evaluate(op, operands, options, "reference"), exact
     return _by_the_loop[key]
 

@@ -53,7 +53,8 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -
     """Write loss.png: one plot if loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 
-    width, left, height = (10, 1.15, 4.2) if source.comparable is None else (7, 0.8, 4.2)  # inches
+    width, left = (10, 1.15) if source.comparable is None else (7, 0.8)  # inches
+    height = 4.2
     figure = Figure(figsize=(width, height))
     # Margins of our own: a layout of matplotlib draws all of it twice, which takes longer than some steps of training.
     figure.subplots_adjust(left / width, 0.55 / height, 1 - 0.15 / width, 1 - 0.45 / height, wspace=0.25)
