@@ -180,6 +180,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     if any(language == "python" and "transformers" in text for language, text in blocks(page)):
         pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "today.txt").write_text("Once more, then. " * 40)
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
@@ -206,6 +207,9 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         if language == "console":
             for words in lines(text):
                 try_command(words, monkeypatch)
+            continue
+        if file := re.match(r"# (\w+\.py)\n", text):  # a file of the reader's own
+            (tmp_path / file[1]).write_text(text)
             continue
         for long in [long for long in smaller if long in text]:
             text = text.replace(long, smaller.pop(long))

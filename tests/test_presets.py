@@ -62,9 +62,8 @@ def test_a_preset_keeps_the_laws_that_depend_on_options(preset_name):
 def test_list_and_show_have_every_preset(preset_name, capsys):
     cls = layers.get(preset_name)
     assert main(["list"]) == 0
-    assert re.search(
-        rf"^{preset_name} +{re.escape(cls.__doc__.splitlines()[0])}$", capsys.readouterr().out, re.MULTILINE
-    )
+    line = re.escape(f"{cls.__doc__.splitlines()[0]} A preset of {cls.preset_of.name}.")
+    assert re.search(rf"^{preset_name} +{line}$", capsys.readouterr().out, re.MULTILINE)
     shown = " ".join(describe(preset_name, 64).split())
     for option, value in cls.preset_options.items():
         assert re.search(rf"preset of {cls.preset_of.name} with .*{option}={value!r}", shown)

@@ -1,6 +1,6 @@
 """Registry of classes by name. Registered classes are listed, built, trained and tested by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from scanl.errors import ConfigError, nearest
@@ -14,15 +14,31 @@ C = TypeVar("C", bound=Named)
 S = TypeVar("S", bound=Named)
 
 
+def folded(name: str) -> str:
+    """Return the letters and digits of a name in lower case: `GatedDeltaNet` and `gated-deltanet` are one spelling."""
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
 class Registry(Generic[C]):
     """The classes of one kind by name: `layers = Registry("layer")`.
 
+    A name is matched without regard to case, hyphens and underscores. The name of the class matches too, and so do its
+    `aliases`, other names of the literature that the class declares. A registered name comes before any alias.
+
     beside: another registry. No name is in both, and each suggests the other's names for a misspelt one.
     use: advice on how to use a class of this kind, with {name} for its name; given when `beside` is asked for it.
+    advice: what to use in place of well-known names that are not registered, by those names.
     """
 
-    def __init__(self, kind: str, beside: "Registry[Any] | None" = None, use: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        beside: "Registry[Any] | None" = None,
+        use: str = "",
+        advice: Mapping[str, str] | None = None,
+    ) -> None:
         self._kind, self._use = kind, use
+        self._advice = {folded(name): text for name, text in (advice or {}).items()}
         self._classes: dict[str, type[C]] = {}
         self._family: list[Registry[Any]] = [] if beside is None else beside._family
         self._family.append(self)
@@ -49,12 +65,30 @@ class Registry(Generic[C]):
         """Return all registered names, sorted."""
         return sorted(self._classes)
 
+    def spellings(self) -> Iterator[tuple[str, str]]:
+        """Yield every folded spelling with the name that it stands for: names first, then class names and aliases."""
+        yield from ((folded(name), name) for name in self._classes)
+        for name, cls in self._classes.items():
+            aliases = vars(cls).get("aliases", ())
+            yield from ((folded(spelling), name) for spelling in (cls.__name__, *aliases))
+
+    def find(self, name: str) -> str | None:
+        """Return the registered name for any spelling of it, or None for an unknown name."""
+        if name in self._classes:
+            return name
+        wanted = folded(name)
+        return next((known for spelling, known in self.spellings() if spelling == wanted), None)
+
     def get(self, name: str) -> type[C]:
         """Return the class of a name. For an unknown name, raises ConfigError with the nearest known one."""
-        if name in self._classes:
-            return self._classes[name]
+        known = self.find(name)
+        if known is not None:
+            return self._classes[known]
         for each in self._family:
-            if name in each._classes:
-                advice = each._use and "; use " + each._use.format(name=name)
+            known = each.find(name)
+            if known is not None:
+                advice = each._use and "; use " + each._use.format(name=known)
                 raise ConfigError(f"{name!r} is a {each._kind}, expected a {self._kind}{advice}")
+        if folded(name) in self._advice:
+            raise ConfigError(f"unknown {self._kind} {name!r}; {self._advice[folded(name)]}")
         raise nearest(self._kind, name, sorted(known for each in self._family for known in each._classes))

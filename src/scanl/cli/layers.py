@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scanl import layers
 from scanl.cli.parser import Parser
 from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get, names
@@ -18,6 +20,7 @@ from scanl.models.presets import Preset
 from scanl.ops import backend, registry
 from scanl.ops.registry import Backend
 
+BODIES = "Bodies and wrappers of other layers"
 WIDTH = 256  # model width for which sizes are printed
 HANGING: Any = {"initial_indent": " " * 12, "subsequent_indent": " " * 14}
 INTRODUCTION = f"""\
@@ -80,18 +83,25 @@ def list_layers(argv: Sequence[str]) -> int:
         print(page(), end="")
         return 0
     width = max(map(len, names())) + 2
-    for title, group in (
-        ("Layers:", _classes()),
-        ("Presets, published models that are one of these layers with other options:", _presets()),
-        ("Whole models, patterns of layers:", [(name, presets.get(name)) for name in presets.names()]),
-    ):
-        print(title)
+    groups: dict[str, list[tuple[str, type[Layer | Preset]]]] = {}
+    for name in names():
+        groups.setdefault(_family(get(name)), []).append((name, get(name)))
+    groups["Whole models, patterns of layers"] = [(name, presets.get(name)) for name in presets.names()]
+    for title, group in groups.items():
+        print(f"{title}:")
         for name, cls in group:
-            print(f"{name:<{width}}{_summary(cls)}")
+            origin = f" A preset of {cls.preset_of.name}." if issubclass(cls, Layer) and cls.preset_of else ""
+            print(f"{name:<{width}}{_summary(cls)}{origin}")
             print(f"{'':<{width}}{cls.equation}")
         print()
     print("`scanl show NAME` has the rest.")
     return 0
+
+
+def _family(cls: type[Layer]) -> str:
+    """Return what the docstring of the layer's folder says about its layers."""
+    package = sys.modules[cls.__module__.rpartition(".")[0]]
+    return BODIES if package is layers else (inspect.getdoc(package) or package.__name__).partition("\n")[0].rstrip(".")
 
 
 def page() -> str:
@@ -194,15 +204,14 @@ def show_layer(argv: Sequence[str]) -> int:
     parser.add_argument("name", type=str, help="a registered layer or whole model; `scanl list` prints them")
     parser.add_argument("--dim", type=int, default=WIDTH, help="model width for the sizes")
     args = parser.parse(argv)
-    whole = args.name in presets.names()
-    if not whole:
-        get(args.name)
+    whole = presets.find(args.name) is not None
+    cls = presets.get(args.name) if whole else get(args.name)
     if args.dim < 1:
         raise ConfigError(f"show: dim is {args.dim}, expected at least 1")
-    print(describe(args.name, args.dim))
-    layer = Stack(args.dim, len(presets.get(args.name).layers), args.name) if whole else build(args.name, args.dim)
+    print(describe(cls.name, args.dim))
+    layer = Stack(args.dim, len(presets.get(cls.name).layers), cls.name) if whole else build(cls.name, args.dim)
     here = [] if layer.bidirectional else [f"{step_time(layer):.2f} ms a step, of one sequence on the CPU"]
-    backends = [] if whole else _backends(get(args.name))
+    backends = [] if whole else _backends(get(cls.name))
     here += [f"{each.name}: package {each.package} is not installed" for each in backends if each.package]
     for i, line in enumerate(here):
         print(f"{'' if i else 'here':<12}{line}")

@@ -77,6 +77,7 @@ class SpeechCommands(FixedRows):
     """
 
     id = "B-sc35"
+    aliases = ("SC35",)
     needs = SPEECH
     question = Question("class", channels=1, classes=len(WORDS))
     chance = 1 / len(WORDS)
@@ -168,6 +169,7 @@ class TenWords(SpeechCommands):
     """
 
     id = "B-sc10mfcc"
+    aliases = ("speech_commands_10",)
     chance = 1 / len(TEN)
     words = TEN
 

@@ -154,6 +154,7 @@ class Source(ABC):
     names: Sequence[str] = ()  # of the numbers that are forecast
     moved: ClassVar[str] = ""  # end of the message about changed data: what to do when it has moved
     stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # options that may end a run early
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names of the literature, by which the registry finds the class
     instead: ClassVar[Mapping[str, str]] = {}  # advice for each option that the source does not read
     examined_by: ClassVar[tuple[str, ...]] = ()  # options of `scanl eval` that `exam` takes
 

@@ -69,6 +69,7 @@ class IMDbReviews(FixedRows):
     """
 
     id = "B-imdb, B-lra-text"
+    aliases = ("lra_text",)
     needs = IMDB
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
@@ -137,6 +138,7 @@ class PaperPairs(FixedRows):
     """
 
     id = "B-lra-retrieval"
+    aliases = ("lra_aan", "aan")
     needs = AAN
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)

@@ -231,7 +231,7 @@ class ETTm2(ETTm1):
 
 @register("ecl")
 @dataclass
-class Electricity(LongHorizon):
+class ElectricityLoad(LongHorizon):
     """ECL: the power of 321 clients, every hour. 70, 10 and 20 % of the rows.
 
     Source: Trindade, "ElectricityLoadDiagrams20112014", UCI, 2015; Zhou et al., "Informer", arXiv:2012.07436.
@@ -260,7 +260,7 @@ class Weather(LongHorizon):
 
 @register("electricity")
 @dataclass
-class LongElectricity(Electricity):
+class LongElectricity(ElectricityLoad):
     """Electricity: 321 clients as in `ecl`, in the file of later papers, whose last column is OT. Same parts.
 
     Source: Wu et al., "Autoformer", arXiv:2106.13008. Args: see `PublishedSeries`.

@@ -278,7 +278,8 @@ class MNISTImages(Images):
     section 4.2. Args: see `Images`. Chance: 1 of 10.
     """
 
-    id = "B-smnist, B-psmnist"
+    id = "B-smnist"
+    aliases = ("sMNIST", "sequential_mnist")
     needs = MNIST
     question = Question("class", channels=1, classes=10)
     steps = 784
@@ -289,6 +290,20 @@ class MNISTImages(Images):
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return (np.stack(rows)[:, self.pixels, None] / 255).astype(np.float32)
+
+
+@register("psmnist")
+@dataclass
+class PermutedMNIST(MNISTImages):
+    """Permuted MNIST: `mnist` whose pixels are read in one random order, by default NumPy's after the seed 92916.
+
+    Source: Le et al., arXiv:1504.00941, section 4.2; the order as in Voelker et al., "Legendre Memory Units", 2019.
+    Args: see `Images`. Chance: 1 of 10.
+    """
+
+    id = "B-psmnist"
+
+    order: str = "numpy:92916"
 
 
 @register("fashion_mnist")
@@ -324,7 +339,8 @@ class CIFAR10Images(Images):
     Chance: 1 of 10.
     """
 
-    id = "B-scifar, B-lra-image"
+    id = "B-scifar"
+    aliases = ("sCIFAR", "sequential_cifar")
     needs = CIFAR10
     steps = 1024
     classes: ClassVar[int] = 10
@@ -352,6 +368,19 @@ class CIFAR10Images(Images):
 def luma(colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the grey of red, green and blue, by the weights of ITU-R BT.601 that image programs use."""
     return colours @ np.array([0.299, 0.587, 0.114])
+
+
+@register("lra_image")
+@dataclass
+class LRAImage(CIFAR10Images):
+    """Image task of Long Range Arena: `cifar10` in grey, one number a pixel. T = 1024 steps.
+
+    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.4. Args: see `cifar10`. Chance: 1 of 10.
+    """
+
+    id = "B-lra-image"
+
+    grey: bool = True
 
 
 @register("cifar100")
@@ -394,6 +423,7 @@ class NoisePaddedCIFAR10(CIFAR10Images):
     """
 
     id = "B-npcifar"
+    aliases = ("npcifar",)
     steps = 1000
     question = Question("class", channels=96, classes=10)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 

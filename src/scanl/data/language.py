@@ -225,6 +225,7 @@ class PennTreebank(Words):
     """
 
     id = "B-ptb"
+    aliases = ("penn_treebank",)
     needs = PTB
 
 
@@ -262,6 +263,7 @@ class WikiText103(Words):
     """
 
     id = "B-wt103"
+    aliases = ("WT103",)
     needs = WIKITEXT103
 
 

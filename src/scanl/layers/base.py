@@ -45,6 +45,7 @@ class Layer(Module):
     """
 
     name: ClassVar[str] = ""  # set by `register` or `preset`
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names of the literature, by which the registry finds the class
     id: ClassVar[str] = ""  # a short name by which maintainers find a published model; it is never printed
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
@@ -192,6 +193,9 @@ def _fits(state: State, form: State, batch: int) -> bool:
         return fitting and _readable(state.dtype, form.dtype)
     if state is None or form is None or isinstance(form, Tensor):
         return state is form
+    if isinstance(form, dict):
+        fitting = isinstance(state, dict) and state.keys() == form.keys()
+        return fitting and all(_fits(state[name], form[name], batch) for name in form)
     return len(state) == len(form) and all(_fits(*pair, batch) for pair in zip(state, form, strict=True))
 
 
@@ -223,7 +227,17 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(widen(x) / cap)
 
 
-registry: Registry[Layer] = Registry("layer")
+registry: Registry[Layer] = Registry(
+    "layer",
+    advice={
+        "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
+        "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
+        "rwkv5": "the nearest layer is 'rwkv6', whose decay depends on the input",
+        "eagle": "Eagle is RWKV-5; the nearest layer is 'rwkv6', whose decay depends on the input",
+        "transformer_xl": "the nearest layer is 'window_attention', softmax attention that carries its last keys",
+        "transformer": "give 'attention', or 'window_attention' for a state of constant size",
+    },
+)
 register, get = registry.add, registry.get
 
 # Layers that mix features instead of time, in layers/channel/. Registered with `@channel_mixers.add("gated_mlp")`.

@@ -1,4 +1,4 @@
-"""The state of a layer between two calls: a tensor, or nested tuples and NamedTuples of tensors, batch first.
+"""The state of a layer between two calls: a tensor, or nested tuples, NamedTuples and dicts of tensors, batch first.
 
 `None` and `()` hold no tensors. Functions here that return a state keep its form.
 """
@@ -16,7 +16,7 @@ from scanl.errors import CheckpointError, ShapeError
 
 Device: TypeAlias = torch.device | str | None
 DType: TypeAlias = torch.dtype | None
-State: TypeAlias = Any  # Tensor | NamedTuple | tuple | list | None, nested
+State: TypeAlias = Any  # Tensor | NamedTuple | tuple | list | dict with names as keys | None, nested
 
 
 def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
@@ -25,6 +25,9 @@ def map_leaves(f: Callable[..., Any], state: State, *others: State) -> State:
         return f(state, *others)
     if state is None:
         return None
+    if isinstance(state, dict):
+        return {name: map_leaves(f, part, *(other[name] for other in others)) for name, part in state.items()}
+    _refuse_other(state)
     parts = [map_leaves(f, *group) for group in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
@@ -33,9 +36,21 @@ def leaves(state: State, path: str = "state") -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor with its path in the state, such as `state.recurrent` or `state.0.conv`."""
     if isinstance(state, Tensor):
         yield path, state
+    elif isinstance(state, dict):
+        for name, part in state.items():
+            yield from leaves(part, f"{path}.{name}")
     elif state is not None:
+        _refuse_other(state)
         for name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
             yield from leaves(part, f"{path}.{name}")
+
+
+def _refuse_other(state: State) -> None:
+    if not isinstance(state, tuple | list):
+        raise ShapeError(
+            f"state: it holds a {type(state).__name__}, expected tensors, or "
+            "tuples, NamedTuples, lists and dicts of them"
+        )
 
 
 def detach(state: State) -> State:

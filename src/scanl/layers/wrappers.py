@@ -58,6 +58,7 @@ class Bidirectional(Layer):
     """
 
     id = "S-bidir"
+    aliases = ("BidirectionalLinearRNN",)
     equation = "y = fwd(x) + reverse(bwd(reverse(x)))"
     source = 'Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", IEEE Trans. Signal Processing, 1997'
     sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}
@@ -113,6 +114,7 @@ class MultiScale(Layer):
     """
 
     id = "S-multiscale"
+    aliases = ("MultiScaleRNN",)
     equation = "y = (1/m) sum_r layer_r(x),  decay_r = linspace(0.1, 0.9, m)_r at the start"
     source = "Linear RNN base block, multi-scale recurrence"
     sample: ClassVar = {"layer": "linear_rnn", "scales": 2}

@@ -80,7 +80,7 @@ class Block(Module):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ConfigError(f"block: dropout is {dropout}, expected at least 0 and below 1")
-        if channel_mixer != "none" and channel_mixer not in channel_mixers.names():
+        if channel_mixer != "none" and channel_mixers.find(channel_mixer) is None:
             raise nearest("channel mixer", channel_mixer, ["none", *channel_mixers.names()])
         channel = None if channel_mixer == "none" else channel_mixers.get(channel_mixer)
         if two_hop and channel is None:

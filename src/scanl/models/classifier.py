@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from scanl.layers.designation import Designation
 from scanl.models.pooling import Pooled, PooledState
 from scanl.models.reader import Scales
 
@@ -38,7 +39,7 @@ class SequenceClassifier(Pooled):
         num_classes: int,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         vocab_size: int | None = None,
         input_dim: int | None = None,

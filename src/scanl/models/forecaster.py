@@ -9,6 +9,7 @@ from torch import Tensor
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
+from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
@@ -93,7 +94,7 @@ class Forecaster(Saved):
         horizon: int,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         targets: int = 1,
         past: int = 0,

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from scanl.layers.designation import Designation
 from scanl.layers.packing import unpack
 from scanl.layers.state import Device, DType
 from scanl.models.reader import Reader, Scales
@@ -29,7 +30,7 @@ class SequenceLabeller(Reader):
         num_classes: int,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         vocab_size: int | None = None,
         input_dim: int | None = None,

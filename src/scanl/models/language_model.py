@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import soft_cap
+from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
 from scanl.models.block import embedded, make_norm
@@ -41,7 +42,7 @@ class LanguageModel(Saved):
         vocab_size: int,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         layer_options: Mapping[str, Any] | None = None,
         channel_mixer: str = "gated_mlp",

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from scanl.errors import ShapeError
+from scanl.layers.designation import Designation
 from scanl.models.heads import make_head
 from scanl.models.pooling import Pooled, PooledState
 from scanl.models.reader import Scales, Standard
@@ -34,7 +35,7 @@ class SequenceRegressor(Pooled):
         outputs: int,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         vocab_size: int | None = None,
         input_dim: int | None = None,

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
+from scanl.layers.base import Layer
+from scanl.layers.designation import recorded
 from scanl.layers.module import Module
 
 WEIGHTS = "model.safetensors"
@@ -69,8 +71,15 @@ class Saved(Module):
 
 def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:
     """Write one file with the weights, the class, its configuration and the metadata in `more`."""
+    config = dict(model.config)
+    if "layer" in config:
+        config["layer"] = _recorded(config["layer"])
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     try:
-        save_tensors(tensors, path, {"class": type(model).__name__, "config": model.config, **(more or {})})
+        save_tensors(tensors, path, {"class": type(model).__name__, "config": config, **(more or {})})
     except TypeError as error:
         raise ConfigError(f"save: config is {model.config}, expected what JSON can hold: {error}") from error
+
+
+def _recorded(layer: Any) -> str | list[str]:
+    return recorded(layer) if isinstance(layer, str | type | Layer) else [recorded(each) for each in layer]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, nearest
-from scanl.layers.base import Layer, build, get, widen
+from scanl.layers.base import Layer, registry, widen
+from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType
 from scanl.models.block import Block, BlockState, make_norm, normed
@@ -24,8 +25,10 @@ class Stack(Module):
         dim: D, width of the residual stream.
         depth: number of blocks.
         layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of a
-            preset: "griffin".
-        layer_options: constructor options of the layer; with several layers, a mapping from name to options.
+            preset: "griffin". A class of your own stands wherever a name does, and so does "my.module:MyRNN". Of an
+            instance, every block gets a copy, with its values.
+        layer_options: constructor options of the layer; with several layers, a mapping from name to options. The name
+            of a class of your own is that of the class.
         channel_mixer: a registered name, such as "gated_mlp", "rwkv4", "rwkv6" or "rwkv7"; or "none".
         channel_options: options of the channel mixer.
         norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
@@ -43,7 +46,7 @@ class Stack(Module):
         self,
         dim: int,
         depth: int,
-        layer: str | Sequence[str] = "hawk",
+        layer: Designation | Sequence[Designation] = "hawk",
         *,
         layer_options: Mapping[str, Any] | None = None,
         channel_mixer: str = "gated_mlp",
@@ -56,12 +59,12 @@ class Stack(Module):
         two_hop: bool = False,
     ) -> None:
         super().__init__()
-        given = [layer] if isinstance(layer, str) else list(layer)
-        pattern = [name for each in given for name in _layers_of(each)]
+        single = isinstance(layer, str | type | Layer)
+        pattern = [part for each in ([layer] if single else layer) for part in _layers_of(each)]
         if depth < 1 or not pattern:
             raise ConfigError(f"stack: depth is {depth} and layers are {pattern}, expected at least one of each")
-        options = _options_by_name(pattern, layer_options or {}, single=layer == pattern[0])
-        mixers = [build(name, dim, **options[name]) for name in (pattern * depth)[:depth]]
+        options = _options_by_name(pattern, layer_options or {}, single=single and pattern == [layer])
+        mixers = [make_layer(part, dim, options[label(part)]) for part in (pattern * depth)[:depth]]
         self.dim = dim
         self.blocks = nn.ModuleList(
             Block(m, channel_mixer, dict(channel_options or {}), norm, norm_eps, dropout, own_norm, two_hop)
@@ -126,16 +129,21 @@ class Stack(Module):
         return x, tuple(states)
 
 
-def _layers_of(name: str) -> tuple[str, ...]:
-    return presets.get(name).layers if name in presets.names() else (name,)
+def _layers_of(layer: Designation) -> tuple[Designation, ...]:
+    """Return the layers of a whole model, or the layer itself."""
+    return presets.get(layer).layers if isinstance(layer, str) and presets.find(layer) is not None else (layer,)
 
 
-def _options_by_name(pattern: list[str], options: Mapping[str, Any], single: bool) -> dict[str, dict[str, Any]]:
-    for name in pattern:
-        get(name)
+def _options_by_name(
+    pattern: Sequence[Designation], options: Mapping[str, Any], single: bool
+) -> dict[str, dict[str, Any]]:
+    for layer in pattern:
+        layer_class(layer)
+    known = list(dict.fromkeys(map(label, pattern)))
     if single:
-        return {pattern[0]: dict(options)}
-    for name in options:
-        if name not in pattern:
-            raise nearest("layer in layer_options", name, list(dict.fromkeys(pattern)))
-    return {name: dict(options.get(name, {})) for name in pattern}
+        return {known[0]: dict(options)}
+    by_label = {registry.find(name) or name: each for name, each in options.items()}
+    for name in by_label:
+        if name not in known:
+            raise nearest("layer in layer_options", name, known)
+    return {name: dict(by_label.get(name, {})) for name in known}

@@ -1,0 +1,1 @@
+"""Layers that mix features instead of time."""

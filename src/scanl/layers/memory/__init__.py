@@ -1,0 +1,1 @@
+"""Matrix memories: linear attention, gated decays, delta rules, mLSTM."""

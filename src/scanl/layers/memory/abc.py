@@ -57,6 +57,7 @@ class ABC(Layer):
     """
 
     id = "S-abc"
+    aliases = ("attention_with_bounded_memory",)
     equation = (
         "K_t = sum_{j<=t} e_j k_j^T / sum_{j<=t} e_j,  V_t likewise,  e_t = exp(W_s x_t),  "
         "o_t = V_t^T softmax(K_t q_t / sqrt(K));  y = W_o (RMSNorm(o) * SiLU(W_g x))"

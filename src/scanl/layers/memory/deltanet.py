@@ -46,6 +46,7 @@ class DeltaNet(QueryKeyValue):
     """
 
     id = "S-deltanet"
+    aliases = ("delta_rule",)
     equation = (
         "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  y = W_o RMSNorm(o)"
     )

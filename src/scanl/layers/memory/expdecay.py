@@ -29,6 +29,7 @@ class ExpDecay(Layer):
     """
 
     id = "S-expdecay"
+    aliases = ("exponential_decay_rnn",)
     equation = "S_t = Diag(sigmoid(decay)) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t"
     source = "Linear RNN base block, exponential-decay matrix memory; its listing reads S with v, here with q"
     op = "linear_attention"

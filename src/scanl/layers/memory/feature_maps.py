@@ -107,6 +107,7 @@ class FastWeightProgrammer(LinearAttention):
     """
 
     id = "S-fwp"
+    aliases = ("fast_weights",)
     equation = "S_t = S_{t-1} + (W_k x_t) (W_v x_t)^T,  o_t = S_t^T W_q x_t"
     source = (
         'Schmidhuber, "Learning to Control Fast-Weight Memories", Neural Computation 4(1), 1992; Schlag, Irie and '

@@ -52,6 +52,7 @@ class GatedDeltaNet(QueryKeyValue):
     """
 
     id = "S-deltanet"
+    aliases = ("GDN",)
     equation = (
         "S_t = (I - beta_t k_t k_t^T) alpha_t S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K);  "
         "y = W_o (RMSNorm(o) * SiLU(W_g x))"

@@ -43,6 +43,7 @@ class KDA(GatedDeltaNet):
     """
 
     id = "S-kda"
+    aliases = ("kimi_delta_attention",)
     equation = (
         "S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K),  "
         "alpha_t = exp(-exp(A_log) softplus(W_2 W_1 x_t + b));  y = W_o (RMSNorm(o) * sigmoid(W_4 W_3 x + c))"

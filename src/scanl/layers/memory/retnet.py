@@ -48,6 +48,7 @@ class RetNet(Layer):
     """
 
     id = "S-retnet"
+    aliases = ("retention",)
     equation = (
         "S_t = gamma_h S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t,  gamma_h = 1 - 2^(-5-h);  "
         "y = W_o (SiLU(W_g x) * RMSNorm(o))"

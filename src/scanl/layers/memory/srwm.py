@@ -67,6 +67,7 @@ class SRWM(CellLayer):
     """
 
     id = "S-srwm"
+    aliases = ("self_referential_weight_matrix",)
     equation = EQUATION
     source = SOURCE
     cell = srwm_cell

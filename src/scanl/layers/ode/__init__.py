@@ -1,0 +1,1 @@
+"""Continuous-time and ODE-inspired RNNs: CfC, LTC, oscillators, waves."""

@@ -98,6 +98,7 @@ class CfC(TimedCell):
     """
 
     id = "S-cfc"
+    aliases = ("closed_form_continuous",)
     equation = EQUATION
     source = SOURCE
     cell = cfc_cell

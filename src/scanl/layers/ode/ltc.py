@@ -108,6 +108,7 @@ class LTC(TimedCell):
     """
 
     id = "S-ltc"
+    aliases = ("liquid_time_constant",)
     equation = EQUATION
     source = SOURCE
     cell = ltc_cell
@@ -166,6 +167,7 @@ class NCP(LTC):
     """Neural circuit policy: a liquid time-constant network of sparse layers of inter, command and motor neurons."""
 
     id = "S-ltc"
+    aliases = ("neural_circuit_policy",)
     equation = f"{EQUATION}, where the wiring has a synapse"
     source = (
         'Lechner et al., "Neural circuit policies enabling auditable autonomy", Nature Machine Intelligence 2, 2020, '

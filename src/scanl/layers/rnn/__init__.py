@@ -1,0 +1,1 @@
+"""Gated, orthogonal and other nonlinear RNNs."""

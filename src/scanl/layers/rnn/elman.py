@@ -32,6 +32,7 @@ class Elman(TorchCell):
     """
 
     id = "S-elman"
+    aliases = ("RNN", "vanilla_rnn")
     equation = "h_t = phi(W x_t + U h_{t-1} + b)"
     source = (
         'Elman, "Finding structure in time", Cognitive Science 14, 1990; identity start: Le, Jaitly and Hinton, '

@@ -77,6 +77,7 @@ class ESN(SolvedLayer):
     """
 
     id = "S-esn"
+    aliases = ("echo_state_network",)
     equation = f"{EQUATION},  y_t = C s_t + d"
     source = SOURCE
     op = "esn_cell"

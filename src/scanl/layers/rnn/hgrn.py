@@ -37,6 +37,7 @@ class HGRN(LowerBounded):
     """
 
     id = "S-hgru"
+    aliases = ("HGRU",)
     equation = (
         "h_t = lambda_t e^{i theta} * h_{t-1} + (1 - lambda_t) * c_t,  lambda_t = gamma + (1 - gamma) sigmoid(W x_t)"
     )

@@ -31,6 +31,7 @@ class MinGRU(Layer):
     """
 
     id = "S-mingru"
+    aliases = ("minimal_gru",)
     equation = (
         "h_t = (1 - z_t) * h_{t-1} + z_t * g(W_h x_t),  z_t = sigmoid(W_z x_t),  "
         "g(v) = v + 1/2 if v >= 0 else sigmoid(v)"

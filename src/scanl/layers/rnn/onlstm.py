@@ -93,6 +93,7 @@ class ONLSTM(SolvedLayer):
     """
 
     id = "S-onlstm"
+    aliases = ("ordered_neurons",)
     equation = EQUATION
     source = SOURCE
     op = "onlstm_cell"

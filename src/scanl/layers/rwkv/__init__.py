@@ -1,0 +1,1 @@
+"""AFT and RWKV."""

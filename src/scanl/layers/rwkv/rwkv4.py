@@ -56,6 +56,7 @@ class RWKV4(Layer):
     """
 
     id = "S-rwkv4"
+    aliases = ("RWKV",)
     equation = (
         "y_t = W_o (sigmoid(r_t) * (sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t) / "
         "(sum_{i<t} e^{k_i - (t-1-i) w} + e^{u + k_t}))"

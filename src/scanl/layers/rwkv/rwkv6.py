@@ -46,6 +46,7 @@ class RWKV6(MatrixTimeMix):
     """
 
     id = "S-rwkv6"
+    aliases = ("Finch",)
     equation = (
         "S_t = Diag(w_t) S_{t-1} + k_t v_t^T,  o_t = (S_{t-1} + Diag(u) k_t v_t^T)^T r_t,  "
         "y_t = W_o (GroupNorm(o_t) * SiLU(g_t)),  w_t = exp(-exp(d_t))"

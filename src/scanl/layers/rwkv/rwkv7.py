@@ -54,6 +54,7 @@ class RWKV7(MatrixTimeMix):
     """
 
     id = "S-rwkv7"
+    aliases = ("Goose",)
     equation = (
         "S_t = (Diag(w_t) - (kappa_t * a_t) kappa_t^T) S_{t-1} + k_t v_t^T,  o_t = S_t^T r_t,  "
         "y_t = W_o ((GroupNorm(o_t) + <r_t * r_k, k_t> v_t) * g_t)"

@@ -1,0 +1,1 @@
+"""State-space models and diagonal recurrences."""

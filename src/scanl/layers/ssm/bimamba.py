@@ -45,6 +45,7 @@ class BiMamba(Mamba):
     """
 
     id = "S-vim"
+    aliases = ("vision_mamba",)
     equation = "[u; z] = W_in x,  y = W_out (SSM_f(u, z) + reverse(SSM_b(reverse(u), reverse(z)))) / 2"
     source = (
         'Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model", '

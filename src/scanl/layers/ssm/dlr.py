@@ -64,6 +64,7 @@ class DLR(DiagonalLayer):
     """
 
     id = "S-dlr"
+    aliases = ("diagonal_linear_rnn",)
     equation = "s_t = Lambda * s_{t-1} + u_t,  y = W GELU(Re(w s) + D * u) + b,  Lambda = exp(-a^2 + i theta)"
     source = (
         'Gupta, Mehta and Berant, "Simplifying and Understanding State Space Models with Diagonal Linear RNNs", '

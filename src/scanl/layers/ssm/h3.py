@@ -107,6 +107,7 @@ class H3(Layer):
     """
 
     id = "S-h3"
+    aliases = ("hungry_hungry_hippos",)
     equation = "y_t = W_o (q_t . SSM_diag(SSM_shift(k) x v)_t)"
     source = (
         'Fu et al., "Hungry Hungry Hippos: Towards Language Modeling with State Space Models", arXiv:2212.14052, '

@@ -128,6 +128,7 @@ class HiPPO(Layer):
     """
 
     id = "S-hippo"
+    aliases = ("HiPPO-LegS",)
     equation = "c_t = A_t c_{t-1} + B_t x_t,  y_t = sum_n C_n c_{t,n},  A_t fixed by a measure of the past"
     source = SOURCE + ", theorems 1 and 2, sec. 2.4"
     op = "varying_memory_cell"

@@ -160,6 +160,7 @@ class LMU(CellBase):
     """
 
     id = "S-lmu"
+    aliases = ("legendre_memory_unit",)
     equation = (
         "u_t = e_x x_t + e_h h_{t-1} + e_m m_{t-1},  m_t = A m_{t-1} + B u_t,  "
         "h_t = tanh(W_x x_t + W_h h_{t-1} + W_m m_t)"

@@ -39,6 +39,7 @@ class LRU(Layer):
     """
 
     id = "S-lru"
+    aliases = ("linear_recurrent_unit",)
     equation = (
         "h_t = Lambda * h_{t-1} + gamma * (B x_t),  y_t = Re(C h_t) + D * x_t,  Lambda = exp(-exp(nu) + i exp(theta))"
     )

@@ -61,6 +61,7 @@ class Mamba(Layer):
     """
 
     id = "S-mamba"
+    aliases = ("S6", "selective_ssm")
     equation = "h_t = exp(Delta_t A) * h_{t-1} + (Delta_t u_t) B_t^T,  y = W_out ((h_t C_t + D * u_t) * SiLU(z_t))"
     source = (
         'Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, '

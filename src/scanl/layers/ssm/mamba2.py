@@ -54,6 +54,7 @@ class Mamba2(Layer):
     """
 
     id = "S-mamba2"
+    aliases = ("SSD",)
     equation = (
         "S_t = exp(-exp(A_log) dt_t) S_{t-1} + B_t (dt_t x_t)^T,  y_t = S_t^T C_t + D x_t;  "
         "out = W_out RMSNorm(y * SiLU(z))"

@@ -14,6 +14,7 @@ from torch import Tensor
 from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
+from scanl.layers.designation import label
 from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import TrainConfig, build_model, layer_names
@@ -36,7 +37,9 @@ class RunFolder:
     @classmethod
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
-        stem = "-".join(filter(None, [config.data.task or config.data.question, *layer_names(config.model.layer)]))
+        stem = "-".join(
+            filter(None, [config.data.task or config.data.question, *map(label, layer_names(config.model.layer))])
+        )
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
         try:
