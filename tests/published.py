@@ -22,6 +22,8 @@ WRITERS: dict[str, Callable[[Path], None]] = {}
 OPTIONS: dict[str, dict[str, object]] = {
     "mnist": {"aside": 4},
     "fashion_mnist": {"aside": 4},
+    "psmnist": {"aside": 4},
+    "lra_image": {"aside": 2},
     "mnist_pixels": {"aside": 4},
     "cifar10": {"aside": 4},
     "cifar100": {"aside": 2},
