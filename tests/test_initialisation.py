@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scanl import layers
-from scanl.layers import RWKV6, Bidirectional, MultiScale
+from scanl.layers import RWKV6, Bidirectional
 from scanl.layers.channel.rwkv_channel_mix import RWKV6ChannelMix
 from scanl.models import Stack
 
@@ -58,11 +58,6 @@ def test_published_scale_counts_every_layer_of_a_hybrid_and_reaches_what_is_wrap
     assert_std(map(written, found), PUBLISHED[name](found[0], DEPTH))
     found = mixers(Stack(DIM, DEPTH, ("lru", "bidirectional"), layer_options={"bidirectional": {"layer": name}}))[1::2]
     inner = [part for layer in found for part in (layer.forward_layer, layer.backward_layer)]
-    assert_std(map(written, inner), PUBLISHED[name](inner[0], DEPTH))
-    found = mixers(
-        Stack(DIM, DEPTH, ("lru", "multi_scale"), layer_options={"multi_scale": {"layer": name, "scales": 2}})
-    )
-    inner = [part for layer in found[1::2] for part in layer.layers]
     assert_std(map(written, inner), PUBLISHED[name](inner[0], DEPTH))
 
 
@@ -137,18 +132,14 @@ def test_bounds_of_hgrn_are_shared_within_a_copy():
 
 
 def test_wrapped_layers_are_tied_among_their_like():
-    options = {"bidirectional": {"layer": "hgrn"}, "multi_scale": {"layer": "hgrn", "scales": 2}}
-    stack = Stack(
-        12, 5, ("hgrn", "bidirectional", "bidirectional", "multi_scale", "multi_scale"), layer_options=options
-    )
-    plain, both, above, scales, on_top = mixers(stack)
+    options = {"bidirectional": {"layer": "hgrn"}}
+    stack = Stack(12, 3, ("hgrn", "bidirectional", "bidirectional"), layer_options=options)
+    plain, both, above = mixers(stack)
     assert isinstance(both, Bidirectional)
-    assert isinstance(scales, MultiScale)
     assert plain.lower_bound() == 0
     assert plain.gamma is None
     for low, high in (
         (both.forward_layer, above.forward_layer), (both.backward_layer, above.backward_layer),
-        *zip(scales.layers, on_top.layers, strict=True),
     ):  # fmt: skip
         torch.nn.init.normal_(low.gamma)
         torch.testing.assert_close(high.lower_bound(), low.gamma.softmax(0)[1])

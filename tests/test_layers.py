@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import laws
 from scanl import layers, ops
 from scanl.errors import CheckpointError, ConfigError, ShapeError
-from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, MultiScale, ShortConvolution, padded, param_groups
+from scanl.layers import SLSTM, Bidirectional, Hint, LinearRNN, ShortConvolution, padded, param_groups
 from scanl.layers import state as states
 from scanl.layers.base import channel_mixers
 from scanl.layers.linear_rnn import LinearRNNState
@@ -78,7 +78,7 @@ CASES |= {
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
     "slstm_without_conv": lambda: SLSTM(DIM, 2, 0, "exp"),
-    "multi_scale_hawk": lambda: MultiScale(DIM, "hawk", 2, {"num_heads": 2, "width": 8}),
+    "gate_before_norm": lambda: LinearRNN(DIM, norm_before_gate=False),
 }
 CASES |= {f"mixer_{name}": (lambda name=name: channel_mixers.get(name)(DIM)) for name in channel_mixers.names()}
 LAYERS = [name for name in CASES if name not in SHORT]
@@ -505,7 +505,7 @@ def test_unknown_names_get_the_nearest():
         (lambda: ShortConvolution(8, 0), "short_convolution: kernel_size is 0, expected at least 1"),
         (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: combine is 'mean', expected 'sum'"),
         (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
-        (lambda: MultiScale(8, LinearRNN, 2, {"expand": 1}), "expected none because layer is a function"),
+        (lambda: Bidirectional(8, LinearRNN, "sum", {"expand": 1}), "expected none because layer is a function"),
     ],
 )
 def test_wrong_options_are_refused(build, message):

@@ -158,9 +158,7 @@ def test_a_stack_hands_the_values_up():
 
 
 def test_wrapped_rwkv7_stays_alone():
-    stack = Stack(
-        DIM, 2, "multi_scale", layer_options={"layer": "rwkv7", "scales": 2, "layer_options": {"head_size": 4}}
-    )
+    stack = Stack(DIM, 2, "bidirectional", layer_options={"layer": "rwkv7", "layer_options": {"head_size": 4}})
     assert stack(torch.randn(1, 3, DIM))[0].shape == (1, 3, DIM)
 
 

@@ -13,6 +13,7 @@ from scanl.layers.base import get as get
 from scanl.layers.base import names as names
 from scanl.layers.base import preset as preset
 from scanl.layers.base import register as register
+from scanl.layers.bidirectional import Bidirectional as Bidirectional
 from scanl.layers.linear_rnn import LinearRNN as LinearRNN
 from scanl.layers.memory.deltanet import DeltaNet as DeltaNet
 from scanl.layers.memory.expdecay import ExpDecay as ExpDecay
@@ -23,6 +24,7 @@ from scanl.layers.memory.linear_attention import LinearAttention as LinearAttent
 from scanl.layers.memory.mlstm import MLSTM as MLSTM
 from scanl.layers.memory.mlstm_large import MLSTMLarge as MLSTMLarge
 from scanl.layers.memory.retnet import RetNet as RetNet
+from scanl.layers.multi_scale import MultiScale as MultiScale
 from scanl.layers.ode.antisym import AntisymmetricRNN as AntisymmetricRNN
 from scanl.layers.ode.cfc import CfC as CfC
 from scanl.layers.ode.cfc_ncp import CfCNCP as CfCNCP
@@ -116,8 +118,6 @@ from scanl.layers.ssm.s7_full import S7Full as S7Full
 from scanl.layers.ssm.sashimi import Sashimi as Sashimi
 from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.ssm.spacetime import SpaceTime as SpaceTime
-from scanl.layers.wrappers import Bidirectional as Bidirectional
-from scanl.layers.wrappers import MultiScale as MultiScale
 
 for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # importing a file registers its layers
     importlib.import_module(_file.name)

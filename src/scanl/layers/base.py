@@ -104,9 +104,6 @@ class Layer(Module):
         sizes = [f"{name}={value!r}" for name, value in kept if isinstance(value, int | float | str)]
         return ", ".join(filter(None, [*sizes, super().extra_repr()]))
 
-    def init_decay(self, value: float) -> None:
-        """Set the decay per step to `value`. MultiScale calls this; a layer without a single decay does nothing."""
-
     def enter_stack(self, index: int, layers: Sequence["Layer"]) -> None:
         """Called once by a stack when all its layers are made. This layer is layers[index], counted from the lowest.
 

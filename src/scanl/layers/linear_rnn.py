@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer, register
-from scanl.layers.parts.short_convolution import ShortConvolution
+from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType, State, cat, index
 from scanl.ops import linear_scan
 
@@ -45,7 +45,10 @@ class LinearRNN(Layer):
         bias: biases in the projections and the convolution.
         use_short_conv: a short causal convolution before the recurrence.
         conv_size: window of the convolution.
+        norm_before_gate: y = LN(rec) * SiLU(z) as in the equation; if False, y = LN(rec * SiLU(z)).
 
+    Parameters, with E = hidden_dim: in_proj (2E, D), its first E rows for the main branch; conv.weight (E, 1, W) and
+    conv.bias (E); norm (E); out_proj (D, E); by itself also decay (E).
     State: LinearRNNState; `state.shape` is the recurrent part's.
     Initialisation: in_proj Xavier uniform, out_proj Kaiming uniform, biases 0, sigmoid(decay) = 0.9.
     """
@@ -58,16 +61,25 @@ class LinearRNN(Layer):
     residual_out = "out_proj"
 
     def __init__(
-        self, dim: int, expand: int = 2, bias: bool = True, use_short_conv: bool = True, conv_size: int = 4
+        self,
+        dim: int,
+        expand: int = 2,
+        bias: bool = True,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        norm_before_gate: bool = True,
     ) -> None:
         super().__init__()
         if dim < 1 or expand < 1:
             raise ConfigError(f"linear_rnn: dim is {dim} and expand is {expand}, expected at least 1")
-        self.dim = dim
+        if conv_size < 1:
+            raise ConfigError(f"linear_rnn: conv_size is {conv_size}, expected at least 1")
+        self.dim, self.norm_before_gate = dim, norm_before_gate
         self.expand = expand
         self.hidden_dim = dim * expand
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
-        self.conv = ShortConvolution(self.hidden_dim, conv_size, bias) if use_short_conv else None
+        width = self.hidden_dim
+        self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=bias) if use_short_conv else None
         self.norm = nn.LayerNorm(self.hidden_dim)
         self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.in_proj.weight)
@@ -75,33 +87,37 @@ class LinearRNN(Layer):
         if bias:
             nn.init.zeros_(self.in_proj.bias)
             nn.init.zeros_(self.out_proj.bias)
-            if self.conv is not None and self.conv.conv.bias is not None:
-                nn.init.zeros_(self.conv.conv.bias)
+            if self.conv is not None and self.conv.bias is not None:
+                nn.init.zeros_(self.conv.bias)
         if not self._custom:
-            self.decay = nn.Parameter(torch.empty(self.hidden_dim))
-            self.init_decay(0.9)
+            self.decay = nn.Parameter(torch.full((self.hidden_dim,), math.log(0.9 / 0.1)))
 
     @property
     def _custom(self) -> bool:
         return type(self).recurrent_forward is not LinearRNN.recurrent_forward
 
-    def init_decay(self, value: float) -> None:
-        if not self._custom:
-            nn.init.constant_(self.decay, math.log(value / (1 - value)))
+    def recurrent_shape(self) -> tuple[int, ...]:
+        """Return the shape of the recurrent state of one sequence, for a subclass that overrides `recur`."""
+        return (self.hidden_dim,)
+
+    def recur(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Map x (B, T, hidden_dim) to y of the same shape and the last state, for packed sequences too."""
+        return linear_scan(x, self.decay.sigmoid(), state, cu_seqlens=cu_seqlens)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
-        conv = None if self.conv is None else self.conv.init_state(batch_size, device=device, dtype=dtype)
+        conv, kind = None, {"device": device, "dtype": dtype, "at_least": torch.float32}
+        if self.conv is not None:
+            conv = self._zeros(batch_size, self.conv.kernel_size[0] - 1, self.hidden_dim, **kind)
         if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)
-        recurrent = self._zeros(batch_size, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
-        return LinearRNNState(recurrent, conv)
+        return LinearRNNState(self._zeros(batch_size, *self.recurrent_shape(), **kind), conv)
 
     def _state_form(self) -> State:
         return None if self._custom else super()._state_form()
 
     def recurrent_forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Map x (B, T, hidden_dim) to y of the same shape and the state after the last step."""
-        return linear_scan(x, self.decay.sigmoid(), state)
+        return self.recur(x, state, None)
 
     def forward(
         self, x: Tensor, state: LinearRNNState | None = None, *, cu_seqlens: Tensor | None = None
@@ -113,15 +129,17 @@ class LinearRNN(Layer):
         recurrent, cache = (None, None) if state is None else state
         h, z = self.in_proj(x).chunk(2, -1)
         if self.conv is not None:
-            h, cache = self.conv(h, cache, cu_seqlens=cu_seqlens)
-        h = F.silu(h)
-        if cu_seqlens is None:
-            y, recurrent = self.recurrent_forward(h, recurrent)
-        elif self._custom:
-            y, recurrent = self._each_alone(h, recurrent, cu_seqlens)
+            h, cache = convolve(self.conv, h, cache, cu_seqlens=cu_seqlens, silu=True)
         else:
-            y, recurrent = linear_scan(h, self.decay.sigmoid(), recurrent, cu_seqlens=cu_seqlens)
-        y = self.norm(y.to(z.dtype)) * F.silu(z)  # a custom recurrence may return float32
+            h = F.silu(h)
+        if not self._custom:
+            y, recurrent = self.recur(h, recurrent, cu_seqlens)
+        elif cu_seqlens is None:
+            y, recurrent = self.recurrent_forward(h, recurrent)
+        else:
+            y, recurrent = self._each_alone(h, recurrent, cu_seqlens)
+        y, gate = y.to(z.dtype), F.silu(z)  # a custom recurrence may return float32
+        y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out_proj(y), LinearRNNState(recurrent, cache)
 
     def _each_alone(self, h: Tensor, recurrent: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:

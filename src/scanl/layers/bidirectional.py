@@ -1,7 +1,7 @@
-"""Layers that wrap other layers: both directions of time, and several time scales."""
+"""One layer for each direction of time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -97,61 +97,3 @@ class Bidirectional(Layer):
             turned = reversed_steps(cu_seqlens, x.shape[1])
             back = self.backward_layer(x[:, turned], cu_seqlens=cu_seqlens)[0][:, turned]
         return (ahead + back if self.out_proj is None else self.out_proj(torch.cat([ahead, back], -1))), state
-
-
-@register("multi_scale")
-class MultiScale(Layer):
-    """The mean of `scales` parallel layers, whose decays start at linspace(0.1, 0.9, scales).
-
-    Args:
-        dim: D, model width.
-        layer: registered name, or a function from dim to a layer.
-        scales: number of layers.
-        layer_options: options of the named layer.
-
-    A layer without a single decay (see `Layer.init_decay`) keeps its own initial values.
-    State: a tuple with the state of each layer.
-    """
-
-    id = "S-multiscale"
-    aliases = ("MultiScaleRNN",)
-    equation = "y = (1/m) sum_r layer_r(x),  decay_r = linspace(0.1, 0.9, m)_r at the start"
-    source = "Linear RNN base block, multi-scale recurrence"
-    sample: ClassVar = {"layer": "linear_rnn", "scales": 2}
-    excused: ClassVar = {"default_sizes_are_in_proportion": "it holds `scales` whole layers"}
-
-    def __init__(
-        self,
-        dim: int,
-        layer: Inner = "linear_rnn",
-        scales: int = 4,
-        layer_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        if scales < 1:
-            raise ConfigError(f"multi_scale: scales is {scales}, expected at least 1")
-        self.dim = dim
-        self.layers = nn.ModuleList(_make("multi_scale", layer, dim, layer_options) for _ in range(scales))
-        self.bidirectional = any(inner.bidirectional for inner in self._each())
-        for inner, decay in zip(self._each(), torch.linspace(0.1, 0.9, scales, device="cpu").tolist(), strict=True):
-            inner.init_decay(decay)
-
-    def _each(self) -> list[Layer]:
-        return cast(list[Layer], list(self.layers))
-
-    def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
-        alike = [layer._each() if isinstance(layer, MultiScale) else [] for layer in layers]
-        for scale, inner in enumerate(self._each()):
-            _enter(inner, index, [each[scale] if scale < len(each) else self for each in alike])
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
-        return tuple(layer.init_state(batch_size, device=device, dtype=dtype) for layer in self._each())
-
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        self._check(x, state, cu_seqlens)
-        outputs, states = [], []
-        for layer, before in zip(self._each(), state or [None] * len(self.layers), strict=True):
-            y, after = layer(x, before, cu_seqlens=cu_seqlens)
-            outputs.append(y)
-            states.append(after)
-        return torch.stack(outputs).mean(0), tuple(states)
