@@ -66,7 +66,7 @@ class Cell(Op[..., Any]):
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
         self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
-        self._jacobians: dict[tuple, Any] = {}  # by options, operands and sizes; None where the step cannot be traced
+        self._jacobians: dict[tuple, Any] = {}  # by dtype, options, operands and sizes; None where the step cannot be traced
         for backend, (_, _, device, package) in _KINDS.items():
             kernels = Kernels(
                 functools.partial(self._forward, backend),
@@ -357,7 +357,7 @@ class Cell(Op[..., Any]):
         operands = [given.get(name) for name in self.names[:-1]]
         full = newton.method == "newton"
         places = self._places(sizes).to(state.device)
-        jacobian = self._jacobian(sizes, options, frozenset(given), places)
+        jacobian = self._jacobian(sizes, options, frozenset(given), places, state.dtype)
         fixed = {name: value.detach() for name, value in given.items()}
         rows = {name: fixed[name] for name in timed}
         constants = None
@@ -385,7 +385,12 @@ class Cell(Op[..., Any]):
         return torch.arange(prod(shape)).view(shape).permute(order).reshape(variables, -1)
 
     def _jacobian(
-        self, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str], places: Tensor
+        self,
+        sizes: Mapping[str, Any],
+        options: Mapping[str, Any],
+        given: frozenset[str],
+        places: Tensor,
+        dtype: torch.dtype,
     ) -> Any:
         """Return the `Jacobian` for operands of these sizes, traced when first asked for; None if it cannot be."""
         from scanl.ops._cells.jacobian import Jacobian
@@ -393,10 +398,10 @@ class Cell(Op[..., Any]):
 
         own = {name: sizes[name] for name in self.axes if name in sizes}
         shapes, output = self._shapes(own, given)
-        key = (*shapes.values(), *own.values(), *options.values())
+        key = (dtype, *shapes.values(), *own.values(), *options.values())
         if key not in self._jacobians:
             try:
-                self._jacobians[key] = Jacobian(self._step, shapes, output, own, options, places)
+                self._jacobians[key] = Jacobian(self._step, shapes, output, own, options, places, dtype)
             except (Unsupported, RuntimeError, ValueError):
                 self._jacobians[key] = None
         return self._jacobians[key]

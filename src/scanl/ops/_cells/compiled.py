@@ -6,11 +6,12 @@ The source of the kernels depends on the step, its options and which operands ar
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from scanl.ops._cells.files import load
 from scanl.ops._cells.plan import Plan, Root
@@ -85,11 +86,12 @@ class Compiled:
         timed: frozenset[str],
         axes: Axes,
         options: Mapping[str, Any],
+        dtype: torch.dtype,
         *,
         frugal: bool,
     ):
-        self.axes, self.frugal = axes, frugal
-        self.traced = traced = trace(step, shapes, output, axes, options)
+        self.axes, self.frugal, self.dtype = axes, frugal, dtype
+        self.traced = traced = trace(step, shapes, output, axes, options, dtype)
         self.given = [operand for operand, of in shapes.items() if of is not None]
         self.timed = [operand for operand in self.given if operand in timed]
         self.state = _numbers(traced.last)
@@ -104,10 +106,28 @@ class Compiled:
         missing = [node for node in self._kept if node not in self._forward_plan.lefts]
         assert not missing, "the backward pass reads products of the forward pass only"
         self.name, self.text = name, self.source(name)
+        self.described = self.text, *self._beside()
 
     def source(self, name: str) -> str:
         """Return the source of both kernels."""
         raise NotImplementedError
+
+    def _beside(self) -> Iterator[Any]:
+        """Yield what torch computes beside the kernels, with numbers as expressions of the axes."""
+
+        def of(value: Any) -> Any:
+            if isinstance(value, Ref):
+                node, *numbers = value
+                literal = node.what if node.kind == "literal" else None
+                return node.index, literal, *(of(number) for number in pytree.tree_leaves(numbers))
+            if value is self.dtype:
+                return "the dtype of the operands"
+            return self.axes.expression(value) if type(value) is int and value < 2**62 else repr(value)
+
+        for node in self.traced.nodes:
+            if node.kind in ("torch", "several"):
+                yield node.index, repr(node.what), *map(of, node.args)
+        yield from ((name, ref and of(ref)) for name, ref in self.traced.gradients.items())
 
     def refusals(self, sizes: Sizes) -> list[str]:
         """Return why the kernels cannot run operands of these sizes."""
@@ -136,8 +156,9 @@ class Compiled:
                 self._rows[f"d{operand}"] = _numbers(ref)
                 roots.append(Root(f"d{operand}", ref))
                 places = _parts(f"d{operand}", ref) | places
-        if traced.gradients["state"] is not None:
-            roots.append(Root("dstate", traced.gradients["state"]))
+        carried = traced.gradients["state"]
+        assert carried is not None
+        roots.append(Root("dstate", carried))
         todo = [ref.node for name, ref in traced.gradients.items() if ref is not None and not ref.node.batched]
         seen: set[Node] = set()
         while todo:
@@ -162,7 +183,7 @@ class Compiled:
                         roots.append(Root(place.array, ordered))
                     pair.append(place)
                 self._outer[node] = pair
-            elif node.kind == "torch":
+            elif node.kind in ("torch", "several"):
                 todo.extend(arg.node for arg in node.args if isinstance(arg, Ref))
         self._backward_plan = Plan(traced, roots, backward=True)
         again = self._again(self._backward_plan.kept)
@@ -225,10 +246,10 @@ class Compiled:
         found = []
         for operand in self.given:
             ref, like = self.traced.gradients[operand], values[operand]
-            if ref is None:
-                found.append(torch.zeros_like(like, memory_format=torch.contiguous_format))
-            elif operand == "state":
+            if operand == "state":
                 found.append(dstate)
+            elif ref is None:
+                found.append(torch.zeros_like(like, memory_format=torch.contiguous_format))
             elif operand in self.timed:
                 found.append(results[f"d{operand}"].view(like.shape))
             else:
@@ -241,12 +262,13 @@ class OfTorch(Values):
     """Values without a batch axis that the kernels read, and those that follow from what the kernels sum."""
 
     def __init__(self, compiled: Compiled, values: Mapping[str, Tensor], sizes: Sizes):
-        super().__init__(values, sizes)
+        super().__init__(values, sizes, compiled.dtype)
         self.compiled = compiled
 
     def operands(self, plan: Plan, laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
         """Return the values that the kernels of a plan read, and the matrices, laid out by this function."""
-        found = {f"v{node.index}": self.memory(node) for node in plan.values}
+        dtype = self.values["state"].dtype
+        found = {f"v{node.index}": self.memory(node).to(dtype) for node in plan.values}
         for node in plan.lefts:
             found[f"w{node.index}"] = laid_out(self.view(node.args[1]))
         return found
@@ -318,18 +340,26 @@ def generate(
     *,
     frugal: bool,
 ) -> Made:
-    """Return the most general kernels of a cell. Raises Unsupported if its step uses what such kernels cannot run."""
+    """Return the most general kernels of a cell. Raises Unsupported if its step uses what such kernels cannot run.
+
+    They are for every dtype: the two traces that must agree differ in that, too.
+    """
     failure: Exception = Unsupported("no axes")
     for pair in choices(sizes, fixed, sums):
-        try:
+
+        def made(axes: Axes, dtype: torch.dtype) -> Made:
             with alone():
-                one, other = (kind(name, step, shapes, output, timed, axes, options, frugal=frugal) for axes in pair)
-        except (RuntimeError, ValueError) as error:
+                return kind(name, step, shapes, output, timed, axes, options, dtype, frugal=frugal)
+
+        try:
+            one, other = map(made, pair, (torch.float64, torch.float32))
+            if one.described == other.described:
+                return one
+            if one.described != made(pair[0], torch.float32).described:
+                raise Unsupported("numbers or branches that depend on the dtype")
+            failure = Unsupported("numbers that depend on the sizes in a way that is not known")
+        except (RuntimeError, ValueError, Unsupported) as error:
             failure = error
-            continue
-        if one.text == other.text:
-            return one
-        failure = Unsupported("numbers that depend on the sizes in a way that is not known")
     raise failure
 
 

@@ -35,7 +35,7 @@ class Derivative(NamedTuple):
 
 
 class Jacobian:
-    """The derivative of the next state by the state, of a step for operands of one size.
+    """The derivative of the next state by the state, of a step for operands of one size and dtype.
 
     shapes: for every operand its axes without time, None if it is not given; the state comes last.   places: where in
     the flat state the K variables of each of C channels are, (K, C). Raises Unsupported if the step uses what cannot
@@ -50,13 +50,14 @@ class Jacobian:
         sizes: Mapping[str, int],
         options: Mapping[str, Any],
         places: Tensor,
+        dtype: torch.dtype,
     ):
         axes = Axes(sizes, frozenset(sizes), {}, 0)
         with alone():
-            mode, operands, _, last = trace_forward(step, shapes, output, axes, options)
+            mode, operands, _, last = trace_forward(step, shapes, output, axes, options, dtype)
             self._last = mode.ref(last)
             self._state = mode.ref(operands["state"]).node
-        self._sizes, self._places = Sizes(axes, sizes), places
+        self._sizes, self._places, self._dtype = Sizes(axes, sizes), places, dtype
         needed = {self._last.node}
         for node in reversed(mode.nodes):
             if node in needed:
@@ -73,7 +74,7 @@ class Jacobian:
 
     def constants(self, operands: Mapping[str, Tensor]) -> Values:
         """Return the values without a batch axis, for all calls with the same operands."""
-        return Values(operands, self._sizes)
+        return Values(operands, self._sizes, self._dtype)
 
     def __call__(self, rows: Mapping[str, Tensor], constants: Values, *, full: bool) -> tuple[Tensor, Tensor | None]:
         """Return J of every row: (N, E, E) and None, or its blocks (N, C, K, K) and the places of their variables.
@@ -224,8 +225,6 @@ class _Pass:
         self._keep(node, out.detach(), None if total is None else Derivative(total, channels))
 
     def _plain(self, value: Any) -> Any:
-        if value is torch.float64:
-            return self.like.dtype
         return self.like.device if isinstance(value, torch.device) else value
 
     def _product(self, node: Node) -> None:

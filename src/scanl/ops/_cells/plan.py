@@ -241,7 +241,7 @@ class Plan:
         if (left.node in self._level or left.node.what == carried) and left.strides[-1] == 1:
             return left
         index = len(self.traced.nodes)
-        copy = Node("elementwise", 0, 1, "{0}", (left,), False, index, left)
+        copy = Node("elementwise", 0, 1, "{0}", (left,), left.node.dtype, index, left)
         copy.size, copy.whole = math.prod(left.shape), Ref(copy, 0, left.shape, contiguous(left.shape))
         self.traced.nodes.append(copy)
         self._level[copy] = level

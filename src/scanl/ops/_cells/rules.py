@@ -60,10 +60,19 @@ _EXPRESSIONS: dict[str, str] = {
     "log_sigmoid_backward": "{0} * sigmoid(-{1})",
 }
 
+# The results of these have the dtype of their arguments, integers too; other functions of integers are floating.
+_OF_INTEGERS = {"neg", "mul", "add", "sub", "rsub", "pow", "abs", "sign", "sgn", "relu", "where", "masked_fill",
+                "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "copy", "positive", "_to_copy",
+                "threshold_backward"}  # fmt: skip
+# What these are of two truth values.
+OF_TRUTHS = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and"}
 ELEMENTWISE = {*_EXPRESSIONS, "add", "sub", "rsub", "div", "pow", "clamp", "softplus", "softplus_backward"}
 _TRUTHS = {"gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not"} | {
     f"bitwise_{name}" for name in ("and", "or", "not")
 }
+COPIES = {torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,  # of views that are computed when read
+          torch.ops.aten._neg_view.default: torch.ops.aten.neg.default}  # fmt: skip
+RETYPED = {"view_as_real", "view_as_complex"}  # views of the same memory in another dtype
 REDUCTIONS = {"sum", "mean", "amax", "amin", "cumsum"}
 
 
@@ -111,12 +120,10 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     shape: Sequence[int] | None = None
-    dtype = torch.float64
+    dtype = tensors[0].dtype if tensors else None
     if name in ELEMENTWISE - {"alias", "detach", "clone"} and tensors:
         shape = _broadcast([each.shape for each in (tensors[:2] if name == "log_sigmoid_backward" else tensors)])
-        values = tensors[1:] if name == "where" else tensors[:1] if name == "masked_fill" else tensors
-        logical = name in ("where", "masked_fill") and all(each.dtype == torch.bool for each in values)
-        dtype = torch.bool if logical or name in _TRUTHS else kwargs.get("dtype") or dtype
+        dtype = kwargs.get("dtype") or _dtype(name, args)
     elif name in ("mm", "bmm"):
         shape = *args[0].shape[:-1], args[1].shape[-1]
     elif name in ("select_backward", "slice_backward"):
@@ -125,7 +132,7 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         shape = args[0].shape
     elif name in ("cat", "stack"):
         parts, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        shape = list(parts[0].shape)
+        shape, dtype = list(parts[0].shape), _promoted(parts)
         if name == "cat":
             shape[dim] = sum(part.shape[dim] for part in parts)
         else:
@@ -134,6 +141,28 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return None
     made = torch.empty(shape, dtype=dtype, device="meta")
     return (made, made.new_empty(0)) if name == "log_sigmoid_forward" else made
+
+
+def _dtype(name: str, args: Sequence[Any]) -> torch.dtype:
+    """Return the dtype of an elementwise operation's result."""
+    if name in _TRUTHS:
+        return torch.bool
+    values = args[:1] if name in ("masked_fill", "copy") else args[1:] if name == "where" else args
+    values = args[:2] if name.startswith(("softplus", "log_sigmoid", "threshold")) else values
+    dtype = _promoted([value for value in values if isinstance(value, Tensor | bool | int | float)])
+    if dtype.is_floating_point or dtype.is_complex or name in _OF_INTEGERS:
+        return dtype
+    return torch.get_default_dtype()
+
+
+def _promoted(values: Sequence[Any]) -> torch.dtype:
+    """Return the dtype that torch promotes some values to."""
+    first, *rest = values
+    dtype, wide = torch.result_type(first, first), isinstance(first, Tensor) and first.ndim > 0
+    for value in rest:
+        dtype = torch.result_type(torch.empty((0,) * wide, dtype=dtype, device="meta"), value)
+        wide = wide or (isinstance(value, Tensor) and value.ndim > 0)
+    return dtype
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -200,11 +229,13 @@ def _roll(out: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> list[Part] | N
 
 
 def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[Part]:
+    """A negative number takes away instead: the gradient of what is added."""
     inside = out
     for i in range(len(pad) // 2):
-        dim = x.ndim - 1 - i
-        inside = inside.narrow(dim, pad[2 * i], x.shape[dim])
-    return [(out, float(value)), (inside, x)]
+        dim, (before, after) = x.ndim - 1 - i, pad[2 * i : 2 * i + 2]
+        x = x.narrow(dim, max(-before, 0), x.shape[dim] - max(-before, 0) - max(-after, 0))
+        inside = inside.narrow(dim, max(before, 0), x.shape[dim])
+    return [(out, x)] if inside.shape == out.shape else [(out, float(value)), (inside, x)]
 
 
 JOINS: dict[str, Callable[..., list[Part] | None]] = {

@@ -6,6 +6,7 @@ batch axis is described for one row of the batch.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from scanl.ops._cells import rules
 from scanl.ops._cells.sizes import Axes
 
+_PAIR = pytree.tree_flatten(((0, 0), {}))[1]  # the form of two arguments
 MOST = 400  # operations; a step that loops over an axis would loop over its size in the trace
 
 
@@ -33,10 +35,12 @@ class Node:
     """The memory of one value.
 
     kind: "operand"; with a batch axis "elementwise", "product", "reduce", "join"; without one "total" (a sum over rows
-    and time), "outer" (a product of two values, summed over rows and time), "torch" (any function), "literal".
+    and time), "outer" (a product of two values, summed over rows and time), "torch" (any function), "several" (the
+    results of a function that has more than one), "literal".
     size: the numbers of one row.   step: the distance of two rows in the traced memory; 0 without a batch axis.
     what: the expression, the reduction, or the function.   args: views, numbers.   whole: the view of all of it.
     call: of an elementwise operation, torch's function, the form of its arguments, and these: views, numbers.
+    dtype: as traced.
     """
 
     kind: str
@@ -44,7 +48,7 @@ class Node:
     step: int
     what: Any
     args: tuple[Any, ...]
-    truth: bool
+    dtype: torch.dtype
     index: int
     whole: "Ref"
     call: tuple[Callable[..., Any], Any, tuple[Any, ...]] | None = None
@@ -52,6 +56,10 @@ class Node:
     @property
     def batched(self) -> bool:
         return self.step > 0
+
+    @property
+    def truth(self) -> bool:
+        return self.dtype == torch.bool
 
 
 class Ref(NamedTuple):
@@ -73,18 +81,19 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Trace(TorchDispatchMode):
-    """Records what torch dispatches. nodes: in the order of the computation."""
+    """Records what torch dispatches. nodes: in the order of the computation.   dtype: that of the operands."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise the first operation imports torch.compile, which takes seconds
 
-    def __init__(self, batch: int):
+    def __init__(self, batch: int, dtype: torch.dtype):
         super().__init__()
-        self.batch = batch  # the size of the batch
+        self.batch, self.dtype = batch, dtype  # batch: the size of the batch
         self.nodes: list[Node] = []
         self._of: dict[int, Node] = {}  # by the traced memory
         self._alive: list[Any] = []  # so that no memory is used twice
+        self._retypes: set[Node | None] = set()  # copies in place of views
 
     def batch_axis(self, shape: Sequence[int], what: object) -> int | None:
         """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
@@ -98,8 +107,12 @@ class Trace(TorchDispatchMode):
         axis = self.batch_axis(tensor.shape, what)
         step = 0 if axis is None else max(tensor.stride(axis), 1) * (tensor.shape[axis] // self.batch)
         size = tensor.numel() // (1 if axis is None else self.batch)
-        truth = tensor.dtype == torch.bool
-        node = Node(kind, size, step, what, args, truth, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
+        if step and tensor.dtype.is_complex:
+            raise Unsupported("a complex value of the batch")
+        if step and tensor.dtype.is_floating_point and tensor.dtype != self.dtype and kind != "constant":
+            raise Unsupported(f"a value of the batch in {tensor.dtype}, which the operands need not have")
+        kind = "elementwise" if kind == "constant" else kind
+        node = Node(kind, size, step, what, args, tensor.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self._of[tensor.untyped_storage()._cdata] = node
         self._alive.append(tensor)
         node.whole = self.ref(tensor)
@@ -141,23 +154,33 @@ class Trace(TorchDispatchMode):
         if name == "lift_fresh" and not args[0].is_meta and not args[0].ndim:  # torch.tensor(number) in the step
             self.new("literal", args[0], args[0].item())
             return args[0]
+        if torch.Tag.inplace_view in func.tags:  # a view in the place of the tensor itself
+            return func(*args, **kwargs)
         if name in rules.REWRITES:
             with self:
                 return rules.REWRITES[name](*args, **kwargs)
+        func = rules.COPIES.get(func, func)
         out = rules.result(name, args, kwargs)
         out = func(*args, **kwargs) if out is None else out
+        if name in rules.RETYPED:
+            return self._retyped(func, args, kwargs, out)
         if func._schema.is_mutable:
             name = name.removesuffix("_")
             target = self.node(args[0])
-            if target is None or target.kind == "operand" or self.ref(args[0]) != target.whole:
+            retyped = target in self._retypes
+            if target is None or target.kind == "operand" or retyped or self.ref(args[0]) != target.whole:
                 raise Unsupported(f"{func}, which writes into an operand or a part of a tensor")
         made = [each for each in pytree.tree_leaves(out) if isinstance(each, Tensor)]
         if not func._schema.is_mutable and all(self.node(each) is not None for each in made):
             self._alive.extend(made)
             return out  # views
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        alone = not any(self.ref(each).node.batched for each in tensors)  # nothing here has a batch axis
+        if len(made) > 1 and alone and not any(self.batch_axis(each.shape, name) is not None for each in made):
+            self._several(func, args, kwargs, made)
+            return out
         if (len(made) == 1 or name == "log_sigmoid_forward") and self._record(
-            func, name, args, kwargs, made[0], tensors
+            func, name, args, kwargs, made[0], alone=alone
         ):
             return out
         from torch._decomp import decomposition_table
@@ -168,29 +191,60 @@ class Trace(TorchDispatchMode):
         with self:
             return found(*args, **kwargs)
 
-    def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Tensor, tensors: Sequence[Tensor]) -> bool:
-        """Make the node of an operation. Return False if the operation has to be decomposed."""
+    def _views(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the form of arguments, and these: views, numbers and whatever else there is."""
+        flat, form = pytree.tree_flatten((args, kwargs))
+        return form, tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
+
+    def _several(self, func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
+        """Make the nodes of the results of a function without a batch axis."""
+        form, views = self._views(args, kwargs)
+        node = Node("several", 0, 0, (func, form), views, self.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
+        self.nodes.append(node)
+        for at, each in enumerate(made):
+            self.new("torch", each, (operator.getitem, _PAIR), (Ref(node, 0, (), ()), at))
+
+    def _retyped(self, func: Any, args: Any, kwargs: Any, view: Tensor) -> Tensor:
+        """Return a copy in place of a view that reads memory as numbers of another kind; it has memory of its own."""
+        if self.ref(args[0]).node.batched:
+            raise Unsupported(f"operation {func}")
+        out = torch.empty_like(view, memory_format=torch.contiguous_format)
+        form, views = self._views(args, kwargs)
+        self.new("torch", out, (func, form), views)
+        self._retypes.add(self.nodes[-1])
+        return out
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Tensor, *, alone: bool) -> bool:
+        """Make the node of an operation. Return False if the operation has to be decomposed.
+
+        alone: no argument has a batch axis.
+        """
         value = rules.constant(name, args)
         if value is not None:
+            if out.dtype.is_floating_point and out.dtype != self.dtype:  # rounded, as in the loop
+                value = torch.tensor(value, dtype=out.dtype).item()
             if not out.ndim:
                 self.new("literal", out, value)
             elif self.batch_axis(out.shape, name) is None:
                 self.new("torch", out, torch.full, (value, *out.shape))
             else:
-                self.new("elementwise", out, "{0}", (value,))
+                self.new("constant", out, "{0}", (value,))
             return True
-        if not any(self.ref(each).node.batched for each in tensors):
-            if self.batch_axis(out.shape, name) is not None:
-                raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
-            flat, form = pytree.tree_flatten((args, kwargs))
-            views = tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
+        if alone and self.batch_axis(out.shape, name) is None:
+            form, views = self._views(args, kwargs)
             self.new("torch", out, (func, form), views)
             return True
-        if name == "_to_copy" and kwargs.get("dtype") not in (None, torch.float64, torch.bool):
+        if alone and name not in rules.ELEMENTWISE:
+            raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
+        if name == "_to_copy" and kwargs.get("dtype") not in (None, self.dtype, torch.bool):
             raise Unsupported(f"a cast to {kwargs['dtype']}")
-        if name == "add" and self._joined(out, tensors):
+        if name == "add" and self._joined(out, [each for each in args if isinstance(each, Tensor)]):
             return True
         if name in rules.ELEMENTWISE:
+            if out.dtype == torch.bool:
+                name = rules.OF_TRUTHS.get(name, name)
+                if name.startswith("logical") and not all(each.dtype == torch.bool for each in args):
+                    raise Unsupported(f"{func} of numbers")
             found = rules.expression(name, args, kwargs)
             if found is None:
                 return False
@@ -337,17 +391,18 @@ def trace_forward(
     output: tuple[str, ...],
     axes: Axes,
     options: Mapping[str, Any],
+    dtype: torch.dtype,
 ) -> Forward:
     """Trace a step. shapes: for every operand its axes without time, None if it is not given; the state comes last.
 
-    output: the axes of the output, without time.
+    output: the axes of the output, without time.   dtype: that of the operands.
     """
     sizes = {"B": axes.batch, **axes.traced}
 
     def tensor(names: Sequence[str]) -> Tensor:
-        return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=torch.float64, device="meta")
+        return torch.empty([int(n) if n.isdigit() else sizes[n] for n in names], dtype=dtype, device="meta")
 
-    mode = Trace(axes.batch)
+    mode = Trace(axes.batch, dtype)
     values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
@@ -367,7 +422,7 @@ class Traced:
 
     operands: the view of every operand that is given, by name; for the gradient also "dy" and "dlast", the gradients of
     the output and of the next state.   y, last: the output and the next state.   gradients: by operand; None where the
-    operand has no influence.   forward: how many nodes the step has.
+    operand has no influence, but zeros for the state: they are carried.   forward: how many nodes the step has.
     """
 
     nodes: list[Node]
@@ -385,9 +440,10 @@ def trace(
     output: tuple[str, ...],
     axes: Axes,
     options: Mapping[str, Any],
+    dtype: torch.dtype,
 ) -> Traced:
     """Trace a step and its vector-Jacobian product; the arguments are those of `trace_forward`."""
-    mode, given, y, last = trace_forward(step, shapes, output, axes, options)
+    mode, given, y, last = trace_forward(step, shapes, output, axes, options, dtype)
     forward = len(mode.nodes)
     seeds = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (y, last)]
     for name, seed in zip(("dy", "dlast"), seeds, strict=True):
@@ -401,12 +457,17 @@ def trace(
             found = _engine_run_backward(
                 outputs, wanted, True, True, tuple(given.values()), True, accumulate_grad=False
             )  # fmt: skip
+    gradients = {name: None if g is None else mode.ref(g) for name, g in zip(given, found, strict=True)}
+    if gradients["state"] is None:
+        zero = mode.new("literal", torch.zeros(()), 0.0)
+        shape = mode.ref(given["state"]).shape
+        gradients["state"] = Ref(zero, 0, shape, (0,) * len(shape))
     return Traced(
         mode.nodes,
         axes,
         {name: mode.ref(value) for name, value in (*given.items(), ("dy", seeds[0]), ("dlast", seeds[1]))},
         mode.ref(y),
         mode.ref(last),
-        {name: None if g is None else mode.ref(g) for name, g in zip(given, found, strict=True)},
+        gradients,
         forward,
     )

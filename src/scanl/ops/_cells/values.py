@@ -28,26 +28,40 @@ class Sizes:
 
 
 class Values:
-    """The memory of nodes without a batch axis: the trace's functions, called on the real operands."""
+    """The memory of nodes without a batch axis: the trace's functions, called on the real operands.
 
-    def __init__(self, values: Mapping[str, Tensor], sizes: Sizes):
-        self.values, self.sizes = values, sizes
-        self._memory: dict[Node, Tensor] = {}
+    traced: the dtype of the operands in the trace, which stands for the one that they have.
+    """
 
-    def memory(self, node: Node) -> Tensor:
-        """Return the memory of a node as the trace has laid it out."""
+    def __init__(self, values: Mapping[str, Tensor], sizes: Sizes, traced: torch.dtype):
+        self.values, self.sizes, self.traced = values, sizes, traced
+        self._memory: dict[Node, Any] = {}
+
+    def memory(self, node: Node) -> Any:
+        """Return the memory of a node as the trace has laid it out; for a node of "several" results, these."""
         if node not in self._memory:
             if node.kind == "operand":
                 self._memory[node] = self.values[node.what].contiguous()
             elif node.kind == "literal" or node.what is torch.full:
                 value, *shape = node.args or (node.what,)
-                like = self.values["state"]
-                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=like.dtype, device=like.device)
+                dtype, device = self._argument(node.dtype), self.values["state"].device
+                self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=dtype, device=device)
             else:
                 function, form = node.what
                 args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
-                self._memory[node] = function(*args, **kwargs)
+                changes = isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable
+                if changes:  # others may still read what was there before
+                    args = (args[0].clone(), *args[1:])
+                made = function(*args, **kwargs)
+                self._memory[node] = pytree.tree_leaves(made) if node.kind == "several" else self._laid_out(made, node)
         return self._memory[node]
+
+    def _laid_out(self, value: Tensor, node: Node) -> Tensor:
+        """Return a value with the strides of the trace: torch may choose others."""
+        strides = tuple(self.sizes.all(node.whole.strides))
+        if value.stride() == strides:
+            return value
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
     def view(self, ref: Ref) -> Tensor:
         shape, strides, memory = self.sizes.all(ref.shape), self.sizes.all(ref.strides), self.memory(ref.node)
@@ -55,10 +69,10 @@ class Values:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
-            return value.node.what if value.node.kind == "literal" else self.view(value)
+            return self.memory(value.node) if value.node.kind == "several" else self.view(value)
         if isinstance(value, torch.device):
             return self.values["state"].device
-        if value is torch.float64:
+        if value is self.traced:
             return self.values["state"].dtype
         plain = type(value) is not int or value >= 2**62
         return value if plain else self.sizes[value]
