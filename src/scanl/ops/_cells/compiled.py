@@ -344,7 +344,7 @@ def generate(
 
     They are for every dtype: the two traces that must agree differ in that, too.
     """
-    failure: Exception = Unsupported("no axes")
+    failure: Exception | None = None
     for pair in choices(sizes, fixed, sums):
 
         def made(axes: Axes, dtype: torch.dtype) -> Made:
@@ -357,9 +357,10 @@ def generate(
                 return one
             if one.described != made(pair[0], torch.float32).described:
                 raise Unsupported("numbers or branches that depend on the dtype")
-            failure = Unsupported("numbers that depend on the sizes in a way that is not known")
+            raise Unsupported("numbers that depend on the sizes in a way that is not known")
         except (RuntimeError, ValueError, Unsupported) as error:
-            failure = error
+            failure = failure if isinstance(failure, Unsupported) else error
+    assert failure is not None
     raise failure
 
 

@@ -235,7 +235,9 @@ def _pad(out: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> list[P
         dim, (before, after) = x.ndim - 1 - i, pad[2 * i : 2 * i + 2]
         x = x.narrow(dim, max(-before, 0), x.shape[dim] - max(-before, 0) - max(-after, 0))
         inside = inside.narrow(dim, max(before, 0), x.shape[dim])
-    return [(out, x)] if inside.shape == out.shape else [(out, float(value)), (inside, x)]
+    if inside.shape == out.shape:
+        return [(out, x)]
+    return [(out, float(value)), *([(inside, x)] if x.numel() else [])]
 
 
 JOINS: dict[str, Callable[..., list[Part] | None]] = {
@@ -259,6 +261,7 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "var": lambda *args, **kwargs: _variance(*args, **kwargs),
     "std": lambda *args, **kwargs: torch.sqrt(_variance(*args, **kwargs)),
     "unbind": lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
+    "contiguous": lambda x, **kwargs: x.clone(memory_format=torch.contiguous_format),
     "mv": lambda a, b: torch.mm(a, b[:, None])[:, 0],
 }
 

@@ -12,7 +12,9 @@ from math import prod
 from types import MappingProxyType
 
 _BATCHES = (1009, 1109)  # the size of the batch in the two traces
-_PRIMES = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087, 1091, 1093, 1097, 1103)
+# Those of the first trace, then those of the second. The two of an axis differ by twice a prime above 200, another one
+# for each axis. So if a multiple of one axis is near a multiple of another in both traces, it is not as near in both.
+_PRIMES = (1013, 1093, 1201, 1301, 1373, 1487, 1571, 1697, 2251, 1607, 1823, 2683, 2347, 1933, 2029, 2179)
 _TYPICAL = 128  # channels
 _LARGEST = 1000  # the largest number that is read as a constant
 
@@ -73,7 +75,7 @@ class Axes:
         found = self._known.get(number) or self._term(number)
         if found is not None:
             return found
-        for constant in range(-64, 65):
+        for constant in sorted(range(-64, 65), key=abs):  # the nearest is what is meant
             found = self._term(number - constant)
             if found is not None:
                 return f"{found} {'+' if constant > 0 else '-'} {abs(constant)}"

@@ -123,7 +123,8 @@ class Writer:
     def _tile(self, node: Node, tile: Tile) -> str:
         buffer = self.plan.buffer(node)
         if not node.batched:
-            return self._kept_load(buffer, tile, f"tl.load({self._value(node, tile)})", self.before)
+            load = f"tl.load({self._value(node, tile)})" + (" != 0" if node.truth else "")
+            return self._kept_load(buffer, tile, load, self.before)
         if node.kind == "operand" and node.what in (*self.timed, "dy"):
             return self._kept_load(buffer, tile, self._load(f"p_{node.what}", tile, f"r_{node.what}", ["live"]))
         if node.kind == "operand" and node.what == "state" and self.back:
@@ -273,8 +274,11 @@ class Writer:
             self._new(node, tile, text)
 
     def _join(self, node: Node) -> None:
-        for at, value in node.args:
+        filled = len(node.args) > 1 and node.args[0][0] == node.whole
+        for part, (at, value) in enumerate(node.args):
             tiles, names = self.tiles.of(at), self.read(value)
+            if part and filled and any((node, tile) not in self._names for tile in tiles):
+                raise Unsupported("a join that fills a part of the channels")
             for i, tile in enumerate(tiles):
                 self._names[node, tile] = names[i % len(names)]
 
