@@ -54,6 +54,8 @@ class Cell(Op[..., Any]):
     """
 
     def __init__(self, step: Step, declaration: str, *, static: Sequence[str] = (), **declared: Any):
+        if not step.__name__.isidentifier():
+            raise ConfigError(f"cell: the step's name is {step.__name__!r}, expected an identifier: operators bear it")
         self.step, self.static = step, frozenset(static)
         declaration, self.fields = fields(step, declaration)
         self._step = step if self.fields is None else self._packed(self.fields)
@@ -66,7 +68,9 @@ class Cell(Op[..., Any]):
         self.axes = sorted({axis for axis in every if not axis.isdigit()} - {"B", "T"})
         self._compiled: dict[tuple, list[Any]] = {}
         self._refused: dict[tuple, list[str]] = {}  # why kernels cannot run, by backend, options, operands and sizes
-        self._jacobians: dict[tuple, Any] = {}  # by dtype, options, operands and sizes; None where the step cannot be traced
+        self._jacobians: dict[
+            tuple, Any
+        ] = {}  # by dtype, options, operands and sizes; None where the step cannot be traced
         for backend, (_, _, device, package) in _KINDS.items():
             kernels = Kernels(
                 functools.partial(self._forward, backend),
@@ -299,6 +303,11 @@ class Cell(Op[..., Any]):
         ([1.0, 0.0, 2.0], [[2.0]], 1)
         """
         newton = Newton(f"{self.name}.solve", method, tolerance, max_iterations)
+        if method != "sequential" and self.operands[-1].choices[0] == ("B",):
+            raise ConfigError(
+                f"{self.name}.solve: {self.state} has the axes (B), expected another axis because method {method!r} "
+                "takes the numbers of a state from it; write `B 1`"
+            )
         operands, options = self.bind(args, more)
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
