@@ -27,10 +27,12 @@ ELEMENT = (  # functions of one element
     "torch.tanh({0})", "torch.sigmoid({0})", "torch.relu({0})", "torch.sin({0})", "torch.cos({0})", "-{0}", "{0} ** 2",
     "{0} ** 3", "F.softplus({0})", "torch.exp(-({0} ** 2))", "F.logsigmoid({0})", "torch.abs({0})", "F.silu({0})",
     "F.gelu({0})", "F.elu({0})", "F.hardtanh({0})", "{0}.clamp(-0.5, 0.7)", "{0}.clamp(min=-0.2)", "{0}.clamp(max=0.3)",
-    "F.leaky_relu({0}, 0.1)", "torch.erf({0})", "torch.log1p({0} ** 2)", "torch.sqrt(1 + {0} ** 2)", "1 / (2 + {0} ** 2)",
+    "F.leaky_relu({0}, 0.1)", "torch.erf({0})", "torch.log1p({0} ** 2)", "torch.sqrt(1 + {0} ** 2)",
+    "1 / (2 + {0} ** 2)",
     "(1 + {0} ** 2) ** -0.5", "torch.expm1({0} / 3)", "torch.log(1 + {0} ** 2)", "torch.rsqrt(1 + {0} ** 2)",
     "torch.where({0} > 0.1, {0}, 0.)", "torch.where({0} < 0.2, 1 - {0}, {0} * 2)", "{0}.masked_fill({0} > 0.4, 0.5)",
-    "({0} * 2).add_({0}).mul_(0.5)", "{0} * 0.5", "0.3 - {0}", "F.relu6({0} * 3)", "{0} * torch.tensor(0.5)", "{0} * ({0} > 0)", "torch.square({0}) / 3",
+    "({0} * 2).add_({0}).mul_(0.5)", "{0} * 0.5", "0.3 - {0}", "F.relu6({0} * 3)", "{0} * torch.tensor(0.5)",
+    "{0} * ({0} > 0)", "torch.square({0}) / 3",
 )  # fmt: skip
 VIEWS = (
     "{0}.transpose(-1, -2)", "{0}.unflatten(-1, (2, -1))", "{0}.unflatten(-1, (-1, 2))", "{0}[..., 1:]",
@@ -38,13 +40,15 @@ VIEWS = (
     "{0}.roll(-2, -2)", "{0}[..., None]", "{0}.unsqueeze(AXIS0)", "{0}.select(-1, 1)", "{0}.select(-2, 0)",
     "{0}.movedim(-1, AXIS0)", "{0}[..., :1].expand_as({0})", "{0}.narrow(-1, 1, 2)", "{0}.flatten(-2)",
     "{0}.unsqueeze(-1).expand(*{0}.shape, 2)", "{0}.contiguous()", "{0}.transpose(-1, -2).contiguous()",
-    "{0}.reshape(*{0}.shape[:-2], -1)", "{0}.unbind(-1)[0]", "{0}.split(2, -1)[0]", "{0}.unsqueeze(-2).expand(*{0}.shape[:-1], 3, -1)",
+    "{0}.reshape(*{0}.shape[:-2], -1)", "{0}.unbind(-1)[0]", "{0}.split(2, -1)[0]",
+    "{0}.unsqueeze(-2).expand(*{0}.shape[:-1], 3, -1)",
 )  # fmt: skip
 SUMS = (
     "{0}.sum({1})", "{0}.mean({1})", "{0}.amax({1})", "{0}.amin({1})", "{0}.sum({1}, keepdim=True)",
     "{0}.mean({1}, keepdim=True)", "{0}.amax({1}, keepdim=True)", "{0}.amin({1}, keepdim=True)", "{0}.cumsum({1}) / 3",
     "torch.softmax({0}, {1})", "torch.logsumexp({0}, {1})", "torch.log_softmax({0}, {1})", "{0}.var({1}, keepdim=True)",
-    "(0.1 + {0}.var({1}, unbiased=False)).sqrt()", "F.normalize({0} + 1.5, dim={1})", "({0} > 0).sum({1}, keepdim=True) * {0}",
+    "(0.1 + {0}.var({1}, unbiased=False)).sqrt()", "F.normalize({0} + 1.5, dim={1})",
+    "({0} > 0).sum({1}, keepdim=True) * {0}",
     "{0}.sum((-1, -2))", "{0}.mean((-1, -2))", "{0}.amax((-1, -2))", "F.layer_norm({0}, {0}.shape[-1:])",
 )  # fmt: skip
 JOINS = (
@@ -54,7 +58,8 @@ JOINS = (
 )  # fmt: skip
 PAIRS = (
     "{0} + {1}", "{0} - {1}", "{0} * {1}", "torch.maximum({0}, {1})", "torch.minimum({0}, {1})",
-    "torch.where({0} > {1}, {0}, {1} / 2)", "{0} / (1 + {1} ** 2)", "torch.lerp({0}, {1}, 0.3)", "torch.addcmul({0}, {0}, {1})",
+    "torch.where({0} > {1}, {0}, {1} / 2)", "{0} / (1 + {1} ** 2)", "torch.lerp({0}, {1}, 0.3)",
+    "torch.addcmul({0}, {0}, {1})",
     "torch.where(({0} > 0) & ({1} < 0.3), {0}, {1})", "torch.where(({0} > 0) * ({1} > 0) | ~({0} > -1), {1}, {0} * 2)",
     "{0} * torch.sigmoid({1})",
 )  # fmt: skip
@@ -470,11 +475,14 @@ def test_steps_that_were_wrong(name):
     torch.testing.assert_close(found, exact)
 
 
+DTYPE = "numbers or branches that depend on the dtype"
+
+
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (lambda x, w, a, s: torch.tanh(x + s + torch.finfo(x.dtype).eps), "numbers or branches that depend on the dtype"),
-        (lambda x, w, a, s: x + s if x.dtype == torch.float64 else x - s, "numbers or branches that depend on the dtype"),
+        (lambda x, w, a, s: torch.tanh(x + s + torch.finfo(x.dtype).eps), DTYPE),
+        (lambda x, w, a, s: x + s if x.dtype == torch.float64 else x - s, DTYPE),
         (lambda x, w, a, s: (x.double() + s).to(x.dtype), "a cast to torch.float64"),
         (lambda x, w, a, s: torch.view_as_real(torch.view_as_complex(x.unflatten(1, (-1, 2))) * 2).flatten(1) + s,
          "operation aten.view_as_complex.default"),

@@ -234,7 +234,7 @@ class Trace(TorchDispatchMode):
             form, views = self._views(args, kwargs)
             self.new("torch", out, (func, form), views)
             return True
-        if alone and name not in rules.ELEMENTWISE:
+        if alone and name not in rules.ELEMENTWISE and name not in rules.JOINS:
             raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
         if name == "_to_copy" and kwargs.get("dtype") not in (None, self.dtype, torch.bool):
             raise Unsupported(f"a cast to {kwargs['dtype']}")

@@ -274,10 +274,12 @@ class Writer:
             self._new(node, tile, text)
 
     def _join(self, node: Node) -> None:
-        filled = len(node.args) > 1 and node.args[0][0] == node.whole
-        for part, (at, value) in enumerate(node.args):
+        parts = list(node.args)
+        first = parts[0][0]
+        filled = len(parts) > 1 and first == node.whole
+        for at, value in parts:
             tiles, names = self.tiles.of(at), self.read(value)
-            if part and filled and any((node, tile) not in self._names for tile in tiles):
+            if at is not first and filled and any((node, tile) not in self._names for tile in tiles):
                 raise Unsupported("a join that fills a part of the channels")
             for i, tile in enumerate(tiles):
                 self._names[node, tile] = names[i % len(names)]
