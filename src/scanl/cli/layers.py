@@ -35,6 +35,8 @@ options at a model width of {WIDTH}:
 - *parameters*: how many numbers the layer learns.
 - *state*: how many floats one sequence carries from step to step.
 - *step*: how many multiplications the matrix products of one step take. The elementwise work of the op is not counted.
+- *reads*: the modules whose weights the layer reads instead of calling them. Parametrizations and pruning have their
+  effect there. The layer refuses hooks on them, and wrappers in their place. It calls all other modules.
 - *op*: the op that the layer calls, and its backends in the order in which they are tried.
 """
 
@@ -173,6 +175,7 @@ def describe_layer(name: str, dim: int) -> str:
         ("parameters", f"{parameters:,} at dim {dim}"),
         ("state", state),
         ("step", step),
+        *_reads(layer),
         ("op", cls.op or _without_op(layer)),
     ]
     lines = [f"{name}: {_summary(cls)}", ""]
@@ -191,6 +194,12 @@ def describe_layer(name: str, dim: int) -> str:
 def _about(cls: type[Layer | Preset]) -> list[tuple[str, str]]:
     """Return the parts of a preset's docstring below its first line."""
     return [("" if i else "about", " ".join(part.split())) for i, part in enumerate(_paragraphs(cls)[1:])]
+
+
+def _reads(layer: Layer) -> list[tuple[str, str]]:
+    """Return the row that names the modules whose weights the layer reads; none for a layer that calls them all."""
+    paths = ", ".join(layer.read_paths())
+    return [("reads", f"the weights of {paths}: no hooks or wrappers there")] if paths else []
 
 
 def _row(row: tuple[str, str]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.layers.adapters import check_read
 from scanl.layers.module import Module
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
@@ -59,6 +60,9 @@ class Layer(Module):
     takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `forward`, among `TAKES`
     added: ClassVar[Mapping[str, str]] = {}  # options that a base class adds to the constructor: name -> meaning
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
+    # Modules inside whose weights the layer reads instead of calling them: path -> class. A path to a container stands
+    # for the modules in it. A subclass adds to them.
+    reads: ClassVar[Mapping[str, type[nn.Module]]] = {}
 
     hints: ClassVar[Mapping[str, Hint]] = {}  # by name of a parameter or of a module; a subclass adds to them
 
@@ -72,6 +76,7 @@ class Layer(Module):
             if argument not in TAKES:
                 raise nearest(f"argument in takes of {cls.__name__}", argument, TAKES)
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
+        cls.reads = {path: kind for base in reversed(cls.__mro__) for path, kind in vars(base).get("reads", {}).items()}
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """Return the state before any input. device and dtype default to those of the parameters.
@@ -116,7 +121,8 @@ class Layer(Module):
         return vars(type(self)).get("name") or type(self).__name__
 
     def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
-        """Raise an error for a wrong input before any work is done."""
+        """Raise an error for a wrong input, or for a module that the layer cannot read, before any work is done."""
+        self._check_reads()
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ShapeError(f"{self._who()}: x has shape {tuple(x.shape)}, expected (B, T, {self.dim}) of the layer")
         weight = _any_parameter(self)
@@ -144,6 +150,18 @@ class Layer(Module):
             raise ShapeError(f"{self._who()}: state has {found}, expected {fitting} because of the layer and {of}")
         path, kind = next((at, leaf.dtype) for at, leaf in leaves(state) if not _readable(leaf.dtype, own[at].dtype))
         raise ShapeError(f"{self._who()}: {path} is {kind}, expected {own[path].dtype} because of the layer")
+
+    def read_paths(self) -> list[str]:
+        """Return the paths of `reads`, of this layer and of the layers in it, at which there is something."""
+        inside = {name: layer.reads for name, layer in self.named_modules() if isinstance(layer, Layer)}
+        paths = [f"{name}.{path}".removeprefix(".") for name, reads in inside.items() for path in reads]
+        modules = {name for name, _ in self.named_modules(remove_duplicate=False)}
+        return [path for path in dict.fromkeys(paths) if path in modules]
+
+    def _check_reads(self) -> None:
+        """Raise ConfigError for a module of `reads` whose hooks or adapters would have no effect."""
+        for path, kind in self.reads.items():
+            check_read(self._who(), self, path, kind)
 
     def _begin(self, x: Tensor, state: S | None, cu_seqlens: Tensor | None) -> S:
         """Check the input, and return the state before its first step: `state`, or the initial one if it is None."""

@@ -161,5 +161,5 @@ class LanguageModel(Saved):
         return hidden, after, mask
 
     def _read_out(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
+        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
         return logits if self.logit_cap is None else soft_cap(logits, self.logit_cap).to(logits.dtype)

@@ -149,6 +149,7 @@ class PaTHAttention(Layer):
         'Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations", '
         "arXiv:2505.16381"
     )
+    reads: ClassVar = {"w_conv1d": nn.Conv1d}
     sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "w_rank": 3}
     residual_out = "o_proj"
 
@@ -174,7 +175,7 @@ class PaTHAttention(Layer):
             found = f"max_length is {max_length}, w_rank is {w_rank} and conv_size is {conv_size}"
             raise ConfigError(f"{self._who()}: {found}, expected at least 1")
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, shared, dim // num_heads
-        self.max_length, width = max_length, shared * (dim // num_heads)
+        self.max_length, self.conv_size, width = max_length, conv_size, shared * (dim // num_heads)
         self.q_proj = nn.Linear(dim, dim, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for _ in range(2))
         if w_rank is None:
@@ -193,14 +194,8 @@ class PaTHAttention(Layer):
         nn.init.zeros_(self.bt_proj.bias)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PaTHState:
-        like = self._zeros(
-            batch_size,
-            self.w_conv1d.kernel_size[0] - 1,
-            self.w_conv1d.in_channels,
-            device=device,
-            dtype=dtype,
-            at_least=torch.float32,
-        )
+        window = (self.conv_size - 1, self.num_kv_heads * self.head_dim)
+        like = self._zeros(batch_size, *window, device=device, dtype=dtype, at_least=torch.float32)
         sizes = (batch_size, self.max_length, self.num_kv_heads, self.head_dim, self.head_dim)
         return PaTHState(init_memory(*sizes, device=like.device, dtype=like.dtype), like)
 

@@ -105,7 +105,7 @@ class MLSTMLarge(Layer):
         nn.init.normal_(self.out_proj.weight, std=2 / len(layers) / math.sqrt(self.dim))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MLSTMLargeState:
-        heads, keys, values = self.num_heads, self.q.out_features, self.v.out_features
+        heads, keys, values = self.num_heads, int(self.dim * self.qk_dim_factor), int(self.dim * self.v_dim_factor)
         shape = (batch_size, heads, keys // heads, values // heads + 1)
         return MLSTMLargeState(
             self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),

@@ -170,15 +170,11 @@ class Titans(QueryKeyValue):
         self.o_norm = GatedRMSNorm(width, norm_eps, activation=torch.sigmoid)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TitansState:  # type: ignore[override]
-        def zeros(*shape: int) -> Tensor:
-            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
-
-        like = zeros()
+        like = self._zeros(batch_size, device=device, dtype=dtype, at_least=torch.float32)
         matrices = [widen(self.get_parameter(f"M{index + 1}")) for index in range(self.depth)]
         start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
         momentum = tuple(torch.zeros_like(matrix) for matrix in start)
-        convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
-        windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
+        windows = self._init_windows(batch_size, device, dtype)
         return TitansState(Learned(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
 
     def forward(  # type: ignore[override]

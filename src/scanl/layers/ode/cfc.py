@@ -102,6 +102,7 @@ class CfC(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = cfc_cell
+    reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     sample: ClassVar = {"units": 10, "backbone_units": 8}
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import nearest
@@ -118,6 +118,7 @@ class CfCNCP(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = cfc_ncp_cell
+    reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
     sample: ClassVar = {}
 
     def __init__(

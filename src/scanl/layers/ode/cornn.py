@@ -6,6 +6,7 @@ r"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled t
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,7 @@ class CoRNN(TimedCell):
     )
     source = SOURCE
     cell = cornn_cell
+    reads: ClassVar = {"i2h": nn.Linear}
 
     def __init__(
         self, dim: int, dt: float = 0.042, gamma: float = 2.7, epsilon: float = 4.7, damping: str = "explicit"

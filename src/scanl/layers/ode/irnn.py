@@ -78,6 +78,7 @@ class IRNN(TimedCell):
     equation = "phi(U (h_t + h_{t-1}) + W x_t + b) = alpha (h_t + h_{t-1}),  by K fixed-point rounds"
     source = SOURCE
     cell = irnn_cell
+    reads: ClassVar = {"U": nn.Linear}
     sample: ClassVar = {"rounds": 2}
 
     def __init__(

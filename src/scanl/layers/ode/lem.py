@@ -7,6 +7,7 @@ r"""Long expressive memory: two coupled states, each with a time scale for each 
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,7 @@ class LEM(TimedCell):
     )
     source = SOURCE
     cell = lem_cell
+    reads: ClassVar = {"hid2hid": nn.Linear, "transform_z": nn.Linear}
 
     def __init__(self, dim: int, dt: float = 1.0) -> None:
         super().__init__()

@@ -53,6 +53,7 @@ class LTCFused(TimedCell):
     equation = "dh/dt = -(1 / tau + f) h + f A,  f = sigmoid(W x_t + U h + b)"
     source = SOURCE
     cell = ltc_fused_cell
+    reads: ClassVar = {"recurrent_map": nn.Linear}
     sample: ClassVar = {"unfolds": 2}
 
     def __init__(self, dim: int, unfolds: int = 6, tau: float = 1.0) -> None:

@@ -4,10 +4,10 @@ r"""Neural ordinary differential equation, driven by the inputs.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, nearest
@@ -78,6 +78,7 @@ class NeuralODE(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = neuralode_cell
+    reads: ClassVar = {"func": nn.Linear}
 
     def __init__(
         self,

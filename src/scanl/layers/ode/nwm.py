@@ -97,6 +97,7 @@ class NeuralWaveMachine(TimedCell):
     )
     source = SOURCE
     cell = nwm_cell
+    reads: ClassVar = {"Wy": nn.Conv2d, "Wz": nn.Conv2d}
     sample: ClassVar = {"side": 3}
     residual_out = "readout"
 

@@ -82,6 +82,7 @@ class ODERNN(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = odernn_cell
+    reads: ClassVar = {"GRU_update": nn.GRUCell, "ode_func": nn.Linear}
     sample: ClassVar = {"units": 6, "substeps": 2}
 
     def __init__(self, dim: int, units: int = 100, layers: int = 1, method: str = "euler", substeps: int = 4) -> None:

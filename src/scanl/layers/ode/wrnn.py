@@ -84,6 +84,7 @@ class WaveRNN(CellLayer):
     equation = "h_t = ReLU(u * h_{t-1} + V x_t + b),  * a circular convolution"
     source = SOURCE
     cell = wrnn_cell
+    reads: ClassVar = {"Wy": nn.Conv1d}
     sample: ClassVar = {"n_hid": 5, "n_ch": 2}
     residual_out = "readout"
 

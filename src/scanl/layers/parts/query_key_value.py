@@ -1,7 +1,7 @@
 """Base class of layers with a matrix memory: projections, short convolutions, SiLU, and the state."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class QueryKeyValue(Layer):
     """
 
     memory: tuple[int, ...]  # H, K, V of the state; a layer may have another shape
+    windows: list[tuple[int, int]]  # W-1 and the channels of each convolution
+    reads: ClassVar = dict.fromkeys(("q_conv1d", "k_conv1d", "v_conv1d"), nn.Conv1d)
 
     def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
         """Make the projections to queries, keys and values, whose channels are `widths`, and their convolutions.
@@ -43,14 +45,19 @@ class QueryKeyValue(Layer):
             None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
             for width in widths
         )
+        self.windows = [((conv_size or 1) - 1, width) for width in widths]
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
-        def zeros(*shape: int) -> Tensor:
-            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+        recurrent = self._zeros(batch_size, *self.memory, device=device, dtype=dtype, at_least=torch.float32)
+        return MemoryState(recurrent, self._init_windows(batch_size, device, dtype))
 
-        convs = [conv for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d) if conv is not None]
-        windows = tuple(zeros(conv.kernel_size[0] - 1, conv.in_channels) for conv in convs)
-        return MemoryState(zeros(*self.memory), windows)
+    def _init_windows(self, batch_size: int, device: Device, dtype: DType) -> Windows:
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        return tuple(
+            self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
+            for conv, shape in zip(convs, self.windows, strict=True)
+            if conv is not None
+        )
 
     def _read(
         self,

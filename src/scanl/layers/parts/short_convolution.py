@@ -3,6 +3,8 @@ r"""Short depthwise convolution, and the token shift.
 .. math:: y_t = b + \sum_{j=0}^{W-1} c_j \odot x_{t-j}
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +47,7 @@ class ShortConvolution(Layer):
     id = "P-shortconv"
     equation = "y_t = b + sum_j c_j * x_{t-j}"
     residual_out = None
+    reads: ClassVar = {"conv": nn.Conv1d}
 
     def __init__(self, dim: int, kernel_size: int = 4, bias: bool = True, causal: bool = True) -> None:
         super().__init__()

@@ -74,6 +74,7 @@ class Jordan(SolvedLayer):
     equation = EQUATION
     source = SOURCE
     op = "jordan_cell"
+    reads: ClassVar = {"C": nn.Linear}
     sample: ClassVar = {"hidden_dim": 9, "alpha": 0.4}
 
     def __init__(self, dim: int, hidden_dim: int | None = None, alpha: float = 0.0, output: str = "tanh") -> None:

@@ -5,6 +5,7 @@ r"""Elman network with a layer norm inside the cell.
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ class LayerNormElman(SolvedLayer):
     equation = "h_t = phi(LN(W x_t + U h_{t-1}))"
     source = SOURCE
     op = "layernorm_elman_cell"
+    reads: ClassVar = {"layernorm": nn.LayerNorm}
 
     def __init__(self, dim: int, nonlinearity: str = "tanh", eps: float = 1e-5) -> None:
         super().__init__()

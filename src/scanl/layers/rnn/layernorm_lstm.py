@@ -8,6 +8,7 @@ r"""Long short-term memory with layer norms inside the cell.
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,7 @@ class LayerNormLSTM(SolvedLayer):
     equation = EQUATION
     source = SOURCE
     op = "layernorm_lstm_cell"
+    reads: ClassVar = {"layernorm_h": nn.LayerNorm, "layernorm_c": nn.LayerNorm}
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class LiGRU(SolvedLayer):
         "arXiv:1803.10225, eq. (5)"
     )
     op = "ligru"
+    reads: ClassVar = {"u": nn.Linear}
     sample: ClassVar = {"normalization": "layernorm"}  # in training, batch norm looks at the steps to come
 
     def __init__(self, dim: int, normalization: str = "batchnorm") -> None:

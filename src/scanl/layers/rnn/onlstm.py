@@ -97,6 +97,7 @@ class ONLSTM(SolvedLayer):
     equation = EQUATION
     source = SOURCE
     op = "onlstm_cell"
+    reads: ClassVar = {"hh": nn.Linear}
     excused: ClassVar = {"default_sizes_are_in_proportion": "its two master gates add to eight matrices"}
 
     def __init__(

@@ -74,6 +74,7 @@ class SLSTM(SolvedLayer):
     equation = "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t"
     source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (8) to (17)'
     op = "slstm"
+    reads: ClassVar = {"conv1d.conv": nn.Conv1d}
     sample: ClassVar = {"num_heads": 3}
 
     def __init__(self, dim: int, num_heads: int = 4, conv1d_kernel_size: int = 4, forget: str = "sigmoid") -> None:

@@ -116,7 +116,8 @@ class AFT(Layer):
         self, x: Tensor, state: Tensor | AFTState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor | AFTState]:
         self._check(x, state, cu_seqlens)
-        k, v = self.to_k(x).repeat_interleave(self.hidden_dim // self.to_k.out_features, -1), self.to_v(x)
+        k, v = self.to_k(x), self.to_v(x)
+        k = k.repeat_interleave(self.hidden_dim // k.shape[2], -1)
         if self.variant == "simple":
             assert not isinstance(state, AFTState)
             o, after = weighted_average(k, v, None, None, state, cu_seqlens=cu_seqlens)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, build, preset, register
@@ -51,6 +51,7 @@ class BiMamba(Mamba):
         'Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model", '
         "arXiv:2401.09417, algorithm 1, and its code"
     )
+    reads: ClassVar = {"conv1d_b": nn.Conv1d, "dt_proj_b": nn.Linear}
     hints: ClassVar = dict.fromkeys(("dt_proj_b.bias", "A_b_log", "D_b"), UNDECAYED)
     bidirectional = True
 

@@ -113,6 +113,7 @@ class HiPPORNN(SolvedLayer):
     equation = EQUATION
     source = SOURCE + ", sec. 2.5, and its code"
     op = "hippo_rnn_cell"
+    reads: ClassVar = {"W_uxh": nn.Linear, "W_hxm": nn.Linear, "W_g": nn.Linear}
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"size": 4, "max_count": 3}
 

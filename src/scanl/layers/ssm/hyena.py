@@ -69,6 +69,7 @@ class Hyena(Layer):
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'
     )
     op = None
+    reads: ClassVar = {"short_filter": nn.Conv1d, "filter_fn.implicit_filter": nn.Linear}
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"l_max": 5, "order": 3, "filter_order": 4, "num_inner_mlps": 1}
     residual_out = "out_proj"
@@ -104,7 +105,7 @@ class Hyena(Layer):
             raise ConfigError(f"hyena: l_max, filter_order, short_filter_order are {sizes}, expected at least 1")
         self.dim = dim
         self.l_max = l_max
-        self.order = order
+        self.order, self.short_filter_order = order, short_filter_order
         self.lr, self.lr_pos_emb = lr, lr_pos_emb
         width = (order + 1) * dim
         self.in_proj = nn.Linear(dim, width)
@@ -116,7 +117,7 @@ class Hyena(Layer):
         )  # fmt: skip
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HyenaState:
-        short = (self.short_filter.kernel_size[0] - 1, self.short_filter.in_channels)
+        short = (self.short_filter_order - 1, (self.order + 1) * self.dim)
         long = (self.order - 1, self.l_max - 1, self.dim)
         return HyenaState(
             *(

@@ -61,6 +61,7 @@ class LaughingHyena(Layer):
         "arXiv:2310.18780, sec. 3"
     )
     op = "linear_scan"
+    reads: ClassVar = {"short_filter": nn.Conv1d}
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"d_state": 3, "order": 3}
     residual_out = "out_proj"
@@ -76,6 +77,7 @@ class LaughingHyena(Layer):
             sizes = f"{d_state}, {short_filter_order}"
             raise ConfigError(f"laughing_hyena: d_state, short_filter_order are {sizes}, expected at least 1")
         self.dim, self.d_state, self.order, self.lr = dim, d_state, order, lr
+        self.short_filter_order = short_filter_order
         width, sizes = (order + 1) * dim, (order - 1, dim, d_state)
         self.in_proj = nn.Linear(dim, width)
         self.out_proj = nn.Linear(dim, dim)
@@ -86,7 +88,7 @@ class LaughingHyena(Layer):
         self.bias = nn.Parameter(torch.randn(order - 1, dim))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LaughingHyenaState:
-        short = (self.short_filter.kernel_size[0] - 1, self.short_filter.in_channels)
+        short = (self.short_filter_order - 1, (self.order + 1) * self.dim)
         modes = (self.order - 1, self.dim, self.d_state)
         return LaughingHyenaState(
             self._zeros(batch_size, *short, device=device, dtype=dtype, at_least=torch.float32),

@@ -68,6 +68,7 @@ class Mamba(Layer):
         "algorithm 2 and figure 3"
     )
     op = "selective_scan"
+    reads: ClassVar = {"conv1d": nn.Conv1d, "dt_proj": nn.Linear}
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 3, "dt_rank": 2}
     residual_out = "out_proj"

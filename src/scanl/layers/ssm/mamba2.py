@@ -61,6 +61,7 @@ class Mamba2(Layer):
     )
     source = 'Dao and Gu, "Transformers are SSMs", arXiv:2405.21060, eq. (16) and sec. 7.1'
     op = "linear_attention"
+    reads: ClassVar = {"conv1d": nn.Conv1d}
     sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("dt_bias", "A_log", "D"), UNDECAYED)
@@ -95,7 +96,7 @@ class Mamba2(Layer):
         if not 0 < A_init_range[0] <= A_init_range[1]:
             raise ConfigError(f"mamba2: A_init_range is {A_init_range}, expected 0 < low <= high")
         check_step_range(self._who(), dt_min, dt_max)
-        self.heads, self.headdim, self.ngroups, self.d_state = heads, headdim, ngroups, d_state
+        self.heads, self.headdim, self.ngroups, self.d_state, self.d_conv = heads, headdim, ngroups, d_state, d_conv
         self.widths = [inner, ngroups * d_state, ngroups * d_state]
         convolved = sum(self.widths)
         self.in_proj = nn.Linear(dim, inner + convolved + heads, bias=bias)
@@ -107,7 +108,7 @@ class Mamba2(Layer):
         self.out_proj = nn.Linear(inner, dim, bias=bias)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Mamba2State:
-        ssm, conv = (self.heads, self.d_state, self.headdim), (self.conv1d.kernel_size[0] - 1, sum(self.widths))
+        ssm, conv = (self.heads, self.d_state, self.headdim), (self.d_conv - 1, sum(self.widths))
         return Mamba2State(
             self._zeros(batch_size, *ssm, device=device, dtype=dtype, at_least=torch.float32),
             self._zeros(batch_size, *conv, device=device, dtype=dtype, at_least=torch.float32),

@@ -42,6 +42,7 @@ class GatedDiagonalLayer(Layer):
     """Diagonal systems with the parameters of S4D, GELU and a gated linear map: S4D and its kin. Abstract."""
 
     op = "linear_scan"
+    reads: ClassVar = {"output_linear.0": nn.Conv1d}
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 4}
     hints: ClassVar = dict.fromkeys(

@@ -66,14 +66,13 @@ class Tier(Module):
             self.down = nn.Linear(pool * dim, slow.dim)
             self.up = nn.Linear(slow.dim, pool * dim)
 
-    def init_state(self, batch_size: int, *, device: Device, dtype: DType) -> TierState:
+    def init_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> TierState:
         mixers = [cast(SashimiBlock, block).mixer for block in self.blocks]
         blocks = tuple(mixer.init_state(batch_size, device=device, dtype=dtype) for mixer in mixers)
         if self.slow is None:
             return TierState(blocks)
-        weight = self.down.weight
-        wide = torch.promote_types(dtype or weight.dtype, torch.float32)
-        zeros = torch.zeros(batch_size, self.pool, self.dim, device=device or weight.device, dtype=wide)
+        wide = torch.promote_types(dtype, torch.float32)
+        zeros = torch.zeros(batch_size, self.pool, self.dim, device=device, dtype=wide)
         phase = torch.zeros(batch_size, dtype=torch.int64, device=zeros.device)
         return TierState(
             blocks, phase, zeros[:, 1:], zeros, self.slow.init_state(batch_size, device=device, dtype=dtype)
@@ -180,7 +179,8 @@ class Sashimi(Layer):
         self.norm = nn.LayerNorm(dim)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TierState:
-        return self.tier.init_state(batch_size, device=device, dtype=dtype)
+        like = self._zeros(0, device=device, dtype=dtype)
+        return self.tier.init_state(batch_size, device=like.device, dtype=like.dtype)
 
     def forward(
         self, x: Tensor, state: TierState | None = None, *, cu_seqlens: Tensor | None = None

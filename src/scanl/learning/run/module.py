@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from scanl.data.base import Source
 from scanl.errors import CheckpointError, ScanlError
@@ -154,17 +155,16 @@ class Learning(pl.LightningModule):
         """Run the forward pass again and name the first module whose output is not finite."""
         found: list[str] = []
 
-        def watch(name: str, module: nn.Module) -> Any:
-            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                if not found and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
-                    found.append(f"{name} ({type(module).__name__})")
+        names = {module: name for name, module in self.model.named_modules() if name}
 
-            return module.register_forward_hook(hook)
+        def watch(module: nn.Module, _inputs: Any, output: Any) -> None:
+            if found or module not in names:
+                return
+            if any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
+                found.append(f"{names[module]} ({type(module).__name__})")
 
-        hooks = [watch(name, module) for name, module in self.model.named_modules() if name]
-        self.algorithm.update(self.model, self.learner, *batch)
-        for hook in hooks:
-            hook.remove()
+        with register_module_forward_hook(watch):  # for all modules: a layer refuses hooks on those that it only reads
+            self.algorithm.update(self.model, self.learner, *batch)
         return found[0] if found else "the loss itself"
 
     def _give_up(self, what: str, where: str) -> None:

@@ -1,0 +1,203 @@
+"""Hooks, adapters, pruning and quantization of the modules inside of a layer: each has its effect or is refused.
+
+A layer calls a module, or it declares in `reads` that it reads the module's weights instead.
+"""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
+
+from scanl import layers
+from scanl.cli.layers import describe
+from scanl.errors import ConfigError
+from scanl.layers import CfC, CfCNCP, ShortConvolution
+from scanl.layers.base import Layer
+from scanl.models import LanguageModel
+from test_layers import CASES, DIM, REGISTERED, inputs, make
+
+OPTIONS = {  # with modules that the samples do not have
+    "cfc_deep": lambda: CfC(DIM, 10, backbone_units=8, backbone_layers=2, mixed_memory=True),
+    "cfc_without_backbone": lambda: CfC(DIM, backbone_layers=0),
+    "cfc_ncp_with_memory": lambda: CfCNCP(DIM, mixed_memory=True),
+    "ligru_in_training": lambda: layers.build("ligru", DIM),
+    "mamba_without_conv_bias": lambda: layers.build("mamba", DIM, conv_bias=False),
+}
+OTHERS = [name for name in CASES if name.startswith(("mixer_", "short_convolution", "bidirectional_"))]
+LAYERS = [*REGISTERED, *OTHERS, *OPTIONS]
+SPREAD = ["gla", "mamba", "cfc_deep", "cornn", "hyena", "odernn", "s4d", "slstm", "wrnn", "layernorm_lstm"]
+
+
+class Added(nn.Module):
+    """What a low-rank adapter adds to a weight."""
+
+    def __init__(self, weight, seed):
+        super().__init__()
+        draws = torch.Generator().manual_seed(seed)
+        self.A = nn.Parameter(torch.randn(weight[0].numel(), 2, generator=draws).to(weight) / 4)
+        self.B = nn.Parameter(torch.randn(2, weight.shape[0], generator=draws).to(weight) / 4)
+
+    def forward(self, weight):
+        return weight + (self.A @ self.B).T.view_as(weight)
+
+
+class Adapter(nn.Module):
+    """x W + x A B. Nothing of the map inside can be read past it."""
+
+    def __init__(self, base, seed):
+        super().__init__()
+        self.base, self.added = base, Added(base.weight, seed)
+
+    def forward(self, x):
+        return self.base(x) + x @ self.added.A @ self.added.B
+
+
+class Wrapper(nn.Module):
+    """Any module, called through another."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, *args):
+        return self.base(*args)
+
+
+def made(name, dtype=torch.float64):
+    if name in CASES:
+        return make(name, dtype)
+    torch.manual_seed(0)
+    return OPTIONS[name]().to(dtype)
+
+
+def inner(layer, kinds=(nn.Linear, nn.Conv1d)):
+    return [(path, module) for path, module in layer.named_modules() if path and isinstance(module, kinds)]
+
+
+def with_weights(layer):
+    """Return the modules of torch that have parameters, by path."""
+    of_torch = ((path, module) for path, module in inner(layer, nn.Module) if type(module).__module__[:6] == "torch.")
+    return {path: module for path, module in of_torch if any(p is not None for p in module._parameters.values())}
+
+
+def read(layer):
+    """Return the paths of the modules whose weights the layer declares that it reads."""
+    inside = {module for path in layer.read_paths() for module in layer.get_submodule(path).modules()}
+    return [path for path, module in with_weights(layer).items() if module in inside]
+
+
+def put(layer, path, module):
+    parent, _, name = path.rpartition(".")
+    layer.get_submodule(parent)._modules[name] = module
+
+
+def run(layer):
+    torch.manual_seed(3)  # some layers draw noise
+    return layer(inputs(2, 3, dtype=next(layer.parameters()).dtype))[0]
+
+
+def refused(layer, match):
+    """Assert that a call of the layer, and a step, raise one line of this kind."""
+    calls = [lambda: run(layer)]
+    if not layer.bidirectional:
+        calls.append(lambda: layer.step(inputs(2), layer.init_state(2)))
+    for call in calls:
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert re.fullmatch(rf"\w+: \S+ {match} because the layer reads its weights and .*", str(error.value))
+
+
+@pytest.fixture(params=LAYERS)
+def name(request):
+    return request.param
+
+
+def test_a_layer_calls_a_module_or_declares_that_it_reads_it(name):
+    layer, called = made(name), set()
+    with register_module_forward_hook(lambda module, *_: called.add(module)):
+        run(layer)
+    assert sorted(read(layer)) == sorted(path for path, module in with_weights(layer).items() if module not in called)
+
+
+def test_an_adapter_has_its_effect(name):
+    adapted, merged = made(name), made(name)
+    weights = []
+    for seed, (path, module) in enumerate(inner(adapted)):
+        if path not in read(merged):
+            put(adapted, path, Adapter(module, seed))
+            parametrize.register_parametrization(merged.get_submodule(path), "weight", Added(module.weight, seed))
+            weights.append(path)
+    y, expected = run(adapted), run(merged)
+    torch.testing.assert_close(y, expected)
+    if not weights:
+        return
+    assert not torch.allclose(y, run(made(name)))
+    for layer, result in ((adapted, y), (merged, expected)):
+        result.square().sum().backward()
+    for path in weights:
+        own, other = adapted.get_submodule(path).added, merged.get_submodule(path).parametrizations.weight[0]
+        for parameter, same in zip(own.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, same.grad)
+
+
+def test_a_wrapper_or_hook_without_effect_is_refused(name):
+    for path in read(made(name)):
+        layer = made(name)
+        module = layer.get_submodule(path)
+        for register, expected in (
+            (module.register_forward_hook, "has a forward hook, expected none"),
+            (module.register_forward_pre_hook, "has a forward pre-hook, expected none"),
+            (module.register_full_backward_hook, "has a backward hook, expected none"),
+            (module.register_full_backward_pre_hook, "has a backward hook, expected none"),
+        ):
+            hook = register(lambda *_: None)
+            refused(layer, expected)
+            hook.remove()
+        run(layer)
+        put(layer, path, Wrapper(module))
+        refused(layer, rf"is a test_adapters\.Wrapper, expected a plain nn\.{type(module).__name__}")
+
+
+def test_a_parametrization_has_its_effect(name):
+    layer, merged, paths = made(name), made(name), [path for path in read(made(name)) if "Wx" not in path]
+    for seed, path in enumerate(paths):
+        weight = layer.get_submodule(path)._parameters.get("weight")
+        if weight is not None:
+            added = Added(weight, seed)
+            parametrize.register_parametrization(layer.get_submodule(path), "weight", added)
+            with torch.no_grad():
+                merged.get_submodule(path).weight.copy_(added(weight))
+    torch.testing.assert_close(run(layer), run(merged))
+
+
+def test_pruning_lasts_over_steps(name):
+    layer, merged = made(name), made(name)
+    for path, module in inner(layer):
+        prune.random_unstructured(module, "weight", 0.5)
+        with torch.no_grad():
+            merged.get_submodule(path).weight.mul_(module.weight_mask)
+    for _ in range(2):
+        y, expected = run(layer), run(merged)
+        torch.testing.assert_close(y, expected)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+    for path, module in inner(layer):
+        grad = merged.get_submodule(path).weight.grad
+        torch.testing.assert_close(module.weight_orig.grad, None if grad is None else grad * module.weight_mask)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_dynamic_quantization_runs_or_is_refused(name):
+    layer = made(name, torch.float32).eval()
+    swapped = [path for path in read(layer) if type(layer.get_submodule(path)) in (nn.Linear, nn.GRUCell)]
+    quantized = torch.ao.quantization.quantize_dynamic(layer)
+    if swapped:
+        with pytest.raises(ConfigError, match=r"is a torch\.ao\.nn\.quantized\.dynamic\.\S+, expected a plain nn\."):
+            quantized(inputs(2, 3, dtype=torch.float32))
+        return
+    y = quantized(inputs(2, 3, dtype=torch.float32))[0]
+    assert y.shape == (2, 3, DIM)
+    assert y.isfinite().all()
