@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
 from scanl import layers
 from scanl.cli.layers import describe
 from scanl.errors import ConfigError
-from scanl.layers import CfC, CfCNCP, ShortConvolution
-from scanl.layers.base import Layer
+from scanl.layers import CfC, CfCNCP
 from scanl.models import LanguageModel
 from test_layers import CASES, DIM, REGISTERED, inputs, make
 
@@ -28,7 +27,6 @@ OPTIONS = {  # with modules that the samples do not have
 }
 OTHERS = [name for name in CASES if name.startswith(("mixer_", "short_convolution", "bidirectional_"))]
 LAYERS = [*REGISTERED, *OTHERS, *OPTIONS]
-SPREAD = ["gla", "mamba", "cfc_deep", "cornn", "hyena", "odernn", "s4d", "slstm", "wrnn", "layernorm_lstm"]
 
 
 class Added(nn.Module):
@@ -78,9 +76,10 @@ def inner(layer, kinds=(nn.Linear, nn.Conv1d)):
 
 
 def with_weights(layer):
-    """Return the modules of torch that have parameters, by path."""
+    """Return the modules of torch that have parameters and can be called, by path."""
     of_torch = ((path, module) for path, module in inner(layer, nn.Module) if type(module).__module__[:6] == "torch.")
-    return {path: module for path, module in of_torch if any(p is not None for p in module._parameters.values())}
+    callable_ones = ((path, module) for path, module in of_torch if type(module).forward is not nn.Module.forward)
+    return {path: module for path, module in callable_ones if any(p is not None for p in module._parameters.values())}
 
 
 def read(layer):
@@ -99,14 +98,17 @@ def run(layer):
     return layer(inputs(2, 3, dtype=next(layer.parameters()).dtype))[0]
 
 
+def step(layer):
+    state = layer.init_state(2)
+    for x in inputs(2, 3).unbind(1):
+        _, state = layer.step(x, state)
+
+
 def refused(layer, match):
     """Assert that a call of the layer, and a step, raise one line of this kind."""
-    calls = [lambda: run(layer)]
-    if not layer.bidirectional:
-        calls.append(lambda: layer.step(inputs(2), layer.init_state(2)))
-    for call in calls:
+    for call in (run,) if layer.bidirectional else (run, step):
         with pytest.raises(ConfigError) as error:
-            call()
+            call(layer)
         assert re.fullmatch(rf"\w+: \S+ {match} because the layer reads its weights and .*", str(error.value))
 
 
@@ -115,11 +117,17 @@ def name(request):
     return request.param
 
 
-def test_a_layer_calls_a_module_or_declares_that_it_reads_it(name):
-    layer, called = made(name), set()
-    with register_module_forward_hook(lambda module, *_: called.add(module)):
-        run(layer)
-    assert sorted(read(layer)) == sorted(path for path, module in with_weights(layer).items() if module not in called)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_calls_a_module_or_declares_that_it_reads_it(name, training):
+    layer = made(name).train(training)
+    for call in (run, step):
+        called = set()
+        with register_module_forward_hook(lambda module, *_, called=called: called.add(module)):
+            call(layer)
+        uncalled = sorted(path for path, module in with_weights(layer).items() if module not in called)
+        assert sorted(read(layer)) == uncalled
+        if layer.bidirectional:
+            break
 
 
 def test_an_adapter_has_its_effect(name):
@@ -135,8 +143,8 @@ def test_an_adapter_has_its_effect(name):
     if not weights:
         return
     assert not torch.allclose(y, run(made(name)))
-    for layer, result in ((adapted, y), (merged, expected)):
-        result.square().sum().backward()
+    y.square().sum().backward()
+    expected.square().sum().backward()
     for path in weights:
         own, other = adapted.get_submodule(path).added, merged.get_submodule(path).parametrizations.weight[0]
         for parameter, same in zip(own.parameters(), other.parameters(), strict=True):
@@ -162,8 +170,8 @@ def test_a_wrapper_or_hook_without_effect_is_refused(name):
 
 
 def test_a_parametrization_has_its_effect(name):
-    layer, merged, paths = made(name), made(name), [path for path in read(made(name)) if "Wx" not in path]
-    for seed, path in enumerate(paths):
+    layer, merged = made(name), made(name)
+    for seed, path in enumerate(read(merged)):
         weight = layer.get_submodule(path)._parameters.get("weight")
         if weight is not None:
             added = Added(weight, seed)
@@ -189,7 +197,7 @@ def test_pruning_lasts_over_steps(name):
         torch.testing.assert_close(module.weight_orig.grad, None if grad is None else grad * module.weight_mask)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
 def test_dynamic_quantization_runs_or_is_refused(name):
     layer = made(name, torch.float32).eval()
     swapped = [path for path in read(layer) if type(layer.get_submodule(path)) in (nn.Linear, nn.GRUCell)]
@@ -201,3 +209,60 @@ def test_dynamic_quantization_runs_or_is_refused(name):
     y = quantized(inputs(2, 3, dtype=torch.float32))[0]
     assert y.shape == (2, 3, DIM)
     assert y.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("slstm", "conv1d"), ("hyena", "filter_fn"), ("s4d", "output_linear"), ("cfc", "rnn_cell")]
+)
+def test_hooks_on_what_holds_a_module_that_is_read_are_refused(name, path):
+    layer = made(name)
+    layer.get_submodule(path).register_forward_hook(lambda *_: None)
+    refused(layer, "has a forward hook, expected none")
+
+
+def test_the_refusal_says_what_to_do():
+    layer = made("deltanet")
+    layer.q_conv1d.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError) as error:
+        run(layer)
+    assert str(error.value) == (
+        "deltanet: q_conv1d has a forward hook, expected none because the layer reads its weights and does not call "
+        "it; leave it as it is, or change its weight by torch.nn.utils.parametrize"
+    )
+
+
+def test_a_forward_of_its_own_is_refused():
+    """Some libraries set the forward of one module instead of wrapping it."""
+    layer = made("deltanet")
+    layer.q_conv1d.forward = lambda x: x
+    refused(layer, r"has a forward of its own, expected that of nn\.Conv1d")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_the_older_norms_of_weights_have_their_effect():
+    layer, merged = made("deltanet").eval(), made("deltanet").eval()
+    weight_norm(layer.q_conv1d)
+    spectral_norm(layer.k_conv1d, n_power_iterations=1000).train()
+    with torch.no_grad():
+        layer.q_conv1d.weight_g.mul_(2)
+        merged.q_conv1d.weight.mul_(2)
+        merged.k_conv1d.weight.div_(torch.linalg.matrix_norm(merged.k_conv1d.weight[:, 0], 2))
+    for _ in range(2):
+        y = run(layer)
+        torch.testing.assert_close(y, run(merged))
+        y.sum().backward()
+
+
+def test_a_language_model_calls_its_head():
+    torch.manual_seed(0)
+    model, tokens = LanguageModel(7, 8, 1, "lru", tie_embeddings=False), torch.tensor([[1, 2, 3]])
+    before = model(tokens)[0]
+    head = model.head = Adapter(model.head, 0)
+    hidden = model.stack(model.embedding(tokens))[0]
+    torch.testing.assert_close(model(tokens)[0], before + hidden @ head.added.A @ head.added.B)
+
+
+def test_a_description_names_what_is_read():
+    assert "reads       the weights of q_conv1d, k_conv1d, v_conv1d: no hooks or wrappers there" in describe("deltanet")
+    assert "the weights of conv_1d.conv:" in describe("hawk")
+    assert "\nreads " not in describe("lru")

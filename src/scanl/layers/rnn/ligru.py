@@ -77,7 +77,7 @@ class LiGRU(SolvedLayer):
 
     def _normed(self, given: Tensor) -> Tensor:
         norm, rows = self.norm, given.flatten(0, 1)
-        if isinstance(norm, nn.LayerNorm) or (self.training and rows.shape[0] > 1):
+        if isinstance(norm, nn.LayerNorm) or not norm.training or rows.shape[0] > 1:
             return norm(rows).view_as(given)
         kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
         return F.batch_norm(rows, *kept, eps=norm.eps).view_as(given)
