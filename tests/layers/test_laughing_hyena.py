@@ -54,7 +54,7 @@ def test_filters_of_few_modes_are_found_exactly():
 @pytest.mark.usefixtures("double")
 def test_a_looser_tolerance_takes_fewer_modes_and_says_its_error():
     torch.manual_seed(0)
-    filters = Hyena(3, l_max=200).filter_fn.filters()
+    filters = Hyena(3, l_max=200).filter_fn()
     close, loose = fit_modes(filters, tolerance=1e-6), fit_modes(filters, tolerance=1e-2)
     assert (loose.order < close.order).all()
     assert (close.error < 1e-4).all()

@@ -21,6 +21,13 @@ class Sin(Module):
         self.freq = nn.Parameter(w * torch.ones(1, width))
 
 
+class WideLinear(nn.Linear):
+    """A linear map that is computed in float32 or wider."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(widen(input), widen(self.weight), None if self.bias is None else widen(self.bias))
+
+
 class PositionalEmbedding(Module):
     """Embedding of the lag.
 
@@ -65,22 +72,22 @@ class HyenaFilter(Module):
         self.pos_emb = PositionalEmbedding(emb_dim, l_max)
         # All layers use one sine. The released code saves its frequencies once for each layer.
         self._repeats = [2 * i + 3 for i in range(inner)]
-        maps: dict[str, nn.Module] = {"0": nn.Linear(emb_dim, order), "1": Sin(order, w)}
-        maps |= {str(2 * i + 2): nn.Linear(order, order) for i in range(inner)}
-        maps[str(2 * inner + 2)] = nn.Linear(order, width, bias=False)
+        maps: dict[str, nn.Module] = {"0": WideLinear(emb_dim, order), "1": Sin(order, w)}
+        maps |= {str(2 * i + 2): WideLinear(order, order) for i in range(inner)}
+        maps[str(2 * inner + 2)] = WideLinear(order, width, bias=False)
         self.implicit_filter = nn.ModuleDict(maps)
         self.modulation = Modulation(width, fast_decay_pct, slow_decay_pct, target)
         self.register_load_state_dict_pre_hook(_drop_repeated_sines)
 
-    def filters(self) -> Tensor:
+    def forward(self) -> Tensor:
         """Return the filters (width, L), in float32 or wider."""
         sine = self.implicit_filter["1"]
         assert isinstance(sine, Sin)
-        maps = [each for each in self.implicit_filter.values() if isinstance(each, nn.Linear)]
+        *maps, last = (each for each in self.implicit_filter.values() if each is not sine)
         h, freq = widen(self.pos_emb.z), widen(sine.freq)
-        for linear in maps[:-1]:
-            h = torch.sin(freq * F.linear(h, widen(linear.weight), widen(linear.bias)))
-        h = F.linear(h, widen(maps[-1].weight))
+        for linear in maps:
+            h = torch.sin(freq * linear(h))
+        h = last(h)
         fading = torch.exp(-widen(self.pos_emb.t) * widen(self.modulation.deltas).abs())
         return (h * (fading + self.shift))[0].t()
 

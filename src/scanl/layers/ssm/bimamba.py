@@ -51,7 +51,7 @@ class BiMamba(Mamba):
         'Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model", '
         "arXiv:2401.09417, algorithm 1, and its code"
     )
-    reads: ClassVar = {"conv1d_b": nn.Conv1d, "dt_proj_b": nn.Linear}
+    reads: ClassVar = {"conv1d_b": nn.Conv1d}
     hints: ClassVar = dict.fromkeys(("dt_proj_b.bias", "A_b_log", "D_b"), UNDECAYED)
     bidirectional = True
 

@@ -69,7 +69,7 @@ class Hyena(Layer):
         'Poli et al., "Hyena Hierarchy: Towards Larger Convolutional Language Models", arXiv:2302.10866, eq. (4) to (7)'
     )
     op = None
-    reads: ClassVar = {"short_filter": nn.Conv1d, "filter_fn.implicit_filter": nn.Linear}
+    reads: ClassVar = {"short_filter": nn.Conv1d}
     excused: ClassVar = BY_CONVOLUTION
     sample: ClassVar = {"l_max": 5, "order": 3, "filter_order": 4, "num_inner_mlps": 1}
     residual_out = "out_proj"
@@ -136,7 +136,7 @@ class Hyena(Layer):
         mixed, short = convolve(self.short_filter, self.in_proj(x), short, cu_seqlens=cu_seqlens)
         first, *others, v = widen(mixed).split(self.dim, -1)
         # The filters and biases of one channel are adjacent.
-        filters = self.filter_fn.filters().unflatten(0, (self.dim, self.order - 1)).unbind(1)
+        filters = self.filter_fn().unflatten(0, (self.dim, self.order - 1)).unbind(1)
         biases = widen(self.filter_fn.bias).view(self.dim, self.order - 1).unbind(1)
         histories = []
         for n, (gate, kernel, bias) in enumerate(zip(reversed(others), filters, biases, strict=True)):

@@ -199,7 +199,7 @@ def distil(layer: Hyena, *, tolerance: float = 1e-4, largest: int = 64) -> tuple
 
     Hyena's filters end at l_max lags. The filters of the result go on and fade. See `fit_modes` for the arguments.
     """
-    fit = fit_modes(layer.filter_fn.filters(), tolerance=tolerance, largest=largest)
+    fit = fit_modes(layer.filter_fn(), tolerance=tolerance, largest=largest)
     weight = layer.in_proj.weight
     made = LaughingHyena(layer.dim, fit.modes.shape[1], layer.order, layer.short_filter.kernel_size[0])
     made = made.to(weight.device, weight.dtype)

@@ -31,6 +31,14 @@ class MambaState(NamedTuple):
     ssm: Tensor
 
 
+class StepProjection(nn.Linear):
+    """The linear map to the step sizes, whose result is in float32 or wider."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        # The bias is added in float32. It sets the time scale, and half precision would round it by up to 0.4 %.
+        return F.linear(input, self.weight) + widen(self.bias)
+
+
 @register("mamba")
 class Mamba(Layer):
     """Mamba (S6): a diagonal recurrence whose step size, input and output depend on the input.
@@ -68,7 +76,7 @@ class Mamba(Layer):
         "algorithm 2 and figure 3"
     )
     op = "selective_scan"
-    reads: ClassVar = {"conv1d": nn.Conv1d, "dt_proj": nn.Linear}
+    reads: ClassVar = {"conv1d": nn.Conv1d}
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 3, "dt_rank": 2}
     residual_out = "out_proj"
@@ -111,7 +119,7 @@ class Mamba(Layer):
             self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1, bias=conv_bias
         )
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.dt_proj = StepProjection(self.dt_rank, self.d_inner)
         self.out_proj = nn.Linear(self.d_inner, dim, bias=bias)
         scale = dt_scale * self.dt_rank**-0.5
         with torch.no_grad():
@@ -169,12 +177,11 @@ class Mamba(Layer):
         low, B, C = x_proj(u).split([self.dt_rank, self.d_state, self.d_state], -1)
         if self.norm_eps is not None:
             low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
-        # The bias is added in float32. It sets the time scale, and half precision would round it by up to 0.4 %.
-        delta, bias = F.linear(low, dt_proj.weight), widen(dt_proj.bias)
+        delta = dt_proj(low)
         if timespans is not None:
-            delta, bias = F.softplus(delta + bias) * widen(timespans)[..., None], None
+            delta = F.softplus(delta) * widen(timespans)[..., None]
         A = -widen(A_log).exp()
         y, ssm = selective_scan(
-            u, delta, A, B, C, widen(D), z, bias, ssm, delta_softplus=bias is not None, cu_seqlens=cu_seqlens
+            u, delta, A, B, C, widen(D), z, None, ssm, delta_softplus=timespans is None, cu_seqlens=cu_seqlens
         )
         return y, MambaState(conv, ssm)

@@ -38,11 +38,17 @@ class S4DKernel(Module):
         return A, torch.view_as_complex(widen(self.C)), widen(self.log_dt).exp()
 
 
+class Pointwise(nn.Conv1d):
+    """A convolution of width 1. For a transposed view it is one product of matrices, and copies nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input.mT, self.weight[..., 0], self.bias).mT
+
+
 class GatedDiagonalLayer(Layer):
     """Diagonal systems with the parameters of S4D, GELU and a gated linear map: S4D and its kin. Abstract."""
 
     op = "linear_scan"
-    reads: ClassVar = {"output_linear.0": nn.Conv1d}
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"d_state": 4}
     hints: ClassVar = dict.fromkeys(
@@ -57,14 +63,12 @@ class GatedDiagonalLayer(Layer):
         self.dim, self.d_state, self.disc, self.lr = dim, d_state, disc, lr
         self.D = nn.Parameter(torch.randn(dim))
         self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
-        self.output_linear = nn.Sequential(nn.Conv1d(dim, 2 * dim, 1), nn.GLU(-2))
+        self.output_linear = nn.Sequential(Pointwise(dim, 2 * dim, 1), nn.GLU(-2))
 
     def _read_out(self, y: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
         """Return GLU(W GELU(y + D u)) in `dtype`; y: what the systems read, u: their input, (B, T, D)."""
         y = F.gelu(torch.addcmul(y, u, widen(self.D))).to(dtype)
-        mix = self.output_linear[0]
-        assert isinstance(mix, nn.Conv1d)
-        return F.glu(F.linear(y, mix.weight[..., 0], mix.bias), -1)
+        return self.output_linear(y.mT).mT
 
 
 @register("s4d")
