@@ -436,8 +436,8 @@ def rdn(layer, xs):
         for h in range(H):
             q, k, v, b = parts[h].split([K, K, K, 1])
             back = torch.tanh(last[h])
-            q, k = torch.exp(q + layer.R_q[0, h] @ back), torch.exp(k + layer.R_k[0, h] @ back)
-            v, beta = v + layer.R_v[0, h] @ back, sigmoid(b + layer.r_b[0, h] @ back)
+            q, k = torch.exp(q + back @ layer.R_q[0, h]), torch.exp(k + back @ layer.R_k[0, h])
+            v, beta = v + back @ layer.R_v[0, h], sigmoid(b + layer.r_b[0, h] @ back)
             S[h], o = delta(S[h], q / q.sum(), k / k.sum(), v, beta)
             last[h] = o * math.sqrt(K)
         ys.append(linear(layer.out_linear, torch.cat(last)))

@@ -27,7 +27,7 @@ SOURCE = (
 
 
 @cell(
-    "q: B T H K, k: B T H K, vb: B T H J, r_q: H K K, r_k: H K K, r_vb: H J K, state: B H J K -> B T H K",
+    "q: B T H K, k: B T H K, vb: B T H J, r_q: H K K, r_k: H K K, r_vb: H K J, state: B H J K -> B T H K",
     equation=EQUATION,
     source=SOURCE,
 )
@@ -38,9 +38,9 @@ def rdn_cell(
     width = q.shape[-1]
     memory, read = state.split([width, 1], 2)
     back = torch.tanh(read[:, :, 0])
-    q = torch.softmax(q + torch.einsum("bhj,hij->bhi", back, r_q), -1)
-    k = torch.softmax(k + torch.einsum("bhj,hij->bhi", back, r_k), -1)
-    v, b = (vb + torch.einsum("bhj,hij->bhi", back, r_vb)).split([width, 1], -1)
+    q = torch.softmax(q + torch.einsum("bhi,hij->bhj", back, r_q), -1)
+    k = torch.softmax(k + torch.einsum("bhi,hij->bhj", back, r_k), -1)
+    v, b = (vb + torch.einsum("bhi,hij->bhj", back, r_vb)).split([width, 1], -1)
     missing = torch.sigmoid(b) * (v - (k[..., None] * memory).sum(2))
     memory = memory + k[..., None] * missing[:, :, None]
     o = (q[..., None] * memory).sum(2)
@@ -58,7 +58,8 @@ class RDN(CellLayer):
         num_heads: H.
 
     Parameters as in the authors' program: slow_net (H (3K + 1), D), of each head q, k, v and b; R_q, R_k, R_v
-    (1, H, K, K); r_b (1, H, 1, K); out_linear (D, D).
+    (1, H, K, K), each (inputs, outputs), the transpose of the equation's R; r_b (1, H, 1, K); out_linear (D, D).
+    Their block also has a norm before the layer, and a sum with its input after it.
     Initialisation: R_q, R_k, R_v and r_b N(0, 1/K), the others as in PyTorch.
     State: (B, H, K + 1, K), S with the last output as one more row, zeros.
     """
@@ -89,7 +90,7 @@ class RDN(CellLayer):
     def operands(self, x: Tensor) -> list[Tensor]:
         width = self.head_dim
         q, k, vb = self.slow_net(x).unflatten(-1, (self.num_heads, -1)).split([width, width, width + 1], -1)
-        return [q, k, vb, self.R_q[0], self.R_k[0], torch.cat([self.R_v[0], self.r_b[0]], 1)]
+        return [q, k, vb, self.R_q[0], self.R_k[0], torch.cat([self.R_v[0], self.r_b[0].mT], -1)]
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_linear(h.flatten(-2))
@@ -99,7 +100,7 @@ class RDN(CellLayer):
 def _samples() -> Iterator[Sample]:
     def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
         timed = {"q": draw(batch, steps, 2, 3), "k": draw(batch, steps, 2, 3), "vb": draw(batch, steps, 2, 4)}
-        weights = {"r_q": draw(2, 3, 3), "r_k": draw(2, 3, 3), "r_vb": draw(2, 4, 3)}
+        weights = {"r_q": draw(2, 3, 3), "r_k": draw(2, 3, 3), "r_vb": draw(2, 3, 4)}
         return {**timed, **weights, "state": draw(rows, 2, 4, 3)}
 
     yield from samples(make)
@@ -109,4 +110,5 @@ def _samples() -> Iterator[Sample]:
 def _errors() -> Iterator[tuple[Sample, str]]:
     q, r = torch.zeros(2, 5, 2, 3), torch.zeros(2, 3, 3)
     given = {"q": q, "k": q, "vb": torch.zeros(2, 5, 2, 4), "r_q": r, "r_k": r}
-    yield Sample({**given, "r_vb": r}), "r_vb has shape (2, 3, 3), expected (H, J, K) with H=2 from q, J=4 from vb"
+    expected = "expected (H, K, J) with H=2 from q, K=3 from q, J=4 from vb"
+    yield Sample({**given, "r_vb": r}), f"r_vb has shape (2, 3, 3), {expected}"
