@@ -550,6 +550,42 @@ def test_a_linear_ode_is_a_matrix_exponential(method):
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["dopri5", "dopri8", "bosh3"])
+def test_an_adaptive_solver_keeps_its_tolerance_at_the_end_of_a_step(method):
+    """Within ten tolerances of scipy's solution. A solution interpolated there misses by up to 900."""
+    pytest.importorskip("torchdiffeq", reason="needs the extra `ode`")
+    solve_ivp = pytest.importorskip("scipy.integrate", reason="needs the extra `series`").solve_ivp
+    torch.manual_seed(0)
+    layer, x, spans = NeuralODE(3, 8, 0, method), torch.randn(1, 3, 3), torch.tensor([[0.3, 1.0, 2.5]])
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    first, last, expected, h = layer.func.first, layer.func.last, [], torch.zeros(3)
+    for now, span in zip(x[0], spans[0].tolist(), strict=True):
+
+        def flow(_, h, now=now):
+            return last(first(torch.cat([torch.from_numpy(h), now])).tanh()).detach().numpy()
+
+        h = torch.from_numpy(solve_ivp(flow, (0, span), h.numpy(), "DOP853", rtol=1e-13, atol=1e-14).y[:, -1])
+        expected.append(h)
+    torch.testing.assert_close(layer(x, timespans=spans)[0][0], torch.stack(expected), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", [name for name in layers.names() if "timespans" in layers.get(name).takes])
+def test_steps_of_no_duration_give_numbers_and_gradients(name):
+    """The first step, one in the middle, and all of them."""
+    cls = layers.get(name)
+    layer, x = layers.build(name, 12, **cls.sample), torch.randn(2, 4, 12, requires_grad=True)
+    for without in ([0, 1], [2], [0, 1, 2, 3]):
+        spans = torch.rand(2, 4) + 0.5
+        spans[:, without] = 0
+        y, _ = layer(x, timespans=spans.requires_grad_())
+        learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(y.cos().sum(), [x, spans, *learned], allow_unused=True)
+        assert all(part.isfinite().all() for part in (y, *gradients) if part is not None)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_gradients_of_an_adaptive_solver(adjoint):
     """Those of the adjoint equation, and those through the solver's steps, are those of many steps of fixed length."""

@@ -992,11 +992,14 @@ def test_init_of_transnormer(name):
 
 @pytest.mark.parametrize("name", ["relit", "arelit"])
 def test_init_of_relit(name):
+    """In the released code of `relit` each map of each head is a matrix of its own, in that of `arelit` one map is."""
     layer = layers.build(name, 32, num_heads=2, head_dim=8, eta=4)
-    for project in (layer.linear_kqvbetagammas, layer.linear_p1p2p3, layer.project):
-        assert_orthogonal(project.weight, math.sqrt(2))
+    alone = name == "relit"
+    for project, rows in ((layer.linear_kqvbetagammas, 8), (layer.linear_p1p2p3, 4), (layer.project, 32)):
+        for block in project.weight.split(rows if alone else len(project.weight)):
+            assert_orthogonal(block, math.sqrt(2))
         assert not project.bias.any()
-    if name == "relit":
+    if alone:
         for head in layer.query_weight:
             assert_orthogonal(head[:8], math.sqrt(2))
             assert_orthogonal(head[8:], math.sqrt(2))

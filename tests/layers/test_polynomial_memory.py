@@ -165,6 +165,22 @@ def test_legs_of_a_signal_that_is_sampled_irregularly_is_its_projection():
     torch.testing.assert_close(state, also)
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@pytest.mark.parametrize("measure", ["legs", "legt"])
+def test_a_step_of_no_duration_leaves_the_memory_as_it_is(measure, discretization):
+    """In the middle, and before any time."""
+    layer, x = HiPPO(2, 4, measure, discretization=discretization), torch.randn(1, 6, 2)
+    spans = torch.tensor([[0.0, 0.0, 1.0, 2.0, 0.0, 3.0]])
+    c, state = layer.memory(x, timespans=spans)
+    torch.testing.assert_close(c[:, :2], torch.zeros(1, 2, 2, 4))
+    kept = spans[0] > 0
+    expected, last = layer.memory(x[:, kept], timespans=spans[:, kept])
+    torch.testing.assert_close(c[:, kept], expected)
+    torch.testing.assert_close(c[:, 4], c[:, 3])
+    torch.testing.assert_close(state, last)
+
+
 def antiderivatives(x, N):
     """√(2n+1) times the integral of P_n(2s - 1) from 0 to x, by (P_{n+1} - P_{n-1})/(2 (2n+1))."""
     y = 2 * x - 1

@@ -23,7 +23,7 @@ class GatedOuterProducts(Layer):
 
     Parameters as in the released code: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together;
     linear_p1p2p3 (.., D); project (D, H K); all with biases.
-    Initialisation: orthogonal of gain sqrt(2), biases 0.
+    Initialisation: each map orthogonal of gain sqrt(2), biases 0.
     """
 
     residual_out = "project"
@@ -73,7 +73,8 @@ class ReLiT(GatedOuterProducts):
 
     Parameters: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together; linear_p1p2p3 (2 H η, D);
     query_weight (H, K + η, K) and query_bias (H, K + η), the second map of the queries; project (D, H K).
-    Initialisation: each linear map orthogonal with gain sqrt(2), biases 0.
+    Initialisation: of each head the maps to k, q, v, β, γ and to each vector of the expansions orthogonal with gain
+    sqrt(2), as in the released code, where they are apart; project likewise; biases 0.
     State: (B, H, K + 1, η K), C with s as its last row, zeros.
     """
 
@@ -97,9 +98,11 @@ class ReLiT(GatedOuterProducts):
         width = self.head_dim
         self.query_weight = nn.Parameter(torch.empty(num_heads, width + eta, width))
         self.query_bias = nn.Parameter(torch.zeros(num_heads, width + eta))
-        for head in range(num_heads):
-            for part in (slice(width), slice(width, None)):
-                nn.init.orthogonal_(self.query_weight[head, part], math.sqrt(2))
+        maps = [*self.linear_kqvbetagammas.weight.split(width), *self.linear_p1p2p3.weight.split(eta)]
+        for head in self.query_weight:
+            maps += head.split([width, eta])
+        for each in maps:
+            nn.init.orthogonal_(each.detach(), math.sqrt(2))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         shape = (batch_size, self.num_heads, self.head_dim + 1, self.eta * self.head_dim)

@@ -59,7 +59,7 @@ class NeuralODE(TimedCell):
         method: "euler", "midpoint" or "rk4", with steps of fixed length; or a solver of torchdiffeq (the extra `ode`)
             whose steps adapt: "dopri5", "dopri8", "bosh3", "fehlberg2" or "adaptive_heun".
         substeps: steps of fixed length for each input.
-        rtol, atol: relative and absolute tolerance of an adaptive solver.
+        rtol, atol: relative and absolute tolerance of each step of an adaptive solver. The errors of its steps add up.
         adjoint: True: the gradients of an adaptive solver come from the adjoint equation, which is solved backwards in
             constant memory. False: they come from the solver's own steps.
 
@@ -144,8 +144,9 @@ class NeuralODE(TimedCell):
         def flow(_: Tensor, h: Tensor) -> Tensor:
             return span * derivative(h, given, *field)
 
-        chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method}
         times = h.new_tensor([0.0, 1.0])
+        # A solver's step ends at 1, and the adjoint's at 0. A step beyond is interpolated less exactly than rtol.
+        chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method, "options": {"step_t": times}}
         if self.adjoint:
             needed = tuple(each for each in (given, span, *field) if each is not None and each.requires_grad)
             path: Any = torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)

@@ -112,7 +112,8 @@ class HiPPO(Layer):
     long sequence in pieces.
 
     `forward` and `memory` also take `timespans` (B, T), the duration of each step in units of the usual one. The past
-    of "legs" is then all time since the start, and θ is in the same units.
+    of "legs" is then all time since the start, and θ is in the same units. A step of no duration, the first one too,
+    leaves the memory as it is.
 
     Args:
         dim: D, channels.
@@ -175,7 +176,8 @@ class HiPPO(Layer):
         u = widen(x)
         with as_widened(x):
             if self.measure == "legs":
-                share = spans[..., 0] / (before + spans[..., 0])
+                after = before + spans[..., 0]
+                share = spans[..., 0] / torch.where(after > 0, after, 1)  # steps before any time are no share of it
                 varying = legs_steps(share, self.size, self.discretization)
             elif timespans is not None:
                 A, B = (each.to(u.device) for each in transition(self.measure, self.size))
