@@ -305,7 +305,7 @@ def _without_attention(model):
 
 
 def _is_patched(module):
-    return "_scanl_before" in module.__dict__
+    return "_scanl_forward" in module.__dict__
 
 
 @each_model
@@ -340,11 +340,15 @@ def test_concurrency():
 
 def test_nothing_but_the_object_is_changed():
     first, second = CASES["mamba"].build(), CASES["mamba"].build()
-    before = type(first.backbone.layers[0].mixer).forward
+    kinds = [(kind, kind.forward) for kind in map(type, first.modules())]
     hub.accelerate(first)
-    assert type(first.backbone.layers[0].mixer).forward is before
+    assert all(kind.forward is before for kind, before in kinds)
+    assert [type(module) for module in second.modules()] == [kind for kind, _ in kinds]
     assert "forward" not in second.backbone.layers[0].mixer.__dict__
     assert first.state_dict().keys() == second.state_dict().keys()
+    assert repr(first) == repr(second)
+    hub.restore(first)
+    assert [type(module) for module in first.modules()] == [kind for kind, _ in kinds]
 
 
 def test_what_is_left_alone_has_a_reason():

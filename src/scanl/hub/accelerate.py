@@ -3,13 +3,12 @@
 import functools
 import importlib.metadata
 import inspect
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.hub import call, patches
+from scanl.hub import call, forwards, patches
 from scanl.hub.patches import Patch
 
 OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
@@ -77,44 +76,30 @@ def accelerate(model: nn.Module) -> Report:
             raise ConfigError(
                 f"accelerate: transformers is {found}, expected at least {wanted}; pip install -U transformers"
             )
-    rows, before, needs = [], set(_patched(model)), set[str]()
+    rows, needs = [], set[str]()
     for name, module in model.named_modules():
         patch = _patch_for(module)
         if patch is not None:
             reason = _unable(module, patch)
-            if not reason and module not in before:
-                _install(module, patch, name)
+            if not reason and not forwards.replaced(module):
+                module.__dict__["_scanl_layer"] = _number(name)
+                forwards.replace(module, functools.partial(_forward, patch))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
             rows.append(Row(name, type(module).__name__, patch.before, "" if reason else patch.runs, note))
     if any(row.now for row in rows):
         for module in model.modules():
-            if _is_model(module) and "_scanl_hooks" not in module.__dict__:
+            if _is_model(module) and not forwards.replaced(module):
                 names = list(inspect.signature(type(module).forward).parameters)[1:]
-                begin = functools.partial(call.begin, names=names, needs_call=frozenset(needs))
-                module.__dict__["_scanl_hooks"] = (
-                    module.register_forward_pre_hook(begin, with_kwargs=True),
-                    module.register_forward_hook(call.end, always_call=True),
-                )
+                forwards.replace(module, functools.partial(call.within, names, frozenset(needs)))
     return Report(rows)
 
 
 def restore(model: nn.Module) -> None:
     """Undo `accelerate`. Every module then gives exactly the original results."""
-    for module in _patched(model):
-        module.__dict__.pop("_scanl_layer")
-        slot, previous = module.__dict__.pop("_scanl_before")
-        if previous is None:
-            del module.__dict__[slot]
-        else:
-            module.__dict__[slot] = previous
-    for module in model.modules():
-        for hook in module.__dict__.pop("_scanl_hooks", ()):
-            hook.remove()
-
-
-def _patched(model: nn.Module) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if "_scanl_before" in module.__dict__)
+    for module in filter(forwards.replaced, model.modules()):
+        module.__dict__.pop("_scanl_layer", None)
+        forwards.restore(module)
 
 
 @functools.cache
@@ -147,33 +132,26 @@ def _is_model(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_MODELS) and "input_ids" in parameters
 
 
-def _slot(module: nn.Module) -> str:
-    """Return the attribute that holds this module's forward. Offloading hooks replace `forward` by their own."""
-    return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+def _number(name: str) -> int | None:
+    """Return the last number in the name of a module, which is that of its layer."""
+    return next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
 
 
 def _unable(module: nn.Module, patch: type[Patch]) -> str:
     """Return why a module cannot be patched; an empty string if it can be or already is."""
-    if "_scanl_before" in module.__dict__:
+    if forwards.replaced(module):
         return ""
-    if not type(module).forward.__module__.startswith(_home(patch)):
-        return f"its forward is {type(module).__name__}'s own"
-    if _slot(module) == "forward" and "forward" in module.__dict__:
+    kind, name = type(module), forwards.slot(module)
+    if not kind.forward.__module__.startswith(_home(patch)):
+        return f"its forward is {kind.__name__}'s own"
+    if name in module.__dict__ and getattr(module.__dict__[name], "__func__", None) is not kind.forward:
         return "its forward was replaced by another library"
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
     return patch.unable(module)
 
 
-def _install(module: nn.Module, patch: type[Patch], name: str) -> None:
-    slot = _slot(module)
-    module.__dict__["_scanl_layer"] = next((int(part) for part in reversed(name.split(".")) if part.isdigit()), None)
-    module.__dict__["_scanl_before"] = slot, module.__dict__.get(slot)
-    original = getattr(module, slot)
-    module.__dict__[slot] = functools.partial(_forward, patch, module, original)
-
-
-def _forward(patch: type[Patch], module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not patch.takes(module, *args, **kwargs):
         return original(*args, **kwargs)
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))

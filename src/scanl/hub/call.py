@@ -1,7 +1,9 @@
 """What patches need to know about a call of a model: which tokens are padding, and where packed sequences begin."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,43 +14,60 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack, unpack
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Call:
     """One call of a model.
 
     shape: (B, T) of its tokens.   mask: (B, T) bool, False at padding; None without padding.
     cu_seqlens: offsets of the sequences among all B T tokens, row after row; None when every row is one sequence.
-    outer: the call of the enclosing model.   fed: number of steps that `part` has given to each module.
+    model: the model.   fed: number of steps that `part` has given to each module.
     """
 
     shape: torch.Size
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
-    outer: "Call | None" = None
-    fed: "dict[nn.Module, int] | None" = None
+    model: nn.Module | None = None
+    fed: dict[nn.Module, int] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _modules(self) -> frozenset[nn.Module]:
+        return frozenset() if self.model is None else frozenset(self.model.modules())
+
+    def holds_for(self, module: nn.Module) -> bool:
+        """Whether there is padding or packing, and the module is a part of the model, not of another one."""
+        return (self.mask is not None or self.cu_seqlens is not None) and module in self._modules
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
-def of(x: Tensor, attention_mask: Tensor | None = None) -> Call:
+def of(module: nn.Module, x: Tensor, attention_mask: Tensor | None = None) -> Call:
     """Return the call in progress. For a module called outside a model, make one from x (B, T, D) and the mask."""
-    found, shape = _current.get(), x.shape[:2]
-    return found if found is not None and found.shape == shape else Call(shape, valid(attention_mask, shape[1]))
+    current, shape = _current.get(), x.shape[:2]
+    if current is not None and current.shape == shape and current.holds_for(module):
+        return current
+    return Call(shape, valid(attention_mask, shape[1]))
 
 
 def part(module: nn.Module, x: Tensor) -> Call:
     """Like `of`, for a module that may get the steps of one call in several parts, in order."""
-    found, shape = _current.get(), x.shape[:2]
-    if found is None or found.shape[:1] != shape[:1] or found.shape[1] <= shape[1] or found.fed is None:
-        return of(x)
-    if found.cu_seqlens is not None:
+    current, shape = _current.get(), x.shape[:2]
+    if (
+        current is None
+        or current.shape[:1] != shape[:1]
+        or current.shape[1] <= shape[1]
+        or not current.holds_for(module)
+    ):
+        return of(module, x)
+    if current.cu_seqlens is not None:
         raise ConfigError(
-            f"{type(module).__name__}: packed sequences of {found.shape[1]} tokens come in parts of {shape[1]}, "
+            f"{type(module).__name__}: packed sequences of {current.shape[1]} tokens come in parts of {shape[1]}, "
             "expected one part; raise the chunk size of the model's config (max_inference_chunksize)"
         )
-    start = found.fed.get(module, 0)
-    found.fed[module] = start + shape[1]
-    return Call(shape, None if found.mask is None else valid(found.mask[:, start : start + shape[1]], shape[1]))
+    start = current.fed.get(module, 0)
+    current.fed[module] = start + shape[1]
+    assert current.mask is not None
+    return Call(shape, valid(current.mask[:, start : start + shape[1]], shape[1]))
 
 
 def valid(attention_mask: Any, steps: int) -> Tensor | None:
@@ -66,30 +85,42 @@ def valid(attention_mask: Any, steps: int) -> Tensor | None:
     return None if mask.shape[1] == steps and bool(mask.all()) else mask
 
 
-def begin(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
+def within(
     names: Sequence[str],
-    needs_call: frozenset[str] = frozenset(),
-) -> None:
-    """Hook before the forward of a model. It records the padding and packing for all patches inside.
+    needs_call: frozenset[str],
+    model: nn.Module,
+    original: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run the forward of a model, while its padding and packing are known to the patches inside.
 
-    names: names of the forward's parameters, in order.   needs_call: what the patches inside can learn only from the
-    call, "padding" or "packing". Gradient checkpointing runs modules again after the call has ended, so it cannot be
-    used together with these.
+    names: names of the forward's parameters, in order.   needs_call: see `_begun`.
     """
-    given = dict(zip(names, args, strict=False)) | kwargs
     outer = _current.get()
-    tokens = given.get("input_ids")
-    tokens = given.get("inputs_embeds") if tokens is None else tokens
+    call = _begun(model, dict(zip(names, args, strict=False)) | kwargs, outer, needs_call)
+    try:
+        _current.set(call)
+        return original(*args, **kwargs)
+    finally:  # not a hook of torch, which an interrupt by the user skips
+        _current.set(outer)
+
+
+def _begun(model: nn.Module, arguments: dict[str, Any], outer: Call | None, needs_call: frozenset[str]) -> Call:
+    """Return the call of a model with these arguments, inside the call `outer`.
+
+    needs_call: what the patches inside can learn only from the call, "padding" or "packing". Gradient checkpointing
+    runs modules again after the call has ended, so it cannot be used together with these.
+    """
+    tokens = arguments.get("input_ids")
+    tokens = arguments.get("inputs_embeds") if tokens is None else tokens
     if tokens is None:
-        _current.set(Call(torch.Size(), outer=outer))
-        return
+        return Call(torch.Size(), model=model)
     shape = tokens.shape[:2]
-    mask, cu_seqlens = valid(given.get("attention_mask"), shape[1]), _packed(given, shape)
-    if outer is not None and outer.shape == shape:  # an inner model, which does not get all arguments
+    mask, cu_seqlens = valid(arguments.get("attention_mask"), shape[1]), _packed(arguments, shape)
+    if outer is not None and outer.shape == shape and outer.holds_for(model):
+        # an inner model, which does not get all arguments
         mask = outer.mask if mask is None else mask
         cu_seqlens = outer.cu_seqlens if cu_seqlens is None else cu_seqlens
     who = type(model).__name__
@@ -103,18 +134,12 @@ def begin(
         raise ConfigError(
             f"{who}: {lost} cannot be combined with gradient checkpointing; call gradient_checkpointing_disable()"
         )
-    _current.set(Call(shape, mask, cu_seqlens, outer, {}))
+    return Call(shape, mask, cu_seqlens, model)
 
 
 def _checkpoints(model: nn.Module) -> bool:
     """Whether some modules of the model run again in the backward pass."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-def end(*_: object) -> None:
-    """Hook after the forward of a model, even when the forward raised."""
-    found = _current.get()
-    _current.set(None if found is None else found.outer)
 
 
 def _packed(given: dict[str, Any], shape: torch.Size) -> Tensor | None:

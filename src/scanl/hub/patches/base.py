@@ -80,7 +80,7 @@ class CachedPatch(Patch):
         **_: Any,
     ) -> Tensor:
         cache_params = past_key_values if cache_params is None else cache_params
-        rows, x = call.Rows.lay(call.of(hidden_states, attention_mask), hidden_states)
+        rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
         conv, recurrent, slot = None, None, cls.slot(module)
         if cache_params is not None:
             conv, recurrent = read(cache_params, module.layer_idx, slot)

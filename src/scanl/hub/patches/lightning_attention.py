@@ -34,7 +34,7 @@ class LightningAttentionPatch(Patch):
         past_key_values: Any = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        rows, x = call.Rows.lay(call.of(hidden_states, attention_mask), hidden_states)
+        rows, x = call.Rows.lay(call.of(module, hidden_states, attention_mask), hidden_states)
         state = None if past_key_values is None else past_key_values.get_linear_cache(module.layer_idx)
         rows.start_anew(state is not None)
         heads = module.act_fn(module.qkv_proj(x)).unflatten(-1, (module.num_attention_heads, -1))

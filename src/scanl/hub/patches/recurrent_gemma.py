@@ -1,5 +1,6 @@
 """RecurrentGemma's recurrent block: a convolution and the RG-LRU."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,11 +50,11 @@ class RecurrentGemmaPatch(Patch):
         past_key_values: Any = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        found = call.of(input_states)
+        found = call.of(module, input_states)
         if found.mask is None and found.cu_seqlens is None and position_ids.shape[1] > 1:
             starts = position_ids == 0
             if bool(starts[:, 1:].any()):
-                found = found._replace(cu_seqlens=call.offsets(starts.expand(found.shape)))
+                found = replace(found, cu_seqlens=call.offsets(starts.expand(found.shape)))
         rows, x = call.Rows.lay(found, input_states)
         cache = past_key_values if use_cache else None
         conv = recurrent = layer = None

@@ -81,7 +81,7 @@ class RWKVChannelMixPatch(Patch):
 
 def _shifted(module: Any, hidden: Tensor, state: list[Tensor] | None, slot: int) -> tuple[call.Rows, Tensor, Tensor]:
     """Return the layout, the tokens in it, and the previous input of each. Write the last input to state[slot]."""
-    rows, x = call.Rows.lay(call.of(hidden), hidden)
+    rows, x = call.Rows.lay(call.of(module, hidden), hidden)
     kept = None if state is None else state[slot][..., module.layer_id]
     if rows.cu_seqlens is not None:
         first = None if kept is None or rows.packed else kept[:, None].clone()  # a backward pass needs the old value
