@@ -8,6 +8,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from hub_models import CASES, VOCAB
 from scanl.cli import accelerate, main
+from scanl.hub import forwards
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def folder(tmp_path_factory):
 
 
 def is_accelerated(model):
-    return "forward" in model.model.layers[0].conv.__dict__
+    return forwards.replaced(model.model.layers[0].conv)
 
 
 def test_report(folder, capfd):

@@ -111,7 +111,8 @@ def _takes(module: Any, input: Any, hx: Any = None) -> bool:
     x = input.data if isinstance(input, PackedSequence) else input
     if not isinstance(x, Tensor) or not (hx is None or isinstance(hx, Tensor | tuple | list)):
         return False
-    tensors = [x, *_parts(hx), *module.parameters()]
+    # A replica of DataParallel has no parameters, only their copies.
+    tensors = [x, *_parts(hx), *(tuple(module.parameters()) or module._flat_weights)]
     if any(each.device.type != "cpu" or each.dtype != x.dtype for each in tensors if isinstance(each, Tensor)):
         return False
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu") or not x.numel():
