@@ -42,7 +42,9 @@ def test_whatever_ends_a_call_ends_its_context(name):
     patched = hub.accelerate(model).accelerated[-1]
     errors = [KeyboardInterrupt(), SystemExit(), GeneratorExit(), RuntimeError()]
     order = called(model)
-    for at, module in enumerate([*order[:2], model.get_submodule(patched.module), *order[:: len(order) // 4], order[-1]]):
+    for at, module in enumerate(
+        [*order[:2], model.get_submodule(patched.module), *order[:: len(order) // 4], order[-1]]
+    ):
         error = errors[at % len(errors)]
         hook = module.register_forward_pre_hook(interrupting(error))
         for batch, more in ((2, PADDED), (1, PACKED)):

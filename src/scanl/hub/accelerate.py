@@ -141,10 +141,10 @@ def _unable(module: nn.Module, patch: type[Patch]) -> str:
     """Return why a module cannot be patched; an empty string if it can be or already is."""
     if forwards.replaced(module):
         return ""
-    kind, name = type(module), forwards.slot(module)
+    kind = type(module)
     if not kind.forward.__module__.startswith(_home(patch)):
         return f"its forward is {kind.__name__}'s own"
-    if name in module.__dict__ and getattr(module.__dict__[name], "__func__", None) is not kind.forward:
+    if not forwards.is_own(module):
         return "its forward was replaced by another library"
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"

@@ -18,9 +18,10 @@ Run = Callable[..., Any]  # run(module, original, *args, **kwargs); original(*ar
 _SLOTS = "forward", "_old_forward"  # the latter is where hooks for offloading keep the forward that they replace
 
 
-def slot(module: nn.Module) -> str:
-    """Return the name of the attribute or method that is this module's own forward."""
-    return _SLOTS[hasattr(module, "_hf_hook")]
+def is_own(module: nn.Module) -> bool:
+    """Whether the module's forward, beneath hooks for offloading, is the one of its class."""
+    kept = module.__dict__.get(_slot(module))
+    return kept is None or getattr(kept, "__func__", None) is type(module).forward or _is_ours(kept)
 
 
 def replaced(module: nn.Module) -> bool:
@@ -31,27 +32,28 @@ def replaced(module: nn.Module) -> bool:
 def replace(module: nn.Module, run: Run) -> None:
     """Let `run` compute the forward of the module."""
     module.__dict__["_scanl_forward"] = run
-    kind, name = type(module), slot(module)
+    kind, name = type(module), _slot(module)
     # A class of torch.nn.utils.parametrize must stay on top: torch removes it as the class of the module.
     if parametrize.is_parametrized(module):
         module.__class__ = _on(kind, _subclass(kind.__bases__[0]))
     else:
         module.__class__ = _subclass(kind)
-    if name in module.__dict__:
-        module.__dict__[name] = functools.partial(_instead, module, module.__dict__[name])
+    kept = module.__dict__.get(name)
+    if kept is not None and not _is_ours(kept):
+        module.__dict__[name] = functools.update_wrapper(functools.partial(_instead, module, kept), kept)
 
 
 def restore(module: nn.Module) -> None:
     """Undo `replace`."""
     module.__dict__.pop("_scanl_forward", None)
     for name in _SLOTS:
-        forward = module.__dict__.get(name)
-        if isinstance(forward, functools.partial) and forward.func is _instead:
-            module.__dict__[name] = forward.args[1]
+        kept = module.__dict__.get(name)
+        if isinstance(kept, functools.partial) and kept.func is _instead:
+            module.__dict__[name] = kept.args[1]
     kind = type(module)
-    if _is_ours(kind):
+    if _is_made(kind):
         module.__class__ = kind.__bases__[0]
-    elif parametrize.is_parametrized(module) and _is_ours(kind.__bases__[0]):
+    elif parametrize.is_parametrized(module) and _is_made(kind.__bases__[0]):
         module.__class__ = _on(kind, kind.__bases__[0].__bases__[0])
 
 
@@ -60,21 +62,33 @@ def _instead(module: nn.Module, before: Run, /, *args: Any, **kwargs: Any) -> An
     return before(*args, **kwargs) if run is None else run(module, before, *args, **kwargs)
 
 
-def _is_ours(kind: type) -> bool:
-    return "_scanl_is_made" in kind.__dict__
+def _slot(module: nn.Module) -> str:
+    return _SLOTS[hasattr(module, "_hf_hook")]
+
+
+def _is_made(kind: type) -> bool:
+    """Whether `_subclass` made this class."""
+    return "_scanl_forward" in kind.__dict__
+
+
+def _is_ours(method: Any) -> bool:
+    """Whether this is a method of a class that `_subclass` made."""
+    return hasattr(getattr(method, "__func__", None), "_scanl_forward")
 
 
 def _subclass(kind: Any) -> type:
     """Return the subclass of the same name whose forward runs `_scanl_forward`; `kind` itself if it is one."""
-    if _is_ours(kind):
+    if _is_made(kind):
         return kind
-    known = next(filter(_is_ours, kind.__subclasses__()), None)
+    known = next(filter(_is_made, kind.__subclasses__()), None)
     if known is not None:
         return known
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _instead(self, functools.partial(kind.forward, self), *args, **kwargs)
+
+    vars(forward)["_scanl_forward"] = None
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced = kind.__reduce_ex__(self, max(protocol, 2))
@@ -84,7 +98,7 @@ def _subclass(kind: Any) -> type:
         return _remade, (kind, make, *(kind if each is made else each for each in args)), *rest
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made = type(kind.__name__, (kind,), {**names, "forward": forward, "__reduce_ex__": reduce, "_scanl_is_made": True})
+    made = type(kind.__name__, (kind,), {**names, "forward": forward, "__reduce_ex__": reduce, "_scanl_forward": None})
     return made
 
 
