@@ -57,6 +57,7 @@ class LinearRNN(Layer):
     equation = "s_t = sigmoid(decay) * s_{t-1} + SiLU(conv(W_x u))_t;  y_t = W_o (LN(s_t) * SiLU(W_z u_t))"
     source = "Linear RNN base block: gate after norm, short convolution, diagonal recurrence"
     op = "linear_scan"
+    reads: ClassVar = {"conv": nn.Conv1d}
     sample: ClassVar = {"expand": 2}
     residual_out = "out_proj"
 
