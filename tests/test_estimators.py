@@ -13,7 +13,8 @@ from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from sklearn.utils.estimator_checks import estimator_checks_generator  # noqa: E402
 
 from scanl.errors import ConfigError, DataError  # noqa: E402
-from scanl.learning.estimators import FrameForecaster, SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.frames import FrameForecaster  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 3}
 # Checks that need a good score are run with training that is long enough for one.

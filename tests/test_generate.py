@@ -1,5 +1,6 @@
 """`scanl generate` of signals: recordings, pictures, and the series of a table. Text is in test_cli.py."""
 
+import re
 import wave
 
 import numpy as np
@@ -129,7 +130,7 @@ def a_table(path, irregular=False, rows=(30, 20)):
 ROLES = {"target": "y,z", "time": "ds", "series": "id", "past": ["p"], "static": ["kind", "size"], "future": ["f"]}
 
 
-def by_hand(model, source, name, prompt, steps):
+def by_hand(model, source, name, prompt, steps, freq=None):
     """Medians of the steps after the first `prompt` rows: all that is known is read again for each of them."""
     from scanl.data.openings import openings
 
@@ -138,7 +139,7 @@ def by_hand(model, source, name, prompt, steps):
     begin = max(0, prompt - source.length)
     x = np.hstack([one.target, one.past])[begin:prompt]
     x = x if prompt else np.full((1, 3), np.nan)
-    ahead = openings(source, None, prompt, steps)[at].inputs[0, :, 3 + model.static :]
+    ahead = openings(source, None, prompt, steps, freq)[at].inputs[0, :, 3 + model.static :]
     for step in range(steps):
         future = np.full((1, len(x), model.horizon, model.future), 7.0)
         future[0, :, 0] = ahead[: len(x), : model.future]
@@ -166,6 +167,12 @@ def test_series_of_a_table_are_continued(tmp_path, capfd, irregular, prompt):
     assert isinstance(model, Forecaster)
     assert (model.past, model.static, model.timed) == (1, 3, irregular)
     asked = [] if prompt is None else ["--prompt-steps", prompt]
+    if irregular and prompt is None:
+        assert main(["generate", str(folder.path)]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert re.fullmatch(r"scanl: .*the times 'ds' of series 's0' have no frequency .*: --freq D.*\n", err)
+        asked = ["--freq", "3h"]
     path = generated(capfd, folder.path, "--steps", 6, "--temperature", 0, *asked)
     import pandas as pd
 
@@ -175,10 +182,13 @@ def test_series_of_a_table_are_continued(tmp_path, capfd, irregular, prompt):
         own, part = frame[frame.id == name], found[found.id == name]
         begin = len(own) if prompt is None else prompt
         np.testing.assert_allclose(
-            part[["y", "z"]], by_hand(model, folder.config().source(), name, begin, 6), rtol=2e-4, atol=2e-4
+            part[["y", "z"]],
+            by_hand(model, folder.config().source(), name, begin, 6, "3h" if irregular else None),
+            rtol=2e-4,
+            atol=2e-4,
         )
         if prompt is None:
-            step = pd.to_timedelta(own.ds.diff().median())
+            step = pd.Timedelta(hours=3 if irregular else 1)
             assert part.ds.tolist() == [own.ds.iloc[-1] + step * k for k in range(1, 7)]
         else:
             assert part.ds.tolist() == own.ds.iloc[begin : begin + 6].tolist()
@@ -192,7 +202,11 @@ def test_the_steps_that_follow_fill_no_gaps(tmp_path, capfd):
     folder, model = made(tmp_path / "run", **options, question="forecast", horizon=3, recursive=True)
     assert isinstance(model, Forecaster)
     assert model.timed
-    assert np.load(generated(capfd, folder.path, "--steps", 100, "--out", tmp_path / "a.npy")).shape == (1, 100, 2)
+    assert np.load(generated(capfd, folder.path, "--steps", 100, "--freq", "h", "--out", tmp_path / "a.npy")).shape == (
+        1,
+        100,
+        2,
+    )
 
 
 def test_numbers_of_a_table_have_a_seed_and_another_file(tmp_path, capfd):

@@ -58,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
             f"generate: {args.run} was trained on {folder.config().source_name}, expected a run on text, a signal or a "
             "table; scanl eval scores it"
         )
-    _refuse_unused(args, "a run on a signal", "steps", "prompt_steps", "out")
+    used = ["steps", "prompt_steps", "out", *(["freq"] if signal is None else [])]
+    _refuse_unused(args, "a run on a signal", *used)
     if args.prompt:
         raise ConfigError(f"generate: prompt is {args.prompt!r}, but the run is on a signal; give --prompt-file")
     if args.prompt_file is not None and not Path(args.prompt_file).is_file():
@@ -105,6 +106,12 @@ def _parser() -> Parser:
         help="of a signal: steps to generate; none: to its usual end, of a table 100",
     )
     parser.add_argument(
+        "--freq",
+        type=str | None,
+        default=None,
+        help="of a table: how far the steps after its end are apart, as pandas says it: h, D, B, ME; none: as before",
+    )
+    parser.add_argument(
         "--out",
         type=str | None,
         default=None,
@@ -122,7 +129,7 @@ def _parser() -> Parser:
 
 def _refuse_unused(args: Any, whose: str, *used: str) -> None:
     """Raise ConfigError for an option that is of another kind of model."""
-    for name in ("bytes", "steps", "prompt_steps", "out"):
+    for name in ("bytes", "steps", "prompt_steps", "out", "freq"):
         if name not in used and getattr(args, name) is not None:
             count = name in ("bytes", "steps")
             hint = f"generates {used[0]}; give --{used[0]} instead" if count else "does not use it; leave it out"
@@ -190,7 +197,7 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
             f"generate: {folder.path} was trained to {source.ask}, which does not go step by step, expected a run with "
             "--question generate or --recursive"
         )
-    made = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps)
+    made = openings(source, args.prompt_file and Path(args.prompt_file), args.prompt_steps, steps, args.freq)
     sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}
     numbers = []
     for number, one in enumerate(made):

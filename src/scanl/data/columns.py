@@ -1,9 +1,12 @@
 """Read a user's table, CSV, Parquet or NumPy arrays, and take checked columns from it."""
 
+import csv
+import re
 import warnings
 import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,27 @@ from numpy.typing import NDArray
 from scanl.errors import ConfigError, DataError, unknown
 
 KINDS = (".csv", ".parquet", ".npz")
-DAY = 86400.0
+MISSING = (  # texts that stand for a missing number, as pandas has them
+    *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "NULL", "null", "None"),
+    *("NaN", "-NaN", "nan", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
+UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)*")  # how pandas calls a column without a name
+COMMENT = re.compile(r'"?(#|//|--)')
 
 Numbers = NDArray[np.float64]
 
 
-def read_table(path: Path) -> Any:
-    """Read a table as a pandas DataFrame. Raises DataError for a file that is missing, damaged or of another kind.
+def read_table(path: Path, names: Sequence[str] = ()) -> Any:
+    """Read a table as a pandas DataFrame. Raises DataError for a file that is missing, damaged or of another form.
 
-    .csv: in UTF-8, with a line of names first.   .npz: arrays (N,) are columns. If there is an array (N, T) or (N, T,
-    C), the table has N series of T steps. Such an array becomes one column, or C columns NAME_0, NAME_1, ... An array
-    (N,) is then constant over each series, and there are also columns `series` and `step`. Nothing is unpickled.
+    names: columns whose values are names, of series or classes. In CSV a name stays as it is written, such as 007 and
+    NA; only an empty one is missing. So does text in the other columns.
+
+    .csv: in UTF-8, with commas, decimal points, and a line of names first.   .parquet: an index of pandas that has a
+    name is a column, and so is one of times or text, called `index`.   .npz: arrays (N,) are columns. If there is an
+    array (N, T) or (N, T, C), the table has N series of T steps. Such an array becomes one column, or C columns NAME_0,
+    NAME_1, ... An array (N,) is then constant over each series, and there are also columns `series` and `step`. Nothing
+    is unpickled.
     """
     if path.is_dir():
         raise DataError(f"table: {path} is a folder, expected one file of {', '.join(KINDS)}")
@@ -34,11 +47,11 @@ def read_table(path: Path) -> Any:
     about = path.stat()
     if about.st_size == 0:
         raise DataError(f"table: {path} is empty, expected a line of names and rows below it")
-    return _read(path, about.st_mtime_ns, about.st_size)
+    return _read(path, tuple(names), about.st_mtime_ns, about.st_size)
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, _time: int, _size: int) -> Any:
+def _read(path: Path, as_text: tuple[str, ...], _time: int, _size: int) -> Any:
     """Read a file once as long as it does not change."""
     try:
         import pandas as pd
@@ -46,12 +59,9 @@ def _read(path: Path, _time: int, _size: int) -> Any:
         raise ConfigError("table: tables are read with pandas: pip install 'scanl[series]'") from error
     try:
         if path.suffix.lower() == ".csv":
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pd.errors.ParserWarning)
-                names = pd.read_csv(path, header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0].tolist()
-                frame = pd.read_csv(path, encoding="utf-8", index_col=False, low_memory=False)
+            frame, names = _csv(path, as_text)
         elif path.suffix.lower() == ".parquet":
-            frame = pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)
+            frame = _with_index(pd.read_parquet(path, engine="pyarrow"))
             names = list(frame.columns)
         else:
             frame = _arrays(path)
@@ -61,6 +71,8 @@ def _read(path: Path, _time: int, _size: int) -> Any:
         raise DataError(f"table: {path} is not UTF-8: it has the invalid byte {odd:#x}; save it as UTF-8") from error
     except ImportError as error:
         raise ConfigError("table: Parquet is read with pyarrow: pip install 'scanl[series]'") from error
+    except DataError:
+        raise
     except (OSError, ValueError, pd.errors.ParserError, pd.errors.ParserWarning, zipfile.BadZipFile) as error:
         raise DataError(f"table: {path} cannot be read: {' '.join(str(error).split())}") from error
     twice = sorted({str(name) for name in names if names.count(name) > 1})
@@ -69,6 +81,77 @@ def _read(path: Path, _time: int, _size: int) -> Any:
     if len(frame) < 2:
         raise DataError(f"table: {path} has {len(frame)} rows, expected at least 2")
     return frame.rename(columns=str)
+
+
+def _csv(path: Path, as_text: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Return the table of a CSV file, and the names in its first line."""
+    import pandas as pd
+
+    _refuse_other_forms(path)
+    how: dict[str, Any] = {"encoding": "utf-8", "index_col": False, "keep_default_na": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        names = pd.read_csv(path, header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0].tolist()
+        frame = pd.read_csv(path, low_memory=False, na_values=list(MISSING), **how)
+    text = [
+        i
+        for i, name in enumerate(frame.columns)
+        if name in as_text or not (pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all())
+    ]
+    if text:
+        written = pd.read_csv(path, usecols=text, dtype=str, na_values=[""], **how)
+        for name in written.columns:
+            if name not in as_text:
+                _refuse_units(path, name, written[name])
+        frame = frame.assign(**{str(name): written[name] for name in written.columns})
+    return frame, names
+
+
+def _refuse_other_forms(path: Path) -> None:
+    """Raise DataError for a file that begins with a comment, or whose columns are not separated by commas."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = [line for line in islice(file, 20) if line.strip()][:10]
+    if not lines:
+        return
+    first = lines[0].strip()
+    if COMMENT.match(first):
+        raise DataError(f"table: {path} begins with the comment {first[:40]!r}, expected a line of names; delete it")
+    fields = {len(row) for row in csv.reader(lines)}
+    if len(fields) == 1 and fields != {1}:
+        return
+    for mark in sorted(set(first) - set(',."-+/_'), key=lambda mark: -first.count(mark)):
+        if not mark.isalnum() and len({line.strip().count(mark) for line in lines}) == 1 and len(lines) > 1:
+            raise DataError(
+                f"table: {path} has {mark!r} between its columns, expected commas, and points in its numbers; convert "
+                f"it, for example by pandas.read_csv({path.name!r}, sep={mark!r}, decimal=',')"
+            )
+
+
+def _refuse_units(path: Path, name: str, values: Any) -> None:
+    """Raise DataError for a column of numbers under a line that has no number, such as one of units."""
+    import pandas as pd
+
+    known = values[values.notna() & ~values.isin(MISSING)]
+    odd = pd.to_numeric(known, errors="coerce").isna()
+    if len(odd) > 1 and known.index[0] == 0 and odd.iloc[0] and not odd.iloc[1:].any():
+        raise DataError(
+            f"table: {path}: column {name!r} is {values.iloc[0]!r} in row 1 and has numbers below it, expected a "
+            "number; delete that row if it has the units"
+        )
+
+
+def _with_index(frame: Any) -> Any:
+    """Return a table whose index is columns, except the levels that number its rows: they have no name."""
+    import pandas as pd
+
+    levels = range(frame.index.nlevels)
+    kept = [
+        i
+        for i in levels
+        if frame.index.names[i] is not None or not pd.api.types.is_numeric_dtype(frame.index.get_level_values(i))
+    ]
+    frame = frame.reset_index(level=kept) if kept else frame
+    return frame.reset_index(drop=True)
 
 
 def _arrays(path: Path) -> Any:
@@ -117,6 +200,7 @@ def numbers(frame: Any, path: Path, name: str, role: str) -> Numbers:
     as_numbers: Any = pd.to_numeric(given, errors="coerce")
     found: Numbers = as_numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     odd = np.isnan(found) & given.notna().to_numpy()
+    odd[odd] = ~given[odd].isin(MISSING).to_numpy()
     if odd.any():
         row = int(odd.argmax())
         raise DataError(
@@ -135,64 +219,10 @@ def labels(frame: Any, path: Path, name: str) -> tuple[list[str], NDArray[np.int
     """Return the sorted names of the classes in a column, and the number of each row's class, -1 where missing."""
     given = column(frame, path, name, "the target")
     known = given.notna().to_numpy()
-    text = given.astype(str).to_numpy(dtype=object)
+    text = _names(given, path, name)
     names = sorted(set(text[known]))
     order = {each: i for i, each in enumerate(names)}
     return names, np.array([order[each] if is_ else -1 for each, is_ in zip(text, known, strict=True)], np.int64)
-
-
-def moments(frame: Any, path: Path, name: str) -> tuple[Any, bool]:
-    """Return the times of a column, and whether they are dates. Dates are moments of pandas, other times are numbers.
-
-    Whole numbers of eight digits are dates, YYYYMMDD. Raises DataError for what is neither a number nor a time, for a
-    missing time, and for times of several time zones.
-    """
-    import pandas as pd
-
-    given = column(frame, path, name, "the time")
-    if given.isna().any():
-        raise DataError(f"table: {path}: column {name!r} is missing in row {int(given.isna().argmax()) + 1}")
-    if pd.api.types.is_numeric_dtype(given) and not pd.api.types.is_bool_dtype(given):
-        found = given.to_numpy(dtype=np.float64)
-        if not ((found == found.round()) & (found >= 18000101) & (found < 22000101)).all():
-            return given, False
-        dates = pd.to_datetime(given.astype("int64").astype(str), format="%Y%m%d", errors="coerce")
-        return (given, False) if dates.isna().any() else (dates, True)
-    try:
-        return pd.to_datetime(given), True
-    except (ValueError, TypeError, OverflowError) as error:
-        several = pd.to_datetime(given, format="mixed", utc=True, errors="coerce").notna().all()
-        reason = "has times of several time zones or formats" if several else "is no column of times"
-        what = "write all alike" if several else "write them as 2024-12-31 23:59"
-        raise DataError(f"table: {path}: column {name!r} {reason}; {what}") from error
-
-
-def times(frame: Any, path: Path, name: str) -> tuple[Numbers, bool]:
-    """Return the times of a column, and whether they are dates. Dates are in seconds, other times as they are.
-
-    Raises DataError as `moments` does.
-    """
-    dates, calendar = moments(frame, path, name)
-    if not calendar:
-        return numbers(frame, path, name, "the time"), False
-    dates = dates.dt.tz_convert(None) if getattr(dates.dt, "tz", None) is not None else dates
-    return dates.to_numpy(dtype="datetime64[us]").astype(np.int64) / 1e6, True
-
-
-def moments_after(when: Any, steps: int) -> Any:
-    """Return the times of the steps that follow those of a pandas Series, at its usual distance.
-
-    Months, quarters and years go by the calendar.
-    """
-    import pandas as pd
-
-    count = np.arange(1, steps + 1)
-    if not pd.api.types.is_datetime64_any_dtype(when):
-        return when.iloc[-1] + (when.diff().median() if len(when) > 1 else 1) * count
-    usual: Any = when.diff().median() if len(when) > 1 else pd.Timedelta(days=1)
-    months = round(usual / pd.Timedelta(days=30.4375)) if usual >= pd.Timedelta(days=28) else 0
-    step = pd.DateOffset(months=months) if months else usual
-    return pd.DatetimeIndex([when.iloc[-1] + step * int(k) for k in count])
 
 
 def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray[np.int64]]]:
@@ -202,11 +232,32 @@ def grouped(frame: Any, path: Path, name: str | None) -> list[tuple[str, NDArray
     given = column(frame, path, name, "the series")
     if given.isna().any():
         raise DataError(f"table: {path}: column {name!r} is missing in row {int(given.isna().argmax()) + 1}")
-    text = given.astype(str).to_numpy(dtype=object)
+    text = _names(given, path, name)
     rows: dict[str, list[int]] = {}
     for row, each in enumerate(text):
         rows.setdefault(each, []).append(row)
     return [(each, np.array(found)) for each, found in rows.items()]
+
+
+def _names(values: Any, path: Path, name: str) -> NDArray[np.object_]:
+    """Return values as text. Raises DataError when two of them would have the same name, such as 7 and "7"."""
+    text = values.astype(str)
+    if values.dtype == object:
+        kinds = values[values.notna()].drop_duplicates()
+        twice = kinds[kinds.astype(str).duplicated()]
+        if len(twice):
+            raise DataError(f"table: {path}: column {name!r} has {twice.iloc[0]!r} as a number and as text; write one")
+    return text.to_numpy(dtype=object)
+
+
+def unread(frame: Any) -> list[str]:
+    """Return the columns that nobody means as numbers to read: those without a name, and those that number the rows."""
+    rows, result = np.arange(len(frame)), []
+    for name in frame.columns:
+        values = frame[name].to_numpy()
+        if UNNAMED.fullmatch(name) or (values.dtype.kind in "iu" and (values == rows + values[0]).all()):
+            result.append(name)
+    return result
 
 
 def refuse_overlap(path: Path, roles: Sequence[tuple[str, Sequence[str]]]) -> None:

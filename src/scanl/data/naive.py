@@ -39,8 +39,9 @@ def naive(y: Numbers, season: int, horizon: int, spread: Numbers, levels: Sequen
     """
     season = season if len(y) >= season else 1
     filled = np.nan_to_num(_filled(y, len(y)))[-1]
-    last = np.empty((season, y.shape[1]))
-    for point in range(season):  # of the season, counted back from the last step
+    points = min(season, horizon)
+    last = np.empty((points, y.shape[1]))
+    for point in range(points):  # of the season, those that are forecast
         at = y[len(y) - season + point :: -season][:, :]
         known = ~np.isnan(at)
         first = known.argmax(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.columns import grouped, read_table
+from scanl.data.columns import grouped
 from scanl.data.rows import Rows
 from scanl.data.series import Series, continued
 from scanl.data.table import Table
@@ -30,21 +30,25 @@ class Opening:
     after: Any
 
 
-def openings(table: Table, path: Path | None, prompt: int | None, steps: int) -> list[Opening]:
+def openings(table: Table, path: Path | None, prompt: int | None, steps: int, freq: str | None = None) -> list[Opening]:
     """Return the opening of each series of a table. Raises DataError for a table that does not fit.
 
     path: another table with the same columns as the table of training; None: the table of training.   prompt: how many
     rows of each series are its beginning; None: all rows; 0: no row, and then the first step that is read has missing
-    numbers. Of the beginning at most the last `sequence_length` rows are read.   steps: N.
+    numbers. Of the beginning at most the last `sequence_length` rows are read.   steps: N.   freq: frequency of the
+    steps after the last row, as in `Table`; None: that of the table.
     """
     path = path or table.path
-    frame = read_table(path)
+    frame, training = table.read(path), table.collection
     if path != table.path:
         _refuse_text(frame, path, table)
-    frame, _ = table.without_gaps(frame, path)
-    longer = continued(frame, path, steps, time=table.time, series=table.series, constant=table.static)
-    found = table.taken(longer, path, table.collection.cycles)
-    if (found.each[0].spans is None) != (table.collection.each[0].spans is None):
+    frame, _ = table.without_gaps(frame, path, training)
+    longer = continued(
+        frame, path, steps, time=table.time, series=table.series, constant=table.static,
+        freq=table.freq if freq is None else freq, known=training.known, after=prompt,
+    )  # fmt: skip
+    found = table.taken(longer, path, training)
+    if (found.each[0].spans is None) != (training.each[0].spans is None):
         odd, usual = ("regular", "irregular") if found.each[0].spans is None else ("irregular", "regular")
         raise DataError(f"table: {path} has {odd} times, expected {usual} times as in training")
     made = []

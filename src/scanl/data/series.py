@@ -8,22 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.columns import (
-    DAY,
-    Numbers,
-    column,
-    grouped,
-    labels,
-    moments,
-    moments_after,
-    numbers,
-    refuse_overlap,
-    times,
-)
+from scanl.data.columns import Numbers, column, grouped, labels, numbers, refuse_overlap
+from scanl.data.frequency import CYCLES, FEW, SLACK, Counts, Frequency, frequencies, season
+from scanl.data.times import Times, times
 from scanl.errors import DataError
-
-MONTH = 30.4375 * DAY
-CYCLES = (DAY, 7 * DAY, 365.25 * DAY)  # of the calendar: day, week, year
 
 
 @dataclass
@@ -31,7 +19,8 @@ class Series:
     """One series of n steps. Missing numbers are NaN.
 
     target: (n, C) numbers, or (n,) classes, -1 where missing.   past: (n, P).   static: (S,).   future: (n, F).
-    spans: (n,) durations of the steps, in units of the usual one; None where all last the same.   times: (n,).
+    spans: (n,) durations of the steps, in units of the usual one; None where all are one step.   times: (n,); dates are
+    in seconds by the clock on the wall.
     """
 
     name: str
@@ -52,7 +41,7 @@ class Collection:
 
     classes: names of the classes, in the order of their numbers; empty for numbers.   season: steps of a season, as the
     calendar says; 1 where it says nothing.   said: what a user should know.   cycles: number of cycles of the calendar
-    that are covariates.
+    that are covariates.   step: length of the usual step; of dates in seconds.   known: the frequencies of the times.
     """
 
     each: list[Series]
@@ -60,6 +49,8 @@ class Collection:
     season: int
     said: str
     cycles: int = 0
+    step: float = 1.0
+    known: Sequence[Frequency] = ()
 
 
 def series_of(
@@ -73,12 +64,14 @@ def series_of(
     static: Sequence[str],
     past: Sequence[str],
     future: Sequence[str],
-    cycles: int | None = None,
+    freq: Any = None,
+    like: Collection | None = None,
 ) -> Collection:
     """Take the series out of a table, and check them. Raises DataError for a table that cannot be learnt from.
 
-    classes: whether the target is one of a few classes.   cycles: how many cycles of the calendar become covariates;
-    None: those of which the table has at least two.   The other arguments are names of columns.
+    classes: whether the target is one of a few classes.   freq: frequency of the times; None: as inferred.   like: the
+    series of the table of training, of which these have the cycles, the season and the usual step; None: the cycles of
+    the calendar are those of which the table has at least two. The other arguments are names of columns.
     """
     single = [("the time", [time] if time else []), ("the series", [series] if series else [])]
     covariates = [("a static covariate", static), ("a covariate of the past", past), ("a future covariate", future)]
@@ -91,95 +84,162 @@ def series_of(
     before = _stack([numbers(frame, path, name, "a covariate") for name in past], len(frame))
     known = _stack([numbers(frame, path, name, "a covariate") for name in future], len(frame))
     constant = _constants(frame, path, static)
-    when, calendar = (np.arange(len(frame), dtype=np.float64), False) if time is None else times(frame, path, time)
+    clock = _rows(len(frame)) if time is None else times(frame, path, time)[1]
     groups = grouped(frame, path, series)
     for name, rows in groups:
-        _check(path, name, time, when[rows], constant[rows], static, answers[rows])
-    step, regular = _usual_step([when[rows] for _, rows in groups])
-    if time is None:
-        regular = True
-    longest = max(float(np.ptp(when[rows])) for _, rows in groups)
-    able = [cycle for cycle in CYCLES if calendar and cycle >= 2 * step]
-    there = sum(longest >= 2 * cycle for cycle in able) if cycles is None else cycles
-    turns = [2 * np.pi * when / cycle for cycle in able[:there]]
+        _check(path, name, time, clock[rows], constant[rows], static, answers[rows])
+    own = [_rows(len(rows)) if time is None else clock[rows] for _, rows in groups]
+    found = frequencies(own, freq, known=like.known if like else ())
+    counts, length = _counted(own, found)
+    step = like.step if like else length or _usual_step(own)
+    if counts is None:
+        spans = [np.diff(one.marks) / (step * clock.per_second) for one in own]
+    else:
+        spans = [np.diff(one) * (length / step) for one in counts]
+    regular = all((abs(one - 1) <= SLACK).all() for one in spans)
+    if like and like.each[0].spans is None and not regular and all((np.ptp(one) <= SLACK) for one in spans if len(one)):
+        raise DataError(
+            f"table: {path}: a step of the times {time!r} lasts {max(map(max, spans)):.4g} times what it lasts in the "
+            "table of training, expected the same; give a table of that frequency"
+        )
+    seconds = clock.walls / clock.per_second
+    able = [cycle for cycle in CYCLES if clock.dates and cycle >= 2 * step]
+    longest = max(float(np.ptp(seconds[rows])) for _, rows in groups)
+    there = like.cycles if like else sum(longest >= 2 * cycle for cycle in able)
+    turns = [2 * np.pi * seconds / cycle for cycle in able[:there]]
     known = np.column_stack([known, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))])
-    season = next((round(cycle / step) for cycle in able), 1)
-    each = []
-    for name, rows in groups:
-        spans: Numbers | None = None if regular else np.diff(when[rows], prepend=when[rows][0] - step) / step
-        each.append(Series(name, answers[rows], before[rows], constant[rows[0]], known[rows], spans, when[rows]))
-    return Collection(each, names, season, _said(each, answers, len(turns), regular), len(turns))
+    each = [
+        Series(
+            name, answers[rows], before[rows], constant[rows[0]], known[rows],
+            None if regular else np.concatenate([[1.0], one]), seconds[rows],
+        )
+        for (name, rows), one in zip(groups, spans, strict=True)
+    ]  # fmt: skip
+    of_calendar = season(length, max(map(len, own))) if counts is not None and clock.dates else 1
+    return Collection(
+        each, names, like.season if like else of_calendar, _said(each, answers, len(turns), regular), len(turns), step,
+        list(dict.fromkeys(one for one in found if one is not None)),
+    )  # fmt: skip
 
 
 def continued(
-    frame: Any, path: Path, steps: int, *, time: str | None, series: str | None, constant: Sequence[str]
+    frame: Any,
+    path: Path,
+    steps: int,
+    *,
+    time: str | None,
+    series: str | None,
+    constant: Sequence[str],
+    freq: Any = None,
+    known: Sequence[Frequency] = (),
+    after: int | None = None,
 ) -> Any:
-    """Return a table with `steps` further rows of each series, whose times go on as before.
+    """Return a table in which each series has `steps` steps after its first `after` rows, or after all if it is None.
 
-    The columns in `constant` keep their value there, and all others are missing. The table is in the order of series.
+    Rows that are lacking are added. Their times go on at the frequency of the series. The columns in `constant` keep
+    their value there, and all others are missing. The table is in the order of series.
+    freq: the frequency of the added rows; None: as inferred, where `known` are tried first. Raises DataError when it
+    cannot be inferred.
     """
     import pandas as pd
 
-    when = None if time is None else moments(frame, path, time)[0]
+    groups = grouped(frame, path, series)
+    frame, clock, found = frame.copy(deep=False), _rows(len(frame)), []
+    if time is not None:
+        frame[time], clock = times(frame, path, time)
+        found = frequencies([clock[rows] for _, rows in groups], freq, known=known)
     pieces = []
-    for _, rows in grouped(frame, path, series):
+    for i, (label, rows) in enumerate(groups):
         part = frame.iloc[rows]
+        pieces.append(part)
+        further = steps if after is None else min(after, len(rows)) + steps - len(rows)
+        if further < 1:
+            continue
         more = {name: part[name].iloc[-1] for name in (*constant, series) if name is not None}
-        if when is not None:
-            part, more = (
-                part.assign(**{str(time): when.iloc[rows]}),
-                more | {time: moments_after(when.iloc[rows], steps)},
-            )
-        pieces += [part, pd.DataFrame(more, index=range(steps), columns=frame.columns)]
+        if time is not None:
+            frequency = found[i]
+            if frequency is None or not frequency.exact:
+                of = f" of series {label!r}" if label else ""
+                raise DataError(
+                    f"table: {path}: the times {time!r}{of} have no frequency that can be inferred, expected one "
+                    "because rows follow; say it as pandas does: --freq D, or freq='D'"
+                )
+            more[time] = frequency.after(clock[rows], further)
+        pieces.append(pd.DataFrame(more, index=range(further), columns=frame.columns))
     return pd.concat(pieces, ignore_index=True)
 
 
 def filled(
-    frame: Any, path: Path, *, time: str, series: str | None, constant: Sequence[str], most: float
+    frame: Any,
+    path: Path,
+    *,
+    time: str,
+    series: str | None,
+    constant: Sequence[str],
+    most: float = FEW,
+    freq: Any = None,
+    known: Sequence[Frequency] = (),
 ) -> tuple[Any, int]:
     """Return a table with a row for each step that is absent from regular times, and the number of these rows.
 
     In the new rows the columns in `constant` keep their value, and all others are missing. The table stays as it is
-    when no step is absent, when times go back, when some steps are not a multiple of the usual one, or when more than
-    the fraction `most` of all rows would be new. Raises DataError when `most` is 1 and more than nine tenths of the
-    rows would be new.
+    when no step is absent, when times go back, when the times have no frequency, or when more than the fraction `most`
+    of all rows would be new. Raises DataError when `most` is 1 and more than nine tenths of the rows would be new.
     """
     import pandas as pd
 
-    seconds, calendar = times(frame, path, time)
+    when, clock = times(frame, path, time)
     groups = grouped(frame, path, series)
-    if any((np.diff(seconds[rows]) <= 0).any() for _, rows in groups):
+    own = [clock[rows] for _, rows in groups]
+    if any((np.diff(one.marks) <= 0).any() for one in own):
         return frame, 0
-    step, regular = _usual_step([seconds[rows] for _, rows in groups])
-    if regular:
-        return frame, 0
-    slack = 0.1 if calendar and step > 0.9 * MONTH else 1e-3
-    steps = [np.diff(seconds[rows]) / step for _, rows in groups]
-    counts = [np.round(each).astype(int) for each in steps]
-    if any((count < 1).any() or (abs(count - each) > slack).any() for count, each in zip(counts, steps, strict=True)):
-        return frame, 0
-    absent = int(sum((count - 1).sum() for count in counts))
-    if absent > most * (len(frame) + absent):
+    found = frequencies(own, freq, most, known)
+    counts, _ = _counted(own, found)
+    absent = 0 if counts is None else sum(int(one[-1]) + 1 - len(one) for one in counts)
+    if counts is None or not 0 < absent <= most * (len(frame) + absent):
         return frame, 0
     if absent > 9 * len(frame):
         raise DataError(
             f"table: {path}: {absent:,} steps are absent from the times {time!r}, expected at most nine times the "
             f"{len(frame):,} that are there; give --gaps durations"
         )
-    when, pieces = moments(frame, path, time)[0], []
-    frame = frame.assign(**{time: when})
-    for (_, rows), count in zip(groups, counts, strict=True):
+    frame, pieces = frame.assign(**{time: when}), []
+    for (_, rows), one, frequency, count in zip(groups, own, found, counts, strict=True):
+        assert frequency is not None
         part = frame.iloc[rows]
         pieces.append(part)
-        for gap in np.flatnonzero(count > 1):
-            one, last = (when.iloc[rows[place]] for place in (gap, gap + 1))
-            new = [one + (last - one) * (k / count[gap]) for k in range(1, count[gap])]
-            more = {name: part[name].iloc[gap] for name in (*constant, series) if name is not None}
-            index = part.index[gap] + np.arange(1, count[gap]) / count[gap]  # between those of its neighbours
-            pieces.append(pd.DataFrame({**more, time: new}, index=index, columns=frame.columns))
+        lacking = np.setdiff1d(np.arange(count[-1]), count)
+        if len(lacking):
+            row = np.searchsorted(count, lacking) - 1
+            more = {name: part[name].iloc[row].to_numpy() for name in (*constant, series) if name is not None}
+            more[time] = frequency.between(one, count, lacking)
+            index = part.index[row] + (lacking - count[row]) / np.diff(count)[row]  # between those of its neighbours
+            pieces.append(pd.DataFrame(more, index=index, columns=frame.columns))
     whole = pd.concat([piece.astype(object) for piece in pieces]).sort_index(kind="stable")
     kinds = {name: kind for name, kind in frame.dtypes.items() if name in (time, series, *constant)}
     return whole.astype(kinds).infer_objects().reset_index(drop=True), absent
+
+
+def _rows(count: int) -> Times:
+    rows = np.arange(count)
+    return Times(rows, rows)
+
+
+def _counted(each: Sequence[Times], found: Sequence[Frequency | None]) -> tuple[list[Counts] | None, float]:
+    """Return how many steps each time is after the first of its series, and the length of a step.
+
+    The first is None, and the length is 0, when a series has no frequency, when steps are not equally long in all, or
+    when most times are several steps after the one before.
+    """
+    same = [one for one in found if one is not None]
+    if len(same) < len(found) or not all(one.like(same[0].seconds) for one in same):
+        return None, 0.0
+    counts = [one.counts(times) for one, times in zip(same, each, strict=True)]
+    known = [one for one in counts if one is not None]
+    steps = np.concatenate([np.diff(one) for one in known])
+    if len(known) < len(counts) or (len(steps) and np.median(steps) != 1):
+        return None, 0.0
+    return known, same[0].seconds
 
 
 def _stack(columns: list[Numbers], rows: int) -> Numbers:
@@ -202,12 +262,17 @@ def _constants(frame: Any, path: Path, names: Sequence[str]) -> Numbers:
 
 
 def _check(
-    path: Path, name: str, time: str | None, when: Numbers, constant: Numbers, static: Sequence[str], answers: Any
+    path: Path, name: str, time: str | None, when: Times, constant: Numbers, static: Sequence[str], answers: Any
 ) -> None:
     of = f" of series {name!r}" if name else ""
-    steps = np.diff(when)
+    steps = np.diff(when.marks)
     if (steps == 0).any():
-        raise DataError(f"table: {path}: two rows{of} have the same time {time!r}; name the series: --series COLUMN")
+        at = when.at(when.marks[[(steps == 0).argmax()]])[0]
+        clock = "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""
+        raise DataError(
+            f"table: {path}: two rows{of} have the same time {time!r}; name the series: --series COLUMN; the time is "
+            f"{at}{clock}"
+        )
     if (steps < 0).any():
         row = int((steps < 0).argmax()) + 2
         raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}; sort the table by time")
@@ -220,15 +285,10 @@ def _check(
         raise DataError(f"table: {path}: the target{of} has no value at all; leave that series out")
 
 
-def _usual_step(each: list[Numbers]) -> tuple[float, bool]:
-    """Return the median step of the times, and whether all are alike: equal to it, or months, quarters or years."""
-    steps = np.concatenate([np.diff(when) for when in each])
-    if not len(steps):
-        return 1.0, True
-    usual = float(np.median(steps))
-    spread = float(np.abs(steps - usual).max()) / usual
-    months = usual / MONTH
-    return usual, spread < 1e-3 or (months > 0.9 and spread < 0.1)
+def _usual_step(each: list[Times]) -> float:
+    """Return the median step of the times; 1 if there is none."""
+    steps = np.concatenate([np.diff(times.marks) / times.per_second for times in each])
+    return float(np.median(steps)) if len(steps) else 1.0
 
 
 def _said(each: list[Series], answers: Any, cycles: int, regular: bool) -> str:

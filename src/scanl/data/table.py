@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanl.data.base import IGNORED, LEVELS, Exam, Examples, Question, Source, check_shares, register
-from scanl.data.columns import Numbers, read_table
+from scanl.data.columns import Numbers, read_table, unread
+from scanl.data.frequency import FEW
 from scanl.data.naive import naive, season_errors
 from scanl.data.rows import Rows, scale_of
 from scanl.data.series import Collection, Series, filled, series_of
@@ -29,8 +30,7 @@ SCORES = {  # of each kind of question: metric, whether more is better, the best
 }
 MOST = 1024  # forecasts in a measurement, spread over the part
 ROWS = 64  # of a batch of a measurement
-FEW = 0.1  # of all steps are absent at most, to be filled unasked
-UNSEEN = ("data", "origins", "gaps")  # options that change no number of the table beside those that the digest has
+UNSEEN = ("data", "origins", "gaps", "freq")  # options that change no number of the table but those of the digest
 TRAINING, VALIDATION, TEST = range(3)
 PARTS = ("training", "validation", "test")
 
@@ -53,8 +53,11 @@ class Table(Source):
         target: column of the answers; to forecast, several with commas between them.
         time, series: columns of the times and of the series' names. Without them rows are steps of one series.
         static, past, future: columns of covariates: constant over a series; known up to the present; known ahead.
-            Without `past`, and if the question is not "forecast", all columns without a role are read as `past`.
+            Without `past`, and if the question is not "forecast", all columns without a role are read as `past`, except
+            those without a name and those that number the rows.
         horizon: steps to forecast; 1 to generate.   season: steps of a season; None: what the calendar says.
+        freq: how far a step is from the next: an alias of pandas, such as "D", "B" or "ME", or a number if the times
+            are numbers. None: what pandas infers.
         distribution: of the answers, by name.
         split: "time" or "series". None: by time to forecast, and to label a single series; by series otherwise.
         validation, test: fractions of the steps, or of the series, in these parts.
@@ -88,6 +91,7 @@ class Table(Source):
     future: Sequence[str] = ()
     horizon: int = 12
     season: int | None = None
+    freq: Any = None
     distribution: str = "gaussian"
     split: str | None = None
     validation: float = 0.1
@@ -131,6 +135,8 @@ class Table(Source):
         check_shares("table", self.validation, self.test)
         if self.horizon < 1 or (self.season is not None and self.season < 1):
             raise ConfigError(f"table: horizon is {self.horizon} and season is {self.season}, expected at least 1")
+        if self.freq is not None and self.time is None:
+            raise ConfigError(f"table: freq is {self.freq!r}, expected none without a column of times: --time COLUMN")
         if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):
             expected = "at least 1" if self.kind == "horizon" else "none because nothing is forecast"
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
@@ -157,28 +163,52 @@ class Table(Source):
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
-        frame, absent = self.without_gaps(read_table(self.path), self.path)
+        frame, absent = self.without_gaps(self.read(self.path), self.path)
         found = self.taken(frame, self.path)
         found.said += f", {absent} absent steps are missing numbers" if absent else ""
+        if self.left_out:
+            found.said += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
         self._check_answers(found)
         return found
 
-    def taken(self, frame: Any, path: Path, cycles: int | None = None) -> Collection:
+    def read(self, path: Path) -> Any:
+        """Read a table with these columns."""
+        names = [self.series, self.target if self.kind in ("class", "label") else None]
+        return read_table(path, [name for name in names if name is not None])
+
+    @cached_property
+    def covariates(self) -> list[str]:
+        """Columns that are covariates of the past."""
+        return list(self.past) or [name for name in self._free if name not in self.left_out]
+
+    @cached_property
+    def left_out(self) -> list[str]:
+        """Columns without a role that are not read, because they have no name or number the rows."""
+        return [name for name in unread(self.read(self.path)) if name in self._free]
+
+    @property
+    def _free(self) -> list[str]:
+        """Columns without a role that may be covariates."""
+        if self.past or self.kind == "horizon":
+            return []
+        roles = {*self.targets, self.time, self.series, *self.static, "step"}
+        return [name for name in self.read(self.path).columns if name not in roles]
+
+    def taken(self, frame: Any, path: Path, like: Collection | None = None) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
-        past, roles = list(self.past), {*self.targets, self.time, self.series, *self.static}
-        if self.kind != "horizon" and not past:
-            past = [name for name in frame.columns if name not in roles and name != "step"]
         return series_of(
             frame, path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
-            series=self.series, static=self.static, past=past, future=self.future, cycles=cycles,
+            series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
         )  # fmt: skip
 
-    def without_gaps(self, frame: Any, path: Path) -> tuple[Any, int]:
+    def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
         """Return a table in which absent steps are rows, as `gaps` says, and how many there are."""
         if self.time is None or self.gaps == "durations" or self.kind in ("class", "number"):
             return frame, 0
-        most = FEW if self.gaps is None else 1.0
-        return filled(frame, path, time=self.time, series=self.series, constant=self.static, most=most)
+        return filled(
+            frame, path, time=self.time, series=self.series, constant=self.static,
+            most=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
+        )  # fmt: skip
 
     def _check_answers(self, found: Collection) -> None:
         for one in found.each:
@@ -296,7 +326,7 @@ class Table(Source):
                 "static": flat.static,
                 "future": len(ahead),
                 "distribution": self.distribution,
-                "season": self.steps_of_season,
+                "season": min(self.steps_of_season, self.length),  # a window of training has no more values
             }
             scales, channels = once + ahead, len(once) + len(ahead) * self.horizon + (not regular)
         else:

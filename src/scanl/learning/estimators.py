@@ -1,16 +1,14 @@
-"""Estimators as scikit-learn has them, and a forecaster of frames with the columns `unique_id`, `ds` and `y`.
+"""Estimators as scikit-learn has them. `scanl.learning.frames` has a forecaster of frames.
 
-This module imports scikit-learn and pandas; nothing else of scanl imports it. `pip install 'scanl[series,sklearn]'`.
-They are trained in memory, with the loss, the optimiser and the learning rates of `scanl train`, and leave no folder.
+This module imports scikit-learn: `pip install 'scanl[sklearn]'`. They are trained in memory, with the loss, the
+optimiser and the learning rates of `scanl train`, and leave no folder.
 """
 
 import copy
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -20,13 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.data.rows import scale_of
-from scanl.data.series import continued, series_of
-from scanl.data.table import Table
-from scanl.errors import ConfigError, DataError
-from scanl.learning.questions import loss, model_for, parts
+from scanl.errors import ConfigError
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.optimizer import Plan, make_optimizer, rate
-from scanl.models import Forecaster, SequenceClassifier, SequenceRegressor
+from scanl.models import SequenceClassifier, SequenceRegressor
 
 ROWS = 256  # of a batch of predictions
 
@@ -198,100 +193,3 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         """
         found = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
         return found[:, 0] if self.single_ else found
-
-
-class FrameForecaster:
-    """Forecast frames with the columns `unique_id`, `ds` and `y`, one row a step of a series.
-
-    Args:
-        horizon: steps to forecast.
-        past, static: further columns, as in `Table`.   season, distribution, sequence_length: as in `Table`.
-        steps, batch_size, lr, random_state: of training.
-        options: of the model: layer, dim, depth, recursive, lags, ...
-
-    Fitted: `model`, a `Forecaster`.
-    """
-
-    def __init__(
-        self,
-        horizon: int,
-        *,
-        past: tuple[str, ...] = (),
-        static: tuple[str, ...] = (),
-        season: int | None = None,
-        distribution: str = "gaussian",
-        sequence_length: int = 128,
-        steps: int = 300,
-        batch_size: int = 16,
-        lr: float = 3e-3,
-        random_state: int = 0,
-        **options: Any,
-    ) -> None:
-        self.horizon, self.past, self.static, self.season = horizon, past, static, season
-        self.distribution, self.sequence_length = distribution, sequence_length
-        self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
-        self.options = {"dim": 32, "depth": 1, "layer": "hawk", "tie_embeddings": False, **options}
-        self.model: Forecaster | None = None
-
-    def fit(self, frame: pd.DataFrame) -> Self:
-        """Train on every row of the frame. Raises DataError as `Table` does."""
-        source = Table(
-            ["frame"], "forecast", "y", time="ds", series="unique_id", static=self.static, past=self.past,
-            horizon=self.horizon, season=self.season, distribution=self.distribution,
-            sequence_length=self.sequence_length, seed=self.random_state,
-        )  # fmt: skip
-        for name in ("unique_id", "ds", "y"):
-            if name not in frame.columns:
-                raise DataError(f"frame: it has no column {name!r}, expected unique_id, ds and y")
-        self._frame = continued(frame, Path("frame"), self.horizon, time="ds", series="unique_id", constant=self.static)
-        source.collection = series_of(
-            self._frame, Path("frame"), target=["y"], classes=False, time="ds", series="unique_id",
-            static=self.static, past=self.past, future=(),
-        )  # fmt: skip
-        ends = [len(one) - self.horizon for one in source.collection.each]
-        source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]
-        if source.length < 1:
-            raise DataError("frame: no series has two steps to train on")
-        torch.manual_seed(self.random_state)
-        self.model = model = _forecaster(model_for(source.question, self.options))
-        self._source = source
-
-        def once(step: int) -> Tensor:
-            inputs, targets = map(torch.from_numpy, source.batch(step, self.batch_size))
-            return loss(source.question, model, inputs, targets, None)[0]
-
-        optimise(model, self.steps, self.lr, self.random_state, once)
-        return self
-
-    def predict(self, level: float = 90.0) -> pd.DataFrame:
-        """Forecast the steps after each series: `unique_id`, `ds`, the mean as `y`, and the bounds of an interval.
-
-        level: per cent of the interval; its columns are `y-lo-90` and `y-hi-90`.
-        """
-        if self.model is None:
-            raise ConfigError("frame: predict is called before fit, expected fit first")
-        if not 0 < level < 100:
-            raise ConfigError(f"frame: level is {level}, expected between 0 and 100")
-        source, frames = self._source, []
-        rows = source.flat
-        tail = (1 - level / 100) / 2
-        for i, one in enumerate(source.collection.each):
-            last = len(one) - self.horizon
-            places = rows.starts[i] + np.arange(max(0, last - source.length), last)
-            forecast = self._forecast(rows.inputs(places[None]), (tail, 1 - tail))
-            part: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
-            bounds = {
-                f"y-{side}-{level:g}": forecast.quantiles[0, :, 0, k].numpy() for k, side in enumerate(("lo", "hi"))
-            }
-            frames.append(part[["unique_id", "ds"]].assign(y=forecast.mean[0, :, 0].numpy(), **bounds))
-        return pd.concat(frames, ignore_index=True)
-
-    def _forecast(self, inputs: NDArray[np.float32], levels: tuple[float, ...]) -> Any:
-        assert self.model is not None
-        x, more = parts(self.model, torch.from_numpy(inputs))
-        return self.model.predict(x, levels=levels, **more)[0]
-
-
-def _forecaster(model: Any) -> Forecaster:
-    assert isinstance(model, Forecaster)
-    return model

@@ -63,6 +63,9 @@ class DataConfig:
     future: Annotated[list[str], "of a table: columns that are known ahead"] = field(default_factory=list)
     horizon: Annotated[int, "of a table: steps to forecast; 1 to generate"] = 12
     season: Annotated[int | None, "of a table: steps of a season; none: what the calendar says"] = None
+    freq: Annotated[
+        str | None, "of a table: how far a step is from the next, as pandas says it: h, D, B, ME; none: as inferred"
+    ] = None
     distribution: Annotated[str, f"of a table: distribution of the answers: {', '.join(HEADS)}"] = "gaussian"
     origins: Annotated[
         int | None, "of a forecast: learn it only after this many last steps of a window; none: after all steps"

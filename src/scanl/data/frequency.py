@@ -1,0 +1,254 @@
+"""The frequency of times: how far each step is from the one before it, by the calendar of pandas or by a number."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.times import Times
+from scanl.errors import ConfigError
+
+DAY = 86400.0
+WEEK = 7 * DAY
+YEAR = 365.25 * DAY
+MONTH = YEAR / 12
+CYCLES = (DAY, WEEK, YEAR)  # of the calendar
+FEW = 0.1  # of all steps are absent at most from times whose frequency is inferred
+SLACK = 1e-3  # of a step, by which a time may be beside it
+ROUGH = 0.1  # the same for months that begin by no rule
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """The distance of one step from the next.
+
+    seconds: mean length of a step; for times that are numbers, in their unit.   offset: offset of pandas, on the clock
+    on the wall; None for steps that all last `seconds`.   wall: whether steps of `seconds` go by the clock on the
+    wall, so that a day has 23 or 25 hours where the clock changes.   slack: fraction of a step by which a time may be
+    beside it.
+    """
+
+    seconds: float
+    offset: Any = None
+    wall: bool = False
+    slack: float = SLACK
+
+    @property
+    def exact(self) -> bool:
+        """Whether the times of further steps are known."""
+        return self.slack < ROUGH
+
+    def like(self, seconds: float) -> bool:
+        """Whether a step is as long as that of another frequency."""
+        return abs(self.seconds - seconds) <= SLACK * seconds
+
+    def counts(self, times: Times) -> Counts | None:
+        """Return how many steps each time is after the first one; None if one of them is no step."""
+        if self.offset is None:
+            marks = times.walls if self.wall else times.marks
+            steps = np.diff(marks) / (self.seconds * times.per_second)
+            whole = steps.round()
+            if (abs(steps - whole) > self.slack).any() or (whole < 1).any():
+                return None
+            return np.concatenate([[0], whole.cumsum()]).astype(np.int64)
+        wall = times.wall
+        if (wall[-1] - wall[0]).total_seconds() > 20 * len(wall) * self.seconds + YEAR:
+            return None  # nearly all steps would be absent
+        counts = _grid(wall[0], self.offset, end=wall[-1]).get_indexer(wall)
+        return None if (counts < 0).any() or counts[0] else counts.astype(np.int64)
+
+    def between(self, times: Times, counts: Counts, absent: Counts) -> Any:
+        """Return the times of absent steps, which are counted as `counts` counts the times that are there."""
+        if self.offset is not None:
+            return times.at_walls(_grid(times.wall[0], self.offset, end=times.wall[-1])[absent])
+        marks = times.walls if self.wall else times.marks
+        inner = marks[0] + _rounded(np.interp(absent, counts, marks - marks[0]), times)
+        return times.at_walls(_dates(inner, times)) if self.wall and times.dates else times.at(inner)
+
+    def after(self, times: Times, steps: int) -> Any:
+        """Return the times of the steps that follow the last time."""
+        if self.offset is not None:
+            last = times.wall[-1]
+            dates = _grid(last, self.offset, periods=steps + 1)
+            return times.at_walls(dates[dates > last][:steps])
+        marks = times.walls if self.wall else times.marks
+        counts, ahead = self.counts(times), np.arange(1, steps + 1)
+        if counts is not None and counts[-1]:  # the mean step: one that is written with few digits adds up
+            further = (marks[-1] - marks[0]) * ahead / counts[-1]
+        else:
+            further = self.seconds * times.per_second * ahead
+        if times.dates or np.issubdtype(marks.dtype, np.integer):
+            next_marks = marks[-1] + _rounded(further, times)
+        else:
+            next_marks = np.array([float(f"{mark:.15g}") for mark in marks[-1] + further])
+        return times.at_walls(_dates(next_marks, times)) if self.wall and times.dates else times.at(next_marks)
+
+
+def _rounded(marks: NDArray[Any], times: Times) -> NDArray[Any]:
+    """Return marks as integers, unless the times are fractions."""
+    whole = np.issubdtype(times.marks.dtype, np.integer) and (times.dates or np.allclose(marks, marks.round()))
+    return marks.round().astype(np.int64) if whole else marks
+
+
+def _dates(walls: NDArray[np.int64], times: Times) -> Any:
+    return Times(walls, walls, times.unit).wall
+
+
+def _grid(start: Any, offset: Any, **until: Any) -> Any:
+    import pandas as pd
+
+    return pd.date_range(start, freq=offset, unit=start.unit, **until)
+
+
+def said(freq: Any, times: Times) -> Frequency:
+    """Return the frequency that a user says: for dates an alias or an offset of pandas, else a number.
+
+    Raises ConfigError for another one.
+    """
+    import pandas as pd
+
+    if not times.dates:
+        try:
+            step = float(freq)
+        except (TypeError, ValueError):
+            step = 0.0
+        if not 0 < step < float("inf"):
+            raise ConfigError(f"table: freq is {freq!r}, expected a number above 0 because the times are numbers")
+        return Frequency(step)
+    wrong = ConfigError(f"table: freq is {freq!r}, expected a frequency of pandas: h, D, B, W-MON, MS, ME, QE, ...")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            offset = pd.tseries.frequencies.to_offset(freq)
+    except (TypeError, ValueError, AttributeError, Warning) as error:
+        raise wrong from error
+    if offset is None or offset.n < 1:
+        raise wrong
+    if isinstance(offset, pd.offsets.Day):
+        return Frequency(offset.n * DAY, wall=True)
+    if isinstance(offset, pd.offsets.Tick):
+        return Frequency(offset.nanos / 1e9)
+    return Frequency(_mean(offset), offset)
+
+
+@lru_cache(maxsize=64)
+def _mean(offset: Any) -> float:
+    """Return the mean length of a step in seconds."""
+    import pandas as pd
+
+    # 420 steps are whole weeks for each number of days of business, and 35 years of months.
+    dates = _grid(pd.Timestamp("2000-01-01").as_unit("us"), offset, periods=421)
+    return (dates[-1] - dates[0]).total_seconds() / 420
+
+
+def frequencies(
+    each: Sequence[Times], freq: Any = None, most: float = FEW, known: Sequence[Frequency] = ()
+) -> list[Frequency | None]:
+    """Return the frequency of the times of each series; None where it cannot be inferred.
+
+    freq: what the user says, which is then the frequency of all.   most: fraction of the steps that may be absent.
+    known: frequencies that are tried first. A series that is too short has the frequency of another series on whose
+    steps its times are.
+    """
+    if freq is not None:
+        return [said(freq, each[0])] * len(each)
+    result: list[Frequency | None] = [None] * len(each)
+    candidates = list(known)
+    for i in sorted(range(len(each)), key=lambda i: -len(each[i])):
+        result[i] = next((one for one in candidates if _absent(one, each[i]) == 0), None) or inferred(each[i], most)
+        one = result[i]
+        if one is not None and one not in candidates:
+            candidates.append(one)
+    for i, own in enumerate(result):
+        if own is None:
+            result[i] = next((one for one in candidates if one.exact and one.counts(each[i]) is not None), None)
+    return result
+
+
+def inferred(times: Times, most: float = FEW) -> Frequency | None:
+    """Return the frequency of times, of which at most the fraction `most` of the steps is absent; None without one."""
+    if len(times) < (3 if times.dates else 2) or (np.diff(times.marks) <= 0).any():
+        return None
+    for one in _candidates(times):
+        counts = one.counts(times)
+        if counts is None:
+            continue
+        total = int(counts[-1]) + 1
+        if total - len(times) <= most * total and np.median(np.diff(counts)) == 1:
+            return one
+    return None
+
+
+def _absent(frequency: Frequency, times: Times) -> int | None:
+    counts = frequency.counts(times)
+    return None if counts is None else int(counts[-1]) + 1 - len(counts)
+
+
+def _candidates(times: Times) -> Iterator[Frequency]:
+    """Yield frequencies from those that say most about the times to those that say least."""
+    step = _middle(times.marks) / times.per_second
+    if not times.dates:
+        yield Frequency(step)
+        return
+    yield from _by_calendar(times.wall)
+    wall_step = _middle(times.walls) / times.per_second
+    days = round(wall_step / DAY)
+    if days and abs(wall_step - days * DAY) <= SLACK * wall_step:
+        yield Frequency(days * DAY, wall=True)
+    yield Frequency(step)
+    yield Frequency(wall_step, wall=True)
+    if wall_step > 0.9 * MONTH:
+        yield Frequency(round(wall_step / MONTH) * MONTH, wall=True, slack=ROUGH)
+
+
+def _middle(marks: NDArray[Any]) -> Any:
+    steps = np.diff(marks)
+    return np.partition(steps, len(steps) // 2)[len(steps) // 2]
+
+
+def _by_calendar(wall: Any) -> Iterator[Frequency]:
+    """Yield what pandas infers, and offsets that also fit dates some of which are absent."""
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pandas 3.1 announces another type of the result
+        offset = None if (np.diff(wall.asi8) <= 0).any() else pd.infer_freq(wall)
+    offset = None if offset is None else pd.tseries.frequencies.to_offset(offset)
+    if offset is not None and not isinstance(offset, pd.offsets.Tick | pd.offsets.Day | pd.offsets.Week):
+        yield Frequency(_mean(offset), offset)
+    months = int(_middle(wall.year.to_numpy() * 12 + wall.month.to_numpy()))
+    if months > 0:
+        day = 31 if wall.is_month_end.all() else int(wall.day.max())
+        yield Frequency(months * MONTH, pd.DateOffset(months=months, day=day))
+        yield Frequency(months * MONTH, pd.offsets.BMonthBegin(months))
+        yield Frequency(months * MONTH, pd.offsets.BMonthEnd(months))
+    days = set(wall.day_of_week)
+    if 1 < len(days) < 7:
+        first, last = wall[0].normalize(), wall[-1].normalize()
+        rest = pd.date_range(first, last).day_of_week
+        skipped = min(int((rest == day).sum()) for day in range(7) if day not in days)
+        if days == set(range(5)) and skipped:
+            yield Frequency(WEEK / 5, pd.offsets.BDay())
+        elif skipped > 1:  # once may be by chance
+            mask = "".join(str(int(day in days)) for day in range(7))
+            yield Frequency(WEEK / len(days), pd.offsets.CustomBusinessDay(weekmask=mask))
+
+
+def season(seconds: float, steps: int) -> int:
+    """Return the steps of a season of the calendar, when a step lasts so many seconds; 1 if it has none.
+
+    It is the first of day, week and year that has two steps or more, if `steps` has two of it. Days and weeks that are
+    no whole number of steps are passed over; years that are nearly none are too.
+    """
+    for cycle in CYCLES:
+        count = cycle / seconds
+        beside = abs(count - round(count)) / count
+        if count > 2 - SLACK and beside <= (0.02 if cycle == YEAR else SLACK):
+            return round(count) if 2 * round(count) <= steps else 1
+    return 1

@@ -1,0 +1,190 @@
+"""The times of a table: dates and numbers, read from a column without a guess."""
+
+import re
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.columns import column
+from scanl.errors import DataError
+
+PER_SECOND = {"us": 1_000_000, "ns": 1_000_000_000}
+YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)|^\d{8}")  # without one, a parser takes parts of the date from today
+YEAR_FIRST = re.compile(r"\s*\d{4}")
+QUARTER = r"\d{4}[- ]?[Qq][1-4]"
+WRITE = "write times as 2024-12-31 23:59"
+DIGITS = {"%Y%m%d": (18000101, 22000101), "%Y%m": (180001, 220001)}  # whole numbers that are dates, by their format
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of n rows: dates or numbers.
+
+    marks: (n,) integers or floating-point numbers. Dates are counted from 1970 in UTC.   walls: the same by the clock
+    on the wall; without a time zone they are `marks`.   unit: "us" or "ns" for dates, None for numbers.   zone: time
+    zone of dates, or None.   own_unit: unit of the dates in the column.
+    """
+
+    marks: NDArray[Any]
+    walls: NDArray[Any]
+    unit: str | None = None
+    zone: Any = None
+    own_unit: str = "us"
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    def __getitem__(self, rows: Any) -> "Times":
+        return replace(self, marks=self.marks[rows], walls=self.walls[rows])
+
+    @property
+    def dates(self) -> bool:
+        """Whether the times are dates."""
+        return self.unit is not None
+
+    @property
+    def per_second(self) -> int:
+        """How many marks a second has; 1 for numbers."""
+        return 1 if self.unit is None else PER_SECOND[self.unit]
+
+    @property
+    def wall(self) -> Any:
+        """The dates by the clock on the wall, as an index of pandas."""
+        import pandas as pd
+
+        return pd.DatetimeIndex(self.walls.view(f"M8[{self.unit}]"))
+
+    def at(self, marks: NDArray[Any]) -> Any:
+        """Return other marks as times of pandas, or as numbers."""
+        import pandas as pd
+
+        if self.unit is None:
+            return marks
+        dates = pd.DatetimeIndex(marks.astype(np.int64).view(f"M8[{self.unit}]"))
+        return self._own(dates if self.zone is None else dates.tz_localize("UTC").tz_convert(self.zone))
+
+    def at_walls(self, walls: Any) -> Any:
+        """Return other dates of the clock on the wall in the time zone.
+
+        Where the clock goes back, an hour that is there twice is the first one. Where it goes forward, a time that is
+        left out is the next one that is there.
+        """
+        if self.zone is None:
+            return self._own(walls)
+        return self._own(walls.tz_localize(self.zone, ambiguous=np.ones(len(walls), bool), nonexistent="shift_forward"))
+
+    def _own(self, dates: Any) -> Any:
+        short = dates.as_unit(self.own_unit)
+        return short if (short == dates).all() else dates
+
+
+def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
+    """Return the times of a column as a Series of pandas, dates or numbers, and as `Times`.
+
+    Whole numbers of eight digits are dates, YYYYMMDD, and those of six digits are months, YYYYMM. Raises DataError for
+    what is neither a number nor a time, for a missing time, for times of several time zones, and for dates that may be
+    read in two ways, such as 01/02/2020.
+    """
+    import pandas as pd
+
+    values = column(frame, path, name, "the time")
+    who = f"table: {path}: column {name!r}"
+    if values.isna().any():
+        raise DataError(f"{who} is missing in row {int(values.isna().argmax()) + 1}")
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype(values.cat.categories.dtype)
+    if isinstance(values.dtype, pd.PeriodDtype):
+        raise DataError(f"{who} holds periods, expected times; convert it by dt.to_timestamp()")
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        dates = _of_digits(values)
+        if dates is None:
+            return values, _of_numbers(values, who)
+        values = dates
+    elif not pd.api.types.is_datetime64_any_dtype(values):
+        values = _of_text(values, who)
+    index = pd.DatetimeIndex(values)
+    unit = "ns" if index.unit == "ns" else "us"
+    marks = index.as_unit(unit)
+    walls = marks if index.tz is None else marks.tz_localize(None)
+    return values, Times(marks.asi8, walls.asi8, unit, index.tz, index.unit)
+
+
+def _of_numbers(values: Any, who: str) -> Times:
+    import pandas as pd
+
+    whole = pd.api.types.is_integer_dtype(values)
+    marks = values.to_numpy(dtype=np.int64 if whole else np.float64)
+    if not np.isfinite(marks).all():
+        row = int((~np.isfinite(marks)).argmax())
+        raise DataError(f"{who} is {marks[row]:g} in row {row + 1}, expected a finite number")
+    return Times(marks, marks)
+
+
+def _of_digits(values: Any) -> Any:
+    """Return the dates of whole numbers such as 20241231 and 202412; None if they are other numbers."""
+    import pandas as pd
+
+    numbers = values.to_numpy(dtype=np.float64)
+    for form, (least, end) in DIGITS.items():
+        if ((numbers == numbers.round()) & (numbers >= least) & (numbers < end)).all():
+            dates = pd.to_datetime(values.astype("int64").astype(str), format=form, errors="coerce")
+            return None if dates.isna().any() else dates
+    return None
+
+
+def _of_text(values: Any, who: str) -> Any:
+    """Return the dates of a column of text, or of objects of Python. Raises DataError when it is not certain."""
+    import pandas as pd
+
+    text = values.map(type).eq(str).all()
+    if text and values.str.fullmatch(QUARTER).all():
+        return pd.Series(pd.PeriodIndex(values.str.replace("[- ]", "", regex=True), freq="Q").to_timestamp())
+    certain = not text or values.str.match(YEAR_FIRST).all()
+    dates = [_parsed(values, False)] if certain else [_parsed(values, False), _parsed(values, True)]
+    dates = [way for way in dates if way is not None]
+    if not dates:
+        raise _no_times(values, who)
+    if text and not values.str.contains(YEAR).all():
+        row = int((~values.str.contains(YEAR)).argmax())
+        raise DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, expected a year of four digits; {WRITE}")
+    if len(dates) == 2 and not dates[0].equals(dates[1]):
+        row = int((dates[0] != dates[1]).argmax())
+        one, other = (f"{way.iloc[row].day} {way.iloc[row].month_name()}" for way in dates)
+        raise DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, which is {one} or {other}; {WRITE}")
+    return dates[0]
+
+
+def _parsed(values: Any, day_first: bool) -> Any:
+    """Return the dates that pandas reads with the month or the day first, or None."""
+    import pandas as pd
+
+    for form in ("ISO8601", None) if not day_first else (None,):
+        try:
+            with warnings.catch_warnings():  # of formats that are not alike, or have the day first
+                warnings.simplefilter("ignore", UserWarning)
+                return pd.Series(pd.to_datetime(values, format=form, dayfirst=day_first))
+        except (ValueError, TypeError, OverflowError):
+            continue
+    return None
+
+
+def _no_times(values: Any, who: str) -> DataError:
+    """Return the error for a column that pandas does not read."""
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        dates = pd.to_datetime(values, format="mixed", utc=True, errors="coerce")
+    if dates.isna().all():
+        return DataError(f"{who} is no column of times; write them as 2024-12-31 23:59")
+    if dates.isna().any():
+        row = int(dates.isna().argmax())
+        return DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, expected a time; {WRITE}")
+    offsets = sorted(set(values.astype(str).str.extract(r"([+-]\d\d:?\d\d)$")[0].dropna()))
+    if len(offsets) > 1:
+        return DataError(f"{who} has times of several time zones: {', '.join(offsets)}; write all in UTC")
+    return DataError(f"{who} has times of several time zones or formats; write all alike")
