@@ -108,7 +108,7 @@ def _csv(path: Path, as_text: Sequence[str]) -> tuple[Any, list[Any]]:
 
 
 def _refuse_other_forms(path: Path) -> None:
-    """Raise DataError for a file that begins with a comment, or whose columns are not separated by commas."""
+    """Raise DataError for a file whose first line has no names, or whose columns are not separated by commas."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = [line for line in islice(file, 20) if line.strip()][:10]
     if not lines:
@@ -116,8 +116,8 @@ def _refuse_other_forms(path: Path) -> None:
     first = lines[0].strip()
     if COMMENT.match(first):
         raise DataError(f"table: {path} begins with the comment {first[:40]!r}, expected a line of names; delete it")
-    fields = {len(row) for row in csv.reader(lines)}
-    if len(fields) == 1 and fields != {1}:
+    fields = [len(row) for row in csv.reader(lines)]
+    if len(set(fields)) == 1 and fields[0] > 1:
         return
     for mark in sorted(set(first) - set(',."-+/_'), key=lambda mark: -first.count(mark)):
         if not mark.isalnum() and len({line.strip().count(mark) for line in lines}) == 1 and len(lines) > 1:
@@ -125,6 +125,8 @@ def _refuse_other_forms(path: Path) -> None:
                 f"table: {path} has {mark!r} between its columns, expected commas, and points in its numbers; convert "
                 f"it, for example by pandas.read_csv({path.name!r}, sep={mark!r}, decimal=',')"
             )
+    if fields[0] == 1 and max(fields) > 1:
+        raise DataError(f"table: {path} begins with {first[:40]!r}, expected a line of names with commas between them")
 
 
 def _refuse_units(path: Path, name: str, values: Any) -> None:
@@ -132,7 +134,8 @@ def _refuse_units(path: Path, name: str, values: Any) -> None:
     import pandas as pd
 
     known = values[values.notna() & ~values.isin(MISSING)]
-    odd = pd.to_numeric(known, errors="coerce").isna()
+    as_numbers: Any = pd.to_numeric(known, errors="coerce")
+    odd = as_numbers.isna()
     if len(odd) > 1 and known.index[0] == 0 and odd.iloc[0] and not odd.iloc[1:].any():
         raise DataError(
             f"table: {path}: column {name!r} is {values.iloc[0]!r} in row 1 and has numbers below it, expected a "

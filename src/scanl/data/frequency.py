@@ -154,10 +154,13 @@ def frequencies(
 
     freq: what the user says, which is then the frequency of all.   most: fraction of the steps that may be absent.
     known: frequencies that are tried first. A series that is too short has the frequency of another series on whose
-    steps its times are.
+    steps its times are. Raises ConfigError when the times have another frequency than the user says.
     """
     if freq is not None:
-        return [said(freq, each[0])] * len(each)
+        one = said(freq, each[0])
+        for times in each:
+            _refuse_other(freq, one, times)
+        return [one] * len(each)
     result: list[Frequency | None] = [None] * len(each)
     candidates = list(known)
     for i in sorted(range(len(each)), key=lambda i: -len(each[i])):
@@ -169,6 +172,19 @@ def frequencies(
         if own is None:
             result[i] = next((one for one in candidates if one.exact and one.counts(each[i]) is not None), None)
     return result
+
+
+def _refuse_other(freq: Any, one: Frequency, times: Times) -> None:
+    """Raise ConfigError for times that have a frequency, but not the one that the user says."""
+    counts = one.counts(times)
+    if counts is not None and (len(counts) < 2 or np.median(np.diff(counts)) == 1):
+        return
+    other = inferred(times)
+    if other is not None and other.exact:
+        first, second = times.at(times.marks[:2])
+        raise ConfigError(
+            f"table: freq is {freq!r}, expected none because the times have another frequency: {first}, {second}, ..."
+        )
 
 
 def inferred(times: Times, most: float = FEW) -> Frequency | None:
@@ -231,8 +247,8 @@ def _by_calendar(wall: Any) -> Iterator[Frequency]:
     days = set(wall.day_of_week)
     if 1 < len(days) < 7:
         first, last = wall[0].normalize(), wall[-1].normalize()
-        rest = pd.date_range(first, last).day_of_week
-        skipped = min(int((rest == day).sum()) for day in range(7) if day not in days)
+        passed = np.bincount(pd.date_range(first, last).day_of_week.to_numpy(), minlength=7)
+        skipped = min(int(passed[day]) for day in range(7) if day not in days)
         if days == set(range(5)) and skipped:
             yield Frequency(WEEK / 5, pd.offsets.BDay())
         elif skipped > 1:  # once may be by chance

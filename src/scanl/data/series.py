@@ -236,10 +236,10 @@ def _counted(each: Sequence[Times], found: Sequence[Frequency | None]) -> tuple[
         return None, 0.0
     counts = [one.counts(times) for one, times in zip(same, each, strict=True)]
     known = [one for one in counts if one is not None]
-    steps = np.concatenate([np.diff(one) for one in known])
-    if len(known) < len(counts) or (len(steps) and np.median(steps) != 1):
+    if len(known) < len(counts):
         return None, 0.0
-    return known, same[0].seconds
+    steps = np.concatenate([np.diff(one) for one in known])
+    return (None, 0.0) if len(steps) and np.median(steps) != 1 else (known, same[0].seconds)
 
 
 def _stack(columns: list[Numbers], rows: int) -> Numbers:
@@ -268,11 +268,9 @@ def _check(
     steps = np.diff(when.marks)
     if (steps == 0).any():
         at = when.at(when.marks[[(steps == 0).argmax()]])[0]
-        clock = "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""
-        raise DataError(
-            f"table: {path}: two rows{of} have the same time {time!r}; name the series: --series COLUMN; the time is "
-            f"{at}{clock}"
-        )
+        hint = "" if name else "; name the series: --series COLUMN"
+        hint += "; if the clock goes back there, write times in UTC" if when.dates and when.zone is None else ""
+        raise DataError(f"table: {path}: two rows{of} have the same time {time!r}{hint}; it is {at}")
     if (steps < 0).any():
         row = int((steps < 0).argmax()) + 2
         raise DataError(f"table: {path}: the times {time!r}{of} go back in its row {row}; sort the table by time")

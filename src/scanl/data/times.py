@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def times(frame: Any, path: Path, name: str) -> tuple[Any, Times]:
         values = values.astype(values.cat.categories.dtype)
     if isinstance(values.dtype, pd.PeriodDtype):
         raise DataError(f"{who} holds periods, expected times; convert it by dt.to_timestamp()")
-    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+    if pd.api.types.is_integer_dtype(values) or pd.api.types.is_float_dtype(values):
         dates = _of_digits(values)
         if dates is None:
             return values, _of_numbers(values, who)
@@ -143,6 +144,8 @@ def _of_text(values: Any, who: str) -> Any:
     text = values.map(type).eq(str).all()
     if text and values.str.fullmatch(QUARTER).all():
         return pd.Series(pd.PeriodIndex(values.str.replace("[- ]", "", regex=True), freq="Q").to_timestamp())
+    if not text and not values.map(lambda value: isinstance(value, date)).all():
+        raise _no_times(values, who)
     certain = not text or values.str.match(YEAR_FIRST).all()
     dates = [_parsed(values, False)] if certain else [_parsed(values, False), _parsed(values, True)]
     dates = [way for way in dates if way is not None]
@@ -178,7 +181,7 @@ def _no_times(values: Any, who: str) -> DataError:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        dates = pd.to_datetime(values, format="mixed", utc=True, errors="coerce")
+        dates = pd.to_datetime(values.astype(str), format="mixed", utc=True, errors="coerce")
     if dates.isna().all():
         return DataError(f"{who} is no column of times; write them as 2024-12-31 23:59")
     if dates.isna().any():
