@@ -318,6 +318,7 @@ class Table(Source):
         once = [scale_of(values) for values in flat.once[rows].T]
         more: dict[str, Any] = {}
         if self.kind == "horizon":
+            self._check_season()
             ahead = [scale_of(values) for values in flat.ahead[rows].T]
             ahead += [] if regular else [(0.0, float(self.horizon))]
             more = {
@@ -344,6 +345,13 @@ class Table(Source):
             missing=self.kind != "horizon",
             **more,
         )
+
+    def _check_season(self) -> None:
+        longest = max(end - begin for _, begin, end in self.parts[TRAINING])
+        if self.season is not None and self.season >= longest:
+            raise ConfigError(
+                f"table: season is {self.season}, expected less than {longest}, steps of the longest series in training"
+            )
 
     @property
     def steps_of_season(self) -> int:

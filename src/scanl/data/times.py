@@ -189,5 +189,6 @@ def _no_times(values: Any, who: str) -> DataError:
         return DataError(f"{who} is {values.iloc[row]!r} in row {row + 1}, expected a time; {WRITE}")
     offsets = sorted(set(values.astype(str).str.extract(r"([+-]\d\d:?\d\d)$")[0].dropna()))
     if len(offsets) > 1:
-        return DataError(f"{who} has times of several time zones: {', '.join(offsets)}; write all in UTC")
+        zones = f"{who} has times of several time zones: {', '.join(offsets)}"
+        return DataError(f"{zones}; write all in UTC, or local days without an offset")
     return DataError(f"{who} has times of several time zones or formats; write all alike")
