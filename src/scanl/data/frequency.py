@@ -68,7 +68,8 @@ class Frequency:
         if self.offset is not None:
             return times.at_walls(_grid(times.wall[0], self.offset, end=times.wall[-1])[absent])
         marks = times.walls if self.wall else times.marks
-        inner = marks[0] + _rounded(np.interp(absent, counts, marks - marks[0]), times)
+        inner = np.interp(absent, counts, marks - marks[0])
+        inner = marks[0] + (_whole(inner) if np.issubdtype(marks.dtype, np.integer) else inner)
         return times.at_walls(_dates(inner, times)) if self.wall and times.dates else times.at(inner)
 
     def after(self, times: Times, steps: int) -> Any:
@@ -79,21 +80,21 @@ class Frequency:
             return times.at_walls(dates[dates > last][:steps])
         marks = times.walls if self.wall else times.marks
         counts, ahead = self.counts(times), np.arange(1, steps + 1)
-        if counts is not None and counts[-1]:  # the mean step: one that is written with few digits adds up
-            further = (marks[-1] - marks[0]) * ahead / counts[-1]
-        else:
+        if counts is None or not counts[-1]:
             further = self.seconds * times.per_second * ahead
-        if times.dates or np.issubdtype(marks.dtype, np.integer):
-            next_marks = marks[-1] + _rounded(further, times)
-        else:
-            next_marks = np.array([float(f"{mark:.15g}") for mark in marks[-1] + further])
-        return times.at_walls(_dates(next_marks, times)) if self.wall and times.dates else times.at(next_marks)
+        elif np.issubdtype(marks.dtype, np.integer):
+            step, rest = divmod(marks[-1] - marks[0], counts[-1])  # the product of all would overflow
+            further = step * ahead + (rest * ahead / counts[-1]).round().astype(np.int64)
+        else:  # the mean step: one that is written with few digits adds up
+            further = (marks[-1] - marks[0]) * ahead / counts[-1]
+        following = marks[-1] + (_whole(further) if times.dates or (further == further.round()).all() else further)
+        if not np.issubdtype(following.dtype, np.integer):
+            following = np.array([float(f"{mark:.15g}") for mark in following])
+        return times.at_walls(_dates(following, times)) if self.wall and times.dates else times.at(following)
 
 
-def _rounded(marks: NDArray[Any], times: Times) -> NDArray[Any]:
-    """Return marks as integers, unless the times are fractions."""
-    whole = np.issubdtype(times.marks.dtype, np.integer) and (times.dates or np.allclose(marks, marks.round()))
-    return marks.round().astype(np.int64) if whole else marks
+def _whole(marks: NDArray[Any]) -> NDArray[np.int64]:
+    return marks.round().astype(np.int64)
 
 
 def _dates(walls: NDArray[np.int64], times: Times) -> Any:

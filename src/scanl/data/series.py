@@ -165,7 +165,7 @@ def continued(
                     "because rows follow; say it as pandas does: --freq D, or freq='D'"
                 )
             more[time] = frequency.after(clock[rows], further)
-        pieces.append(pd.DataFrame(more, index=range(further), columns=frame.columns))
+        pieces.append(pd.DataFrame(more, index=range(further)))
     return pd.concat(pieces, ignore_index=True)
 
 
