@@ -54,8 +54,8 @@ def test_windows_hold_what_the_table_has(tmp_path):
     assert (inputs.shape, targets.shape) == ((50, 20, 13), (50, 20, 5, 1))
     for window, wanted in zip(inputs, targets, strict=True):
         one = frame[frame["size"] == window[0, 2]].reset_index()
-        (first,) = np.flatnonzero(one.y.to_numpy(np.float32) == window[0, 0])
-        np.testing.assert_allclose(window[:, :2], one[["y", "u"]].to_numpy(np.float32)[first : first + 20])
+        (first,) = np.flatnonzero(one.y.to_numpy() == window[0, 0])
+        np.testing.assert_allclose(window[:, :2], one[["y", "u"]].to_numpy()[first : first + 20])
         for step in range(20):
             for ahead in range(5):
                 row = first + step + 1 + ahead
@@ -85,7 +85,7 @@ def test_origins_are_the_last_steps_of_a_window(tmp_path):
 def test_forecasts_of_the_parts_read_only_the_past(tmp_path):
     frame = waves()
     source = table(tmp_path, frame)
-    y = frame.y.to_numpy(np.float32)
+    y = frame.y.to_numpy()
     for part, (begin, end) in ((1, (140, 160)), (2, (160, 200))):
         seen = []
         for origins, (inputs, targets) in source._forecasts(part):

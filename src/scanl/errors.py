@@ -24,6 +24,10 @@ class DataError(ScanlError, ValueError):
     """A file or a corpus cannot be read, or is too small."""
 
 
+class DivergenceError(ScanlError, ArithmeticError):
+    """Training produced a number that is not finite."""
+
+
 class CheckpointError(ScanlError, RuntimeError):
     """A run folder, checkpoint or state file is missing or damaged, or belongs to another model."""
 

@@ -14,7 +14,7 @@ from scanl.cli.layers import meanings, options_of
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import task_help
 from scanl.data.base import Source
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DivergenceError
 from scanl.layers import get, names
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import Model
@@ -110,7 +110,6 @@ def _join() -> int:
     If the run diverges, all processes stop and the first one reports it. This process then exits with code 0, because
     lightning would otherwise kill the first one.
     """
-    from scanl.learning.run.module import DivergenceError
     from scanl.learning.run.train import planned, train
 
     if RUN not in os.environ:

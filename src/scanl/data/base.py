@@ -27,7 +27,8 @@ LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the qua
 class Examples(NamedTuple):
     """A batch of examples.
 
-    inputs: (N, T) integer tokens, or (N, T, C) float32 features.   targets: as `Question.kind` says.
+    inputs: (N, T) integer tokens, or (N, T, C) features, in float32 if the source has standardised them, and in float64
+    if the model does that (`Question.scales`).   targets: as `Question.kind` says; numbers likewise.
     """
 
     inputs: NDArray[Any]
@@ -43,9 +44,9 @@ class Question:
         "label": a token of the vocabulary, or for features one of `classes`, at some steps; (N, T) integers, IGNORED
             at the others.
         "class": one of `classes` for the whole sequence; (N,) integers.
-        "number": a number for the whole sequence; (N,) float32.
+        "number": a number for the whole sequence; (N,).
         "numbers": `targets` numbers at every step; (N, T, targets) float32, NaN where no answer is wanted.
-        "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets) float32, NaN where no
+        "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets), NaN where no
             answer is wanted. A measurement scores the forecast after the last step alone: (N, 2, H, targets), the scale
             of the errors and the numbers.
     vocab_size: V, if the inputs are tokens.

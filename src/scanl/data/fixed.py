@@ -221,9 +221,3 @@ def set_aside(part: Part, count: int, seed: int = 42) -> tuple[Part, Part]:
     """Split a training part: return it without `count` random rows, and these."""
     order = np.random.default_rng(seed).permutation(len(part.answers))
     return chosen(part, np.sort(order[count:])), chosen(part, np.sort(order[:count]))
-
-
-def standardised(values: NDArray[np.floating[Any]], train: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """Subtract from each channel its mean over the training rows, and divide by its standard deviation there."""
-    scale = train.std(0)
-    return ((values - train.mean(0)) / np.where(scale > 0, scale, 1)).astype(np.float32)

@@ -27,8 +27,18 @@ def season_errors(y: Numbers, season: int) -> tuple[Numbers, Numbers]:
     known = np.maximum((~np.isnan(off)).sum(0), 1)
     none = np.isnan(off).all(0) if len(off) else np.ones(y.shape[1], bool)
     off = np.nan_to_num(off)
-    mean, root = np.abs(off).sum(0) / known, np.sqrt((off**2).sum(0) / known)
-    return np.where(none, np.nan, mean), np.where(none, np.nan, root)
+    unit = unit_of(off)
+    mean, root = np.abs(off / unit).sum(0) / known, np.sqrt(((off / unit) ** 2).sum(0) / known)
+    return np.where(none, np.nan, unit * mean), np.where(none, np.nan, unit * root)
+
+
+def unit_of(values: Numbers) -> Numbers:
+    """Return, for each column of (n, ...), a power of two at least as large as every number, or 1 if all are 0.
+
+    In this unit the square of a number neither overflows nor becomes 0, and the division has no rounding.
+    """
+    largest = np.abs(values).max(0, initial=0.0)
+    return np.where(largest > 0, np.ldexp(1.0, np.minimum(np.frexp(largest)[1], 1023)), 1.0)
 
 
 def naive(y: Numbers, season: int, horizon: int, spread: Numbers, levels: Sequence[float]) -> Numbers:

@@ -25,7 +25,7 @@ class Opening:
     reads the covariates that are known ahead.   read: T.   after: the rows of the N steps, with names and times.
     """
 
-    inputs: NDArray[np.float32]
+    inputs: NDArray[np.float64]
     read: int
     after: Any
 
@@ -80,7 +80,7 @@ def _with_nothing_before(one: Series) -> Series:
     return replace(one, **nothing, spans=None if one.spans is None else np.insert(one.spans, 0, 1.0))
 
 
-def write_series(path: Path, made: list[Opening], numbers: NDArray[np.float32], names: list[str]) -> None:
+def write_series(path: Path, made: list[Opening], numbers: NDArray[np.float64], names: list[str]) -> None:
     """Write numbers (series, N, C) of the targets `names`: .csv, one row a step, or .npy, as they are."""
     import pandas as pd
 

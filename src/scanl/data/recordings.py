@@ -1,5 +1,6 @@
 """Series to classify, or to predict a number from: UCR and UEA (.ts files), spoken digits, clinical series, HAR."""
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from scanl.data.base import Question, register
 from scanl.data.files import Files, Package, lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError
 
 UCR_SHA256 = {
@@ -132,7 +134,7 @@ class Problem:
     """
 
     def __init__(self, files: Files, name: str, folder: str) -> None:
-        self.rows: list[NDArray[np.float32]] = []
+        self.rows: list[NDArray[np.float64]] = []
         self.answers: list[str] = []
         path, begun = files.path(name, folder), False
         for number, line in enumerate(files.text(name, folder).splitlines(), 1):
@@ -151,7 +153,7 @@ class Problem:
                 raise files.damaged(path, f"line {number}: {error}", folder) from error
             if not values or not answer:
                 raise files.damaged(path, f"line {number} has no channel, or no answer after a colon", folder)
-            row = np.full((max(map(len, values)), len(values)), np.nan, np.float32)
+            row = np.full((max(map(len, values)), len(values)), np.nan)
             for place, channel in enumerate(values):
                 row[: len(channel), place] = channel
             if self.rows and row.shape[1] != self.rows[0].shape[1]:
@@ -167,7 +169,7 @@ def _number(text: str) -> float:
     return np.nan if text.strip() in ("?", "NaN", "nan") else float(text)
 
 
-def _ended(row: NDArray[np.float32]) -> NDArray[np.float32]:
+def _ended(row: NDArray[np.float64]) -> NDArray[np.float64]:
     """Leave out the steps at the end in which every channel is missing, and set other missing numbers to 0."""
     steps = np.flatnonzero(~np.isnan(row).all(1))
     return np.nan_to_num(row[: steps[-1] + 1 if len(steps) else 0])
@@ -179,6 +181,10 @@ class Recordings(FixedRows):
 
     The question depends on the rows, so they are read when the model is made.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._scales = np.zeros((0, 2))  # by which the channels are standardised
 
     @property
     def length(self) -> int:
@@ -197,13 +203,21 @@ class Recordings(FixedRows):
             return Question("class", channels=channels, classes=classes, padded=len(lengths) > 1)
         return Question("number", channels=channels, padded=len(lengths) > 1)
 
+    def _standardised(self, parts: Parts) -> Parts:
+        """Standardise each channel by its mean and standard deviation over all steps of the training part, in float64.
 
-def standardise(parts: Parts) -> Parts:
-    """Standardise each channel by its mean and standard deviation over all steps of the training part."""
-    steps = np.concatenate(list(parts.train.rows))
-    location, scale = steps.mean(0), steps.std(0)
-    scale[scale == 0] = 1
-    return Parts(*(Part([(row - location) / scale for row in part.rows], part.answers) for part in parts))
+        Both are kept for the digest: a shift of all numbers changes the data, but not what comes of them here.
+        """
+        steps = np.concatenate(list(parts.train.rows))
+        self._scales = np.array([scale_of(channel) for channel in steps.T])
+        location, scale = self._scales.T
+        rows = [[((row - location) / scale).astype(np.float32) for row in part.rows] for part in parts]
+        return Parts(*(Part(some, part.answers) for some, part in zip(rows, parts, strict=True)))
+
+    def digest(self) -> str:
+        digest = hashlib.sha256(super().digest().encode())
+        digest.update(self._scales.tobytes())
+        return digest.hexdigest()
 
 
 def pooled(files: Files, folder: str, stem: str) -> Part:
@@ -211,7 +225,7 @@ def pooled(files: Files, folder: str, stem: str) -> Part:
     both = [Problem(files, f"{stem}_{part}.ts", folder) for part in ("TRAIN", "TEST")]
     names = sorted({answer for one in both for answer in one.answers})
     answers = [names.index(answer) for one in both for answer in one.answers]
-    return Part([row for one in both for row in one.rows], np.array(answers, np.int64))
+    return Part([row.astype(np.float32) for one in both for row in one.rows], np.array(answers, np.int64))
 
 
 def shares(part: Part, validation: float, test: float, seed: int) -> Parts:
@@ -252,7 +266,7 @@ class ArchiveProblem(Recordings):
             raise UCR.damaged(path, f"class {min(odd)!r} is not in the training part", self.folder)
         parts = [Part(one.rows, np.array([names.index(name) for name in one.answers])) for one in (train, test)]
         rest, validation = set_aside(parts[0], max(1, len(train.rows) // 5))
-        return standardise(Parts(rest, validation, parts[1]))
+        return self._standardised(Parts(rest, validation, parts[1]))
 
 
 @register("eigenworms")
@@ -319,7 +333,7 @@ class VitalSigns(Recordings):
         for part in ("TRAIN", "TEST"):
             name = f"BIDMC32{self.vital}_{part}.ts"
             one = Problem(BIDMC, name, self.folder)
-            rows += one.rows
+            rows += [row.astype(np.float32) for row in one.rows]
             try:
                 answers += map(float, one.answers)
             except ValueError as error:
@@ -348,8 +362,8 @@ class SpokenDigits(Recordings):
         if values.ndim != 2 or lengths.sum() != len(values) or len(lengths) != len(answers) or lengths.min() < 1:
             raise DIGITS.damaged(path, f"lengths of sum {lengths.sum()} do not fit X {values.shape}", self.folder)
         DIGITS.counted({"recordings": len(lengths)}, self.folder)
-        rows = np.split(values.astype(np.float32), np.cumsum(lengths)[:-1])
-        return standardise(shares(Part(rows, answers.astype(np.int64)), 0.1, 0.2, 42))
+        rows = np.split(values.astype(np.float64), np.cumsum(lengths)[:-1])
+        return self._standardised(shares(Part(rows, answers.astype(np.int64)), 0.1, 0.2, 42))
 
 
 @register("har2")
@@ -370,7 +384,7 @@ class Activity(Recordings):
 
     def read(self) -> Parts:
         train, test = self._part("train", "training"), self._part("test", "test")
-        return standardise(Parts(*set_aside(train, max(1, len(train.answers) // 10)), test))
+        return self._standardised(Parts(*set_aside(train, max(1, len(train.answers) // 10)), test))
 
     def _part(self, part: str, what: str) -> Part:
         labels = self._table(f"{part}/y_{part}.txt")[:, 0]
@@ -383,10 +397,10 @@ class Activity(Recordings):
         # 1 walking, 2 upstairs, 3 downstairs, 4 sitting, 5 standing, 6 laying
         return Part(list(np.stack(signals, 2)), np.isin(labels, (1, 3, 5)).astype(np.int64))
 
-    def _table(self, name: str) -> NDArray[np.float32]:
+    def _table(self, name: str) -> NDArray[np.float64]:
         rows = [line.split() for line in lines(HAR.text(name, self.folder))]
         try:
-            return np.array(rows, np.float32)
+            return np.array(rows, np.float64)
         except ValueError as error:
             raise HAR.damaged(HAR.path(name, self.folder), str(error), self.folder) from error
 

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED
 from scanl.data.columns import Numbers
+from scanl.data.naive import unit_of
 from scanl.data.series import Series
 
 
@@ -37,8 +38,8 @@ class Rows:
             self.spans = np.concatenate(spans)
             self.clock = self.spans.cumsum()
 
-    def inputs(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the channels of rows (N, T), as `Question` lays them out."""
+    def inputs(self, rows: NDArray[np.int64]) -> Numbers:
+        """Return the channels of rows (N, T), as `Question` lays them out. The model standardises them, then casts."""
         parts = [self.once[rows]]
         after = rows[..., None] + 1 + np.arange(self.horizon)
         ahead = self.ahead[after] if self.horizon else np.zeros((*rows.shape, 0, 0))
@@ -47,7 +48,7 @@ class Rows:
         parts.append(ahead.reshape(*rows.shape, -1))
         if self.spans is not None:
             parts.append(self.spans[rows][..., None])
-        return np.concatenate(parts, -1).astype(np.float32)
+        return np.concatenate(parts, -1)
 
 
 def _padded(values: Numbers, pad: int) -> Numbers:
@@ -55,9 +56,14 @@ def _padded(values: Numbers, pad: int) -> Numbers:
 
 
 def scale_of(values: Numbers) -> tuple[float, float]:
-    """Return mean and standard deviation of what is known; 1 for a deviation of 0."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    """Return mean and standard deviation of what is known, in float64.
+
+    For a constant, up to rounding, the deviation is its absolute value instead, or 1 where that is 0.
+    """
+    known = values[~np.isnan(values)].astype(np.float64)
+    if not known.any():
         return 0.0, 1.0
-    deviation = float(known.std())
-    return float(known.mean()), deviation if deviation > 1e-12 * max(1.0, abs(float(known.mean()))) else 1.0
+    unit = float(unit_of(known))
+    mean, deviation = float((known / unit).mean()), float((known / unit).std())
+    constant = deviation <= np.finfo(np.float64).eps * abs(mean)
+    return unit * mean, unit * (abs(mean) if constant else deviation)

@@ -168,7 +168,7 @@ class Table(Source):
         found.said += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
             found.said += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
-        self._check_answers(found)
+        self.check_answers(found)
         return found
 
     def read(self, path: Path) -> Any:
@@ -210,7 +210,8 @@ class Table(Source):
             most=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
         )  # fmt: skip
 
-    def _check_answers(self, found: Collection) -> None:
+    def check_answers(self, found: Collection) -> None:
+        """Raise DataError unless the answers of the series fit the question and the distribution."""
         for one in found.each:
             of = f" of series {one.name!r}" if one.name else ""
             if self.kind in ("class", "number") and len(np.unique(one.target, axis=0)) > 1:
@@ -362,7 +363,8 @@ class Table(Source):
         """Return where windows of training may begin: the first row of each part, and the running number of starts."""
         parts = self.parts[TRAINING]
         first = np.array([self.flat.starts[i] + begin for i, begin, _ in parts])
-        return first, np.cumsum([max(1, end - begin - self.length) for _, begin, end in parts])
+        ahead = int(self.kind == "horizon")  # behind a window of forecasts is a step to forecast
+        return first, np.cumsum([max(1, end - begin - self.length + 1 - ahead) for _, begin, end in parts])
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
         draw = np.random.default_rng((self.seed, TRAINING, step))
@@ -381,7 +383,7 @@ class Table(Source):
             return Examples(self.flat.inputs(rows), labels)
         asked = min(self.origins or self.length, self.length)
         after = rows[:, -asked:, None] + 1 + np.arange(self.horizon)
-        targets = np.full((size, self.length, self.horizon, len(self.targets)), np.nan, np.float32)
+        targets = np.full((size, self.length, self.horizon, len(self.targets)), np.nan)
         targets[:, -asked:] = np.where((after < ends[:, None, None])[..., None], self.flat.answers[after], np.nan)
         return Examples(self.flat.inputs(rows), targets)
 
@@ -392,8 +394,7 @@ class Table(Source):
         rows = np.stack([self.flat.starts[i] + np.maximum(len(each[i]) + back, -1) for i, *_ in parts])
         # Row -1 of a series is a row of padding: that behind the series before it, or behind the last one.
         answers = np.array([each[i].target.flat[0] for i, *_ in parts])
-        kind = np.float32 if self.kind == "number" else np.int64
-        return Examples(self.flat.inputs(rows), answers.astype(kind))
+        return Examples(self.flat.inputs(rows), answers)
 
     def _origins(self, part: int) -> list[tuple[int, int, int]]:
         """Return series, number of steps before it that it reads, and last row read, of each forecast of a part."""
@@ -425,7 +426,7 @@ class Table(Source):
                 rows = last[:, None] + np.arange(1 - length, 1)
                 numbers = self.flat.answers[last[:, None] + 1 + np.arange(self.horizon)]
                 scale = np.stack([self._error_scales[i] for i, *_ in now])[:, None].repeat(self.horizon, 1)
-                yield now, Examples(self.flat.inputs(rows), np.stack([scale, numbers], 1).astype(np.float32))
+                yield now, Examples(self.flat.inputs(rows), np.stack([scale, numbers], 1))
 
     @cached_property
     def _naive_errors(self) -> list[tuple[Numbers, Numbers]]:
@@ -507,7 +508,7 @@ class Table(Source):
             spread = np.nan_to_num(self._naive_errors[i][1])
             history = self.collection.each[i].target[: last + 1]
             found.append(naive(history, self.steps_of_season, self.horizon, spread, LEVELS))
-        return torch.from_numpy(np.stack(found).astype(np.float32))
+        return torch.from_numpy(np.stack(found))
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
         return self.scores(outputs, targets)[self.metric]

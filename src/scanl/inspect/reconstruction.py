@@ -14,6 +14,7 @@ from scanl.errors import ShapeError
 from scanl.files import written_whole
 from scanl.layers.parts.polynomial_memory import MEASURES, reconstruct
 from scanl.layers.ssm.hippo import HiPPO
+from scanl.whole import whole_number
 
 WHAT = {
     "legs": "LegS: all of the past",
@@ -79,7 +80,7 @@ def save_reconstruction(
 
 def waves(steps: int = 2000, seed: int = 0) -> Tensor:
     """Return a sum of five waves of 2 to 18 periods with random phases, (steps), in float64."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(whole_number("waves", "seed", seed))
     phases = 2 * math.pi * torch.rand(5, generator=generator, dtype=torch.float64)
     time = torch.arange(steps, dtype=torch.float64) / steps
     periods = torch.tensor([2.0, 5.0, 9.0, 13.0, 18.0], dtype=torch.float64)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scanl.data.rows import scale_of
 from scanl.errors import DataError
-from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimise
+from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimise, seeded
 from scanl.models import Forecaster
 
 
@@ -105,24 +105,24 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
                 f"{type(self).__name__}: y has {len(series)} steps, expected at least {self.horizon + 1} because the "
                 f"horizon is {self.horizon}"
             )
-        torch.manual_seed(self.random_state)
-        self.model_ = model = Forecaster(
-            self.horizon, self.dim, self.depth, self.layer, layer_options=self.layer_options, dropout=self.dropout,
-            lags=self.lags, scales=[list(scale_of(series.numpy()))],
-        )  # fmt: skip
         draw = np.random.default_rng(self.random_state)
-        windows = series.float().unfold(0, length + self.horizon, 1)
+        windows = series.unfold(0, length + self.horizon, 1)
 
         def once(_: int) -> Tensor:
             rows = windows[torch.from_numpy(draw.integers(0, len(windows), self.batch_size))]
             targets = rows[:, 1:].unfold(1, self.horizon, 1)[..., None]
-            return model.loss(rows[:, :length, None], targets)[0]
+            return self.model_.loss(rows[:, :length, None], targets)[0]
 
-        optimise(model, self.steps, self.lr, self.random_state, once)
+        with seeded(self.random_state):
+            self.model_ = Forecaster(
+                self.horizon, self.dim, self.depth, self.layer, layer_options=self.layer_options, dropout=self.dropout,
+                lags=self.lags, scales=[list(scale_of(series.numpy()))],
+            )  # fmt: skip
+            optimise(self.model_, self.steps, self.lr, self.random_state, once)
         return self
 
     def _predict(self, y: Any, exog: Any = None) -> float:
-        x = torch.as_tensor(np.asarray(y, np.float32).reshape(1, -1, 1))
+        x = torch.as_tensor(np.asarray(y, np.float64).reshape(1, -1, 1))
         return float(self.model_.predict(x)[0].mean[0, -1, 0])
 
     @classmethod
@@ -130,9 +130,9 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
         return {"layer": "lru", "dim": 8, "steps": 3}
 
 
-def _rows(X: Any, steps: int) -> NDArray[np.float32]:
+def _rows(X: Any, steps: int) -> NDArray[np.float64]:
     """Return series (channels, t) as one array (n, steps, channels); shorter ones begin with NaN."""
-    made = np.full((len(X), steps, X[0].shape[0]), np.nan, np.float32)
+    made = np.full((len(X), steps, X[0].shape[0]), np.nan)
     for place, one in zip(made, X, strict=True):
         place[steps - one.shape[1] :] = one.T
     return made

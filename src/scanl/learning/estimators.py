@@ -5,7 +5,9 @@ optimiser and the learning rates of `scanl train`, and leave no folder.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -18,18 +20,37 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.data.rows import scale_of
-from scanl.errors import ConfigError
+from scanl.errors import ConfigError, DataError, DivergenceError
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.optimizer import Plan, make_optimizer, rate
 from scanl.models import SequenceClassifier, SequenceRegressor
+from scanl.whole import whole_number
 
 ROWS = 256  # of a batch of predictions
+
+
+def check_sizes(who: str, **sizes: Any) -> None:
+    """Raise ConfigError for a size that is no whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, Integral) or size < 1:
+            raise ConfigError(f"{who}: {name} is {size!r}, expected a whole number of at least 1")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw weights and dropout from a seed. Afterwards torch's global generator is as it was before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def optimise(
     model: nn.Module, steps: int, lr: float, seed: int, step_loss: Callable[[int], Tensor], clip: float = 1.0
 ) -> None:
-    """Train a model in place: `step_loss(step)` is the loss of a step."""
+    """Train a model in place: `step_loss(step)` is the loss of a step.
+
+    Raises DivergenceError when the loss or a weight is not finite.
+    """
     config = TrainConfig(steps=steps, lr=lr, clip=clip, seed=seed)
     config.check()
     optimiser, plan = make_optimizer(model, config), Plan(steps)
@@ -37,10 +58,17 @@ def optimise(
     model.train()
     for step in range(steps):
         optimiser.zero_grad()
-        step_loss(step).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        loss = step_loss(step)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for what, value in (("loss", loss), ("gradient's norm", norm)):
+            if not value.isfinite():
+                raise DivergenceError(f"fit: the {what} is {value.item()} at step {step + 1}; try a smaller lr")
         optimiser.step()
         schedule.step()
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise DivergenceError(f"fit: {name} is not finite after step {steps}; try a smaller lr")
     model.eval()
 
 
@@ -79,8 +107,9 @@ class _Estimator(Trained, BaseEstimator):
         return tags
 
     def _read(self, X: Any, y: Any = None, **options: Any) -> tuple[Tensor, Any]:
-        """Check X, and y when it fits, and return X as (n, T, C)."""
-        how: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float32, **options}
+        """Check X, and y when it fits, and return X as (n, T, C) in float64, because the model standardises it."""
+        _refuse_unequal(type(self).__name__, X)
+        how: dict[str, Any] = {"allow_nd": True, "ensure_all_finite": "allow-nan", "dtype": np.float64, **options}
         checked: Any = validate_data(self, X, y, **how) if y is not None else validate_data(self, X, reset=False, **how)
         x, answers = checked if y is not None else (checked, None)
         if x.ndim > 3:
@@ -100,21 +129,24 @@ class _Estimator(Trained, BaseEstimator):
             "layer_options": self.layer_options,
             "dropout": self.dropout,
             "input_dim": x.shape[2],
-            "scales": [list(scale_of(channel.double().numpy())) for channel in x.flatten(0, 1).unbind(1)],
+            "scales": [list(scale_of(channel.numpy())) for channel in x.flatten(0, 1).unbind(1)],
             "missing": True,
         }
 
     def _train(self, x: Tensor, step_loss: Callable[[Tensor], Tensor]) -> None:
         """Train `model_` with `step_loss(rows)`, where rows are drawn anew for each step."""
-        if int(self.steps) != self.steps or self.steps < 1:
-            raise ConfigError(f"{type(self).__name__}: steps is {self.steps}, expected a whole number of at least 1")
+        check_sizes(type(self).__name__, steps=self.steps, batch_size=self.batch_size)
         draw = np.random.default_rng(self.random_state)
         size = min(self.batch_size, len(x))
 
         def once(_: int) -> Tensor:
             return step_loss(torch.from_numpy(draw.choice(len(x), size, replace=False)))
 
-        optimise(self.model_, self.steps, self.lr, self.random_state, once)
+        optimise(self.model_, self.steps, self.lr, self._seed, once)
+
+    @property
+    def _seed(self) -> int:
+        return whole_number(type(self).__name__, "random_state", self.random_state)
 
     def _fitted(self) -> nn.Module:
         """Return the trained model. Raises NotFittedError before `fit`."""
@@ -144,10 +176,10 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         x, answers = self._read(X, y)
         check_classification_targets(answers)
         self.classes_, codes = np.unique(answers, return_inverse=True)
-        torch.manual_seed(self.random_state)
-        self.model_ = SequenceClassifier(len(self.classes_), **self._options(x))
         classes = torch.from_numpy(codes)
-        self._train(x, lambda rows: F.cross_entropy(self.model_(x[rows])[0], classes[rows]))
+        with seeded(self._seed):
+            self.model_ = SequenceClassifier(len(self.classes_), **self._options(x))
+            self._train(x, lambda rows: F.cross_entropy(self.model_(x[rows])[0], classes[rows]))
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
@@ -178,11 +210,11 @@ class SeriesRegressor(RegressorMixin, _Estimator):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         x, answers = self._read(X, y, multi_output=True, y_numeric=True)
         self.single_ = answers.ndim == 1
-        numbers = torch.from_numpy(np.asarray(answers, np.float32).reshape(len(x), -1))
-        torch.manual_seed(self.random_state)
-        scales = [list(scale_of(number.double().numpy())) for number in numbers.unbind(1)]
-        self.model_ = SequenceRegressor(numbers.shape[1], pool="mean", output_scales=scales, **self._options(x))
-        self._train(x, lambda rows: self.model_.loss(x[rows], numbers[rows])[0])
+        numbers = torch.from_numpy(np.asarray(answers, np.float64).reshape(len(x), -1))
+        scales = [list(scale_of(number.numpy())) for number in numbers.unbind(1)]
+        with seeded(self._seed):
+            self.model_ = SequenceRegressor(numbers.shape[1], pool="mean", output_scales=scales, **self._options(x))
+            self._train(x, lambda rows: self.model_.loss(x[rows], numbers[rows])[0])
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -193,3 +225,19 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         """
         found = self._outputs(X, copy.deepcopy(self._fitted()).double())[..., 0].numpy()
         return found[:, 0] if self.single_ else found
+
+
+def _refuse_unequal(who: str, X: Any) -> None:
+    """Raise DataError for a list of series that do not have one shape."""
+    if not isinstance(X, list | tuple):
+        return
+    try:
+        shapes = {np.shape(one) for one in X}
+    except ValueError:
+        raise DataError(f"{who}: a series of X has steps of different channels, expected (T,) or (T, C)") from None
+    if len(shapes) > 1:
+        steps = sorted(shape[0] if shape else 1 for shape in shapes)
+        raise DataError(
+            f"{who}: X has series of {steps[0]} to {steps[-1]} steps, expected one shape, not {len(shapes)}; let the "
+            "shorter ones begin with NaN"
+        )

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scanl.data.series import continued
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError, nearest
-from scanl.learning.estimators import optimise
+from scanl.learning.estimators import check_sizes, optimise, seeded
 from scanl.learning.questions import loss, model_for, parts
 from scanl.models import Forecaster
+from scanl.whole import whole_number
 
 COLUMNS = ("unique_id", "ds", "y")
 PATH = Path("frame")  # stands for the frame in messages
@@ -84,6 +85,7 @@ class FrameForecaster:
         )  # fmt: skip
         if not isinstance(frame, pd.DataFrame):
             raise DataError(f"frame: it is of type {type(frame).__name__}, expected a DataFrame of pandas")
+        check_sizes("frame", steps=self.steps, batch_size=self.batch_size, horizon=self.horizon)
         for name in COLUMNS:
             if name not in frame.columns:
                 raise DataError(f"frame: it has no column {name!r}, expected unique_id, ds and y")
@@ -98,19 +100,21 @@ class FrameForecaster:
             frame, PATH, self.horizon, time="ds", series="unique_id", constant=self.static, freq=self.freq
         )
         source.collection = source.taken(self._frame, PATH, training)
+        source.check_answers(source.collection)
         ends = [len(one) - self.horizon for one in source.collection.each]
         source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]
         if source.length < 1:
             raise DataError("frame: no series has two steps to train on")
-        torch.manual_seed(self.random_state)
-        self.model = model = _forecaster(model_for(source.question, self.options))
-        self._source = source
+        self._source, seed = source, whole_number("frame", "random_state", self.random_state)
 
         def once(step: int) -> torch.Tensor:
             inputs, targets = map(torch.from_numpy, source.batch(step, self.batch_size))
             return loss(source.question, model, inputs, targets, None)[0]
 
-        optimise(model, self.steps, self.lr, self.random_state, once)
+        with seeded(seed):
+            model = _forecaster(model_for(source.question, self.options))
+            optimise(model, self.steps, self.lr, seed, once)
+        self.model = model
         return self
 
     def predict(self, level: float = 90.0) -> pd.DataFrame:
@@ -136,7 +140,7 @@ class FrameForecaster:
             frames.append(part[["unique_id", "ds"]].assign(y=forecast.mean[0, :, 0].numpy(), **bounds))
         return pd.concat(frames, ignore_index=True)
 
-    def _forecast(self, inputs: NDArray[np.float32], levels: tuple[float, ...]) -> Any:
+    def _forecast(self, inputs: NDArray[np.float64], levels: tuple[float, ...]) -> Any:
         assert self.model is not None
         x, more = parts(self.model, torch.from_numpy(inputs))
         return self.model.predict(x, levels=levels, **more)[0]

@@ -112,8 +112,9 @@ def present(inputs: Tensor) -> Tensor:
 
 
 def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-    """Return the mean loss and the state. For tokens, classes and bernoulli numbers the loss is the cross entropy. For
-    other numbers the head defines it.
+    """Return the mean loss and the state; without an answer in the batch the loss is 0.
+
+    For tokens, classes and bernoulli numbers the loss is the cross entropy. For other numbers the head defines it.
     """
     if isinstance(model, Forecaster):
         x, more = parts(model, inputs)
@@ -121,11 +122,13 @@ def loss(question: Question, model: Model, inputs: Tensor, targets: Tensor, stat
     if isinstance(model, SequenceRegressor):
         return model.loss(inputs, targets[:, None], state, timespans=_durations(question, model, inputs))
     outputs, targets, state = answer(question, model, inputs, targets, state)
-    if question.kind == "numbers" and question.distribution == "bernoulli":
-        return F.binary_cross_entropy_with_logits(widen(outputs), targets.to(widen(outputs))), state
-    if question.kind == "numbers":
-        return F.mse_loss(widen(outputs), targets), state
-    return F.cross_entropy(widen(outputs), targets), state
+    wide = widen(outputs)
+    if question.kind != "numbers":
+        total, count = F.cross_entropy(wide, targets, reduction="sum"), (targets != IGNORED).sum()
+    else:
+        error = F.binary_cross_entropy_with_logits if question.distribution == "bernoulli" else F.mse_loss
+        total, count = error(wide, targets.to(wide), reduction="sum"), targets.new_tensor(targets.numel())
+    return total / count.clamp(min=1), state
 
 
 def _durations(question: Question, model: Model, inputs: Tensor) -> Tensor | None:

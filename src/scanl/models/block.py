@@ -33,8 +33,27 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
     return norm(x.to(norm.weight.dtype))
 
 
+def check_tensor(who: str, name: str, value: Any, shape: str) -> None:
+    """Raise ShapeError for what is no tensor, such as a list or an array of NumPy."""
+    if not isinstance(value, Tensor):
+        kind = "an array of NumPy" if type(value).__module__ == "numpy" else f"a {type(value).__name__}"
+        raise ShapeError(f"{who}: {name} is {kind}, expected a tensor {shape}; make one with torch.as_tensor")
+
+
+def check_tokens(who: str, name: str, tokens: Any) -> None:
+    """Raise ShapeError unless tokens are integers (B, T)."""
+    check_tensor(who, name, tokens, "(B, T) of integers")
+    whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    if tokens.ndim != 2 or not whole:
+        raise ShapeError(f"{who}: {name} is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
+
+
 def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """Return embedding(tokens). A token out of range raises ShapeError on the CPU. On a GPU tokens are not checked."""
+    """Return embedding(tokens), for tokens of any integer dtype.
+
+    A token out of range raises ShapeError on the CPU. On a GPU tokens are not checked.
+    """
+    tokens = tokens.long()
     if torch.compiler.is_compiling():
         return embedding(tokens)
     try:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ConfigError
 from scanl.layers.packing import pack, reversed_steps, unpack
-from scanl.models.block import embedded
+from scanl.models.block import check_tokens, embedded
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack
@@ -48,7 +48,7 @@ def complement(tokens: Tensor) -> Tensor:
     >>> decode(complement(encode("AACGN")))
     'TTGCN'
     """
-    return complements().to(tokens.device)[tokens]
+    return complements().to(tokens.device)[tokens.long()]
 
 
 def complements(size: int = VOCABULARY) -> Tensor:
@@ -155,9 +155,8 @@ class Caduceus(Saved):
 
     def _strands(self, tokens: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Return the hidden numbers at each place, of one strand or of both."""
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ShapeError(f"caduceus: tokens is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)")
-        cu_seqlens = None
+        check_tokens("caduceus", "tokens", tokens)
+        tokens, cu_seqlens = tokens.long(), None  # a tensor of bytes as an index is a mask
         if mask is not None:
             tokens, cu_seqlens = pack(tokens, mask)
         read = [self._read(tokens, cu_seqlens)]

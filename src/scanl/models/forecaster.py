@@ -13,24 +13,26 @@ from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
+from scanl.models.block import check_tensor
 from scanl.models.generation import Generation
-from scanl.models.heads import LEVELS, as_levels, make_head
+from scanl.models.heads import LEVELS, as_levels, check_counts, make_head
 from scanl.models.lags import Lags
 from scanl.models.reader import Features, Scales, Standard
 from scanl.models.running import Running, nothing_read, running
-from scanl.models.sampling import check_options
+from scanl.models.sampling import as_most, check_options
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 from scanl.ops.offsets import sequences
+from scanl.whole import whole_number
 
-EPSILON = 1e-5  # added to a variance, as in RevIN
+EPSILON = 1e-5  # added to the variance of a series that has not varied
 
 
 class ForecasterState(NamedTuple):
     """State of a `Forecaster`.
 
-    stack: state of the blocks.   running: running mean and variance of the targets.   lags: (B, lags - 1, 2 C), the
-    last values of the targets and whether each is known.
+    stack: state of the blocks.   running: running mean and variance of the targets, in float64.   lags: (B, lags - 1,
+    2 C), the last values of the targets and whether each is known, in float64.
     """
 
     stack: StackState
@@ -39,7 +41,7 @@ class ForecasterState(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """A forecast of the next H steps of C targets, in their units.
+    """A forecast of the next H steps of C targets, in their units and in float64.
 
     mean: (B, H, C).   quantiles: (B, H, C, Q), at the levels that were asked for.
     """
@@ -61,9 +63,13 @@ class Forecaster(Saved):
     targets up to step t. The forecast from step t is scaled back by the same m_t and s_t. Source: Kim et al.,
     "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are those of the whole
     input window. These are causal, so a series gives the same forecasts sample by sample as at once. While few numbers
-    are known, the scale of `scales` counts too (`running`). The affine map of RevIN is left out, because the linear
-    maps before and behind the stack contain it. For counts m_t = 0 and s_t is the running mean plus one (Salinas et
-    al., arXiv:1704.04110, sec. 3.3).
+    are known, the scale of `scales` counts too (`running`). RevIN adds 1e-5 to every variance; here it is added only
+    while a series is constant, because in units of `scales` a series may be smaller than that. The affine map of RevIN
+    is left out, because the linear maps before and behind the stack contain it. For counts m_t = 0 and s_t is the
+    running mean plus one (Salinas et al., arXiv:1704.04110, sec. 3.3).
+
+    Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
+    1 about 1e9. What comes out is in float64.
 
     Args:
         horizon: H, number of steps to forecast.
@@ -133,14 +139,13 @@ class Forecaster(Saved):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
         weight = self.input.weight
         device, dtype = device or weight.device, dtype or weight.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        location, scale = (part[: self.targets].to(device, wide) for part in self._standards())
+        location, scale = (part[: self.targets].to(device) for part in self._standards())
         mean = (self.standard.location[: self.targets].to(location) - location) / scale
         kept = max(0, 0 if self.lags is None else self.lags.lags - 1)
         return ForecasterState(
             self.stack.init_state(batch_size, device=device, dtype=dtype),
             nothing_read(mean.repeat(batch_size, 1)),
-            torch.zeros(batch_size, kept, 2 * self.targets, device=device, dtype=wide),
+            torch.zeros(batch_size, kept, 2 * self.targets, device=device, dtype=torch.float64),
         )
 
     def forward(
@@ -167,7 +172,7 @@ class Forecaster(Saved):
             spans = spans if spans is None else pack(spans, mask)[0]
             read, cu_seqlens = pack(read, mask)
         parameters, location, scale, state = self._read(read, spans, state, cu_seqlens)
-        parameters = self.head.in_units(parameters, location, scale)
+        parameters = self.head.in_units(parameters.double(), location, scale)
         return (parameters if mask is None else unpack(parameters, mask)), state
 
     def loss(
@@ -193,21 +198,26 @@ class Forecaster(Saved):
             raise ShapeError(
                 f"forecaster: targets has shape {tuple(targets.shape)}, expected {expected} because of x and the model"
             )
+        if not torch.compiler.is_compiling():
+            if bool(targets.isinf().any()):
+                raise ShapeError("forecaster: targets has an infinite number, expected finite ones, and NaN for none")
+            if self.head.counts:
+                check_counts("forecaster", "targets", targets)
         read, spans = self._joined(x, static, future, timespans, None)
         targets = targets[:, :, : self.ahead]
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
         parameters, location, scale, state = self._read(read, spans, state, None, after)
-        targets = targets[:, after].to(parameters.dtype)
+        targets, dtype = targets[:, after].double(), parameters.dtype
         asked = ~targets.isnan()
         if self.head.counts:
-            parameters = self.head.in_units(parameters, location[:, after], scale[:, after])
+            parameters = self.head.in_units(parameters.double(), location[:, after], scale[:, after])
         else:
-            targets = (targets - location[:, after]) / scale[:, after]
+            targets = ((targets - location[:, after]) / scale[:, after]).to(dtype)
         # Numbers that are not asked for are replaced before the loss, because 0 times NaN is NaN in a gradient.
         losses = self.head.loss(parameters, torch.where(asked, targets, 0))
         if self.head.degree:
-            losses = losses * (scale[:, after] / scale[:, -1:]).clamp(max=1) ** self.head.degree
-        return torch.where(asked, losses, 0).sum() / asked.sum().clamp(min=1), state
+            losses = losses * (scale[:, after] / scale[:, -1:]).clamp(max=1).to(dtype) ** self.head.degree
+        return (torch.where(asked, losses, 0).sum() / asked.sum().clamp(min=1)).to(dtype), state
 
     @torch.no_grad()
     def predict(
@@ -233,10 +243,10 @@ class Forecaster(Saved):
         future, that of the means. In a future, covariates of the past are missing, and a step lasts 1.   seed: of the
         draws.
         """
+        check_tensor("forecaster", "x", x, "(B, T, C)")
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
-        if paths < 1:
-            raise ConfigError(f"forecaster: paths is {paths}, expected at least 1")
+        paths, seed = whole_number("forecaster", "paths", paths, 1), whole_number("forecaster", "seed", seed)
         wanted = as_levels(levels, self.standard.scale)
         read, spans = self._joined(x, static, future, timespans, None)
         parameters, state = self._after(read, spans, state)
@@ -255,7 +265,7 @@ class Forecaster(Saved):
             if step + 1 == self.horizon:
                 break
             known = None if future is None else future[:, -1, step + 1].repeat_interleave(paths, 0)
-            repeated, ahead = self._next(self._alone(drawn[:, 0].to(x)), ahead, constant, known)
+            repeated, ahead = self._next(self._alone(drawn[:, 0]), ahead, constant, known)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(wanted.to(drawn), dim=1).movedim(0, -1)
         return Forecast(drawn.mean(1), quantiles), state
@@ -282,16 +292,18 @@ class Forecaster(Saved):
         static, future, timespans: as in `forward`.
         following: with `future`, an iterator over the covariates (B, F) of the second drawn step, of the third, and so
         on. Generation ends where it ends.   most: steps; None for no limit.   temperature: see `Head.sample`.
-        seed: an int, or a generator to draw from.
+        seed: a whole number, or a generator to draw from.
         Raises ConfigError for a model whose head forecasts several steps at once.
         """
         if self.ahead > 1:
             raise ConfigError(
                 f"generate: the model forecasts {self.ahead} steps at once, expected one; make it recursive"
             )
+        check_tensor("generate", "x", x, "(B, T, C)")
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"generate: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
         check_options("generate", temperature)
+        most = as_most("generate", "most", most)
         if self.future and following is None and most != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
         read, spans = self._joined(x, static, future, timespans, None)
@@ -305,7 +317,7 @@ class Forecaster(Saved):
                 known = None if following is None else next(following)
                 parameters, after = self._next(pending, before, static, known)
             first = False
-            drawn = self.head.sample(parameters, generator, temperature)[:, 0].to(x)
+            drawn = self.head.sample(parameters, generator, temperature)[:, 0]
             return drawn, self._alone(drawn), after
 
         return Generation(draw, x, state, most=most, seed=seed)
@@ -340,9 +352,10 @@ class Forecaster(Saved):
         timespans: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Check the inputs, and return all numbers that are read at each step, (B, T, ·), and the durations."""
+        """Check the inputs, and return all numbers that are read at each step, (B, T, ·) in float64, and the
+        durations."""
         self._check(x, static, future, timespans, cu_seqlens)
-        parts = [x]
+        parts = [x.double()]
         if static is not None:
             lengths = None if cu_seqlens is None else cu_seqlens.diff()
             rows = (
@@ -350,9 +363,9 @@ class Forecaster(Saved):
                 if lengths is None
                 else static.repeat_interleave(lengths, 0)[None]
             )
-            parts.append(rows.to(x))
+            parts.append(rows.double())
         if future is not None:
-            parts.append(future[:, :, : self.ahead].flatten(2).to(x))
+            parts.append(future[:, :, : self.ahead].flatten(2).double())
         return torch.cat(parts, -1), timespans
 
     def _read(
@@ -374,7 +387,7 @@ class Forecaster(Saved):
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
         hidden, lagged, location, scale, state = self._hidden(read, spans, state, None, slice(-1, None))
         parameters = self._distributions(hidden, lagged)
-        return self.head.in_units(parameters, location[:, -1:, None], scale[:, -1:, None])[:, 0], state
+        return self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0], state
 
     def _distributions(self, hidden: Tensor, lagged: Tensor | None) -> Tensor:
         shift = None if lagged is None else lagged.flatten(2)
@@ -402,25 +415,26 @@ class Forecaster(Saved):
             lagged, kept = None, before.lags
             if self.lags is not None:
                 lagged, kept = self.lags(y, mean, spread, before.lags, cu_seqlens, after)
-        z = (y - mean.to(y)) / spread.to(y)
-        durations = [] if spans is None else [spans[..., None].to(z)]
+        wide = torch.promote_types(self.input.weight.dtype, torch.float32)
+        durations = [] if spans is None else [spans[..., None]]
         hidden, stack = self.stack(
-            self.input(torch.cat([z, more, *durations], -1)),
+            self.input(torch.cat([(y - mean) / spread, more, *durations], -1).to(wide)),
             None if state is None else state.stack,
             cu_seqlens=cu_seqlens,
             timespans=spans if self.stack.timed else None,
         )
-        own, unit = (part[: self.targets].to(mean) for part in (location, scale))
+        own, unit = (part[: self.targets] for part in (location, scale))
+        lagged = None if lagged is None else lagged.to(wide)
         return hidden[:, after], lagged, own + unit * mean, unit * spread, ForecasterState(stack, read_so_far, kept)
 
     def _statistics(self, y: Tensor, before: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
-        mean, variance, after = running(y, before, self.span, cu_seqlens)
+        mean, variance, after = running(y, before, self.span, cu_seqlens, EPSILON)
         if not self.normalise:
             return torch.zeros_like(mean), torch.ones_like(mean), after
         if self.head.counts:
-            return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets].to(mean), after
-        return mean, (variance + EPSILON).sqrt(), after
+            return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets], after
+        return mean, variance.sqrt(), after
 
     def _check(
         self,
@@ -431,6 +445,7 @@ class Forecaster(Saved):
         cu_seqlens: Tensor | None,
     ) -> None:
         channels = self.targets + self.past
+        check_tensor("forecaster", "x", x, f"(B, T, {channels})")
         if x.ndim != 3 or x.shape[2] != channels or not x.is_floating_point():
             raise ShapeError(
                 f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {channels})"
@@ -441,9 +456,23 @@ class Forecaster(Saved):
             ("future", future, self.future, (*x.shape[:2], self.horizon, self.future)),
             ("timespans", timespans, self.timed, tuple(x.shape[:2])),
         ):
+            if given is not None:
+                check_tensor("forecaster", name, given, str(shape))
             if given is None and size:
                 raise ShapeError(f"forecaster: {name} is None, expected {shape} because the model was made with {name}")
             if given is not None and (not size or tuple(given.shape) != shape):
                 expected = shape if size else "None because the model was made without"
                 raise ShapeError(f"forecaster: {name} has shape {tuple(given.shape)}, expected {expected}")
         check_timespans("forecaster", timespans, x)
+        if not torch.compiler.is_compiling():
+            self._check_numbers(x, static, future)
+
+    def _check_numbers(self, x: Tensor, static: Tensor | None, future: Tensor | None) -> None:
+        """Raise ShapeError for an infinite number, which would make all later statistics NaN, and for no count."""
+        for name, numbers in (("x", x), ("static", static), ("future", future)):
+            if numbers is not None and bool(numbers.isinf().any()):
+                raise ShapeError(
+                    f"forecaster: {name} has an infinite number, expected finite ones, and NaN where one is missing"
+                )
+        if self.head.counts:
+            check_counts("forecaster", "x", x[..., : self.targets])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scanl.layers.state import State, map_leaves
+from scanl.models.sampling import as_generator
 
 Draw = Callable[[Tensor, State, Tensor | None, torch.Generator | None], tuple[Tensor, Tensor, State]]
 
@@ -35,9 +36,7 @@ class Generation(Iterator[Tensor]):
     ) -> None:
         self.pending = prompt
         self._state = state
-        self.generator = seed if isinstance(seed, torch.Generator) else None
-        if isinstance(seed, int):
-            self.generator = torch.Generator(prompt.device).manual_seed(seed)
+        self.generator = as_generator("generate", seed, prompt.device)
         self._draw = draw
         self._mask = mask
         self._left = most

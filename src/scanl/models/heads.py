@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, NegativeBinomial, Normal, StudentT
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import widen
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -222,6 +222,16 @@ def make_head(name: str, dim: int, numbers: int) -> Head:
     if name not in HEADS:
         raise nearest("distribution", name, list(HEADS))
     return HEADS[name](dim, numbers)
+
+
+def check_counts(who: str, name: str, numbers: Tensor) -> None:
+    """Raise ShapeError unless all numbers are counts 0, 1, 2, ..., or NaN."""
+    odd = numbers[(numbers < 0) | (numbers % 1 != 0) & ~numbers.isnan()]
+    if odd.numel():
+        raise ShapeError(
+            f"{who}: {name} has {odd[0].item():g}, expected counts 0, 1, 2, ... because the distribution is "
+            "negative_binomial"
+        )
 
 
 def pinball(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:

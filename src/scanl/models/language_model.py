@@ -12,9 +12,9 @@ from scanl.layers.base import soft_cap
 from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType
-from scanl.models.block import embedded, make_norm
+from scanl.models.block import check_tensor, check_tokens, embedded, make_norm
 from scanl.models.generation import Generation
-from scanl.models.sampling import check_options, sample
+from scanl.models.sampling import as_most, check_options, sample
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 
@@ -31,7 +31,7 @@ class LanguageModel(Saved):
         logit_cap: c; the logits become c tanh(logits / c), in (-c, c). None for no cap.
         tie_embeddings: use the embedding matrix for the output too.
 
-    tokens: (B, T) int64.   logits: (B, T, V).   State: one BlockState for each block, of constant size.
+    tokens: (B, T) of any integer dtype.   logits: (B, T, V).   State: one BlockState for each block, of constant size.
     config: the constructor arguments by name; `save` writes them with the weights.
     Initialisation: embedding and head N(0, 0.02²). Layers initialise themselves; `Stack` scales the projections into
     the residual stream by depth.
@@ -126,11 +126,13 @@ class LanguageModel(Saved):
         """Continue the prompt (B, T), one token (B,) at a time, in constant memory.
 
         state: the state before the prompt.   max_new_tokens: None for no limit.   temperature: 0 is greedy.
-        top_k, top_p: see `sampling.distribution`.   seed: an int, or a generator to draw from.
+        top_k, top_p: see `sampling.distribution`.   seed: a whole number, or a generator to draw from.
         mask: (B, T) bool for a padded prompt.
         stop: called as stop(token, n) after the n-th token; generation ends when it returns True.
         """
         check_options("generate", temperature, top_k, top_p)
+        check_tensor("generate", "prompt", prompt, "(B, T)")
+        most = as_most("generate", "max_new_tokens", max_new_tokens)
         if prompt.ndim != 2 or prompt.shape[1] == 0:
             raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
         if mask is not None and not bool(mask.any(1).all()):
@@ -141,15 +143,12 @@ class LanguageModel(Saved):
             token = sample(logits, temperature, top_k, top_p, generator)
             return token, token[:, None], after
 
-        return Generation(draw, prompt, state, most=max_new_tokens, seed=seed, mask=mask, stop=stop)
+        return Generation(draw, prompt, state, most=most, seed=seed, mask=mask, stop=stop)
 
     def _hidden(
         self, tokens: Tensor, state: StackState | None, mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, StackState, Tensor | None]:
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ShapeError(
-                f"language model: tokens is {tokens.dtype} {tuple(tokens.shape)}, expected integers (B, T)"
-            )
+        check_tokens("language model", "tokens", tokens)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("language model: mask and cu_seqlens are both given, expected one of them")

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
 from scanl.models.labeller import SequenceLabeller
-from scanl.models.sampling import check_options, sample
+from scanl.models.sampling import as_generator, as_most, check_options, sample
 from scanl.models.stack import StackState
+from scanl.whole import whole_number
 
 
 class PolicyState(NamedTuple):
@@ -120,7 +121,8 @@ class Policy:
         most: steps at most; None for no limit.   seed: of the environment and of the choice of actions.
         """
         device = self.model.head.weight.device
-        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        seed = None if seed is None else whole_number("policy", "seed", seed)
+        most, generator = as_most("policy", "most", most), as_generator("policy", seed, device)
         observation, _ = environment.reset(seed=seed)
         state, reward, total, step, over = self.start(target), 0.0, 0.0, 0, False
         while not over and (most is None or step < most):

@@ -1,7 +1,8 @@
 """The common part of models that read tokens or features: the map of their input, and the stack behind it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType
-from scanl.models.block import embedded
+from scanl.models.block import check_tensor, check_tokens, embedded
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack, StackState
 
@@ -18,7 +19,10 @@ Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
 
 
 class Standard(nn.Module):
-    """Standardise channels: (x - location) / scale. The numbers are those of the configuration, not weights.
+    """Standardise channels: (x - location) / scale, in float64.
+
+    The numbers are those of the configuration, not weights. They stay in float64 when the model is cast, because a
+    float32 near 1e8 has no decimals. So cast what is standardised, and not what comes in.
 
     scales: (location, scale) of each channel; None changes nothing.
     """
@@ -29,16 +33,26 @@ class Standard(nn.Module):
     def __init__(self, who: str, channels: int, scales: Scales | None) -> None:
         super().__init__()
         pairs = [[0.0, 1.0]] * channels if scales is None else [list(map(float, pair)) for pair in scales]
-        if len(pairs) != channels or any(len(pair) != 2 or not pair[1] > 0 for pair in pairs):
+        if len(pairs) != channels or any(len(pair) != 2 or not 0 < pair[1] < math.inf for pair in pairs):
             raise ConfigError(
                 f"{who}: scales is {scales}, expected a location and a scale above 0 for each of {channels} channels"
             )
         both = torch.tensor(pairs, dtype=torch.float64).reshape(channels, 2)
         for name, values in (("location", both[:, 0]), ("scale", both[:, 1])):
-            self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
+            self.register_buffer(name, values.contiguous(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the numbers as torch says, but keep them in float64."""
+        exact = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, values in exact.items():
+            moved = self._buffers[name]
+            if values is not None and moved is not None and moved.dtype != values.dtype:
+                self._buffers[name] = values.to(moved.device)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.location) / self.scale
+        return (x.double() - self.location) / self.scale
 
 
 class Features(nn.Linear):
@@ -98,17 +112,20 @@ class Reader(Saved):
         timespans: Tensor | None,
     ) -> tuple[Tensor, StackState, Tensor | None]:
         """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
-        if self.vocab_size is not None and (x.ndim != 2 or x.is_floating_point()):
-            raise ShapeError(f"{self.who}: x is {x.dtype} {tuple(x.shape)}, expected integers (B, T) of tokens")
-        if self.input_dim is not None and (x.ndim != 3 or x.shape[2] != self.input_dim):
-            raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected (B, T, {self.input_dim})")
+        if self.vocab_size is not None:
+            check_tokens(self.who, "x", x)
+        else:
+            check_tensor(self.who, "x", x, f"(B, T, {self.input_dim})")
+            if x.ndim != 3 or x.shape[2] != self.input_dim:
+                raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected (B, T, {self.input_dim})")
         check_timespans(self.who, timespans, x)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError(f"{self.who}: mask and cu_seqlens are both given, expected one of them")
             timespans = timespans if timespans is None else pack(timespans, mask)[0]
             x, cu_seqlens = pack(x, mask)
-        x = x if self.standard is None else self.standard(x)
+        if self.standard is not None:
+            x = self.standard(x).to(torch.promote_types(self.input.weight.dtype, torch.float32))
         x = embedded(self.who, self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
         y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
         return y, after, cu_seqlens

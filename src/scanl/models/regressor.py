@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError
 from scanl.layers.designation import Designation
-from scanl.models.heads import make_head
+from scanl.models.heads import check_counts, make_head
 from scanl.models.pooling import Pooled, PooledState
 from scanl.models.reader import Scales, Standard
 
@@ -24,7 +25,8 @@ class SequenceRegressor(Pooled):
         output_scales: (location, scale) of each number; the head works in standardised units. The location of counts
             is not used.
 
-    parameters: (B, O, P) of the distributions, in the units of the numbers. `head` says what each parameter means.
+    parameters: (B, O, P) of the distributions, in the units of the numbers, in float64. `head` says what each parameter
+    means.
     State: PooledState, as in `SequenceClassifier`.
     """
 
@@ -72,8 +74,8 @@ class SequenceRegressor(Pooled):
         """
         feature, state = self._feature(x, state, mask, cu_seqlens, timespans)
         parameters = self.head(feature)
-        scale = self.answer.scale.to(parameters.dtype).expand(parameters.shape[:-1])
-        return self.head.in_units(parameters, self.answer.location.to(parameters.dtype), scale), state
+        scale = self.answer.scale.expand(parameters.shape[:-1])
+        return self.head.in_units(parameters.double(), self.answer.location, scale), state
 
     def loss(
         self, x: Tensor, targets: Tensor, state: PooledState | None = None, *, timespans: Tensor | None = None
@@ -86,12 +88,13 @@ class SequenceRegressor(Pooled):
             raise ShapeError(
                 f"regressor: targets has shape {tuple(targets.shape)}, expected {(len(x), self.outputs)} because of x"
             )
+        if self.head.counts and not torch.compiler.is_compiling():
+            check_counts("regressor", "targets", targets)
         feature, state = self._feature(x, state, None, None, timespans)
         parameters = self.head(feature)
-        targets = targets.to(parameters.dtype)
         if self.head.counts:
-            scale = self.answer.scale.to(parameters.dtype).expand(targets.shape)
-            parameters = self.head.in_units(parameters, scale, scale)
+            scale = self.answer.scale.expand(targets.shape)
+            losses = self.head.loss(self.head.in_units(parameters.double(), scale, scale), targets.double())
         else:
-            targets = self.answer(targets)
-        return self.head.loss(parameters, targets).mean(), state
+            losses = self.head.loss(parameters, self.answer(targets).to(parameters.dtype))
+        return losses.mean().to(parameters.dtype), state

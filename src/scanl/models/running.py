@@ -5,11 +5,12 @@ r"""Running mean and variance of a series with missing numbers, by linear recurr
 
     m_t = (1 - w_t) m_{t-1} + w_t x_t, \quad v_t = (1 - w_t) v_{t-1} + (1 - w_t) w_t d_t^2
 
-    p_t = (1 - o_t / 2) p_{t-1}, \quad \mathrm{variance}_t = (n_t v_t + p_t) / (n_t + p_t)
+    p_t = (1 - o_t / 2) p_{t-1}, \quad \mathrm{variance}_t = (n_t v_t + p_t) / (n_t + p_t) + \epsilon_t
 
 with o_t = 1 where x_t is known, else 0, and λ = 1 - 1 / span. With λ = 1, m and v are the mean and the variance of all
 numbers so far. p is the weight of a prior variance of 1, which stands for a series without known numbers. It halves
-with each number. No square of a mean is subtracted, so a large mean costs no precision.
+with each number. ε_t is ε while the series is constant (v_t is 0 up to rounding), and 0 as soon as it varies. No square
+of a mean is subtracted, so a large mean costs no precision.
 
 Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", Technometrics 4(3), 1962;
 with weights: West, "Updating Mean and Variance Estimates: An Improved Method", CACM 22(9), 1979.
@@ -22,9 +23,11 @@ from torch import Tensor
 
 from scanl.ops import linear_scan
 
+ROUNDINGS = 64  # of the mean: a deviation below is no variation
+
 
 class Running(NamedTuple):
-    """Weight n, mean m and variance v of what has been read, and p, (B, C) each, in float32 or wider."""
+    """Weight n, mean m and variance v of what has been read, and p, (B, C) each, in float64."""
 
     weight: Tensor
     mean: Tensor
@@ -38,12 +41,16 @@ def nothing_read(mean: Tensor) -> Running:
 
 
 def running(
-    x: Tensor, before: Running, span: float | None = None, cu_seqlens: Tensor | None = None
+    x: Tensor,
+    before: Running,
+    span: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor, Running]:
     """Return mean and variance after each step of x (B, T, C), NaN where missing, (B, T, C) each, and the last ones.
 
     before: those before the first step.   span: how many further numbers take about two thirds of a number's weight;
-    None: its weight stays.
+    None: its weight stays.   epsilon: ε, added to the variance while the series is constant.
     """
     known = ~x.isnan()
     count = known.to(before.weight.dtype)
@@ -56,7 +63,8 @@ def running(
     added = (1 - gain) * gain * off.square()
     variance, variance_last = linear_scan(added, 1 - gain, before.variance, cu_seqlens=cu_seqlens)
     prior, prior_last = linear_scan(torch.zeros_like(count), 1 - count / 2, before.prior, cu_seqlens=cu_seqlens)
-    whole = (weight * variance + prior) / (weight + prior)
+    rounding = ROUNDINGS * torch.finfo(mean.dtype).eps * mean.abs()
+    whole = (weight * variance + prior) / (weight + prior) + epsilon * (variance <= rounding.square())
     return mean, whole, Running(weight_last, mean_last, variance_last, prior_last)
 
 

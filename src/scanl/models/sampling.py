@@ -1,9 +1,12 @@
-"""Sample the next token from logits."""
+"""Sample the next token from logits, and check the options of sampling."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError
+from scanl.whole import whole_number
 
 
 def distribution(
@@ -46,7 +49,22 @@ def check_options(who: str, temperature: float, top_k: int | None = None, top_p:
     """Raise ConfigError for sampling options out of range. who: the function, for the message."""
     if not temperature >= 0:
         raise ConfigError(f"{who}: temperature is {temperature}, expected at least 0")
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"{who}: top_k is {top_k}, expected at least 1")
+    if top_k is not None:
+        whole_number(who, "top_k", top_k, 1)
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"{who}: top_p is {top_p}, expected in (0, 1]")
+
+
+def as_generator(who: str, seed: Any, device: torch.device) -> torch.Generator | None:
+    """Return what a seed means: a new generator for a whole number, a generator as it is, and None for None.
+
+    Raises ConfigError for anything else.
+    """
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator(device).manual_seed(whole_number(who, "seed", seed))
+
+
+def as_most(who: str, name: str, most: Any) -> int | None:
+    """Return the greatest number of steps, None for no limit. Raises ConfigError unless it is a whole number."""
+    return None if most is None else whole_number(who, name, most)

@@ -18,6 +18,7 @@ from scanl.data.files import Files
 from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
+from scanl.whole import whole_number
 
 Seed = int | Sequence[int]
 
@@ -79,7 +80,9 @@ class Task(ABC):
 
     def generate(self, count: int, seed: Seed) -> Examples:
         """Generate `count` independent examples, always the same for a seed (an int or several, at least 0)."""
-        return self._generate(count, np.random.default_rng(seed))
+        several = seed if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
+        numbers = [whole_number(self.name, "seed", number) for number in several]
+        return self._generate(count, np.random.default_rng(numbers))
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
         """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""

@@ -11,6 +11,7 @@ from numpy import ndarray
 from numpy.random import RandomState
 
 from scanl.errors import ConfigError
+from scanl.whole import whole_number
 
 
 class Wiring(NamedTuple):
@@ -48,12 +49,13 @@ def neural_circuit_policy(who: str, inputs: int, units: int, outputs: int, spars
         raise ConfigError(f"{who}: units is {units}, expected at least {outputs + 3} because of dim={outputs}")
     if not 0 <= sparsity < 1:
         raise ConfigError(f"{who}: sparsity_level is {sparsity}, expected 0 <= sparsity_level < 1")
+    random = RandomState(whole_number(who, "seed", seed, below=2**32))
     command_count = max(int(0.4 * (units - outputs)), 1)
     inter_count = units - outputs - command_count
     few, dense = max(int(command_count * (1 - sparsity)), 1), 1 - sparsity
     command = np.arange(outputs, outputs + command_count)
     inter = np.arange(outputs + command_count, units)
-    sensory, synapses, random = np.zeros((inputs, units)), np.zeros((units, units)), RandomState(seed)
+    sensory, synapses = np.zeros((inputs, units)), np.zeros((units, units))
     _connect(sensory, np.arange(inputs), inter, max(int(inter_count * dense), 1), random)
     _connect(synapses, inter, command, few, random)
     for _ in range(max(int(command_count * dense * 2), 1)):

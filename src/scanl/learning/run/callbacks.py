@@ -12,13 +12,14 @@ from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from scanl.data.base import Source
+from scanl.errors import DivergenceError
 from scanl.files import writing
 from scanl.learning.evaluation import measure
 from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.metrics import Progress, Written, as_csv
-from scanl.learning.run.module import DivergenceError, Learning
+from scanl.learning.run.module import Learning
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -12,16 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from scanl.data.base import Source
-from scanl.errors import CheckpointError, ScanlError
+from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import BPTT
 from scanl.learning.questions import Model, loss
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
-
-
-class DivergenceError(ScanlError, ArithmeticError):
-    """Training produced a number that is not finite."""
 
 
 class Learning(pl.LightningModule):
