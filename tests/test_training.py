@@ -3,7 +3,9 @@
 import csv
 import math
 import os
+import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -150,10 +152,13 @@ def test_accumulated_batches_make_a_step(text, tmp_path, extra):
     assert_same_weights(parts, cut)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGHUP))]
+)
+def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number, monkeypatch):
     alone, extra = whole
     folder = tmp_path / "run"
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # pytest may be started under nohup
     interrupted(text, folder, extra, number)
     assert "interrupted after step 10; saved. Go on with:" in capfd.readouterr().err
     assert list(losses(folder)) == list(range(1, 11))
@@ -162,6 +167,37 @@ def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_pa
     assert losses(folder) == losses(alone)
     assert main(["train", "--resume", str(folder)]) == 0  # a run that has ended stays as it is
     assert_same_weights(alone, folder)
+
+
+def test_a_run_whose_terminal_closes_is_saved(text, tmp_path):
+    """The terminal of the run is closed after its first row of metrics; the bar cannot be written any more."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "scanl.cli", "train", *options(text, folder, 100_000), "--log-every", "1"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever pytest is started with
+        os.execv(sys.executable, command)
+    metrics = folder / "metrics.csv"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 65536)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert (folder / "model.safetensors").exists()
+    assert read_checkpoint(folder / "checkpoint.ckpt")["global_step"] == max(losses(folder))
+
+
+def test_an_ignored_hang_up_stays_ignored(text, tmp_path):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(AssertionError):  # the run goes on to its end
+            interrupted(text, tmp_path / "run", [], signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "run" / "sample.txt").exists()
 
 
 def test_sigkill_and_resume_ends_with_the_same_bits(text, tmp_path):

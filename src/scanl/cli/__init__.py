@@ -1,6 +1,7 @@
 """The `scanl` command. `main` runs a subcommand and prints an input error as one line."""
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ COMMANDS = {  # name: (module and function, what it does)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return the exit code: 0, 2 for bad input, 130 when interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    # Lightning imports Matplotlib, which warns where it cannot write to the home directory; then it writes elsewhere.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     if args[:1] == ["help"]:
         args = [*args[1:2], "--help"]
     try:

@@ -1,7 +1,9 @@
 """Lightning callbacks: signals, checkpoints, the time budget, metrics and progress."""
 
 import math
+import os
 import signal
+import stat
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,16 @@ from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.metrics import Progress, Written, as_csv
 from scanl.learning.run.module import Learning
 
+# SIGHUP comes when the terminal closes; Windows has none.
+HANG_UP = tuple(number for number in signal.Signals if number.name == "SIGHUP")
+
+
+def leave_closed_terminal() -> None:
+    """Send to nowhere what would be written to a terminal that is closed: writing there raises OSError."""
+    for output in (1, 2):
+        if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
 
 class AtomicCheckpointIO(CheckpointIO):
     """Write checkpoints atomically, and read them without unpickling objects."""
@@ -38,7 +50,8 @@ class AtomicCheckpointIO(CheckpointIO):
 class Keeper(pl.Callback):
     """Save a checkpoint before the first step, at intervals and at the end.
 
-    On SIGINT or SIGTERM, finish the step, save and stop; `interrupted` is then True.
+    On SIGINT, SIGTERM or SIGHUP, finish the step, save and stop; `interrupted` is then True. A SIGHUP that is ignored,
+    as under nohup, stays ignored.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -54,10 +67,13 @@ class Keeper(pl.Callback):
             if pl_module.wishes["stop"]:  # the second signal: stop at once, without saving
                 raise KeyboardInterrupt
             pl_module.wishes["stop"] = True
+            if number in HANG_UP:
+                leave_closed_terminal()
 
         # Replace Lightning's handlers, which would exit without saving.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, ask_to_stop)
+        for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP):
+            if number not in HANG_UP or signal.getsignal(number) != signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, ask_to_stop)
         if trainer.global_step == 0:
             trainer.save_checkpoint(self.folder.checkpoint)
 

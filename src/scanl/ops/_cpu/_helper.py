@@ -1,10 +1,28 @@
 """Functions that only kernels call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numba
-from numba import types  # pyright: ignore[reportPrivateImportUsage]
+from numba import config, types  # pyright: ignore[reportPrivateImportUsage]
+from numba.core.compiler_lock import global_compiler_lock
+
+
+@contextmanager
+def compiling() -> Iterator[Any]:
+    """Let numba compile, and yield its settings. They are as before afterwards.
+
+    NUMBA_DISABLE_JIT does not count here: without compilation there are no addresses, and kernels work on addresses.
+    """
+    settings: Any = config  # numba gives it its attributes at run time
+    with global_compiler_lock:
+        before = settings.DISABLE_JIT, settings.OPT
+        settings.DISABLE_JIT = 0
+        try:
+            yield settings
+        finally:
+            settings.DISABLE_JIT, settings.OPT = before
 
 
 def helper(**options: Any) -> Callable[[Callable], Any]:
@@ -16,7 +34,8 @@ def helper(**options: Any) -> Callable[[Callable], Any]:
 
     def made(function: Callable) -> Any:
         compiler: Any = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)  # pyright: ignore[reportCallIssue]
-        compiled = compiler(function)
+        with compiling():
+            compiled = compiler(function)
         resolve = compiled.get_call_template
         compiled.get_call_template = lambda args, kws: resolve(tuple(map(types.unliteral, args)), kws)
         return compiled

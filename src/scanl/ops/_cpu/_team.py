@@ -21,14 +21,13 @@ import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
-from numba import carray, config, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._helper import compiling, helper
 
 CORES = os.cpu_count() or 1
 SMALL = 1 << 15  # with fewer elements, waking other threads costs more than the work
@@ -115,14 +114,9 @@ class _Compiled(CFunc):
     def compile(self):
         """Compile at LLVM's second level of optimisation: a fifth faster than at numba's third, and kernels as fast."""
         assert cpu_target.target_context  # it reads the level once, for all that numba compiles
-        settings: Any = config  # numba gives it its attributes at run time
-        with global_compiler_lock:
-            level = settings.OPT
-            settings.OPT = min(level, type(level)(2))
-            try:
-                super().compile()
-            finally:
-                settings.OPT = level
+        with compiling() as settings:
+            settings.OPT = min(settings.OPT, type(settings.OPT)(2))
+            super().compile()
 
 
 _told = False
