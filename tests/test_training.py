@@ -153,7 +153,7 @@ def test_accumulated_batches_make_a_step(text, tmp_path, extra):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGHUP))]
+    "number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
 def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number, monkeypatch):
     alone, extra = whole
@@ -169,6 +169,7 @@ def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_pa
     assert_same_weights(alone, folder)
 
 
+@pytest.mark.long
 def test_a_run_whose_terminal_closes_is_saved(text, tmp_path):
     """The terminal of the run is closed after its first row of metrics; the bar cannot be written any more."""
     folder = tmp_path / "run"

@@ -9,6 +9,7 @@ from torch import Tensor
 from scanl.errors import ConfigError
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType
+from scanl.models.block import check_tensor
 from scanl.models.reader import Reader
 from scanl.models.stack import StackState
 from scanl.ops.offsets import sequences
@@ -54,6 +55,7 @@ class Pooled(Reader):
         timespans: Tensor | None,
     ) -> tuple[Tensor, PooledState]:
         """Return the feature (B, D) of everything read so far, and the state."""
+        check_tensor(self.who, "x", x, "(B, T) of tokens, or (B, T, C) of features")
         rows = sequences(x, cu_seqlens)
         before = self.init_state(rows) if state is None else state
         y, stack, cu_seqlens = self._hidden(x, None if state is None else state.stack, mask, cu_seqlens, timespans)
