@@ -152,9 +152,7 @@ def test_accumulated_batches_make_a_step(text, tmp_path, extra):
     assert_same_weights(parts, cut)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_saves_and_resuming_ends_with_the_same_bits(whole, text, tmp_path, capfd, number, monkeypatch):
     alone, extra = whole
     folder = tmp_path / "run"
