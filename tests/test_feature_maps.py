@@ -7,6 +7,7 @@ import torch
 
 import scanl.ops
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers import LinearAttention
 from scanl.ops import feature_maps as maps
 from scanl.ops.feature_maps import FEATURE_MAPS
 
@@ -330,3 +331,38 @@ def test_they_live_in_a_module_of_their_own():
     with pytest.raises(AttributeError, match=r"module .scanl\.ops. has no attribute .math"):
         scanl.ops.math  # noqa: B018
     assert all(hasattr(scanl.ops, name) for name in scanl.ops.__all__)
+
+
+@pytest.mark.parametrize(("degree", "K"), [(1, 4), (3, 1), (3, 5), (4, 3), (6, 2)])
+def test_a_polynomial_of_any_degree_is_its_kernel(degree, K):
+    q, k = torch.randn(6, K, dtype=torch.float64), torch.randn(5, K, dtype=torch.float64)
+    features = maps.polynomial(q, degree), maps.polynomial(k, degree)
+    assert features[0].shape == (6, math.comb(K + degree, degree))
+    assert_kernel(*features, q, k, lambda a, b: (1 + dot(a, b)) ** degree)
+
+
+@pytest.mark.parametrize("degree", [0, 2.0])
+def test_a_polynomial_has_a_whole_degree(degree):
+    with pytest.raises(ConfigError, match=rf"polynomial: degree is {degree}, expected a whole number of at least 1"):
+        maps.polynomial(torch.ones(2), degree)
+
+
+def test_a_layer_takes_a_function_of_the_users_own_as_its_feature_map():
+    x = torch.randn(2, 5, 8)
+    made = {}
+    for name, feature_map in {"own": lambda q: torch.nn.functional.elu(q) + 1, "named": "elu_plus_one"}.items():
+        torch.manual_seed(0)
+        made[name] = LinearAttention(8, num_heads=2, feature_map=feature_map)(x)[0]
+    torch.testing.assert_close(made["own"], made["named"])
+    learned = LinearAttention(8, num_heads=2, feature_map=torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()))
+    learned(x)[0].sum().backward()
+    assert learned.feature_map.width == 6
+    assert learned.get_parameter("feature_map.function.0.weight").grad.any()
+    with pytest.raises(
+        ConfigError, match=r"feature_map: it makes \(1, 1, 2\) of \(1, 1, 2, 4\), expected \(\.\.\., K'\)"
+    ):
+        LinearAttention(8, num_heads=2, feature_map=lambda q: q.sum(-1))
+    with pytest.raises(ConfigError, match="feature_map: it is a int, expected a name or a function"):
+        LinearAttention(8, num_heads=2, feature_map=3)
+    cubic = LinearAttention(8, num_heads=2, feature_map="polynomial", degree=3)
+    assert cubic.feature_map.width == math.comb(4 + 3, 3)

@@ -214,3 +214,18 @@ WRONG = [
 def test_wrong_options_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.usefixtures("double")
+def test_gate_penalty_of_ligru_is_the_mean_of_its_gates():
+    layer, x, h, penalty = LiGRU(DIM, "layernorm"), torch.randn(1, T, DIM), torch.randn(1, DIM), []
+    found = layer.gate_penalty(x, h)
+    for step in x.unbind(1):
+        a, z = (layer.norm(layer.w(step)) + layer.u(h)).chunk(2, -1)
+        z = torch.sigmoid(z)
+        h = z * h + (1 - z) * torch.relu(a)
+        penalty.append(4 * z * (1 - z))
+    torch.testing.assert_close(found, torch.stack(penalty).mean())
+    with torch.no_grad():
+        layer.norm.weight[DIM:] = 1e6  # gates of 0 and 1
+    assert layer.gate_penalty(x) < 1e-6

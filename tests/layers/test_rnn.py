@@ -50,15 +50,15 @@ def gates(layer, x, h, count):
     from_x, from_h = layer.weight_ih_l0 @ x, layer.weight_hh_l0 @ h
     if layer.bias:
         from_x, from_h = from_x + layer.bias_ih_l0, from_h + layer.bias_hh_l0
-    return from_x.view(count, DIM), from_h.view(count, DIM)
+    return from_x.view(count, -1), from_h.view(count, -1)
 
 
 def elman(layer, xs):
-    h, ys = torch.zeros(DIM), []
+    h, ys = torch.zeros(layer.state_dim), []
     for x in xs:
         raw = sum(gates(layer, x, h, 1))[0]
         h = torch.tanh(raw) if layer.nonlinearity == "tanh" else torch.where(raw > 0, raw, 0)
-        ys.append(h)
+        ys.append(h if layer.readout is None else layer.readout.weight @ h + layer.readout.bias)
     return ys
 
 
@@ -110,6 +110,7 @@ EQUATIONS = {
     "slstm": (lambda: SLSTM(DIM, 2), slstm),
     "slstm_without_conv": (lambda: SLSTM(DIM, 4, 0, "exp"), slstm),
     "elman": (lambda: Elman(DIM), elman),
+    "elman_of_its_own_width": (lambda: Elman(DIM, state_dim=5), elman),
     "elman_relu": (lambda: Elman(DIM, "relu", False, "orthogonal"), elman),
     "lstm": (lambda: LSTM(DIM, forget_bias=1.0), lstm),
     "lstm_without_bias": (lambda: LSTM(DIM, False), lstm),

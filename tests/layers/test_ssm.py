@@ -39,6 +39,7 @@ from scanl.layers import (
     S4D,
     S5,
     S7,
+    DenseLTI,
     DSSSoftmax,
     Hawk,
     Hyena,
@@ -379,6 +380,14 @@ def mega_ema(layer, xs):
     return ys
 
 
+def dense_lti(layer, xs):
+    s, ys = torch.zeros(layer.state_dim), []
+    for x in xs:
+        s = layer.A @ s + layer.B @ x
+        ys.append(layer.C @ s + layer.D * x)
+    return ys
+
+
 EQUATIONS = {
     "mamba": (lambda: Mamba(DIM, d_state=4, d_conv=3, dt_rank=2), mamba),
     "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
@@ -410,6 +419,7 @@ EQUATIONS |= {
     "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
     "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
     "lssl": (lambda: LSSL(DIM, 5), lssl),
+    "dense_lti": (lambda: DenseLTI(DIM, 5), dense_lti),
     "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
     "lssl_of_each_channel": (lambda: LSSL(DIM, 3, learn=2, dt_min=0.1), lssl),
     "s4": (lambda: S4(DIM, 6), s4),
@@ -1037,3 +1047,28 @@ WRONG = [
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
         layers.build(name, DIM, **options)
+
+
+@pytest.mark.usefixtures("double")
+def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
+    layer, x = DenseLTI(DIM, 5), torch.randn(2, T, DIM)
+    y, last = layer(x)
+    kernel = layer.kernel(T)  # as `F.conv1d` reads it: (outputs, inputs, T), the oldest first
+    torch.testing.assert_close(F.conv1d(F.pad(x.mT, (T - 1, 0)), kernel.permute(1, 2, 0).flip(2)).mT, y)
+    diagonal = layer.diagonal()
+    torch.testing.assert_close(diagonal(x)[0], y)
+    eigenvalues = torch.linalg.eigvals(layer.A.detach())
+    torch.testing.assert_close(eigenvalues.abs(), torch.full((5,), 0.99))
+    assert last.shape == (2, 5)
+    with torch.no_grad():
+        layer.A.copy_(torch.eye(5).roll(1, 0).tril())  # nilpotent: one eigenvector
+    with pytest.raises(
+        ConfigError, match="dense_lti: A has no complete set of eigenvectors, expected a diagonalizable"
+    ):
+        layer.diagonal()
+    with pytest.raises(ConfigError, match="dense_lti: length is 0, expected at least 1"):
+        layer.kernel(0)
+    with pytest.raises(ConfigError, match="dense_lti: radius is 1, expected 0 < radius < 1"):
+        DenseLTI(DIM, radius=1)
+    with pytest.raises(ConfigError, match="dense_lti: dim is 6 and state_dim is 0, expected at least 1"):
+        DenseLTI(6, 0)

@@ -14,6 +14,7 @@ from scanl.layers.base import names as names
 from scanl.layers.base import preset as preset
 from scanl.layers.base import register as register
 from scanl.layers.bidirectional import Bidirectional as Bidirectional
+from scanl.layers.chunks import in_chunks as in_chunks
 from scanl.layers.linear_rnn import LinearRNN as LinearRNN
 from scanl.layers.memory.deltanet import DeltaNet as DeltaNet
 from scanl.layers.memory.expdecay import ExpDecay as ExpDecay
@@ -84,6 +85,7 @@ from scanl.layers.rwkv.rwkv7 import RWKV7 as RWKV7
 from scanl.layers.ssm.bimamba import BiMamba as BiMamba
 from scanl.layers.ssm.bimamba import CaduceusMixer as CaduceusMixer
 from scanl.layers.ssm.bimamba import ReverseComplement as ReverseComplement
+from scanl.layers.ssm.dense_lti import DenseLTI as DenseLTI
 from scanl.layers.ssm.dlr import DLR as DLR
 from scanl.layers.ssm.dss import DSS as DSS
 from scanl.layers.ssm.dss import DSSSoftmax as DSSSoftmax

@@ -102,16 +102,23 @@ def taylor(x: Tensor) -> Tensor:
     return _pairs(wide, 1.0, 1 / math.sqrt(2), lower=True).to(x.dtype)
 
 
-def polynomial(x: Tensor) -> Tensor:
-    """κ(q, k) = (1 + q·k)², exactly. K' = 1 + K + K(K+1)/2. Features 1; √2 x_i; x_i² and √2 x_i x_j for i < j.
+def polynomial(x: Tensor, degree: int = 2) -> Tensor:
+    """κ(q, k) = (1 + q·k)^p, exactly. K' = C(K+p, p): all monomials of the numbers of x of degree at most p.
 
-    The map of Tsai et al., arXiv:1908.11775, and of Katharopoulos et al., arXiv:2006.16236, section 3.2.1, at degree 2.
+    A monomial is a product of p factors, each 1 or a number of x; its weight is the root of the number of orders in
+    which its factors can stand. With p = 2 the features are 1; √2 x_i; x_i² and √2 x_i x_j for i < j.
+    The map of Tsai et al., arXiv:1908.11775, and of Katharopoulos et al., arXiv:2006.16236, section 3.2.1.
+    degree: p, at least 1. Raises ConfigError for another.
 
     >>> [round(v, 4) for v in polynomial(torch.tensor([2.0])).tolist()]  # (1 + 4)² = 1 + 8 + 16
     [1.0, 2.8284, 4.0]
+    >>> [round(v**2, 4) for v in polynomial(torch.tensor([2.0]), 3).tolist()]  # (1 + 4)³ = 1 + 3·4 + 3·16 + 64
+    [1.0, 12.0, 48.0, 64.0]
     """
     wide = _compute("polynomial", x)
-    return _pairs(wide, math.sqrt(2), 1.0, lower=True).to(x.dtype)
+    if not isinstance(degree, int) or degree < 1:
+        raise ConfigError(f"polynomial: degree is {degree!r}, expected a whole number of at least 1")
+    return _monomials(torch.nn.functional.pad(wide, (1, 0), value=1.0), degree).to(x.dtype)
 
 
 def quadratic(x: Tensor) -> Tensor:
@@ -265,6 +272,22 @@ def _pairs(x: Tensor, different: float, same: float, *, lower: bool = False) -> 
     weights = torch.full_like(i, different, dtype=x.dtype).masked_fill(i == j, same).masked_fill(i + j < lower, 1)
     left, right = (torch.nn.functional.one_hot(each, x.shape[-1]).mT.to(x.dtype) for each in (i, j))
     return (x @ left) * (x @ (right * weights))
+
+
+def _monomials(x: Tensor, degree: int) -> Tensor:
+    """Return the monomials of this degree, each times the root of the number of ways to order its factors.
+
+    Products with matrices of zeros and ones select the factors, as in `_pairs`.
+    """
+    factors = torch.combinations(torch.arange(x.shape[-1]), degree, with_replacement=True)
+    counts = torch.nn.functional.one_hot(factors, x.shape[-1]).sum(1).double()
+    weights = torch.exp((math.lgamma(degree + 1) - torch.lgamma(counts + 1).sum(1)) / 2).to(x)
+    product: Tensor | None = None
+    for column in factors.unbind(1):
+        chosen = x @ torch.nn.functional.one_hot(column, x.shape[-1]).mT.to(x)
+        product = chosen if product is None else product * chosen
+    assert product is not None
+    return product * weights
 
 
 def _fourier(x: Tensor, w: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ class UnnormalisedLinearAttention(LinearAttention):
 
 @preset("polynomial_attention", feature_map="polynomial")
 class PolynomialAttention(LinearAttention):
-    """Linear attention whose kernel is a polynomial of degree 2 of the inner product."""
+    """Linear attention whose kernel is a polynomial of the inner product, by default of degree 2."""
 
     id = "S-polyfeat"
-    equation = "o_t = sum_{j<=t} (1 + q_t . k_j)^2 v_j / sum_{j<=t} (1 + q_t . k_j)^2"
+    equation = "o_t = sum_{j<=t} (1 + q_t . k_j)^p v_j / sum_{j<=t} (1 + q_t . k_j)^p,  p = 2"
     source = 'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, sec. 3.2.1'
 
 

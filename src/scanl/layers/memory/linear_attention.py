@@ -4,6 +4,7 @@ r"""Linear attention: an inner product of features replaces the exponential kern
           o_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}
 """
 
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -45,10 +46,11 @@ class LinearAttention(Layer):
         num_heads: H.
         head_k_dim: K; if given, `expand_k` has no effect.
         feature_map: φ, from K to K' channels, for both queries and keys: the name of a function in
-            `scanl.ops.feature_maps`.
+            `scanl.ops.feature_maps`, or a function of your own from (..., K) to (..., K').
         num_features: m, rows of the projection of a random map; by default K ln K, rounded down.
         nu: ν, shifts of dpfp.
         horizon: M, the longest distance of cosine_reweighting, in steps.
+        degree: p, the degree of polynomial.
         normalize: divide by z_t · φ(q_t), clipped to at least eps.
         norm_q, norm_k: divide the features of each query, and of each key, by their sum plus 1e-4.
         gate: S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head.
@@ -82,10 +84,11 @@ class LinearAttention(Layer):
         expand_v: float = 1.0,
         num_heads: int = 8,
         head_k_dim: int | None = None,
-        feature_map: str = "elu_plus_one",
+        feature_map: str | Callable[[Tensor], Tensor] = "elu_plus_one",
         num_features: int | None = None,
         nu: int = 1,
         horizon: float = 4096,
+        degree: int = 2,
         normalize: bool = True,
         norm_q: bool = False,
         norm_k: bool = False,
@@ -114,7 +117,7 @@ class LinearAttention(Layer):
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=bias) for width in (key, key, value))
         self.q_norm, self.k_norm = (nn.LayerNorm(key) if norm_qk else None for _ in range(2))
-        self.feature_map = FeatureMap(feature_map, num_heads, head_k_dim, num_features, nu, horizon)
+        self.feature_map = FeatureMap(feature_map, num_heads, head_k_dim, num_features, nu, horizon, degree)
         self.gate_proj = nn.Linear(dim, num_heads) if gate else None
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
         self.o_proj = nn.Linear(value, dim, bias=bias)

@@ -1,6 +1,7 @@
-"""Feature map of a linear attention layer, chosen by name, with its random projection or learned scale."""
+"""Feature map of a linear attention layer, a function or chosen by name, with its projection or learned scale."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from scanl.ops.feature_maps import (
     cosine_reweighting,
     dpfp,
     fourier_features,
+    polynomial,
     positive_random_features,
     random_projection,
     trigonometric_random_features,
@@ -32,11 +34,13 @@ class FeatureMap(Module):
     """Feature map φ for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
 
     Args:
-        name: name of a function in `scanl.ops.feature_maps`.
+        name: name of a function in `scanl.ops.feature_maps`; or a function of your own from (..., K) to (..., K'), such
+            as a module, whose parameters are learned too.
         num_heads, head_dim: H and K.
         num_features: m, rows of a random projection; by default K ln K, rounded down.
         nu: ν of dpfp, the number of shifts.
         horizon: M of cosine_reweighting, the longest distance in steps.
+        degree: p of polynomial.
 
     Random maps have a buffer `projection`, which the state_dict keeps; `redraw` draws another. It is (m, K) with
     orthogonal rows, which all heads use; for fourier_features it is (H, m, K) with independent rows. fourier_features
@@ -48,23 +52,27 @@ class FeatureMap(Module):
 
     def __init__(
         self,
-        name: str,
+        name: str | Callable[[Tensor], Tensor],
         num_heads: int,
         head_dim: int,
         num_features: int | None = None,
         nu: int = 1,
         horizon: float = 4096,
+        degree: int = 2,
     ) -> None:
         super().__init__()
         known = [*FEATURE_MAPS, *_RANDOM, "cosine_reweighting"]
-        if name not in known:
+        self.function = None if isinstance(name, str) else name
+        if self.function is None and name not in known:
             raise nearest("feature map", name, known)
+        if not (isinstance(name, str) or callable(name)):
+            raise ConfigError(f"feature_map: it is a {type(name).__name__}, expected a name or a function")
         if num_features is None:
             num_features = max(1, int(head_dim * math.log(head_dim)))
         if num_features < 1 or not horizon > 0:
             found = f"num_features is {num_features} and horizon is {horizon}"
             raise ConfigError(f"feature_map: {found}, expected positive numbers")
-        self.name, self.head_dim, self.nu, self.horizon = name, head_dim, nu, horizon
+        self.name, self.head_dim, self.nu, self.horizon, self.degree = name, head_dim, nu, horizon, degree
         self.positional = name == "cosine_reweighting"
         each = name == "fourier_features"
         shape = (num_heads, num_features, head_dim) if each else (num_features, head_dim)
@@ -73,7 +81,12 @@ class FeatureMap(Module):
         if name in _RANDOM:
             self.redraw()
         probe = torch.zeros(1, 1, num_heads, head_dim)
-        self.width = self(probe, probe.new_zeros(1, 1)).shape[-1]
+        features = self(probe, probe.new_zeros(1, 1))
+        if features.shape[:-1] != probe.shape[:-1]:
+            raise ConfigError(
+                f"feature_map: it makes {tuple(features.shape)} of {tuple(probe.shape)}, expected (..., K') of (..., K)"
+            )
+        self.width = features.shape[-1]
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw the projection of a random map anew, in place. generator: as for `random_projection`."""
@@ -86,15 +99,19 @@ class FeatureMap(Module):
     def forward(self, x: Tensor, steps: Tensor | None) -> Tensor:
         """Apply φ. steps: (B, T), position of each step in its sequence; needed if the map is `positional`."""
         x = widen(x)
+        if self.function is not None:
+            return self.function(x)
         if self.name in _SCALED:
             x = x * self.head_dim**-0.25
         if self.sigma is not None:
             x = x / (x.norm(dim=-1, keepdim=True) + 1e-3) * widen(self.sigma)[:, 0]
         if self.projection is not None:
-            return _RANDOM[self.name](x, self.projection)
+            return _RANDOM[str(self.name)](x, self.projection)
         if self.name == "dpfp":
             return dpfp(x, self.nu)
+        if self.name == "polynomial":
+            return polynomial(x, self.degree)
         if self.positional:
             assert steps is not None
             return cosine_reweighting(x, steps, self.horizon)
-        return FEATURE_MAPS[self.name](x)
+        return FEATURE_MAPS[str(self.name)](x)

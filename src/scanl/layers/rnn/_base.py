@@ -32,7 +32,10 @@ def _given(states: list[Tensor]) -> Tensor | list[Tensor]:
 
 @opaque(
     "torch_cell(str kernel, Tensor x, Tensor[] before, Tensor[] weights, bool bias, bool training) -> Tensor[]",
-    lambda kernel, x, before, *_: [torch.empty_like(x), *(torch.empty_like(each[None]) for each in before)],
+    lambda kernel, x, before, *_: [
+        x.new_empty(*x.shape[:2], before[0].shape[1]),
+        *(torch.empty_like(each[None]) for each in before),
+    ],
 )
 def _whole(
     kernel: str, x: Tensor, before: list[Tensor], weights: list[Tensor], bias: bool, training: bool
@@ -53,17 +56,18 @@ class TorchCell(SolvedLayer):
     gates: ClassVar[int]
     sample: ClassVar = {}
 
-    def __init__(self, dim: int, bias: bool = True) -> None:
+    def __init__(self, dim: int, bias: bool = True, state_dim: int | None = None) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"{self.name}: dim is {dim}, expected at least 1")
-        self.dim, self.bias = dim, bias
-        limit = 1 / math.sqrt(dim)
-        self.weight_ih_l0 = nn.Parameter(torch.empty(self.gates * dim, dim).uniform_(-limit, limit))
-        self.weight_hh_l0 = nn.Parameter(torch.empty(self.gates * dim, dim).uniform_(-limit, limit))
+        width = dim if state_dim is None else state_dim
+        if dim < 1 or width < 1:
+            raise ConfigError(f"{self.name}: dim is {dim} and state_dim is {width}, expected at least 1")
+        self.dim, self.state_dim, self.bias = dim, width, bias
+        limit = 1 / math.sqrt(width)
+        self.weight_ih_l0 = nn.Parameter(torch.empty(self.gates * width, dim).uniform_(-limit, limit))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(self.gates * width, width).uniform_(-limit, limit))
         if bias:
-            self.bias_ih_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
-            self.bias_hh_l0 = nn.Parameter(torch.empty(self.gates * dim).uniform_(-limit, limit))
+            self.bias_ih_l0 = nn.Parameter(torch.empty(self.gates * width).uniform_(-limit, limit))
+            self.bias_hh_l0 = nn.Parameter(torch.empty(self.gates * width).uniform_(-limit, limit))
 
     @staticmethod
     def operands(x: Tensor, w: Tensor, u: Tensor, *biases: Tensor) -> Sequence[Tensor | None]:
@@ -83,7 +87,7 @@ class TorchCell(SolvedLayer):
         raise NotImplementedError
 
     def _initial(self, batch_size: int, device: Device, dtype: DType) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
 
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         self._check(x, state, cu_seqlens)
@@ -92,7 +96,7 @@ class TorchCell(SolvedLayer):
         wide = widen(x)
         before = [each.to(wide.dtype) for each in ([state] if isinstance(state, Tensor) else state)]
         if not x.numel():
-            return x.clone(), before
+            return x.new_zeros(*x.shape[:2], self.state_dim), before
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
         if self.method != "sequential" or self._runs_cell(x, cu_seqlens):

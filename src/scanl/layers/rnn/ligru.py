@@ -27,7 +27,8 @@ class LiGRU(SolvedLayer):
     With batch norm in training mode, the mean and variance are those of all steps of all rows. So an output depends on
     every step of the batch. In evaluation mode they are the running statistics from training. A single step is always
     normalised by the running statistics, because it has no variance.
-    Differs: the dropout mask of the candidate is omitted.
+    Differs: the dropout mask of the candidate is omitted. `gate_penalty` is a term of a loss that draws the gates to 0
+    or 1.
 
     Args:
         dim: D, inputs and state.
@@ -74,6 +75,18 @@ class LiGRU(SolvedLayer):
         given = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
         y, last = self.run_cell(ligru, given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last
+
+    def gate_penalty(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        """Return the mean of 4 z_t (1 - z_t) over all gates of `forward(x, state)`: 0 if all are 0 or 1, at most 1.
+
+        x: (B, T, D). Add a multiple of it to the loss, so that the gates become nearly binary. In training with batch
+        norm, each call updates the running statistics.
+        """
+        h, _ = self(x, state)
+        first = self.init_state(len(x), device=x.device, dtype=x.dtype) if state is None else state
+        before = torch.cat([first[:, None].to(h), h[:, :-1]], 1)
+        z = torch.sigmoid((self._normed(self.w(x)) + self.u(before)).chunk(2, -1)[1])
+        return (4 * z * (1 - z)).mean()
 
     def _normed(self, given: Tensor) -> Tensor:
         norm, rows = self.norm, given.flatten(0, 1)

@@ -1,0 +1,113 @@
+r"""Linear time-invariant recurrence with a dense transition.
+
+.. math:: s_t = A s_{t-1} + B x_t, \quad y_t = C s_t + D \odot x_t
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import ConfigError
+from scanl.layers.base import UNDECAYED, Layer, as_widened, register, widen
+from scanl.layers.ssm.linrnn_lti import LinRNNLTI
+from scanl.layers.state import Device, DType
+from scanl.ops.cell import cell
+
+SOURCE = 'Kailath, "Linear Systems", 1980, sec. 2.3'
+
+
+@cell("x: B T E, a: E E, state: B E -> B T E", equation="s_t = A s_{t-1} + x_t", source=SOURCE)
+def dense_lti_cell(x: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Scan s_t = A s_{t-1} + x_t.   x: (B, T, E).   a: A (E, E), (outputs, inputs).   state: s_0 (B, E).
+
+    Returns s of every step in x's dtype, and the last one, in float32 or wider. Half precision is computed in float32.
+    Raises ShapeError for a wrong shape, dtype or device.
+
+    >>> a = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> dense_lti_cell(torch.tensor([[[1.0, 2.0], [0.0, 0.0]]]), a)[0].tolist()
+    [[[1.0, 2.0], [2.0, 1.0]]]
+    """
+    s = x + state @ a.T
+    return s, s
+
+
+@register("dense_lti")
+class DenseLTI(Layer):
+    """Linear time-invariant system with a dense transition: the plain linear RNN of the textbooks.
+
+    It is also the convolution with the kernel K_j = C A^j B, plus D at j = 0 (`kernel`). If A has E independent
+    eigenvectors, A = P Λ P⁻¹, it is the diagonal system `linrnn_lti` with B̄ = P⁻¹ B and C̄ = C P (`diagonal`). Nothing
+    keeps the eigenvalues of A inside the unit circle.
+
+    Args:
+        dim: D, model width.
+        state_dim: E, state channels; by default D.
+        radius: spectral radius of A at the start is about this, below 1.
+
+    Parameters: A (E, E), without weight decay; B (E, D); C (D, E); D (D).
+    Initialisation: A is `radius` times a random orthogonal matrix, B N(0, 1/D), C N(0, 1/E), D N(0, 1).
+    State: s (B, E).
+    """
+
+    id = "S-linrnn-lti"
+    aliases = ("dense_ssm", "LTI")
+    equation = "s_t = A s_{t-1} + B x_t,  y_t = C s_t + D * x_t"
+    source = SOURCE
+    op = "dense_lti_cell"
+    sample: ClassVar = {"state_dim": 6}
+    hints: ClassVar = {"A": UNDECAYED}
+
+    def __init__(self, dim: int, state_dim: int | None = None, radius: float = 0.99) -> None:
+        super().__init__()
+        size = dim if state_dim is None else state_dim
+        if dim < 1 or size < 1:
+            raise ConfigError(f"dense_lti: dim is {dim} and state_dim is {size}, expected at least 1")
+        if not 0 < radius < 1:
+            raise ConfigError(f"dense_lti: radius is {radius}, expected 0 < radius < 1")
+        self.dim, self.state_dim, self.radius = dim, size, radius
+        self.A = nn.Parameter(radius * nn.init.orthogonal_(torch.empty(size, size)))
+        self.B = nn.Parameter(torch.randn(size, dim) / math.sqrt(dim))
+        self.C = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
+        self.D = nn.Parameter(torch.randn(dim))
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
+        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        self._check(x, state, cu_seqlens)
+        u = widen(x @ self.B.t())
+        with as_widened(x):
+            s, last = dense_lti_cell(u, widen(self.A), state, cu_seqlens=cu_seqlens)
+        return torch.addcmul(s.to(x.dtype) @ self.C.t(), x, self.D), last
+
+    def kernel(self, length: int) -> Tensor:
+        """Return K (length, D, D), (outputs, inputs): y_t = Σ_j K_j x_{t-j} from the state 0, for T <= length."""
+        if length < 1:
+            raise ConfigError(f"dense_lti: length is {length}, expected at least 1")
+        powers = [widen(self.B)]
+        for _ in range(length - 1):
+            powers.append(widen(self.A) @ powers[-1])
+        kernel = widen(self.C) @ torch.stack(powers)
+        return torch.cat([kernel[:1] + widen(self.D).diag(), kernel[1:]])
+
+    @torch.no_grad()
+    def diagonal(self) -> LinRNNLTI:
+        """Return the same system in the coordinates of A's eigenvectors, computed in float64.
+
+        Raises ConfigError if A is not diagonalizable to the accuracy of its dtype.
+        """
+        eigenvalues, vectors = torch.linalg.eig(self.A.double())
+        if torch.linalg.cond(vectors) * torch.finfo(self.A.dtype).eps > 1:
+            raise ConfigError("dense_lti: A has no complete set of eigenvectors, expected a diagonalizable matrix")
+        layer = LinRNNLTI(self.dim, self.state_dim).to(self.A)
+        into = torch.linalg.solve(vectors, self.B.to(vectors.dtype))
+        out_of = self.C.to(vectors.dtype) @ vectors
+        for name, value in (("lambda", eigenvalues), ("B", into), ("C", out_of)):
+            layer.get_parameter(f"{name}_re").copy_(value.real)
+            layer.get_parameter(f"{name}_im").copy_(value.imag)
+        layer.D.copy_(self.D)
+        return layer
