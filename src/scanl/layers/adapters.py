@@ -17,13 +17,19 @@ def check_read(who: str, reader: nn.Module, path: str, kind: type[nn.Module]) ->
     A parametrized weight is computed when it is read. Pruning and the older weight norm and spectral norm set the
     weight by a hook before a call; this function runs that hook.
     """
-    module = reader
+    module = reader  # this runs for every token
     for name in path.split("."):
         module = module._modules.get(name)
         if module is None:
             return
-        _run_hooks(who, path, module)
+        if _has_hooks(module):
+            _run_hooks(who, path, module)
     _check_forward(who, path, module, kind)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
 
 
 def _run_hooks(who: str, path: str, module: nn.Module) -> None:
@@ -43,12 +49,14 @@ def _check_forward(who: str, path: str, module: nn.Module, kind: type[nn.Module]
     if forward is nn.Module.forward:  # a container, which cannot be called
         for name, child in module._modules.items():
             if child is not None:
-                _run_hooks(who, f"{path}.{name}", child)
-                _check_forward(who, f"{path}.{name}", child, kind)
+                inner = f"{path}.{name}"
+                if _has_hooks(child):
+                    _run_hooks(who, inner, child)
+                _check_forward(who, inner, child, kind)
     elif forward is not kind.forward:
         found = f"is a {type(module).__module__}.{type(module).__qualname__}"
         raise _unread(who, path, found, f"a plain nn.{kind.__name__}")
-    elif "forward" in vars(module):
+    elif "forward" in module.__dict__:
         raise _unread(who, path, "has a forward of its own", f"that of nn.{kind.__name__}")
 
 

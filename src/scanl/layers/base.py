@@ -160,8 +160,10 @@ class Layer(Module):
 
     def _check_reads(self) -> None:
         """Raise ConfigError for a module of `reads` whose hooks or adapters would have no effect."""
-        for path, kind in self.reads.items():
-            check_read(self._who(), self, path, kind)
+        if self.reads:
+            who = self._who()
+            for path, kind in self.reads.items():
+                check_read(who, self, path, kind)
 
     def _begin(self, x: Tensor, state: S | None, cu_seqlens: Tensor | None) -> S:
         """Check the input, and return the state before its first step: `state`, or the initial one if it is None."""
