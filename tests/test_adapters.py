@@ -15,6 +15,7 @@ from scanl import layers
 from scanl.cli.layers import describe
 from scanl.errors import ConfigError
 from scanl.layers import CfC, CfCNCP
+from scanl.layers.base import Layer
 from scanl.models import LanguageModel
 from test_layers import CASES, DIM, REGISTERED, inputs, make
 
@@ -260,6 +261,16 @@ def test_a_language_model_calls_its_head():
     head = model.head = Adapter(model.head, 0)
     hidden = model.stack(model.embedding(tokens))[0]
     torch.testing.assert_close(model(tokens)[0], before + hidden @ head.added.A @ head.added.B)
+
+
+def test_hooks_on_all_other_modules_run(name):
+    layer, seen = made(name), set()
+    refusing = (inside for inside in layer.modules() if isinstance(inside, Layer))
+    for module in set(layer.modules()).difference(*(inside.read_modules() for inside in refusing)):
+        module.register_forward_hook(lambda module, *_: seen.add(module))
+    run(layer)
+    assert seen.isdisjoint(layer.get_submodule(path) for path in read(layer))
+    assert layer in seen
 
 
 def test_a_description_names_what_is_read():

@@ -158,6 +158,20 @@ class Layer(Module):
         modules = {name for name, _ in self.named_modules(remove_duplicate=False)}
         return [path for path in dict.fromkeys(paths) if path in modules]
 
+    def read_modules(self) -> set[nn.Module]:
+        """Return the modules on which the layer itself refuses hooks: those at the paths of `reads`, and on the way."""
+        modules: set[nn.Module] = set()
+        for path in self.reads:
+            module: nn.Module | None = self
+            for name in path.split("."):
+                module = module._modules.get(name)
+                if module is None:
+                    break
+                modules.add(module)
+            else:
+                modules.update(module.modules())
+        return modules
+
     def _check_reads(self) -> None:
         """Raise ConfigError for a module of `reads` whose hooks or adapters would have no effect."""
         if self.reads:

@@ -9,10 +9,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from scanl.data.base import Source
-from scanl.errors import CheckpointError, DivergenceError
+from scanl.errors import CheckpointError, DivergenceError, ScanlError
+from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import BPTT
 from scanl.learning.questions import Model, loss
@@ -151,16 +151,19 @@ class Learning(pl.LightningModule):
         """Run the forward pass again and name the first module whose output is not finite."""
         found: list[str] = []
 
-        names = {module: name for name, module in self.model.named_modules() if name}
+        def watch(name: str, module: nn.Module) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                if not found and any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
+                    found.append(f"{name} ({type(module).__name__})")
 
-        def watch(module: nn.Module, _inputs: Any, output: Any) -> None:
-            if found or module not in names:
-                return
-            if any(not t.isfinite().all() for _, t in leaves(output) if t.is_floating_point()):
-                found.append(f"{names[module]} ({type(module).__name__})")
+            return module.register_forward_hook(hook)
 
-        with register_module_forward_hook(watch):  # for all modules: a layer refuses hooks on those that it only reads
-            self.algorithm.update(self.model, self.learner, *batch)
+        layers = [module for module in self.model.modules() if isinstance(module, Layer)]
+        read = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
+        hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in read]
+        self.algorithm.update(self.model, self.learner, *batch)
+        for hook in hooks:
+            hook.remove()
         return found[0] if found else "the loss itself"
 
     def _give_up(self, what: str, where: str) -> None:
