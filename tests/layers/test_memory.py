@@ -990,6 +990,18 @@ def test_init_of_transnormer(name):
     assert "urpe.v" in layer.state_dict()
 
 
+@pytest.mark.parametrize("name", ["rfa", "rfa_gate", "arc_cosine_attention"])
+def test_init_of_random_feature_attention(name):
+    """The released code of RFA: Xavier uniform of gain 1/sqrt(2); the output's bias 0, the others as in PyTorch."""
+    layer = layers.build(name, 256)
+    for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        limit = math.sqrt(3 / 512)
+        assert_uniform(project.weight, -limit, limit)
+    for project in (layer.q_proj, layer.k_proj, layer.v_proj):
+        assert_uniform(project.bias, -1 / 16, 1 / 16)
+    assert not layer.o_proj.bias.any()
+
+
 @pytest.mark.parametrize("name", ["relit", "arelit"])
 def test_init_of_relit(name):
     """In the released code of `relit` each map of each head is a matrix of its own, in that of `arelit` one map is."""

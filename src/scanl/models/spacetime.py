@@ -18,26 +18,26 @@ GROUP = 8  # fixed filters of a group: differences of order 0 to 3, then what mo
 class FixedFilters(Module):
     """Convolve channels with filters that are not learned: differences, and the input minus moving averages.
 
-    Filter i of a group of 8 is (1 - lag)^i for i < 4; the others are 1 minus the mean of the last w steps. Each filter
-    serves dim / kernels adjacent channels.   weight (D, N).   Initialisation: w uniform in 4, ..., N - 1.
+    Channel c has filter i = c mod 8, which is (1 - lag)^i for i < 4, and otherwise 1 minus the mean of the last w
+    steps, with a w of its own.   weight (D, N).   Initialisation: w uniform in 4, ..., N - 1.
     """
 
     weight: Tensor
 
-    def __init__(self, dim: int, kernels: int, width: int) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        rows = torch.zeros(kernels, width)
-        for kernel, row in enumerate(rows):
-            if kernel % GROUP < 4:
+        rows = torch.zeros(dim, width)
+        for channel, row in enumerate(rows):
+            if channel % GROUP < 4:
                 difference = torch.ones(1)
-                for _ in range(kernel % GROUP):
+                for _ in range(channel % GROUP):
                     difference = F.pad(difference, (0, 1)) - F.pad(difference, (1, 0))
                 row[: len(difference)] = difference[:width]
             else:
                 last = int(torch.randint(min(4, width), width, ())) if width > 4 else width
                 row[:last] = -1 / last
                 row[0] += 1
-        self.register_buffer("weight", rows.repeat_interleave(dim // kernels, 0))
+        self.register_buffer("weight", rows)
 
     def forward(self, x: Tensor) -> Tensor:
         return long_convolution(x, self.weight)[0]
@@ -48,7 +48,7 @@ class SpaceTimeBlock(Module):
 
     def __init__(self, dim: int, d_state: int, kernels: int, dropout: float, first: bool) -> None:
         super().__init__()
-        self.filters = FixedFilters(dim, kernels, d_state) if first else None
+        self.filters = FixedFilters(dim, d_state) if first else None
         self.ssm = SpaceTime(dim, d_state, kernels)
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(dim, dim)
@@ -73,7 +73,7 @@ class SpaceTimeNet(Saved):
         depth: blocks before the last layer, at least 1.
         d_state: N, numbers of state of each kernel.
         kernels: kernels of the first block; it divides D.
-        dropout: dropout in the blocks, in training only.
+        dropout: dropout after each GELU, in the blocks and before W, in training only.
 
     Source: Zhang et al., "Effectively Modeling Time Series with Simple Discrete State Spaces", arXiv:2303.09489, sec. 3
     and appendix; sizes of the released code: D = 128, N = 64, 16 kernels in the first block.
@@ -89,6 +89,7 @@ class SpaceTimeNet(Saved):
             SpaceTimeBlock(dim, d_state, dim if i else kernels, dropout, first=i == 0) for i in range(depth)
         )
         self.decoder = SpaceTime(dim, d_state, closed_loop=True)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(dim, 1)
 
     def _hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,7 @@ class SpaceTimeNet(Saved):
         return u, mean
 
     def _read_out(self, y: Tensor, mean: Tensor) -> Tensor:
-        return self.head(F.gelu(y)) + mean
+        return self.head(self.dropout(F.gelu(y))) + mean
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a window x (B, T, 1) to open-loop forecasts (B, T, 1): at step t, of step t + 1.
@@ -128,15 +129,16 @@ class SpaceTimeNet(Saved):
     def loss(self, x: Tensor, future: Tensor, *, closed_loop: bool = True) -> Tensor:
         """Return the loss over windows x (B, T, 1) and the steps after them, future (B, H, 1).
 
-        The loss is the sum of three root mean squared errors: of the closed-loop forecasts, of the open-loop forecasts
-        of the steps from N on, and of the inputs that the last layer predicts for itself at these steps. Without
-        `closed_loop` the loss is the second error alone.
+        The loss is the sum of three root mean squared errors, as in the released code: of the closed-loop forecasts; of
+        the open-loop forecasts of the steps from N on, the first step of the future included; and of the inputs that
+        the last layer predicts for itself at these steps of the window. Without `closed_loop` the loss is the second
+        error alone.
         """
         u, mean = self._hidden(x)
         y, state = self.decoder(u)
         skipped = min(self.d_state, x.shape[1] - 1) - 1  # states of fewer steps than N have not seen enough
         skipped = max(skipped, 0)
-        opened = _rmse(self._read_out(y, mean)[:, skipped:-1], x[:, skipped + 1 :])
+        opened = _rmse(self._read_out(y, mean)[:, skipped:], torch.cat([x[:, skipped + 1 :], future[:, :1]], 1))
         if not closed_loop:
             return opened
         ahead = self._read_out(self.decoder.forecast(state, future.shape[1])[0], mean)

@@ -23,8 +23,8 @@ class ForgettingAttention(Attention):
     """Forgetting Transformer (FoX): each head forgets by a gate that depends on the input; there are no positions.
 
     A sequence longer than `max_length` raises an error, as for `attention`. The gates enter as one more channel of
-    queries and keys: the sum of ln f since the key, computed in float32 or wider. The shift of keys and values in the
-    paper's "Pro" block is not part of this layer.
+    queries and keys: the sum of ln f since the key, computed in float32 or wider. The shift of keys and values, and the
+    norm of each head's output before the gate, in the paper's "Pro" block are not part of this layer.
 
     Args:
         dim: D, model width; H queries, keys and values of K = D / H channels.

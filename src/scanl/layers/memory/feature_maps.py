@@ -41,7 +41,8 @@ class Performer(LinearAttention):
     """Performer, FAVOR+: linear attention whose positive random features estimate the kernel of softmax.
 
     Differs: no maximum is subtracted from the exponents, and nothing is added to the features. The projection is drawn
-    when the layer is made; `feature_map.redraw()` draws it anew, in training every 1000 steps, say.
+    when the layer is made; `feature_map.redraw()` draws it anew, in training every 1000 steps, say. The output has no
+    bias; in performer-pytorch it has one. With `bias` all four maps have one.
     """
 
     id = "S-performer"

@@ -58,8 +58,8 @@ class LinearAttention(Layer):
         norm_qk: LayerNorm of the H K channels of queries, and of keys, before they are split into heads.
         output_norm: norm of each head's output, "identity" or "rmsnorm".
         bias: biases in q_proj, k_proj, v_proj and o_proj.
-        xavier: initialise these four as fairseq does its attention: Xavier uniform, the first three of gain 1/sqrt(2),
-            biases 0.
+        xavier: initialise the weights of these four as the released code of RFA does: Xavier uniform of gain 1/sqrt(2);
+            and the bias of o_proj as 0.
         eps: minimum of the denominator.
         norm_eps: ε of the norm.
 
@@ -122,10 +122,10 @@ class LinearAttention(Layer):
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
         self.o_proj = nn.Linear(value, dim, bias=bias)
         if xavier:
-            for project, gain in ((self.q_proj, 0.5), (self.k_proj, 0.5), (self.v_proj, 0.5), (self.o_proj, 1)):
-                nn.init.xavier_uniform_(project.weight, gain=gain**0.5)
-                if bias:
-                    nn.init.zeros_(project.bias)
+            for project in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+                nn.init.xavier_uniform_(project.weight, gain=0.5**0.5)
+            if bias:
+                nn.init.zeros_(self.o_proj.bias)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearAttentionState:
         shape = (batch_size, self.num_heads, self.feature_map.width, self.head_v_dim + self.normalize)
