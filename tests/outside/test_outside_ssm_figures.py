@@ -6,7 +6,8 @@ of DLR, with torch's own einsum. GSS is of the package gated-state-spaces-pytorc
 with the input. LinOSS ran with numpy in place of jax, its scan as a loop. LMU is of pytorch-lmu, and
 HiPPO-RNN of hippo-code. SGConv is of ctlllll's repository. MEGA is the gated attention of transformers 4.57.1, without
 its norm and its sum with the input. Megalodon and CEMA are of XuezheMax/megalodon, with plain torch in place of its
-kernels for GPUs, and without the sum with the input. S7 is the authors' `event_ssm`, with numpy in place of jax, and
+kernels for GPUs, and without the sum with the input. S7 is of TaylanSoydan/S7, whose package
+has the name of its origin, `event_ssm`; it ran with numpy in place of jax; and
 its full form that of lrnnx, without its first map and the sum with the input. Steps last 1 + sin(t)/2 where a case has
 timespans.
 """

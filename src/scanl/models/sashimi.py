@@ -22,7 +22,8 @@ class SashimiModel(LanguageModel):
         dim, pool, expand, n_layers, ff, d_state, dropout, lr: passed to `Sashimi`.
 
     Source: Goel, Gu, Donahue and Ré, "It's Raw! Audio Generation with State-Space Models", arXiv:2202.09729, sec. 4.
-    Initialisation: embedding and head N(0, 0.02²), as in `LanguageModel`.
+    Initialisation: embedding and head N(0, 0.02²), as in `LanguageModel`. Differs: in the authors' program the
+    embedding is N(0, 1), and the head has a bias and starts as in PyTorch.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Vision Mamba: a classifier of images whose patches are read in both directions."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.models.saving import Saved
 from scanl.models.stack import Stack
+
+UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 
 
 class Vim(Saved):
@@ -28,7 +30,9 @@ class Vim(Saved):
 
     Parameters beside the blocks: patches, a convolution (D, channels, patch, patch); positions (1, M + 1, D) for the M
     patches and the token; token (1, 1, D); head (C, D).
-    Initialisation: positions and token normal with deviation 0.02; blocks as of `Stack`; all else as in PyTorch.
+    Initialisation as in the authors' code: positions, token and the weight of head normal with deviation 0.02; the
+    weight of patches normal with deviation 1/sqrt(channels patch²), after a cut at two deviations; both biases 0; the
+    blocks as of `Stack`.
     Source: Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model",
     arXiv:2401.09417, sec. 3, and its code for the place of the token.
     """
@@ -53,6 +57,11 @@ class Vim(Saved):
         self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
         self.stack = Stack(dim, depth, "vim", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
         self.head = nn.Linear(dim, num_classes)
+        deviation = (channels * patch**2) ** -0.5 / UNCUT
+        nn.init.trunc_normal_(self.patches.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        for biased in (self.patches, self.head):
+            nn.init.zeros_(cast(Tensor, biased.bias))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, channels, height, width) to logits (B, C)."""

@@ -135,7 +135,8 @@ class PaTHAttention(Layer):
     Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (w_rank, D),
     w_proj.1 (G K, w_rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
     maybe_k_norm (K) for the norms.
-    Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch.
+    Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch and
+    in fla's layers. (fla's models draw it from N(0, 0.02²).)
     State: SegmentMemory: rewritten keys and values (B, max_length, G, K), and position (B), the tokens read; and the
     last inputs of the convolution.
     """

@@ -23,7 +23,8 @@ class GatedMLP(Pointwise):
             TransNormerLLM, arXiv:2307.14995).
         intermediate_size: number of hidden features; if given, `expand` has no effect.
 
-    Initialisation: weights N(0, 1/fan_in), biases 0.
+    Initialisation: weights N(0, 1/fan_in), biases 0. A stack of L blocks of two writes each divides `down` by sqrt(2L).
+    In recurrentgemma, the program of Griffin, `down` is N(0, 2/(L fan_in)), twice that deviation.
     """
 
     equation = "y = W_down (f(W_gate x) * W_up x)"

@@ -31,6 +31,9 @@ class HGRN2(LowerBounded):
         head_dim: K, channels of each of the H = D / K heads; by default 128, or D if that is smaller.
         norm_eps: ε of the norm, which is over all heads.
 
+    As in flash-linear-attention, o is divided by sqrt(K) before the norm, of which only the norm's ε takes notice. The
+    paper does not divide it.
+
     Parameters as in flash-linear-attention: q_proj, f_proj, i_proj, o_proj (D, D); g_norm.weight (D).
     Initialisation: linear weights N(0, 0.02²), norm 1, Γ = 0.
     State: S (B, H, K, K), zeros.
@@ -74,5 +77,5 @@ class HGRN2(LowerBounded):
         k = (1 - self.lower_bound()) * (-f).sigmoid()
         g = F.logsigmoid(f) if self._bound is None else torch.log1p(-k)  # without a bound, k may round to 1
         q, k, v, g = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v, g))
-        o, last = linear_attention(q, k, v, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
+        o, last = linear_attention(q, k, v, g, state=state, cu_seqlens=cu_seqlens)
         return self.o_proj(self.g_norm(o.flatten(-2), None).to(x.dtype)), last

@@ -58,7 +58,8 @@ class MesaNet(QueryKeyValue):
     o_norm.weight (K); o_proj (D, H K).
     Differs: the iterations start from 0. Where nothing is left to solve, an iteration changes nothing. The released
     code instead adds 1e-5 to its divisors.
-    Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch.
+    Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch and
+    in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
     State: G and S, (B, H, K, K) each, zeros, and the last inputs of the convolutions.
     """
 

@@ -100,7 +100,8 @@ class Titans(QueryKeyValue):
         dim: D, model width.
         num_heads: H heads of K = D / H channels; by default D / 64.
         depth: matrices of the memory, M(x) = x + LN(f(x)): 1 for a linear f, 2 for a hidden layer of 4 K channels with
-            GELU.
+            GELU by tanh, as in TTT. The authors have no program. PyPI's titans-pytorch has the exact GELU and a norm
+            without a bias.
         chunk_size: steps of a chunk.
         use_short_conv: convolutions over q, k and v.
         conv_size, conv_bias: W, the window of the convolutions, and their bias.

@@ -24,7 +24,8 @@ from scanl.layers.state import Device, DType
 class SGConv(Layer):
     """SGConv: kernels of k numbers, stretched by powers of two and joined end to end; longer ones have smaller weights.
 
-    A kernel has l_max lags, so older inputs have no effect. Sequences may be longer. The state holds the last l_max - 1
+    A kernel has l_max lags, so older inputs have no effect. Sequences may be longer; in the released code a longer one
+    meets all k 2^(S-1) lags, which are more where l_max/k is no power of two. The state holds the last l_max - 1
     inputs, so a step costs O(l_max D). Differs: here the divisor is the norm of the kernels at construction. In the
     released code it is their norm at the first call, and a flag says whether that has happened.
 
