@@ -133,7 +133,8 @@ class _Likelihood(Head):
         raise NotImplementedError
 
     def loss(self, parameters: Tensor, y: Tensor) -> Tensor:
-        return -self.distribution(parameters).log_prob(y)
+        # In float64: the logarithms of gamma functions of large numbers are large, and nearly cancel.
+        return -self.distribution(parameters.double()).log_prob(y.double()).to(parameters.dtype)
 
     def mean(self, parameters: Tensor) -> Tensor:
         return self.distribution(parameters).mean
