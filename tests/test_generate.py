@@ -317,3 +317,30 @@ def test_mistakes_are_one_line_and_leave_nothing(kind, options, message, tmp_pat
     assert len(err.splitlines()) == 1
     assert message in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_dates_go_on_as_in_the_table(tmp_path, capfd):
+    """Month ends, and another table of the same frequency and of others."""
+    import pandas as pd
+
+    for name, freq, rows in (("ends", "ME", 40), ("few", "ME", 2), ("days", "D", 40)):
+        dates = pd.date_range("2021-01-31", periods=rows, freq=freq)
+        pd.DataFrame({"ds": dates, "y": np.arange(rows) % 7}).to_csv(tmp_path / f"{name}.csv", index=False)
+    options = {"target": "y", "time": "ds", "sequence_length": 8, "question": "generate"}
+    folder, _ = made(tmp_path / "run", **options, data=[str(tmp_path / "ends.csv")])
+    for name, rows in (("ends", 40), ("few", 2)):
+        path = generated(capfd, folder.path, "--steps", 3, "--prompt-file", tmp_path / f"{name}.csv")
+        expected = pd.date_range("2021-01-31", periods=rows + 3, freq="ME")[rows:]
+        assert pd.read_csv(path)["ds"].tolist() == [str(date.date()) for date in expected]
+    for options, message in (
+        (
+            ["--prompt-file", str(tmp_path / "days.csv")],
+            "a step of the times 'ds' lasts 0.03285 times what it lasts in",
+        ),
+        (["--freq", "often"], "freq is 'often', expected a frequency of pandas"),
+        (["--freq", "MS"], "freq is 'MS', expected none because the times have another frequency: 2021-01-31 00:00:00"),
+    ):
+        assert main(["generate", str(folder.path), *options]) == 2
+        out, err = capfd.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert message in err

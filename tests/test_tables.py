@@ -490,6 +490,13 @@ BAD = {
         write(labelled(series=4).assign(kind=lambda f: f.kind.where(f.id != "s3"))), [*KINDS, "kind"],
         "the target of series 's3' has no value at all; leave that series out",
     ),
+    "a comment": (write(text="# a station\nds,y\n1,2\n2,3\n"), [], "begins with the comment '# a station', expected a"),
+    "a title": (write(text="Station 5\nds,y\n1,2\n2,3\n"), [], "begins with 'Station 5', expected a line of names"),
+    "a comment below": (write(text="ds,y\n1/13/2020,2\n# end,\n"), [], "is '# end' in row 2, expected a time"),
+    "a line of units": (write(text="ds,y\ns,kWh\n1,2\n2,3\n"), [], "column '.*' is '.*' in row 1 and has numbers"),
+    "decimal commas": (write(text="ds;y;u\n1;2,5;3,5\n2;3,5;4,5\n"), [], "has ';' between its columns, expected"),
+    "tabs": (write(text="ds\ty\n1\t2\n2\t3\n"), [], r"has '\\t' between its columns, expected commas, and points"),
+    "tildes": (write(text="ds~y\n1~2\n2~3\n"), [], "has '~' between its columns, expected commas, and points"),
     "no features": (
         write(labelled(series=6)[["id", "kind"]]), [*KINDS[:4], "--target", "kind"], "has no column to read",
     ),
@@ -521,3 +528,44 @@ def test_a_bad_table_is_one_line_and_leaves_nothing(kind, tmp_path, monkeypatch,
     assert len(err.splitlines()) == 1
     assert re.search(message, err), err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_names_stay_as_they_are_written(tmp_path):
+    """NA, None and null are names; 007 and 7 are two. Beside text, NA is a missing number where numbers are wanted."""
+    names = ["NA", "None", "null", "007", "7", "1.0", "1", "nan"]
+    rows = [
+        f"{name},{i},{'NA' if i == 3 else i},{kind}" for name in names for i, kind in enumerate(["NA", "01", "1"] * 4)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["id,ds,y,kind", *rows]))
+    options = {"series": "id", "time": "ds", "horizon": 1, "sequence_length": 4}
+    source = Table([tmp_path / "t.csv"], "forecast", "y", **options)
+    assert [one.name for one in source.collection.each] == names
+    assert all(np.flatnonzero(np.isnan(one.target)).tolist() == [3] for one in source.collection.each)
+    labels = Table([tmp_path / "t.csv"], "label", "kind", past=["y"], series="id", time="ds")
+    assert labels.collection.classes == ["01", "1", "NA"]
+    assert labels.collection.each[0].target.tolist() == [2, 0, 1] * 4
+
+
+def test_row_numbers_are_no_covariates(tmp_path):
+    frame = labelled().drop(columns=["ds", "size", "up"])
+    mixed = frame.sample(frac=1, random_state=0).sort_values("id", kind="stable")
+    mixed.to_csv(tmp_path / "mixed.csv")  # whose numbers have no name
+    pd.read_csv(tmp_path / "mixed.csv").to_csv(tmp_path / "twice.csv")
+    frame.reset_index().to_csv(tmp_path / "named.csv", index=False)
+    mixed.to_parquet(tmp_path / "mixed.parquet")
+    left = {"mixed.csv": ["Unnamed: 0"], "twice.csv": ["Unnamed: 0.1", "Unnamed: 0"], "named.csv": ["index"]}
+    for name in (*left, "mixed.parquet"):
+        source = Table([tmp_path / name], "classify", "kind", series="id")
+        assert source.covariates == ["y", "u"]
+        assert source.left_out == left.get(name, [])
+        assert ("not read" in source.collection.said) == (name in left)
+    assert Table([tmp_path / "mixed.csv"], "classify", "kind", series="id", past=["Unnamed: 0"]).covariates == [
+        "Unnamed: 0"
+    ]
+
+
+def test_an_index_of_parquet_is_a_column(tmp_path):
+    frame = waves(rows=60)[["ds", "y"]].set_index("ds")
+    for index, time in (("ds", "ds"), (None, "index")):
+        frame.rename_axis(index).to_parquet(tmp_path / "t.parquet")
+        assert Table([tmp_path / "t.parquet"], "forecast", "y", time=time).collection.season == 7

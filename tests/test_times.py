@@ -223,7 +223,8 @@ def test_absent_dates_are_filled_by_the_calendar():
 
 @pytest.mark.parametrize(("step", "rows", "season"), [
     ("10ms", 600, 1), ("s", 2000, 1), ("h", 47, 1), ("h", 48, 24), ("D", 13, 1), ("D", 14, 7), ("B", 9, 1),
-    ("B", 10, 5), ("MS", 23, 1), ("MS", 24, 12), ("W-TUE", 103, 1), ("W-TUE", 104, 52), ("50min", 600, 1), ("100D", 90, 1),
+    ("B", 10, 5), ("MS", 23, 1), ("MS", 24, 12), ("W-TUE", 103, 1), ("W-TUE", 104, 52), ("50min", 600, 1),
+    ("100D", 90, 1),
 ])  # fmt: skip
 def test_a_season_is_at_most_half_of_the_table(step, rows, season):
     dates = pd.date_range("2024-01-01", periods=rows, freq=step)
