@@ -12,6 +12,7 @@ import shlex
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -190,7 +191,8 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
     (tmp_path / "songs").mkdir()
     for number in range(6):
         published.wav(tmp_path / "songs" / f"{number}.wav", bytes(range(80)))
-    weeks = [f"2024{1 + week // 4:02}{1 + 7 * (week % 4):02},{week % 13}" for week in range(48)]
+    saturdays = [date(1958, 3, 29) + timedelta(weeks=week) for week in range(48)]
+    weeks = [f"{day:%Y%m%d},{week % 13}" for week, day in enumerate(saturdays)]
     (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
     if page == "docs/data.md":
         monkeypatch.setenv("SCANL_DATA", str(tmp_path / "downloads"))
