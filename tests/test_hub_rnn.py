@@ -158,6 +158,27 @@ def test_output_lies_in_memory_as_torchs(kind):
     assert module(draw(STEPS, BATCH, WIDTH))[0].is_contiguous()
 
 
+@each_kind
+@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"bidirectional": True}, {"num_layers": 2}], ids=str)
+@pytest.mark.parametrize("shape", [(STEPS, BATCH), (STEPS, 1), (1, BATCH), (STEPS,), "packed"], ids=str)
+def test_results_may_be_changed_in_place(kind, options, shape):
+    """As torch's own: the outputs and the last states."""
+    module = build(kind, **options)
+    if shape == "packed":
+        x = pack_sequence([draw(4, WIDTH), draw(2, WIDTH)])
+    else:
+        x = draw(*shape, WIDTH)
+    found = []
+    for change in (hub.restore, hub.accelerate):
+        change(module)
+        y, *last = tensors(module(x))
+        ys = [torch.relu_(y), *(each.mul_(2) for each in last)]
+        total = sum((each * torch.linspace(-1, 2, each.numel(), dtype=each.dtype).view_as(each)).sum() for each in ys)
+        found.append([total, *torch.autograd.grad(total, list(module.parameters()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_left_alone_with_a_reason():
     model = nn.ModuleList([nn.LSTM(WIDTH, HIDDEN, proj_size=2), nn.LSTM(WIDTH, HIDDEN)])
     report = hub.accelerate(model)

@@ -125,6 +125,11 @@ def streaming(request):
     return request.param
 
 
+@pytest.fixture(params=CASES)
+def every(request):
+    return request.param
+
+
 def test_tokens_equal_the_whole(streaming):
     layer, x = make(streaming), inputs(2, 9)
     whole, last = layer(x)
@@ -134,6 +139,23 @@ def test_tokens_equal_the_whole(streaming):
         ys.append(y)
     torch.testing.assert_close(torch.stack(ys, 1), whole)
     assert_same(state, last)
+
+
+def test_the_output_may_be_changed_in_place(every):
+    """As `torch.relu_(layer(x)[0])`, which torch's own recurrent modules allow: gradients are those of a copy."""
+    layer, x = make(every), inputs(2, 9)
+    found = []
+    for change in (torch.Tensor.mul_, torch.Tensor.mul):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(3)  # of the layers that draw noise
+        y, last = layer(given)
+        y = change(y, torch.where(y.detach() > 0, 2.0, 0.5))
+        loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
+        loss = loss + sum(part.square().sum() for _, part in states.leaves(last) if part.is_floating_point())
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        found.append([loss, *torch.autograd.grad(loss, [given, *parameters], materialize_grads=True)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_any_cut_equals_the_whole(streaming):

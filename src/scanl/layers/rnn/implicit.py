@@ -89,7 +89,7 @@ class Implicit(Layer):
         with as_widened(x):
             s = self._solve(given.flatten(0, 1), W, first.reshape(-1, self.dim)).view_as(given)
         _, last = token_shift(s, before[:, None], cu_seqlens=cu_seqlens)
-        return s.to(x.dtype), last[:, 0]
+        return s.to(x.dtype, copy=True), last[:, 0]  # token_shift has saved s, and the caller may change y in place
 
     def _solve(self, given: Tensor, W: Tensor, first: Tensor) -> Tensor:
         """Return the fixed point for each row of `given`."""

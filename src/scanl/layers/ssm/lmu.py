@@ -270,4 +270,5 @@ class LMUParallel(Layer):
                 m, last = varying_memory_cell(u, *varying, state, cu_seqlens=cu_seqlens)
             else:
                 m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
-        return self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)).relu(), last
+        # A ReLU that saves its input, not its result, which the caller may change in place.
+        return F.threshold(self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)), 0.0, 0.0), last

@@ -86,6 +86,10 @@ def compiled(
 
     def forward_context(ctx, inputs, output):
         values = dict(zip(op.names, inputs[:count], strict=True)) | dict(zip(("y", "", "kept"), output, strict=False))
+        ctx.changes = None
+        if kernels is not None and "y" in saves and _eager(output[0]):
+            ctx.changes = _Changes(output[0])
+            values["y"] = output[0].data  # torch would refuse the backward pass after a change of y in place
         ctx.save_for_backward(*[values[key] for key in saves], inputs[count + 1])
         ctx.reverse, ctx.options = inputs[count], inputs[count + 2 : count + 2 + len(op.options)]
         ctx.present = [value is not None for value in inputs[:count]]
@@ -94,6 +98,8 @@ def compiled(
 
     def forward_backward(ctx, dy, dlast, dkept=None):
         *saved, cu_seqlens = ctx.saved_tensors
+        if ctx.changes is not None and ctx.changes.any():
+            saved = again(saved, ctx.reverse, cu_seqlens, ctx.options)
         like = next(value for value in saved if value is not None)
         dy, dlast = (
             like.new_zeros(shape, dtype=dtype) if by is None else by
@@ -101,6 +107,13 @@ def compiled(
         )
         grads = iter(backward(dy, dlast, *saved, ctx.reverse, cu_seqlens, *ctx.options))
         return *[next(grads) if present else None for present in ctx.present], None, None, *[None] * len(more)
+
+    def again(saved, reverse, cu_seqlens, values):
+        """Return the saved tensors with y and `kept` computed once more: the caller has changed y in place."""
+        known = dict(zip(saves, saved, strict=True))
+        with torch.no_grad():
+            y, _, kept = forward(*[known[key] for key in op.names], reverse, cu_seqlens, *values, True)
+        return list((known | {"y": y, "kept": kept}).values())
 
     def backward_context(ctx, inputs, output):
         tensors, (ctx.reverse, cu_seqlens, *ctx.options) = inputs[: kept + 2], inputs[kept + 2 :]
@@ -176,10 +189,12 @@ def compiled(
 
     def run(*operands, reverse=False, cu_seqlens=None, **given):
         values = [given[key] for key in op.options]
-        if kernels is None:
-            return forward(*operands, reverse, cu_seqlens, *values)
         wanted = torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in operands)
-        return forward(*operands, reverse, cu_seqlens, *values, wanted or transforming())[:2]
+        wanted = wanted or transforming()
+        more = () if kernels is None else (wanted,)
+        y, last, *_ = forward(*operands, reverse, cu_seqlens, *values, *more)
+        copied = "y" in saves and wanted and (kernels is None or transforming())
+        return _copy(y) if copied else y, last
 
     op.backend(backend, whole=True, forward_mode=False, **declared)(run)
 
@@ -278,6 +293,49 @@ def _nobody_watches(args: Sequence[Any]) -> bool:
         elif type(value) not in _PLAIN:
             return False
     return True
+
+
+# A caller may change y in place, as it may change what a loop in torch returns, although the backward pass needs y. The
+# backward pass of a kernel that has all operands then computes y again. Otherwise the caller gets a copy.
+
+
+class _Changes:
+    """Tells whether a tensor was changed in place, without keeping its memory."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._counter = value.detach()  # shares the counter of changes, also when it has other memory
+        self._counter.data = value.new_empty(0)
+        self._begin = self._counter._version
+
+    def any(self) -> bool:
+        return self._counter._version != self._begin
+
+
+def _eager(value: Tensor) -> bool:
+    """Return whether nothing traces or transforms this tensor. In a trace, changes in place are no longer such."""
+    return (
+        type(value) is Tensor
+        and not torch.compiler.is_compiling()
+        and not transforming()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+    )
+
+
+class _Copy(torch.autograd.Function):
+    """A copy in memory that is used again: fresh memory takes longer than the copy."""
+
+    @staticmethod
+    def forward(ctx, y):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return importlib.import_module("scanl.ops._cpu._memory").empty(y.shape, y.dtype).copy_(y)
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dy
+
+
+def _copy(y: Tensor) -> Tensor:
+    return _Copy.apply(y) if y.device.type == "cpu" and _eager(y) else y.clone()
 
 
 def _has_tangent(value: Any) -> bool:
