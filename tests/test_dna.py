@@ -114,9 +114,11 @@ def test_caduceus_of_both_strands_does_not_care_which_is_read():
     torch.testing.assert_close(logits, both)
 
 
-def test_caduceus_is_the_model_of_two_strands_side_by_side():
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("swap", [False, True])
+def test_caduceus_is_the_model_of_two_strands_side_by_side(swap, depth):
     """Blocks of 2 D channels: the norm and the mixer act on each half in its own direction, as `reverse_complement`."""
-    model, tokens = Caduceus(8, 2, layer_options=OPTIONS).double(), strand()
+    model, tokens = Caduceus(8, depth, layer_options=OPTIONS, swap_strands=swap).double(), strand()
     table = model.embedding.weight
     x = torch.cat([table[tokens], table[complement(tokens)].flip(-1)], -1)
 
@@ -127,10 +129,25 @@ def test_caduceus_is_the_model_of_two_strands_side_by_side():
     for block in model.stack.blocks:
         pair = build("reverse_complement", 16, layer_options=OPTIONS).double()
         pair.layer.load_state_dict(block.mixer.state_dict())
+        if swap:  # first half of the norm: of the second half of x; of the residual too
+            x = torch.cat([x[..., 8:], x[..., :8]], -1)
         x = x + pair(halves(block.mixer_norm, x))[0]
     one, other = halves(model.stack.norm, x).chunk(2, -1)
     expected = one @ table.T + other.flip(-1) @ table[complement(torch.arange(16))].T
     torch.testing.assert_close(model(tokens), expected)
+    turned = model(complement(tokens.flip(1)))
+    torch.testing.assert_close(turned, expected.flip(1)[..., complement(torch.arange(16))])
+    mask = torch.ones(2, tokens.shape[1] + 3, dtype=torch.bool)
+    mask[0, :3] = mask[1, -3:] = False
+    padded = tokens.new_zeros(mask.shape)
+    padded[mask] = torch.cat([tokens[0], tokens[0]])
+    found = model(padded, mask=mask)[mask].view(2, *expected.shape[1:])
+    torch.testing.assert_close(found, expected[:1].expand_as(found))
+
+
+def test_caduceus_swaps_no_single_strand():
+    with pytest.raises(ConfigError, match="caduceus: swap_strands is True, expected False because of both_strands=Fa"):
+        Caduceus(8, 1, both_strands=False, swap_strands=True)
 
 
 def test_caduceus_reads_a_padded_batch_as_each_row_alone(tmp_path):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from scanl import hub
 from scanl.cli import main
 from scanl.cli.generate import whole_characters
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ConfigError
 from scanl.hub import checkpoints, formats
 from scanl.layers import param_groups
 from scanl.learning import t2r
@@ -294,6 +294,29 @@ def test_loaded_models_train_as_built_ones(stored):
     assert all(p.requires_grad and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["llama", "llama_turned", "recurrent_gemma", "recurrent_gemma_turned"])
+@pytest.mark.parametrize("pad", [None, 0, 7])
+def test_padding_gets_the_gradient_that_transformers_gives_it(name, pad, tmp_path):
+    theirs = made(name, pad_token_id=pad)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = hub.load(tmp_path / "theirs")
+    tokens = torch.tensor([[7, 3, 0, 9, 7, 1]])
+    ours(tokens)[0].square().sum().backward()
+    theirs(tokens).logits.square().sum().backward()
+    found, wanted = ours.embedding.weight.grad, theirs.get_input_embeddings().weight.grad
+    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    hub.save(ours, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["pad_token_id"] == pad
+    ours.save(tmp_path / "own")
+    assert LanguageModel.load(tmp_path / "own").embedding.padding_idx == pad
+
+
+def test_a_padding_token_outside_the_vocabulary():
+    with pytest.raises(ConfigError, match="padding_idx is 11, expected -11 to 10 because of vocab_size"):
+        LanguageModel(11, 8, 1, padding_idx=11)
+    assert (LanguageModel(11, 8, 1, padding_idx=3).embedding.weight[3] == 0).all()
+
+
 @torch.no_grad()
 def test_rescaled_rwkv(tmp_path):
     """transformers halves the stream at inference, so that its norms' epsilon weighs more; we do as its training."""
@@ -402,7 +425,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
 
     monkeypatch.setattr(formats.base, "LanguageModel", built)
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
-    others = {"attention_window_size", "max_position_embeddings", "block_types", "rope_parameters"}
+    others = {"attention_window_size", "max_position_embeddings", "block_types", "rope_parameters", "pad_token_id"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
     sizes = [key for key in fmt.defaults if key not in others and not isinstance(found[key], bool)]
     assert len(sizes) >= 5

@@ -9,7 +9,7 @@ from by_hand import DIM, assert_normal, assert_uniform, convolve, linear
 from scanl.errors import ConfigError
 from scanl.layers import Hyena, LaughingHyena
 from scanl.layers.ssm.laughing_hyena import distil, fit_modes
-from scanl.models import LanguageModel, distil_model
+from scanl.models import HyenaDNA, LanguageModel, distil_model
 
 
 def laughing_hyena(layer, xs):
@@ -92,6 +92,14 @@ def test_a_distilled_model():
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
     single = LanguageModel(11, 8, 1, "hyena", layer_options={"l_max": 16, "filter_order": 8})
     assert distil_model(single)[0].config["layer"] == "laughing_hyena"
+    dna = HyenaDNA(8, 2, max_length=14)
+    made, fits = distil_model(dna, tolerance=1e-6)
+    assert type(made) is LanguageModel
+    assert len(fits) == 2
+    expected, found = dna(tokens[:, :16])[0], made(tokens[:, :16])[0]  # as many as the filters have lags
+    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+    mixed = LanguageModel(11, 8, 2, ["hyena_dna", "lru"], layer_options={"hyena_dna": {"l_max": 16}})
+    assert distil_model(mixed)[0].config["layer"] == ["laughing_hyena", "lru"]
     with pytest.raises(ConfigError, match="distil_model: layer is 'lru', expected a model with hyena"):
         distil_model(LanguageModel(11, 8, 1, "lru"))
 

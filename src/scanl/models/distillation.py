@@ -6,10 +6,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from scanl import layers
 from scanl.errors import ConfigError
 from scanl.layers.ssm.hyena import Hyena
 from scanl.layers.ssm.laughing_hyena import Fit, distil
 from scanl.models.block import Block
+from scanl.models.dna import HyenaDNA
 from scanl.models.language_model import LanguageModel
 
 
@@ -19,26 +21,30 @@ def distil_model(
 ) -> tuple[LanguageModel, list[Fit]]:
     """Return a model with `laughing_hyena` for each `hyena` of `model`, and how well the filters are fitted.
 
-    All else is copied. tolerance, largest: as in `scanl.layers.ssm.laughing_hyena.fit_modes`.
+    All else is copied. From a `HyenaDNA` comes a `LanguageModel` with the same blocks.
+    tolerance, largest: as in `scanl.layers.ssm.laughing_hyena.fit_modes`.
     Raises ConfigError if the model has no Hyena.
     """
+    kind, config = type(model), dict[str, Any](model.config)
+    if isinstance(model, HyenaDNA):
+        kind, config = LanguageModel, dict(model.general)
     blocks = [cast(Block, block) for block in model.stack.blocks]
     made = {i: distil(b.mixer, tolerance=tolerance, largest=largest) for i, b in enumerate(blocks)
             if isinstance(b.mixer, Hyena)}  # fmt: skip
     if not made:
-        raise ConfigError(f"distil_model: layer is {model.config['layer']!r}, expected a model with hyena")
+        raise ConfigError(f"distil_model: layer is {config['layer']!r}, expected a model with hyena")
     modes = max(layer.d_state for layer, _ in made.values())
     first = next(iter(made.values()))[0]
     options = {"d_state": modes, "order": first.order, "short_filter_order": first.short_filter.kernel_size[0]}
-    config: dict[str, Any] = dict(model.config)
     given = config["layer"]
     if isinstance(given, str):
         config |= {"layer": "laughing_hyena", "layer_options": options}
     else:
-        others: Mapping[str, Any] = {n: o for n, o in (config["layer_options"] or {}).items() if n != "hyena"}
-        pattern = ["laughing_hyena" if name == "hyena" else name for name in given]
+        theirs = {name for name in given if issubclass(layers.get(name), Hyena)}
+        others: Mapping[str, Any] = {n: o for n, o in (config["layer_options"] or {}).items() if n not in theirs}
+        pattern = ["laughing_hyena" if name in theirs else name for name in given]
         config |= {"layer": pattern, "layer_options": {**others, "laughing_hyena": options}}
-    result = type(model)(**config).to(model.embedding.weight).train(model.training)
+    result = kind(**config).to(model.embedding.weight).train(model.training)
     state = {name: value for name, value in model.state_dict().items()
              if not any(name.startswith(f"stack.blocks.{i}.mixer.") for i in made)}  # fmt: skip
     for i, (layer, _) in made.items():

@@ -87,6 +87,7 @@ class HyenaDNA(LanguageModel):
             vocab_size, dim, depth, "hyena_dna", layer_options={"l_max": max_length + 2}, channel_mixer="mlp",
             norm="layernorm", norm_eps=1e-5, residual_in_float32=True, tie_embeddings=True,
         )  # fmt: skip
+        self.general = self.config  # the arguments of `LanguageModel`
         self.config = {"dim": dim, "depth": depth, "max_length": max_length, "vocab_size": vocab_size}
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -106,14 +107,17 @@ class Caduceus(Saved):
     reversing and complementing the strand does the same to the logits. Without `both_strands` (Caduceus-Ph), average
     the logits of both strands yourself if the strand must not matter.
 
-    The released model keeps both strands side by side, in 2 D channels. Each block acts on them as here. Differs: the
-    released model's default, a fused norm, exchanges the strands in each block.
+    The released model keeps both strands side by side, in 2 D channels. Each block acts on them as here. With its
+    default, a fused norm, the two exchange their channels before each block: that is `swap_strands`. Its weights then
+    need it; the model is equivariant with and without.
 
     Args:
         dim: D, width of one strand.
         depth: L, blocks.
         both_strands: read the reverse complement too.
         layer_options: options of `caduceus`.
+        swap_strands: before each block, a strand takes the numbers of the other one, with positions and channels
+            reversed. Needs `both_strands`.
         vocab_size: V, at least 12; tokens as of `encode`.
 
     Source: Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234,
@@ -128,11 +132,15 @@ class Caduceus(Saved):
         both_strands: bool = True,
         layer_options: Mapping[str, Any] | None = None,
         vocab_size: int = VOCABULARY,
+        *,
+        swap_strands: bool = False,
     ) -> None:
         super().__init__(locals())
+        if swap_strands and not both_strands:
+            raise ConfigError("caduceus: swap_strands is True, expected False because of both_strands=False")
         if vocab_size < FIRST + len(BASES):
             raise ConfigError(f"caduceus: vocab_size is {vocab_size}, expected at least {FIRST + len(BASES)}")
-        self.vocab_size, self.both_strands = vocab_size, both_strands
+        self.vocab_size, self.both_strands, self.swap_strands = vocab_size, both_strands, swap_strands
         self.embedding = nn.Embedding(vocab_size, dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
@@ -159,14 +167,22 @@ class Caduceus(Saved):
         tokens, cu_seqlens = tokens.long(), None  # a tensor of bytes as an index is a mask
         if mask is not None:
             tokens, cu_seqlens = pack(tokens, mask)
-        read = [self._read(tokens, cu_seqlens)]
-        if self.both_strands:
-            table = complements(self.vocab_size).to(tokens.device)
-            read.append(_turned(self._read(_turned(table[tokens], cu_seqlens), cu_seqlens), cu_seqlens))
-        return read
+        one = self._read(tokens, cu_seqlens)
+        if not self.both_strands:
+            return [one]
+        table = complements(self.vocab_size).to(tokens.device)
+        other = self._read(_turned(table[tokens], cu_seqlens), cu_seqlens)
+        if self.swap_strands and len(self.stack.blocks) % 2:  # each ends where the other began
+            one, other = other, one
+        return [one, _turned(other, cu_seqlens)]
 
     def _read(self, tokens: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        return self.stack(embedded("caduceus", self.embedding, tokens), cu_seqlens=cu_seqlens)[0]
+        x = embedded("caduceus", self.embedding, tokens)
+        if not self.swap_strands:
+            return self.stack(x, cu_seqlens=cu_seqlens)[0]
+        for block in self.stack.blocks:
+            x, _ = block(_turned(x, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)
+        return self.stack.norm(x)
 
 
 def _turned(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:

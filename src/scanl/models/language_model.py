@@ -30,6 +30,7 @@ class LanguageModel(Saved):
         embedding_scale: factor on the embedding, as in RecurrentGemma; None for 1.
         logit_cap: c; the logits become c tanh(logits / c), in (-c, c). None for no cap.
         tie_embeddings: use the embedding matrix for the output too.
+        padding_idx: token whose row of the embedding is 0 at first and gets no gradient from the input; None for none.
 
     tokens: (B, T) of any integer dtype.   logits: (B, T, V).   State: one BlockState for each block, of constant size.
     config: the constructor arguments by name; `save` writes them with the weights.
@@ -55,8 +56,12 @@ class LanguageModel(Saved):
         embedding_scale: float | None = None,
         logit_cap: float | None = None,
         tie_embeddings: bool = False,
+        padding_idx: int | None = None,
     ) -> None:
         super().__init__(locals())
+        if padding_idx is not None and not -vocab_size <= padding_idx < vocab_size:
+            expected = f"{-vocab_size} to {vocab_size - 1} because of vocab_size"
+            raise ConfigError(f"language model: padding_idx is {padding_idx}, expected {expected}")
         if logit_cap is not None and not logit_cap > 0:
             raise ConfigError(f"language model: logit_cap is {logit_cap}, expected more than 0")
         self.stack = Stack(**self.options_of(Stack))
@@ -65,10 +70,12 @@ class LanguageModel(Saved):
         self.vocab_size = vocab_size
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
-        self.embedding = nn.Embedding(vocab_size, dim)
+        self.embedding = nn.Embedding(vocab_size, dim, padding_idx)
         self.embedding_norm = make_norm(norm, dim, norm_eps) if embedding_norm else None
         self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
+        if padding_idx is not None:
+            nn.init.zeros_(self.embedding.weight[padding_idx])
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=0.02)
 

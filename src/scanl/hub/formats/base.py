@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from scanl.errors import CheckpointError
+from scanl.errors import CheckpointError, ConfigError
 from scanl.layers import Layer
 from scanl.layers.parts.norm import RMSNorm
 from scanl.models import Block, LanguageModel
@@ -111,6 +111,14 @@ def blocks(model: LanguageModel) -> list[Block]:
 def whole_ratio(part: int, of: int) -> float | int:
     """Return part / of, as an int if it is whole."""
     return part / of if part % of else part // of
+
+
+def padding_of(config: Mapping[str, Any]) -> int | None:
+    """Return the token whose row of the embedding gets no gradient from the input."""
+    value, size = config["pad_token_id"], config["vocab_size"]
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and -size <= value < size):
+        return value
+    raise ConfigError(f"pad_token_id is {value!r}, expected null or {-size} to {size - 1} because of vocab_size")
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from scanl.errors import CheckpointError
-from scanl.hub.formats.base import Format, blocks, register
+from scanl.hub.formats.base import Format, blocks, padding_of, register
 from scanl.hub.formats.rotary import checked, gathered
 from scanl.layers.attention.attention import Attention
 from scanl.layers.channel.gated_mlp import GatedMLP
@@ -30,6 +30,7 @@ class LlamaFormat(Format):
         "rope_parameters": None,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
+        "pad_token_id": None,
     }
     only: ClassVar = {
         "hidden_act": ("silu",),
@@ -37,7 +38,7 @@ class LlamaFormat(Format):
         "mlp_bias": (False,),
         "pretraining_tp": (1,),
     }
-    own: ClassVar = ("rope_parameters",)
+    own: ClassVar = ("rope_parameters", "pad_token_id")
     weights: ClassVar = {
         "embedding.": "model.embed_tokens.",
         "stack.blocks.*.mixer_norm.": "model.layers.*.input_layernorm.",
@@ -80,6 +81,7 @@ class LlamaFormat(Format):
             "channel_options": {"intermediate_size": config["intermediate_size"]},
             "norm_eps": config["rms_norm_eps"],
             "tie_embeddings": config["tie_word_embeddings"],
+            "padding_idx": padding_of(config),
         }
 
     @staticmethod
@@ -114,4 +116,5 @@ class LlamaFormat(Format):
             "rope_parameters": {"rope_type": "default", "rope_theta": mixer.rope_base, **part},
             "rms_norm_eps": block.mixer_norm.eps,
             "tie_word_embeddings": model.head is None,
+            "pad_token_id": model.embedding.padding_idx,
         }

@@ -7,7 +7,7 @@ import torch
 
 from scanl import layers
 from scanl.errors import ConfigError
-from scanl.hub.formats.base import Format, blocks, register
+from scanl.hub.formats.base import Format, blocks, padding_of, register
 from scanl.hub.formats.rotary import checked, gathered
 from scanl.layers.parts.norm import ZeroCenteredRMSNorm
 from scanl.models import GatedMLP, LanguageModel
@@ -36,8 +36,9 @@ class RecurrentGemmaFormat(Format):
         "rms_norm_eps": 1e-6,
         "logits_soft_cap": 30.0,
         "tie_word_embeddings": True,
+        "pad_token_id": 0,
     }
-    own: ClassVar = ("block_types", "rope_parameters")
+    own: ClassVar = ("block_types", "rope_parameters", "pad_token_id")
     only: ClassVar = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_dropout": (0.0,)}
     new: ClassVar = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     weights: ClassVar = {
@@ -105,6 +106,7 @@ class RecurrentGemmaFormat(Format):
             "embedding_scale": torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item(),  # rounded as there
             "logit_cap": config["logits_soft_cap"],
             "tie_embeddings": config["tie_word_embeddings"],
+            "padding_idx": padding_of(config),
         }
 
     @staticmethod
@@ -145,6 +147,7 @@ class RecurrentGemmaFormat(Format):
             "rms_norm_eps": blocks(model)[0].mixer_norm.eps,
             "logits_soft_cap": model.logit_cap,
             "tie_word_embeddings": model.head is None,
+            "pad_token_id": model.embedding.padding_idx,
         }
         heads = set()
         for mixer in reversed(mixers):  # reversed, so that the first layer of each kind decides
