@@ -164,10 +164,7 @@ def test_output_lies_in_memory_as_torchs(kind):
 def test_results_may_be_changed_in_place(kind, options, shape):
     """As torch's own: the outputs and the last states."""
     module = build(kind, **options)
-    if shape == "packed":
-        x = pack_sequence([draw(4, WIDTH), draw(2, WIDTH)])
-    else:
-        x = draw(*shape, WIDTH)
+    x = pack_sequence([draw(4, WIDTH), draw(2, WIDTH)]) if shape == "packed" else draw(*shape, WIDTH)
     found = []
     for change in (hub.restore, hub.accelerate):
         change(module)
