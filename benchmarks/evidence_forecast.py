@@ -104,7 +104,7 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
     model, steps = DLinear(READ, horizon), LINEAR_STEPS
 
     def loss(step: int) -> Tensor:
-        inputs, targets = map(torch.from_numpy, source.batch(step, 32))
+        inputs, targets = (torch.from_numpy(part).float() for part in source.batch(step, 32))
         off = model((inputs - location) / scale) - (targets[:, -1] - location) / scale
         return off[~targets[:, -1].isnan()].square().mean()  # missing behind the end of the training part
 
@@ -114,7 +114,7 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
     sums: dict[str, list[float]] = {}
     with torch.no_grad():
         for inputs, targets in source.exam(None).examples:
-            forecast = model((torch.from_numpy(inputs) - location) / scale) * scale + location
+            forecast = model((torch.from_numpy(inputs).float() - location) / scale) * scale + location
             quantiles = forecast[..., None].expand(*forecast.shape, len(LEVELS))
             for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]

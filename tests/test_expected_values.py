@@ -142,7 +142,7 @@ def normalised(y, location, scale):
 def test_the_interval_of_a_frame():
     """A normal distribution whose mean and deviation are known in the unit of each series."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
-    from scanl.learning.estimators import FrameForecaster
+    from scanl.learning.frames import FrameForecaster
 
     draw = np.random.default_rng(0)
     y = {"a": draw.normal(size=60), "b": 100 + 7 * draw.normal(size=60)}

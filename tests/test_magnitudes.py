@@ -14,7 +14,8 @@ from scanl.models import Forecaster, SequenceClassifier, SequenceRegressor
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
-from scanl.learning.estimators import FrameForecaster, SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.frames import FrameForecaster  # noqa: E402
 
 EPS = np.finfo(np.float64).eps
 UNITS = [(1e8, 1.0), (-3e12, 7.0), (0.0, 1e-13), (0.0, 1e-300), (5e-9, 1e-12), (1e30, 3e24)]  # offset and scale

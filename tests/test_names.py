@@ -45,7 +45,7 @@ SOURCES = {
     "psMNIST": "psmnist",
     "lra_text": "imdb",
     "LRA-Image": "lra_image",
-    "Path-X": "lra_path_x",
+    "LRA-Path-X": "lra_path_x",
     "WikiText-103": "wikitext103",
     "Speech Commands": "speech_commands",
 }

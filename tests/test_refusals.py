@@ -255,7 +255,8 @@ def test_no_message_of_matplotlib_is_before_a_refusal(tmp_path):
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
 
-from scanl.learning.estimators import FrameForecaster, SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.estimators import SeriesClassifier, SeriesRegressor  # noqa: E402
+from scanl.learning.frames import FrameForecaster  # noqa: E402
 
 SMALL = {"layer": "lru", "dim": 8, "steps": 2}
 ROWS = np.random.default_rng(0).normal(size=(12, 6))
@@ -344,7 +345,7 @@ def test_a_frame_is_a_frame():
         ({"y": [1.0]}, "dict"),
         (FRAME.y, "Series"),
     ):
-        with pytest.raises(DataError, match=f"frame: it is a {kind}, expected a pandas DataFrame"):
+        with pytest.raises(DataError, match=f"frame: it is of type {kind}, expected a DataFrame of pandas"):
             FrameForecaster(2).fit(wrong)
 
 

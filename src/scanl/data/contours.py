@@ -133,7 +133,7 @@ class LRAPathX(PublishedPathfinder):
     """
 
     id = "B-lra-pathx"
-    aliases = ("path_x",)
+
     needs = _files(128)
 
     side: int = 128

@@ -75,7 +75,7 @@ class LinearRNN(Layer):
             raise ConfigError(f"linear_rnn: dim is {dim} and expand is {expand}, expected at least 1")
         if conv_size < 1:
             raise ConfigError(f"linear_rnn: conv_size is {conv_size}, expected at least 1")
-        self.dim, self.norm_before_gate = dim, norm_before_gate
+        self.dim, self.conv_size, self.norm_before_gate = dim, conv_size, norm_before_gate
         self.expand = expand
         self.hidden_dim = dim * expand
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
@@ -108,7 +108,7 @@ class LinearRNN(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
         conv, kind = None, {"device": device, "dtype": dtype, "at_least": torch.float32}
         if self.conv is not None:
-            conv = self._zeros(batch_size, self.conv.kernel_size[0] - 1, self.hidden_dim, **kind)
+            conv = self._zeros(batch_size, self.conv_size - 1, self.hidden_dim, **kind)
         if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)
         return LinearRNNState(self._zeros(batch_size, *self.recurrent_shape(), **kind), conv)

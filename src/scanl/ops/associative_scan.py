@@ -5,9 +5,9 @@ r"""Scan by any associative operator.
 Source: Ladner and Fischer, "Parallel Prefix Computation", J. ACM 27 (1980); Blelloch, "Prefix Sums and Their
 Applications", CMU-CS-90-190 (1990). The algorithm is recursive. It joins neighbouring elements and scans the result,
 which has half the length. That scan gives every second output; one more join gives the outputs between them. Up to 8
-elements are scanned in the fewest rounds instead, each of which joins at twice the distance of the one before (Hillis
-and Steele, "Data Parallel Algorithms", CACM 29, 1986). T elements take log₂T calls of the operator up to 8, and
-2 log₂T - 3 beyond, rounded up, for O(T) work in all.
+elements are scanned in the fewest rounds instead, in blocks that double (Sklansky, "Conditional-Sum Addition Logic",
+IRE Trans. Electronic Computers, 1960). T elements take log₂T calls of the operator up to 8, and 2 log₂T - 3 beyond,
+rounded up, for O(T) work in all.
 """
 
 from collections.abc import Callable, Iterator
@@ -107,14 +107,15 @@ def _scan(
 def _in_fewest_rounds(
     join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], leaves: list[Tensor], axes: list[int], steps: int
 ) -> list[Tensor]:
-    distance = 1
-    while distance < steps:
-        left = [leaf.narrow(i, 0, steps - distance) for leaf, i in zip(leaves, axes, strict=True)]
-        right = [leaf.narrow(i, distance, steps - distance) for leaf, i in zip(leaves, axes, strict=True)]
-        first = [leaf.narrow(i, 0, distance) for leaf, i in zip(leaves, axes, strict=True)]
+    for half in (1, 2, 4):  # blocks of this size are done; each second one gets the last element of the first
+        places = [place for place in range(steps) if place & half]
+        if not places:
+            break
+        second = torch.tensor(places, device=leaves[0].device)
+        left = [leaf.index_select(i, (second & -half) - 1) for leaf, i in zip(leaves, axes, strict=True)]
+        right = [leaf.index_select(i, second) for leaf, i in zip(leaves, axes, strict=True)]
         joined = join(left, right)
-        leaves = [torch.cat(both, i) for both, i in zip(zip(first, joined, strict=True), axes, strict=True)]
-        distance *= 2
+        leaves = [leaf.index_copy(i, second, new) for leaf, i, new in zip(leaves, axes, joined, strict=True)]
     return leaves
 
 

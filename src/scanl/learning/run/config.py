@@ -229,7 +229,7 @@ class TrainConfig:
         own = "text" if data.question is None else "table"
         if len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS:
             own = OF_FOLDERS.get(data.question or "", own)
-        return own if data.task is None else sources.find(data.task) or data.task
+        return sources.find(data.task) or data.task if data.task else own
 
     def source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scanl.data.base import Source
-from scanl.errors import CheckpointError, DivergenceError, ScanlError
+from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import BPTT
