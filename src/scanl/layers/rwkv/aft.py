@@ -6,17 +6,21 @@ r"""Attention free transformer: averages of values. Their weights depend on keys
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, preset, register, widen
-from scanl.layers.packing import sequence_index
+from scanl.layers.base import Layer, as_widened, preset, register, widen
+from scanl.layers.packing import each_alone
+from scanl.layers.rwkv._weighed import Sums, weighed
 from scanl.layers.state import Device, DType
 from scanl.layers.state import to as move
-from scanl.ops import associative_scan, linear_scan, weighted_average
+from scanl.ops import weighted_average
+from scanl.ops._frame.nonfinite import faulty, readable, since, suspected
+from scanl.ops._frame.opaque import opaque
 
 VARIANTS = ("simple", "full", "local", "conv")
 
@@ -32,6 +36,96 @@ class AFTState(NamedTuple):
     keys: Tensor
     values: Tensor
     steps: Tensor
+
+
+MANY, FEW = 256, 64  # steps that are computed together: without and with a window
+
+
+def _shapes(
+    keys: Tensor, values: Tensor, bias: Tensor, average: Tensor | None, steps: Tensor | None, length: int, *more: Any
+) -> list[Tensor]:
+    y = keys.new_empty(keys.shape[0], length, keys.shape[2])
+    return [y] if average is None else [y, torch.empty_like(average)]
+
+
+@opaque(
+    "aft(Tensor keys, Tensor values, Tensor bias, Tensor? average, Tensor? steps, SymInt length, int window, bool pairs) "
+    "-> Tensor[]",
+    _shapes,
+)
+def _averaged(
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    average: Tensor | None,
+    steps: Tensor | None,
+    length: int,
+    window: int,
+    pairs: bool,
+) -> list[Tensor]:
+    """Return the averages (B, T, E), and the sums over the steps before the window unless `average` is None.
+
+    keys, values: those carried, then those of this call, (B, S + T, E).   bias: w of pairs of positions (max_length,
+    max_length), or of distances (H, s).   average: sums over the steps before the carried ones; None where the window
+    has all.   steps: (B, 1), steps read before this call; None for 0.
+    """
+    batch, carried, heads = keys.shape[0], keys.shape[1] - length, 1 if pairs else bias.shape[0]
+    if batch * length == 0:
+        return [values[:, carried:], *([] if average is None else [average])]
+    spoil = None
+    if suspected(keys, values):
+        fault = faulty(keys) | faulty(values)
+        spoil, keys, values = since(fault, 1), torch.where(fault, 0, keys), torch.where(fault, 0, values)
+    # Rows of the batch at the same position have the same weights, so they are columns of one product.
+    together = steps is None or (readable(steps) and bool((steps == steps[0]).all()))
+    read = keys.new_zeros(1, dtype=torch.int64) if steps is None else steps[: 1 if together else batch, 0]
+    blank = carried - read[:, None, None, None]  # slots of the window that hold no step yet
+    start = max(0, int(blank.amin())) if readable(read) else 0
+
+    def spread(x: Tensor) -> Tensor:
+        """Return x (B, J, E) as (groups, J, channels)."""
+        x = x.unflatten(2, (heads, -1))
+        return x.permute(2, 1, 0, 3).flatten(2) if together else x.transpose(1, 2).flatten(0, 1)
+
+    def gathered(x: Tensor) -> Tensor:
+        """Invert `spread`."""
+        if together:
+            return x.unflatten(2, (batch, -1)).permute(2, 1, 0, 3).flatten(2)
+        return x.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2)
+
+    k, v = spread(keys), spread(values)
+    older = None if average is None else Sums(*(spread(each) for each in average.split(1, 1)))
+    size, outputs = MANY if older is None else FEW, []
+    for first in range(0, length, size):
+        end = min(first + size, length)
+        row = torch.arange(first, end, device=k.device)[:, None]
+        seen = slice(start if older is None else first, carried + end)
+        key = torch.arange(seen.start, seen.stop, device=k.device)
+        back = carried + row - key
+        if pairs:
+            place, limit = read[:, None, None, None] + row, bias.shape[0]
+            w = bias[place.clamp(max=limit - 1), (place - back).clamp(0, limit - 1)]
+            w = torch.where(place < limit, w, torch.nan)
+        else:
+            w = bias[:, back.clamp(0, window - 1)]
+        if older is not None:
+            w = torch.where(back < window, w, 0)
+        w = torch.where((back >= 0) & (key >= blank), w, -torch.inf).flatten(0, 1)
+        sums = weighed(w, k[:, seen], v[:, seen])
+        if older is not None:
+            sums = older.plus(sums)
+            leaving = torch.where(key[: end - first] >= blank, 0.0, -torch.inf).to(w.dtype)
+            leaving = leaving.expand(-1, heads, -1, -1).flatten(0, 1)
+            left = weighed(leaving, k[:, first:end], v[:, first:end])
+            largest = (k[:, first:end] + leaving.mT).amax(1, keepdim=True)
+            older = older.plus(left, torch.maximum(older.m, largest))
+        outputs.append(sums.p / sums.z)
+    y = gathered(torch.cat(outputs, 1))
+    y = y if spoil is None else y * spoil[:, carried:]
+    if older is None:
+        return [y]
+    average = torch.cat([gathered(each) for each in older], 1)
+    return [y, average if spoil is None else average * spoil[:, length - 1 : length]]
 
 
 @register("aft")
@@ -123,59 +217,29 @@ class AFT(Layer):
             o, after = weighted_average(k, v, None, None, state, cu_seqlens=cu_seqlens)
         else:
             assert not isinstance(state, Tensor)
-            o, after = self._with_positions(widen(k), widen(v), state, cu_seqlens)
+            if cu_seqlens is not None:
+                return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
+            with as_widened(x):
+                o, after = self._with_positions(widen(k), widen(v), state)
         return self.project(self.to_q(x).sigmoid() * o.to(x.dtype)), after
 
-    def _with_positions(
-        self, k: Tensor, v: Tensor, state: AFTState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, AFTState]:
-        (batch, length, _), size = k.shape, self.window
-        every = torch.arange(batch * length, device=k.device)
-        if cu_seqlens is None:
-            starts = torch.arange(batch, device=k.device) * length
-            lengths, owner = torch.full_like(starts, length), every // max(length, 1)
-        else:
-            starts, lengths, owner = cu_seqlens[:-1], cu_seqlens.diff(), sequence_index(cu_seqlens, length)
-        step = every - starts[owner]  # index in its sequence, within this call
-        if state is None:
-            before = self.init_state(starts.shape[0], device=k.device, dtype=k.dtype)
-        else:
-            before = move(state, dtype=k.dtype)
-        assert isinstance(before, AFTState)
-        steps = before.steps + lengths[:, None]
-        self._check_length(steps)
-        # The pool has the steps of this call, then those carried in the state. The step `back` steps before `step` of
-        # sequence `owner` is row `reach(...)`.
-        pool_k, pool_v = (
-            torch.cat([here.flatten(0, 1), carried.flatten(0, 1)])
-            for here, carried in ((k, before.keys), (v, before.values))
+    def _with_positions(self, k: Tensor, v: Tensor, state: AFTState | None) -> tuple[Tensor, AFTState]:
+        batch, length, _ = k.shape
+        before = None if state is None else move(state, dtype=k.dtype)
+        steps = k.new_zeros(batch, 1, dtype=torch.int64) if before is None else before.steps
+        after = steps + length
+        self._check_length(after)
+        if before is None and self.variant != "full":
+            before = self.init_state(batch, device=k.device, dtype=k.dtype)
+        assert before is None or isinstance(before, AFTState)
+        keys, values = (k, v) if before is None else (torch.cat([before.keys, k], 1), torch.cat([before.values, v], 1))
+        average = None if before is None or self.variant == "full" else before.average
+        bias = self._kernel() if self.variant == "conv" else widen(self.wbias)
+        o, *sums = _averaged(
+            keys, values, bias, average, None if state is None else steps, length, self.window, self.variant != "conv"
         )
-
-        def reach(step: Tensor, owner: Tensor, back: Tensor) -> Tensor:
-            at = step[:, None] - back
-            return torch.where(at >= 0, starts[owner, None] + at, every.shape[0] + (owner[:, None] + 1) * size + at)
-
-        position = (step + before.steps[owner, 0])[:, None]
-        back = torch.arange(min(size, length) if state is None else size, device=k.device)
-        near = reach(step, owner, back)
-        logits = (pool_k[near] + self._bias(position, back)).masked_fill((position < back)[..., None], -math.inf)
-        most = (
-            logits.detach().amax(1) if back.shape[0] else k.detach().flatten(0, 1)
-        )  # any value: the quotient does not depend on it
-        average = before.average
-        if isinstance(average, Tensor):
-            left = reach(step, owner, step.new_full((1,), size))[:, 0]
-            older = pool_k[left].masked_fill(position < size, -math.inf), pool_v[left]
-            p, z, m, average = _older(*older, average, k.shape, step, owner, lengths, cu_seqlens)
-            most = torch.maximum(m.detach(), most)
-            p, z = (m - most).exp() * p, (m - most).exp() * z
-        else:
-            p = z = torch.zeros_like(most)
-        weights = (logits - most[:, None]).exp()
-        o = ((p + (weights * pool_v[near]).sum(1)) / (z + weights.sum(1))).view(k.shape)
-        sequences = torch.arange(starts.shape[0], device=k.device)
-        kept = reach(lengths - 1, sequences, torch.arange(size - 1, -1, -1, device=k.device))
-        return o, AFTState(average, pool_k[kept], pool_v[kept], steps)
+        keys, values = (F.pad(each, (0, 0, self.window, 0))[:, -self.window :] for each in (keys, values))
+        return o, AFTState(sums[0] if sums else (), keys, values, after)
 
     def _check_length(self, steps: Tensor) -> None:
         if self.variant == "conv" or torch.compiler.is_compiling() or steps.device.type != "cpu" or not steps.shape[0]:
@@ -186,55 +250,10 @@ class AFT(Layer):
                 "build the layer with a larger one"
             )
 
-    def _bias(self, position: Tensor, back: Tensor) -> Tensor:
-        """Return w between each step and the steps `back` before it: (steps, back, E), or broadcastable to it."""
-        if self.variant == "conv":
-            centred = self.wbias - self.wbias.mean(1, keepdim=True)
-            w = self.gamma[:, None] * centred / self.wbias.std(1, keepdim=True) + self.beta[:, None]
-            return widen(w).repeat_interleave(self.hidden_dim // len(w), 0).t()[back]
-        row, column = position.clamp(max=self.max_length - 1), (position - back).clamp(0, self.max_length - 1)
-        return torch.where(position < self.max_length, widen(self.wbias[row, column]), math.nan)[..., None]
-
-
-def _older(
-    k: Tensor,
-    v: Tensor,
-    state: Tensor,
-    shape: torch.Size,
-    step: Tensor,
-    owner: Tensor,
-    lengths: Tensor,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return p, z and m (steps, E) at every step, and their last values in each sequence.
-
-    k and v are those that leave the window at the step.
-    """
-    first, width = (step == 0)[:, None], k.shape[1]
-    start = torch.where(first, torch.maximum(k, state[owner, 2]), k)
-    if cu_seqlens is None:
-        m = start.view(shape).cummax(1).values.flatten(0, 1) if shape[1] else start
-    else:
-        m = associative_scan(_largest, (first.to(k.dtype).expand_as(k), start), 0)[1]
-    pool = torch.cat([m, state[:, 2]])
-    every, sequences = (torch.arange(count, device=k.device) for count in (k.shape[0], state.shape[0]))
-    earlier = pool[torch.where(step > 0, every - 1, k.shape[0] + owner)]
-    last = pool[torch.where(lengths > 0, lengths.cumsum(0) - 1, k.shape[0] + sequences)]
-    finite = m.masked_fill(m == -math.inf, 0)
-    new, decay = (k - finite).exp(), (earlier - finite).exp()
-    scanned, sums = linear_scan(
-        torch.cat([new * v, new], 1).view(*shape[:2], 2 * width),
-        torch.cat([decay, decay], 1).view(*shape[:2], 2 * width),
-        state[:, :2].flatten(1),
-        cu_seqlens=cu_seqlens,
-    )
-    p, z = scanned.flatten(0, 1).split(width, 1)
-    return p, z, m, torch.cat([sums.view(state.shape[0], 2, width), last[:, None]], 1)
-
-
-def _largest(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Combine two steps of a running maximum. It restarts where the first element of a pair is 1."""
-    return torch.maximum(left[0], right[0]), torch.where(right[0] > 0, right[1], torch.maximum(left[1], right[1]))
+    def _kernel(self) -> Tensor:
+        """Return w of each distance: (H, s)."""
+        centred = self.wbias - self.wbias.mean(1, keepdim=True)
+        return widen(self.gamma[:, None] * centred / self.wbias.std(1, keepdim=True) + self.beta[:, None])
 
 
 @preset("aft_simple", variant="simple")
@@ -269,7 +288,7 @@ class AFTLocal(AFT):
         "w_{t,i} = 0 where t - i >= s"
     )
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
-    op = "linear_scan"
+    op = None
     sample: ClassVar = {"hidden_dim": 8, "max_length": 80, "window": 3}
     excused: ClassVar = {"default_sizes_are_in_proportion": "w has a number for each pair of positions"}
     own_path = True
@@ -285,6 +304,6 @@ class AFTConv(AFT):
         "w_j = 0 where j >= s"
     )
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
-    op = "linear_scan"
+    op = None
     sample: ClassVar = {"hidden_dim": 8, "window": 3, "num_heads": 2}
     own_path = True

@@ -21,16 +21,20 @@ def suspected(*values: Tensor | None) -> bool:
     for value in values:
         if value is None:
             continue
-        if torch.compiler.is_compiling() or value.device.type != "cpu" or _unreadable(value):
+        if value.device.type != "cpu" or not readable(value):
             return True
         if not bool(value.detach().sum().isfinite()):
             return True
     return False
 
 
-def _unreadable(value: Tensor) -> bool:
-    """Return whether the values cannot be read: the tensor is traced or wrapped by torch.func."""
-    return type(value) not in (Tensor, Parameter) or is_functorch_wrapped_tensor(value)
+def readable(*values: Tensor) -> bool:
+    """Return whether numbers can be read, to choose a computation by them; not while tracing, nor under torch.func."""
+    kinds = (Tensor, Parameter)
+    return not torch.compiler.is_compiling() and not any(
+        type(value) not in kinds or value.device.type == "meta" or is_functorch_wrapped_tensor(value)
+        for value in values
+    )
 
 
 def faulty(x: Tensor, *, decay: bool = False) -> Tensor:
