@@ -9,6 +9,7 @@ from by_hand import DIM, T, assert_orthogonal, assert_uniform, channels, shaken,
 from scanl import layers
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import AFT, RWKV4, RWKV6, RWKV7
+from scanl.layers import state as states
 from scanl.models import Stack
 
 
@@ -184,6 +185,65 @@ def test_no_key_of_aft_is_too_large(variant):
         y, state = layer(x[:, t : t + 1], state)
         pieces.append(y)
     torch.testing.assert_close(torch.cat(pieces, 1), expected)
+
+
+@pytest.mark.parametrize("spreads", [(0.1, 0.1), (40, 0.1), (0.1, 40), (40, 40)], ids=str)
+@pytest.mark.parametrize("variant", ["full", "local", "conv"])
+def test_aft_over_blocks_is_its_loop(variant, spreads):
+    """However far keys and w lie apart: values and gradients, longer than a block of steps, beside the loop."""
+    layer = AFT(3, variant, 4, 300, 5, 2)
+    exact = AFT(3, variant, 4, 300, 5, 2).double()
+    with torch.no_grad():
+        layer.to_k.weight.normal_(0, spreads[0])
+        layer.wbias.normal_(0, spreads[1])
+        if variant == "conv":
+            layer.gamma.fill_(spreads[1])
+    exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    x = torch.randn(2, 270 if variant == "full" else 140, 3)
+    weights = torch.randn(x.shape).double()
+    leaves = [x.double().requires_grad_(), *exact.parameters()]
+    expected = exact_averages(exact, leaves[0])
+    truth = torch.autograd.grad(expected, leaves, weights)
+    for model, dtype in ((exact, torch.float64), (layer, torch.float32)):
+        own = [x.to(dtype).requires_grad_(), *model.parameters()]
+        y, _ = model(own[0])
+        rounding = x.shape[1] * torch.finfo(dtype).eps * (1 + max(spreads))  # sums over T steps; the exponents' size
+        own_and_true = zip(
+            (y, *torch.autograd.grad(y, own, weights.to(dtype))), (expected.detach(), *truth), strict=True
+        )
+        for actual, right in own_and_true:
+            bound = rounding * (1 + float(right.abs().max()))
+            torch.testing.assert_close(actual.detach().double(), right, rtol=0, atol=bound)
+
+
+def exact_averages(layer, x):
+    """AFT, each pair of positions on its own: a softmax over the steps, in each channel."""
+    T = x.shape[1]
+    back = torch.arange(T)[:, None] - torch.arange(T)
+    if layer.variant == "conv":
+        deviation = layer.wbias.std(1, keepdim=True)
+        kernel = layer.gamma[:, None] * (layer.wbias - layer.wbias.mean(1, keepdim=True)) / deviation
+        w = (kernel + layer.beta[:, None])[:, back.clamp(0, layer.window - 1)].permute(1, 2, 0)
+        w = w.repeat_interleave(layer.hidden_dim // len(kernel), 2)
+    else:
+        w = layer.wbias[:T, :T, None]
+    w = torch.where((back < (T if layer.variant == "full" else layer.window))[..., None], w, 0)
+    k = layer.to_k(x).repeat_interleave(layer.hidden_dim // layer.to_k.out_features, 2)
+    logits = (k[:, None] + w).masked_fill((back < 0)[..., None], -math.inf)
+    o = (logits.softmax(2) * layer.to_v(x)[:, None]).sum(2)
+    return layer.project(sigmoid(layer.to_q(x)) * o)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("variant", ["full", "local", "conv"])
+def test_rows_of_aft_at_other_positions_are_each_alone(variant):
+    layer = shaken(AFT(3, variant, 4, 40, 5, 2), 0.5)
+    before, x = [layer(torch.randn(1, steps, 3))[1] for steps in (9, 2)], torch.randn(2, 6, 3)
+    y, after = layer(x, states.cat(before))
+    for row, state in enumerate(before):
+        alone, last = layer(x[row : row + 1], state)
+        torch.testing.assert_close(y[row : row + 1], alone)
+        torch.testing.assert_close(states.index(after, slice(row, row + 1)), last)
 
 
 def test_aft_ends_where_its_positions_end():

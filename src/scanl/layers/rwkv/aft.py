@@ -149,6 +149,9 @@ class AFT(Layer):
     State: in "simple" (B, 3, E), see `weighted_average`; otherwise AFTState, S = max_length in "full" and s elsewhere.
     Large keys do not overflow: sums are stored divided by their largest weight. The bias of to_k multiplies all weights
     by the same factor, so it has no effect. A window costs S·E numbers per step.
+    Time: "full" takes two products of w's lower triangle (T, T) with matrices (T, B E), and four in the backward pass;
+    "local" and "conv" take those of blocks of 64 steps with 64 + s keys. Keys that lie more than 30 apart within a
+    block, in any channel, cost more, since the block is divided.
     """
 
     id = "S-aft-simple"
