@@ -129,6 +129,7 @@ def hippo_rnn(layer, xs, spans=None):
 
 EQUATIONS = {
     "hippo_rnn": (lambda: HiPPORNN(DIM, 5), hippo_rnn),
+    "hippo_rnn_wide": (lambda: HiPPORNN(DIM, 37), hippo_rnn),
     "hippo_rnn_held": (lambda: HiPPORNN(DIM, 3, max_count=3), hippo_rnn),
     "hippo_rnn_legt": (lambda: HiPPORNN(DIM, measure="legt"), hippo_rnn),
     "hippo_rnn_lagt": (lambda: HiPPORNN(DIM, 4, "lagt"), hippo_rnn),

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, unknown
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import SolvedLayer, samples
-from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, legs_steps, transition
+from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, transition
 from scanl.layers.parts.timespans import durations
 from scanl.layers.ssm.hippo import Elapsed, no_time, time_before
 from scanl.layers.state import Device, DType
-from scanl.ops.cell import cell
+from scanl.ops.cell import Cell, cell
 from scanl.ops.registry import Sample
 
 MEASURES = ("legs", "legt", "lagt")
@@ -37,13 +37,90 @@ class HiPPORNNState(NamedTuple):
     elapsed: Elapsed
 
 
+def _units(x, g, c, s, w_s, w_g):
+    """Return the units after a step, which read the new memory c."""
+    g = torch.sigmoid(g + c @ w_g.T)
+    return (1 - g) * s + g * torch.tanh(x + c @ w_s.T)
+
+
+def _later(values, steps):
+    """Return the values moved up by so many places along their last axis, with zeros in the first places."""
+    return torch.cat([torch.zeros_like(values[:, :steps]), values[:, :-steps]], 1)
+
+
+@cell(
+    "x: B T D, g: B T D, f: B T 1, before: B T 1, span: B T 1, degrees: N, w_f: 1 S, w_s: D N, w_g: D N, "
+    "state: B S -> B T D",
+    static=("N",),
+    equation=EQUATION,
+    source=SOURCE + ", sec. 2.5",
+)
+def hippo_rnn_cell(x, g, f, before, span, degrees, w_f, w_s, w_g, state):
+    r"""Step gated units with a memory of LegS of what they wrote.
+
+    x, g, f: the input's parts of the units, the gates and the number that is written, biases included.
+    before: the time before the step, (B, T, 1); 0 where the memory is to hold the number alone.   span: the time that
+    the step lasts, (B, T, 1).   degrees: 0, 1, ..., N - 1, (N,).   w_f: how s, then c enter that number.
+    state: s, then c, (B, D + N).
+
+    The step of the memory is the bilinear one, c' = (I - sA/2)^{-1} ((I + sA/2) c + s B f) with s = span / before. Its
+    matrix is never made, because (I - sA/2)(c' + c) = 2c + s B f, and A is triangular with entries of rank one below
+    the diagonal. Forward substitution is therefore a recurrence of a single number along n, p_n = a_n p_{n-1} + b_n,
+    where |a_n| < 1. It takes log2 N rounds, each of which adds what the places 1, 2, 4, ... before have gathered.
+    """
+    s, c = state.split([w_s.shape[0], w_s.shape[1]], 1)
+    f = f + state @ w_f.T
+    half = span / torch.where(before == 0, 1, before) / 2
+    root = torch.sqrt(2 * degrees + 1)
+    scale = 1 / (1 + half * (degrees + 1))
+    known = 2 * c + 2 * half * root * f
+    p, a = root * scale * known, (1 - half * degrees) * scale
+    reach = 1
+    while reach < degrees.shape[0]:
+        p, a, reach = p + a * _later(p, reach), a * _later(a, reach), 2 * reach
+    p = _later(p, 1) if degrees.shape[0] > 1 else torch.zeros_like(p)
+    alone = torch.where(degrees == 0, f, 0)
+    c = torch.where(before == 0, alone, scale * (known - half * root * p) - c)
+    s = _units(x, g, c, s, w_s, w_g)
+    return s, torch.cat([s, c], 1)
+
+
+@hippo_rnn_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            "x": draw(batch, steps, 3),
+            "g": draw(batch, steps, 3),
+            "f": draw(batch, steps, 1),
+            "before": draw(batch, steps, 1).abs() + 0.1,
+            "span": draw(batch, steps, 1).abs(),
+            "degrees": torch.arange(4, dtype=torch.float64),
+            "w_f": draw(1, 7),
+            "w_s": draw(3, 4),
+            "w_g": draw(3, 4),
+            "state": draw(rows, 7),
+        }
+    )
+
+
+@hippo_rnn_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    x, w_f, degrees = torch.zeros(2, 5, 3), torch.zeros(1, 7), torch.arange(4.0)
+    given = {"x": x, "g": x, "f": x[..., :1], "before": x[..., :1], "span": x[..., :1], "degrees": degrees, "w_f": w_f}
+    yield Sample({**given, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
+    yield (
+        Sample({**given, "w_s": x[0, :4]}),
+        "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
+    )
+
+
 @cell(
     "x: B T D, g: B T D, f: B T 1, a: B T N N, b: B T N, w_f: 1 S, w_s: D N, w_g: D N, state: B S -> B T D",
     equation=EQUATION,
     source=SOURCE + ", sec. 2.5",
 )
-def hippo_rnn_cell(x, g, f, a, b, w_f, w_s, w_g, state):
-    """Step gated units with a memory of what they wrote.
+def hippo_rnn_window_cell(x, g, f, a, b, w_f, w_s, w_g, state):
+    """Step gated units with a memory of what they wrote, whose matrix is an operand.
 
     x, g, f: the input's parts of the units, the gates and the number that is written, biases included.
     a, b: the memory's system of the step, (B, T, N, N) and (B, T, N).   w_f: how s, then c enter that number.
@@ -52,13 +129,12 @@ def hippo_rnn_cell(x, g, f, a, b, w_f, w_s, w_g, state):
     s, c = state.split([w_s.shape[0], w_s.shape[1]], 1)
     f = f + state @ w_f.T
     c = (a * c[:, None]).sum(-1) + f * b
-    g = torch.sigmoid(g + c @ w_g.T)
-    s = (1 - g) * s + g * torch.tanh(x + c @ w_s.T)
+    s = _units(x, g, c, s, w_s, w_g)
     return s, torch.cat([s, c], 1)
 
 
-@hippo_rnn_cell.samples
-def _samples() -> Iterator[Sample]:
+@hippo_rnn_window_cell.samples
+def _window_samples() -> Iterator[Sample]:
     return samples(
         lambda draw, batch, steps, rows: {
             "x": draw(batch, steps, 3),
@@ -74,8 +150,8 @@ def _samples() -> Iterator[Sample]:
     )
 
 
-@hippo_rnn_cell.errors
-def _errors() -> Iterator[tuple[Sample, str]]:
+@hippo_rnn_window_cell.errors
+def _window_errors() -> Iterator[tuple[Sample, str]]:
     x, a, w_f = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7)
     given = {"x": x, "g": x, "f": x[..., :1], "a": a, "b": a[..., 0], "w_f": w_f}
     yield Sample({**given, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
@@ -139,19 +215,17 @@ class HiPPORNN(SolvedLayer):
         s_c = self._zeros(batch_size, self.dim + self.size, device=device, dtype=dtype, at_least=torch.float32)
         return HiPPORNNState(s_c, no_time(s_c))
 
-    def _systems(self, before: Tensor, spans: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return Ā (B, T, N, N) and B̄ (B, T, N) of steps with the time `before` (B, T) them, in float64."""
-        if self.measure != "legs":
-            A, B = (each.to(before.device) for each in transition(self.measure, self.size))
-            if spans is not None:
-                return discretize_dense(A, B, STEP * spans.double())
-            a, b = discretize_dense(A, B, STEP)
-            return a.expand(*before.shape, -1, -1), b.expand(*before.shape, -1)
-        first = (before == 0)[..., None]
-        share = 1 / torch.where(before == 0, 1, before.clamp(max=self.max_count))
-        a, b = legs_steps(share if spans is None else share * spans, self.size, "bilinear")
-        alone = (torch.arange(self.size, device=before.device) == 0).to(b.dtype)
-        return torch.where(first[..., None], 0, a), torch.where(first, alone, b)
+    def _system(self, before: Tensor, spans: Tensor | None) -> tuple[Cell, list[Tensor]]:
+        """Return the cell, and its operands of the memory. before: the time before each step (B, T), in float64."""
+        if self.measure == "legs":
+            capped = before.clamp(max=self.max_count)[..., None]
+            lasting = torch.ones_like(capped) if spans is None else spans[..., None].to(capped.dtype)
+            return hippo_rnn_cell, [capped, lasting, torch.arange(self.size, device=before.device)]
+        A, B = (each.to(before.device) for each in transition(self.measure, self.size))
+        if spans is not None:
+            return hippo_rnn_window_cell, [*discretize_dense(A, B, STEP * spans.double())]
+        a, b = discretize_dense(A, B, STEP)
+        return hippo_rnn_window_cell, [a.expand(*before.shape, -1, -1), b.expand(*before.shape, -1)]
 
     def forward(
         self,
@@ -164,15 +238,15 @@ class HiPPORNN(SolvedLayer):
         state = self._begin(x, state, cu_seqlens)
         spans = durations("hippo_rnn", timespans, x)
         before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
-        systems = self._systems(before, None if timespans is None else spans[..., 0])
+        cell, memory = self._system(before, None if timespans is None else spans[..., 0])
         w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)
         w_sx, w_s = self.W_hxm.weight.split([self.dim, self.size], 1)
         w_gx, w_g = self.W_g.weight.split([self.dim, self.size], 1)
         given = [F.linear(x, w_sx, self.W_hxm.bias), F.linear(x, w_gx, self.W_g.bias)]
-        given += [F.linear(x, w_fx, self.W_uxh.bias), *systems]
+        given += [F.linear(x, w_fx, self.W_uxh.bias), *memory]
         w_f = F.pad(w_fs, (0, self.size))  # c does not enter
         with as_widened(x):
             kind = widen(x).dtype
             operands = [each.to(kind) for each in (*given, w_f, w_s, w_g)]
-            y, last = self.run_cell(hippo_rnn_cell, *operands, state.s_c, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(cell, *operands, state.s_c, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), HiPPORNNState(last, elapsed)
