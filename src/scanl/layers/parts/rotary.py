@@ -36,8 +36,12 @@ def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
     [-0.4161, 0.9093]
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    even = 2 * angles.shape[-1]
+    return turn_pairs(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the same, by the cosines and sines of the angles."""
+    even = 2 * cos.shape[-1]
     re, im = x[..., :even].unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     turned = torch.stack([re * cos - im * sin, re * sin + im * cos], -1).flatten(-2)
     return turned if even == x.shape[-1] else torch.cat([turned, x[..., even:]], -1)

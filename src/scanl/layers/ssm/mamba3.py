@@ -12,15 +12,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, Layer, preset, register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.parts.rotary import rotate_pairs
+from scanl.layers.parts.rotary import turn_pairs
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.time_step import check_step_range, time_step_bias
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention, linear_scan
+from scanl.ops._frame.dispatch import transforming
+
+PIECE = 64  # steps that a layer with several inputs handles at a time, so that its keys stay in the caches
 
 
 class Mamba3State(NamedTuple):
@@ -143,22 +147,50 @@ class Mamba3(Layer):
         self, x: Tensor, state: Mamba3State | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Mamba3State]:
         state = self._begin(x, state, cu_seqlens)
-        z, u, B, C, dt, a, trapezoid, turn = self.in_proj(x).split(self.widths, -1)
+        parts = self.in_proj(x).split(self.widths, -1)
+        at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
+        if self.mimo_rank == 1 or at_once or x.shape[1] <= PIECE:
+            mixed, state = self._mix(*parts, state, cu_seqlens)
+            return self.out_proj(mixed), state
+        mixed = []
+        for piece in zip(*(part.split(PIECE, 1) for part in parts), strict=True):
+            last = checkpoint(self._mix, *piece, state, None, use_reentrant=False, preserve_rng_state=False)
+            mixed.append(last[0])
+            state = last[1]
+        return self.out_proj(torch.cat(mixed, 1)), state
+
+    def _mix(
+        self,
+        z: Tensor,
+        u: Tensor,
+        B: Tensor,
+        C: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        trapezoid: Tensor,
+        turn: Tensor,
+        state: Mamba3State,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Mamba3State]:
+        """Return what the output map reads, (B, T, d_inner), and the state after these steps."""
+        dtype = u.dtype
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         g = dt * (-F.softplus(widen(a))).clamp(max=-self.A_floor)
         now = widen(trapezoid).sigmoid()
         # In float64, because in float32 the sum of many angles loses what one step adds.
         steps = (math.pi * widen(turn).tanh()[:, :, None] * dt[..., None]).double()
         angles, last = linear_scan(steps, steps.new_ones(()), state.angle.double(), cu_seqlens=cu_seqlens)
-        k, q = self._turned(B, C, angles)
+        cos, sin = (each.to(g.dtype).unsqueeze(3) for each in (angles.cos(), angles.sin()))
+        k, q = self._turned(self.B_norm, B, self.B_bias, cos, sin), self._turned(self.C_norm, C, self.C_bias, cos, sin)
         # What the step before was written with. At the start of a segment the state holds that write already.
         weight = now * dt
-        shifted = torch.cat([k.flatten(2), widen(u), weight], -1)
-        start = torch.cat([state.key, state.value, state.value.new_zeros(state.value.shape[0], 1, self.heads)], -1)
-        sizes = [state.key.shape[-1], state.value.shape[-1], self.heads]
+        before_k, key = token_shift(k.flatten(2), state.key, cu_seqlens=cu_seqlens)
+        shifted = torch.cat([widen(u), weight], -1)
+        start = torch.cat([state.value, state.value.new_zeros(state.value.shape[0], 1, self.heads)], -1)
+        sizes = [state.value.shape[-1], self.heads]
         shifted, final = token_shift(shifted, start, cu_seqlens=cu_seqlens)
-        before_k, before_u, before = shifted.split(sizes, -1)
-        key, value, final = final.split(sizes, -1)
+        before_u, before = shifted.split(sizes, -1)
+        value, final = final.split(sizes, -1)
         write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
         own = weight[..., None, None] * (q @ k.mT)
@@ -167,22 +199,17 @@ class Mamba3(Layer):
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
         state = Mamba3State(S, torch.remainder(last, 2 * math.pi).to(S.dtype), key, value)
-        return self.out_proj(self._gated(o, z).to(x.dtype)), state
+        return self._gated(o, z).to(dtype), state
 
-    def _turned(self, B: Tensor, C: Tensor, angles: Tensor) -> tuple[Tensor, ...]:
-        """Norm, bias and rotate B and C (B, T, R G N): return keys and queries (B, T, H, R, N)."""
-        R, sizes = self.mimo_rank, (self.mimo_rank, self.ngroups, self.d_state)
-        x = torch.cat(
-            [norm(widen(x).unflatten(-1, sizes), None) for norm, x in ((self.B_norm, B), (self.C_norm, C))], 2
-        )
-        x = x.transpose(2, 3).repeat_interleave(self.heads // self.ngroups, 2)
-        x = x + widen(torch.cat([self.B_bias, self.C_bias], 1))
-        if R > 1:  # pairs are a half apart
-            x = x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)
-        x = rotate_pairs(x, angles[..., None, :])
-        if R > 1:
-            x = x.unflatten(-1, (-1, 2)).transpose(-2, -1).flatten(-2)
-        return x.split(R, 3)
+    def _turned(self, norm: GatedRMSNorm, x: Tensor, bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Norm x (B, T, R G N), add a bias for each head, rotate by angles (B, T, H, 1, A): return (B, T, H, R, N)."""
+        x = norm(widen(x).unflatten(-1, (self.mimo_rank, self.ngroups, self.d_state)), None).transpose(2, 3)
+        x = (x.unsqueeze(3) + widen(bias).unflatten(0, (self.ngroups, -1))).flatten(2, 3)
+        if self.mimo_rank == 1:
+            return turn_pairs(x, cos, sin)
+        rest = self.d_state // 2 - self.pairs  # pairs are a half apart
+        first, kept, second, last = x.split([self.pairs, rest, self.pairs, rest], -1)
+        return torch.cat([first * cos - second * sin, kept, first * sin + second * cos, last], -1)
 
     def _inputs(self, u: Tensor) -> Tensor:
         """Return the R inputs of each head: (..., H, P) to (..., H, R, P)."""
@@ -201,14 +228,14 @@ class Mamba3(Layer):
             q, k = q.squeeze(3), k.squeeze(3)
             o, last = linear_attention(q, k, write, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
             return o.unsqueeze(3), last
-        # R steps that write, the first of which decays, and R - 1 that only read, beside the last write
-        q, k, v = (part.transpose(2, 3) for part in (q, k, self._inputs(write)))
-        q = F.pad(q, (0, 0, 0, 0, R - 1, 0)).flatten(1, 2)
-        k, v = (F.pad(part, (0, 0, 0, 0, 0, R - 1)).flatten(1, 2) for part in (k, v))
-        g = F.pad(g.unsqueeze(2), (0, 0, 0, 2 * R - 2)).flatten(1, 2)
-        cu_seqlens = None if cu_seqlens is None else cu_seqlens * (2 * R - 1)
+        # R steps for each step, the first of which decays. What the later ones wrote the earlier reads have not seen.
+        v = self._inputs(write)
+        later = (q @ k.mT).triu(1) @ v
+        q, k, v = (part.transpose(2, 3).flatten(1, 2) for part in (q, k, v))
+        g = F.pad(g.unsqueeze(2), (0, 0, 0, R - 1)).flatten(1, 2)
+        cu_seqlens = None if cu_seqlens is None else cu_seqlens * R
         o, last = linear_attention(q, k, v, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
-        return o.unflatten(1, (-1, 2 * R - 1))[:, :, R - 1 :].transpose(2, 3), last
+        return o.unflatten(1, (-1, R)).transpose(2, 3) + later, last
 
     def _gated(self, o: Tensor, z: Tensor) -> Tensor:
         """Norm, gate and sum the R outputs: o (B, T, H, R, P), z (B, T, d_inner) to (B, T, d_inner)."""
