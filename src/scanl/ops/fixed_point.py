@@ -143,7 +143,7 @@ class _Solver:
                 return FixedPoint(s, Convergence(iteration, worst, self.tolerance))
             if not math.isfinite(worst):
                 break
-            rows = torch.where((residual > self.tolerance)[:, None], step(rows, value - rows), rows)
+            rows = step(rows, torch.where((residual > self.tolerance)[:, None], value - rows, 0))
             s = (torch.view_as_complex(rows.view(*s.shape, 2)) if s.is_complex() else rows.view(s.shape)).to(s.dtype)
         if math.isfinite(worst):
             ended = f"did not converge in {iteration} iterations (max_iterations)"
@@ -167,33 +167,46 @@ def _iteration(history: int, damping: float) -> Callable[[Tensor, Tensor], Tenso
 
 
 def _anderson(history: int, damping: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Step from the combination of the last points that would have the least residual if f were linear."""
+    """Step from the combination of the last points that would have the least residual if f were linear.
+
+    A row takes plain steps as long as each of them halves its residual: then mixing saves less time than it takes.
+    """
     moves: list[Tensor] = []
     changes: list[Tensor] = []
-    before: tuple[Tensor, Tensor] | None = None
+    before: tuple[Tensor, Tensor, Tensor] | None = None
+    slow: Tensor | None = None
 
-    def step(s: Tensor, r: Tensor) -> Tensor:
-        nonlocal before
-        if before is not None:
-            # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
-            # Smaller growth is normal where f does not contract: f multiplies what the combination left.
-            misled = (r.norm(dim=1) > 10 * before[1].norm(dim=1))[:, None]
-            if misled.any():
-                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in kept] for kept in (moves, changes))
-            moves.append(torch.where(misled, 0, s - before[0]))
-            changes.append(torch.where(misled, 0, r - before[1]))
-            del moves[:-history], changes[:-history]
-        before = s, r
-        if not moves:
-            return s + damping * r
-        ds, dr = torch.stack(moves, 1), torch.stack(changes, 1)  # (B, steps kept, N)
+    def mixed(r: Tensor, ds: Tensor, dr: Tensor) -> Tensor:
+        """Return what the combination adds to plain steps. r: (B, N).   ds, dr: (B, steps kept, N)."""
         # Normalise the columns, in double: small angles between them then survive rounding in the normal equations.
         size = torch.linalg.vector_norm(dr, dim=2, keepdim=True, dtype=torch.float64)
         size = torch.where(size > 0, size, 1)
         unit = dr / size
         gram = unit @ unit.mT + 1e-12 * torch.eye(unit.shape[1], dtype=unit.dtype, device=unit.device)
         weights = torch.linalg.solve(gram, unit @ r.to(unit.dtype)[:, :, None]) / size
-        return s + damping * r - (weights.to(s.dtype) * (ds + damping * dr)).sum(1)
+        return -(weights.to(r.dtype) * (ds + damping * dr)).sum(1)
+
+    def step(s: Tensor, r: Tensor) -> Tensor:
+        nonlocal before, slow
+        size = r.norm(dim=1)
+        if before is not None:
+            # If a row's residual grew tenfold, its history is misleading: set it to zero, so it gets no weight.
+            # Smaller growth is normal where f does not contract: f multiplies what the combination left.
+            misled = (size > 10 * before[2])[:, None]
+            if misled.any():
+                moves[:], changes[:] = ([torch.where(misled, 0, d) for d in kept] for kept in (moves, changes))
+            moves.append(torch.where(misled, 0, s - before[0]))
+            changes.append(torch.where(misled, 0, r - before[1]))
+            del moves[:-history], changes[:-history]
+            now = size > before[2] / 2
+            slow = now if slow is None else slow | now
+        before = s, r, size
+        plain = s + damping * r
+        if slow is None or not slow.any():
+            return plain
+        rows = (slow & (size > 0)).nonzero()[:, 0]  # a row without a residual is solved
+        ds, dr = (torch.stack([d[rows] for d in kept], 1) for kept in (moves, changes))
+        return plain.index_add(0, rows, mixed(r[rows], ds, dr))
 
     return step
 

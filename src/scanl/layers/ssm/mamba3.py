@@ -7,7 +7,8 @@ r"""Mamba-3: a state space model with a trapezoidal rule and rotated keys and qu
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ class Mamba3(Layer):
 
     The key and the value of a step are written twice: at the step, and once more at the next step, when their second
     weight is known. So one pass of `linear_attention` over the keys and values of the step before evaluates the rule,
-    and the newest write is added separately. `mamba3_mimo` has R inputs and R outputs a head.
+    and the newest write is added separately. `mamba3_mimo` has R inputs and R outputs a head. It has R
+    times as many keys and queries, so it takes some steps at a time, whose keys the backward pass makes again.
 
     Args:
         dim: D, model width.
@@ -146,33 +148,26 @@ class Mamba3(Layer):
     def forward(
         self, x: Tensor, state: Mamba3State | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Mamba3State]:
-        state = self._begin(x, state, cu_seqlens)
+        before = self._begin(x, state, cu_seqlens)
         parts = self.in_proj(x).split(self.widths, -1)
         at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
         if self.mimo_rank == 1 or at_once or x.shape[1] <= PIECE:
-            mixed, state = self._mix(*parts, state, cu_seqlens)
-            return self.out_proj(mixed), state
-        mixed = []
+            mixed, after = self._mix(parts, before, cu_seqlens)
+            return self.out_proj(mixed), after
+        pieces, after = [], before
         for piece in zip(*(part.split(PIECE, 1) for part in parts), strict=True):
-            last = checkpoint(self._mix, *piece, state, None, use_reentrant=False, preserve_rng_state=False)
-            mixed.append(last[0])
-            state = last[1]
-        return self.out_proj(torch.cat(mixed, 1)), state
+            mixed, after = cast(
+                tuple[Tensor, Mamba3State],
+                checkpoint(self._mix, piece, after, None, use_reentrant=False, preserve_rng_state=False),
+            )
+            pieces.append(mixed)
+        return self.out_proj(torch.cat(pieces, 1)), after
 
     def _mix(
-        self,
-        z: Tensor,
-        u: Tensor,
-        B: Tensor,
-        C: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        trapezoid: Tensor,
-        turn: Tensor,
-        state: Mamba3State,
-        cu_seqlens: Tensor | None,
+        self, parts: Sequence[Tensor], state: Mamba3State, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Mamba3State]:
         """Return what the output map reads, (B, T, d_inner), and the state after these steps."""
+        z, u, B, C, dt, a, trapezoid, turn = parts
         dtype = u.dtype
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         g = dt * (-F.softplus(widen(a))).clamp(max=-self.A_floor)

@@ -118,6 +118,9 @@ class Sashimi(Layer):
     is added to the steps of the next pool, so the network is causal. Calls may have any length, also a single step, and
     memory is constant: a slow tier runs when its pool is full. A step costs most where several pools fill at once.
 
+    The defaults are of the size of a layer: two tiers of one block each, 16 D² weights. `scanl.models.SashimiModel` has
+    the published ones: pools of 4 and 4, twice the width in each slower tier, eight blocks a tier, ff = 2.
+
     Differs: the released training code divides the weights of the pooling maps by their norms and learns the norms. The
     released standalone file does not do this, and neither does this layer.
 
@@ -147,7 +150,7 @@ class Sashimi(Layer):
     op = None
     excused: ClassVar = {
         **BY_CONVOLUTION,
-        "default_sizes_are_in_proportion": "it is a whole network",
+        "default_sizes_are_in_proportion": "it has a block and a pooling map for each tier",
         "compiles_to_one_graph": PHASE,
         "an_exported_layer_takes_any_length": PHASE,
     }
@@ -156,10 +159,10 @@ class Sashimi(Layer):
     def __init__(
         self,
         dim: int = 64,
-        pool: Sequence[int] = (4, 4),
-        expand: int = 2,
-        n_layers: int = 8,
-        ff: int = 2,
+        pool: Sequence[int] = (4,),
+        expand: int = 1,
+        n_layers: int = 1,
+        ff: int = 1,
         d_state: int = 64,
         dropout: float = 0.0,
         lr: float | None = 1e-3,
