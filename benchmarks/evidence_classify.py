@@ -165,12 +165,12 @@ def irregular(seeds: int) -> None:
 def thinned(x: Numbers, dropped: float, draw: np.random.Generator) -> tuple[Numbers, Numbers]:
     """Keep so many samples of each series (n, T, C), the first among them; and say how long each lasts.
 
-    The duration of a sample is the time since the one before, in units of about its mean.
+    The duration of a sample is the time since the one before, in units of about its mean. A missing number is 0.
     """
     kept = round((1 - dropped) * x.shape[1])
     places = np.stack([np.sort(np.r_[0, 1 + draw.permutation(x.shape[1] - 1)[: kept - 1]]) for _ in x])
     spans = np.diff(places, axis=1, prepend=places[:, :1] - 1) * (1 - dropped)
-    return np.take_along_axis(x, places[..., None], 1), spans.astype(np.float32)
+    return np.nan_to_num(np.take_along_axis(x, places[..., None], 1)), spans.astype(np.float32)
 
 
 def _rare(data: Data, dropped: float, layer: str, told: str, seed: int) -> dict[str, Any]:
