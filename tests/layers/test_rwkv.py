@@ -391,3 +391,23 @@ WRONG = [
 def test_wrong_options_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("variant", ["full", "local"])
+def test_weights_of_aft_may_have_a_low_rank(variant):
+    layer, x = AFT(DIM, variant, 4, 9, 3, rank=2), torch.randn(2, 7, DIM)
+    whole = AFT(DIM, variant, 4, 9, 3)
+    weights = layer.state_dict()
+    u, v = weights.pop("w_u"), weights.pop("w_v")
+    assert u.shape == v.shape == (9, 2)
+    whole.load_state_dict({**weights, "wbias": u @ v.T})
+    torch.testing.assert_close(layer(x)[0], whole(x)[0])
+    layer(x)[0].sum().backward()
+    assert layer.w_u.grad.any()
+    for options, message in (
+        ({"rank": 0}, "rank is 0 and variant is 'full'"),
+        ({"rank": 2, "variant": "conv"}, "'conv'"),
+    ):
+        with pytest.raises(ConfigError, match=f"aft: .*{message}, expected at least 1, and 'full' or 'local'"):
+            AFT(DIM, **{"variant": "full", **options})

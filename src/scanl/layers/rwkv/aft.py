@@ -49,8 +49,8 @@ def _shapes(
 
 
 @opaque(
-    "aft(Tensor keys, Tensor values, Tensor bias, Tensor? average, Tensor? steps, SymInt length, int window, bool pairs) "
-    "-> Tensor[]",
+    "aft(Tensor keys, Tensor values, Tensor bias, Tensor? average, Tensor? steps, SymInt length, int window, "
+    "bool pairs) -> Tensor[]",
     _shapes,
 )
 def _averaged(
@@ -141,11 +141,13 @@ class AFT(Layer):
             GPU and under torch.compile the result is NaN instead.
         window: s, steps that "local" and "conv" weigh by position; at least 2 in "conv".
         num_heads: H of "conv": the E/H channels of a head have a common key and w.
+        rank: r, of w = U Vᵀ in "full" and "local", with U and V (max_length, r); None for a w of full rank.
 
     Parameters as in PyPI's aft-pytorch: to_q, to_k, to_v (E, D) and project (D, E), with biases; wbias (max_length,
     max_length), of which "local" reads a band. That program has no "conv"; its parameters here are to_k (H, D), wbias
     (H, s), newest first, gamma and beta (H), with w = gamma (wbias - mean) / std + beta, as in the paper.
-    Initialisation: as in PyTorch; wbias Xavier uniform, in "conv" N(0, 1); gamma and beta 0.
+    With a rank, w_u and w_v (max_length, r) take the place of wbias.
+    Initialisation: as in PyTorch; wbias, w_u and w_v Xavier uniform, in "conv" N(0, 1); gamma and beta 0.
     State: in "simple" (B, 3, E), see `weighted_average`; otherwise AFTState, S = max_length in "full" and s elsewhere.
     Large keys do not overflow: sums are stored divided by their largest weight. The bias of to_k multiplies all weights
     by the same factor, so it has no effect. A window costs S·E numbers per step.
@@ -171,6 +173,7 @@ class AFT(Layer):
         max_length: int = 1024,
         window: int = 32,
         num_heads: int = 1,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         size = dim if hidden_dim is None else hidden_dim
@@ -186,14 +189,22 @@ class AFT(Layer):
             )
         if variant == "conv" and (num_heads < 1 or size % num_heads):
             raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of hidden_dim={size}")
-        self.dim, self.variant, self.hidden_dim = dim, variant, size
+        if rank is not None and (rank < 1 or variant not in ("full", "local")):
+            raise ConfigError(
+                f"{self._who()}: rank is {rank} and variant is {variant!r}, expected at least 1, and 'full' or 'local'"
+            )
+        self.dim, self.variant, self.hidden_dim, self.rank = dim, variant, size, rank
         self.max_length = max_length
         self.window = max_length if variant == "full" else window
         self.to_q = nn.Linear(dim, size)
         self.to_k = nn.Linear(dim, num_heads if variant == "conv" else size)
         self.to_v = nn.Linear(dim, size)
         self.project = nn.Linear(size, dim)
-        if variant in ("full", "local"):
+        if rank is not None:
+            self.w_u, self.w_v = (
+                nn.Parameter(nn.init.xavier_uniform_(torch.empty(max_length, rank))) for _ in range(2)
+            )
+        elif variant in ("full", "local"):
             self.wbias = nn.Parameter(nn.init.xavier_uniform_(torch.empty(max_length, max_length)))
         elif variant == "conv":
             self.wbias = nn.Parameter(torch.randn(num_heads, window))
@@ -237,7 +248,7 @@ class AFT(Layer):
         assert before is None or isinstance(before, AFTState)
         keys, values = (k, v) if before is None else (torch.cat([before.keys, k], 1), torch.cat([before.values, v], 1))
         average = None if before is None or self.variant == "full" else before.average
-        bias = self._kernel() if self.variant == "conv" else widen(self.wbias)
+        bias = self._kernel() if self.variant == "conv" else self._pairs()
         o, *sums = _averaged(
             keys, values, bias, average, None if state is None else steps, length, self.window, self.variant != "conv"
         )
@@ -252,6 +263,10 @@ class AFT(Layer):
                 f"{self._who()}: x ends at step {int(steps.max())}, expected at most max_length={self.max_length}; "
                 "build the layer with a larger one"
             )
+
+    def _pairs(self) -> Tensor:
+        """Return w of each pair of positions: (max_length, max_length)."""
+        return widen(self.wbias) if self.rank is None else widen(self.w_u) @ widen(self.w_v).t()
 
     def _kernel(self) -> Tensor:
         """Return w of each distance: (H, s)."""
