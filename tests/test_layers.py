@@ -671,3 +671,15 @@ def test_states_are_moved_cast_and_read_back(tmp_path):
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ShapeError, match=r"mask is torch.bool \(2, 3\), expected torch.bool \(2, 4\) because of x"):
         padded(make("lru"), inputs(2, 4), torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_functional_call_computes_with_the_weights_that_it_gets(name):
+    """As `torch.func` and replicas call a layer: its parameters are then plain tensors."""
+    layer, x = make(name).eval(), inputs(1, 3)
+    other = {key: value.detach() * 1.25 for key, value in layer.named_parameters()}
+    found = torch.func.functional_call(layer, other, (x,))[0]
+    with torch.no_grad():
+        for key, value in layer.named_parameters():
+            value.copy_(other[key])
+    torch.testing.assert_close(found, layer(x)[0], rtol=0, atol=0)

@@ -172,7 +172,7 @@ class Titans(QueryKeyValue):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TitansState:  # type: ignore[override]
         like = self._zeros(batch_size, device=device, dtype=dtype, at_least=torch.float32)
-        matrices = [widen(self.get_parameter(f"M{index + 1}")) for index in range(self.depth)]
+        matrices = [widen(getattr(self, f"M{index + 1}")) for index in range(self.depth)]
         start = tuple(matrix.to(like) + like.view(-1, 1, 1, 1) for matrix in matrices)  # a copy for each row
         momentum = tuple(torch.zeros_like(matrix) for matrix in start)
         windows = self._init_windows(batch_size, device, dtype)

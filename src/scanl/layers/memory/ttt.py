@@ -155,7 +155,7 @@ class TTTLinear(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TTTState:
         like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
         names = range(1, len(self.hidden) + 2)
-        pairs = [torch.cat([self.get_parameter(f"W{n}"), self.get_parameter(f"b{n}")], 1) for n in names]
+        pairs = [torch.cat([getattr(self, f"W{n}"), getattr(self, f"b{n}")], 1) for n in names]
         weights = tuple(pair.to(like).expand(batch_size, *pair.shape) for pair in pairs)
         position = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return TTTState(weights, tuple(torch.zeros_like(each) for each in weights), position)
