@@ -716,6 +716,37 @@ def test_init_of_sgconv():
     torch.testing.assert_close(response.square().sum(-1), torch.ones(1, 3000))
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_liquid_s4_in_blocks_is_liquid_s4_token_by_token(degree):
+    """Blocks, a rest, a state that enters, and packed sequences of which one is shorter than a block."""
+    layer, x = shaken(LiquidS4(DIM, 4, degree)).double(), torch.randn(2, 75, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        _, state = layer(torch.randn(2, 3, DIM, dtype=torch.float64))
+        y, last = layer(x, state)
+        packed, _ = layer(torch.cat([x[:1], x[1:, :9]], 1), state, cu_seqlens=torch.tensor([0, 75, 84]))
+        ys = []
+        for t in range(75):
+            token, state = layer.step(x[:, t], state)
+            ys.append(token)
+    torch.testing.assert_close(y, torch.stack(ys, 1))
+    torch.testing.assert_close(last, state)
+    torch.testing.assert_close(packed[0], torch.cat([y[0], y[1, :9]]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_liquid_s4_in_blocks_keeps_what_is_not_finite_from_the_past(value):
+    layer, x = LiquidS4(DIM, 4), torch.randn(2, 96, DIM)
+    spoilt = x.clone()
+    spoilt[0, 40, 1] = value
+    with torch.no_grad():
+        (exact, _), (y, last) = layer(x), layer(spoilt)
+    assert torch.equal(y[0, :40], exact[0, :40])
+    assert torch.equal(y[1], exact[1])
+    assert not y[0, 40:].isfinite().any()  # the linear map mixes channels
+    assert not last[0, :, 1].isfinite().any()
+    assert last[0, :, 0].isfinite().all()
+
+
 @pytest.mark.usefixtures("double")
 def test_liquid_s4_of_degree_one_is_s4d():
     torch.manual_seed(0)

@@ -7,18 +7,23 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import register, widen
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import discretized, read
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.s4d import GatedDiagonalLayer
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.offsets import sequences
+from scanl.ops.ssm_kernels import powers
 
 EQUATION = "s^p_t = A s^p_{t-1} + B x_t s^{p-1}_{t-1},  s^0 = 1,  y_t = 2 Re sum_p C s^p_t"
+BLOCK = 32  # steps
 SOURCE = 'Hasani et al., "Liquid Structural State-Space Models", arXiv:2209.12951, '
 
 
@@ -45,6 +50,10 @@ class LiquidS4(GatedDiagonalLayer):
         lr: learning rate of A and Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
+
+    Up to degree 2, sequences are computed in blocks of 32 steps, by products of matrices. Forwards they take
+    4 D (N + 24) multiplications for each step, at D = 256 fewer than the gated linear map. With other degrees and with
+    `timespans`, the states of all steps are stored, P T D N numbers.
 
     Parameters and initialisation: as those of `s4d`.
     State: s^1 to s^P (B, P, D, N/2) complex.
@@ -88,8 +97,28 @@ class LiquidS4(GatedDiagonalLayer):
             state = self.init_state(sequences(x, cu_seqlens))
         A, C, dt = self.kernel.system()
         a, b = discretized(A, torch.ones_like(A), dt, self.disc, timespans)
-        u = widen(x)
-        given, state = b * u[..., None], state.to(a.dtype)  # (B, T, D, N/2)
+        u, state = widen(x), state.to(a.dtype)
+        stepwise = self.degree not in (1, 2) or timespans is not None or torch.compiler.is_exporting()
+        packed = cu_seqlens is not None
+        if stepwise or (packed and torch.compiler.is_compiling()) or x.shape[1] < BLOCK:
+            y, last = self._recurrence(u, a, b, C, state, cu_seqlens)
+        elif not packed:
+            with as_widened(x):
+                y, last = self._in_blocks(u, a, b, C, state)
+        else:
+
+            def run(u: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+                return (self._in_blocks if u.shape[1] >= BLOCK else self._recurrence)(u, a, b, C, row)
+
+            with as_widened(x):
+                y, last = each_alone(run, u, state, cu_seqlens)
+        return self._read_out(y, u, x.dtype), last
+
+    def _recurrence(
+        self, u: Tensor, a: Tensor, b: Tensor, C: Tensor, state: Tensor, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is read of all steps, one step after the other, and the last state."""
+        given = b * u[..., None]  # (B, T, D, N/2)
         if self.degree is None:
             total, last = linear_scan(given, a + given, state[:, 0], cu_seqlens=cu_seqlens)
             lasts = [last]
@@ -101,7 +130,83 @@ class LiquidS4(GatedDiagonalLayer):
                 s, last = linear_scan(given * _before(s, below, cu_seqlens), a, row, cu_seqlens=cu_seqlens)
                 total = total + s
                 lasts.append(last)
-        return self._read_out(read(total, C), u, x.dtype), torch.stack(lasts, 1)
+        return read(total, C), torch.stack(lasts, 1)
+
+    def _in_blocks(self, u: Tensor, a: Tensor, b: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same by matrix products over blocks of steps; what is left at the end takes single steps.
+
+        With X_j the sum of the first j inputs of a block, and s^1, s^2 the states before it, its states are
+
+            s^1_j = a^j s^1 + b sum_{i<=j} a^{j-i} x_i,
+            s^2_j = a^j s^2 + b a^{j-1} X_j s^1 + b^2 sum_{i<j} a^{j-1-i} x_i (X_j - X_i).
+
+        So the outputs of a block are two convolutions with C a^m b and with C a^m b^2, and what is read of two states.
+        """
+        steps = u.shape[1] // BLOCK * BLOCK
+        head, rest, spoil = u[:, :steps], u[:, steps:], None
+        if suspected(head):  # a masked product multiplies later inputs by zero
+            spoil, head = since(faulty(head), 1).to(u.dtype), replaced(head)
+        x = head.unflatten(1, (-1, BLOCK)).permute(3, 2, 0, 1)  # (D, block, B, blocks)
+        shape = x.shape[2:]
+        x = x.flatten(2)
+        sums = x.cumsum(1)
+        table, jump = powers(a.to(torch.complex128), BLOCK)  # a^0, ..., a^{block-1}, (D, N/2, block), and a^block
+        table, jump = table.to(a.dtype), jump.to(a.dtype)
+        end = _real(b[..., None] * table.flip(-1)) @ x
+        end = _complex(end, shape)
+        first = state[:, 0]
+        s, last = linear_scan(end, jump, first)
+        entering = torch.cat([first[:, None], s[:, :-1]], 1)
+        lasts, both = [last], entering
+        read_out = 2 * C[..., None] * table
+        one = _toeplitz(_read(b[..., None] * read_out, torch.ones_like(b)[..., None])[..., 0])
+        y = one @ x
+        if self.degree == 2:
+            by_sum = b[..., None] * table
+            total = sums[:, -1:]
+            within = _real((b * b)[..., None] * table[..., :-1].flip(-1)) @ (x * (total - sums))[:, :-1]
+            written = total.view(-1, *shape).permute(1, 2, 0)[..., None] * by_sum[..., -1] * entering
+            s, last = linear_scan(_complex(within, shape) + written, jump, state[:, 1])
+            both = entering + torch.cat([state[:, 1:2], s[:, :-1]], 1)
+            lasts.append(last)
+            two = _read((b * b)[..., None] * read_out, torch.ones_like(b)[..., None])[..., 0]
+            two = _toeplitz(F.pad(two[:, :-1], (1, 0)))
+            y = y + sums * (two @ x + _read(b[..., None] * read_out, _columns(entering))) - two @ (x * sums)
+        y = y + _read(a[..., None] * read_out, _columns(both))
+        y, lasts = y.view(-1, BLOCK, *shape).permute(2, 3, 1, 0).flatten(1, 2), torch.stack(lasts, 1)
+        if spoil is not None:
+            y, lasts = y * spoil, lasts * spoil[:, None, -1, :, None]
+        if not rest.shape[1]:
+            return y, lasts
+        more, lasts = self._recurrence(rest, a, b, C, lasts)
+        return torch.cat([y, more], 1), lasts
+
+
+def _real(table: Tensor) -> Tensor:
+    """Return a complex matrix (D, N/2, M) as the rows of its real and then its imaginary parts, (D, N, M)."""
+    return torch.cat([table.real, table.imag], 1)
+
+
+def _complex(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Return real and then imaginary parts, (D, N, B blocks), as complex numbers (B, blocks, D, N/2)."""
+    re, im = rows.chunk(2, 1)
+    return torch.complex(re, im).unflatten(2, shape).permute(2, 3, 0, 1)
+
+
+def _columns(s: Tensor) -> Tensor:
+    """Return states (B, blocks, D, N/2) as columns (D, N/2, B blocks)."""
+    return s.permute(2, 3, 0, 1).flatten(2)
+
+
+def _read(table: Tensor, columns: Tensor) -> Tensor:
+    """Return Re Σ_n table_nj s_nm, (D, block, M), for a table (D, N/2, block) and columns (D, N/2, M)."""
+    return torch.cat([table.real, -table.imag], 1).mT @ _real(columns)
+
+
+def _toeplitz(kernel: Tensor) -> Tensor:
+    """Return the matrices (D, L, L) that convolve L steps with a kernel (D, L)."""
+    steps = torch.arange(kernel.shape[1], device=kernel.device)
+    return kernel[:, (steps[:, None] - steps).clamp(min=0)].tril()
 
 
 def _before(s: Tensor, row: Tensor, cu_seqlens: Tensor | None) -> Tensor:
