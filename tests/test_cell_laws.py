@@ -114,5 +114,6 @@ def test_memory_of_cells_with_many_products(name, dim, options):
 
 def test_layers_name_their_cells():
     named = {scanl.layers.get(name).op for name in scanl.layers.names()}
-    shared = {"ornn_cell", "timed_lmu_cell"}  # nnRNN and the orthogonal networks; `lmu` with durations
+    # nnRNN and the orthogonal networks; `lmu` with durations; `hippo_rnn` with a window
+    shared = {"ornn_cell", "timed_lmu_cell", "hippo_rnn_window_cell"}
     assert {cell.name for cell in registry.cells()} - named <= shared | {"lstm"}  # PyTorch's is as fast

@@ -201,14 +201,14 @@ def test_the_command_line_trains_a_class_of_the_users_own(tmp_path, monkeypatch,
         class Mine(LRU):
             "A layer of one's own."
     """
-    (tmp_path / "my_layers.py").write_text(textwrap.dedent(module))
+    (tmp_path / "layers_of_mine.py").write_text(textwrap.dedent(module))
     (tmp_path / "text.txt").write_bytes(bytes(range(32, 127)) * 200)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    options = "--layer my_layers:Mine --dim 16 --depth 1 --steps 2 --batch-size 2 --sequence-length 16 --out run"
+    options = "--layer layers_of_mine:Mine --dim 16 --depth 1 --steps 2 --batch-size 2 --sequence-length 16 --out run"
     assert main(["train", "text.txt", *options.split()]) == 0
     assert main(["eval", "run"]) == 0
-    assert main(["train", "text.txt", "--layer", "my_layers:Other"]) == 2
+    assert main(["train", "text.txt", "--layer", "layers_of_mine:Other"]) == 2
     assert "expected module:Class that Python can import" in capsys.readouterr().err
 
 

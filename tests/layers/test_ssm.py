@@ -419,13 +419,13 @@ EQUATIONS |= {
     "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
     "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
     "lssl": (lambda: LSSL(DIM, 5), lssl),
-    "dense_lti": (lambda: DenseLTI(DIM, 5), dense_lti),
     "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
     "lssl_of_each_channel": (lambda: LSSL(DIM, 3, learn=2, dt_min=0.1), lssl),
     "s4": (lambda: S4(DIM, 6), s4),
 }
 TIMED = list(EQUATIONS)
 EQUATIONS |= {
+    "dense_lti": (lambda: DenseLTI(DIM, 5), dense_lti),
     "s7_full": (lambda: S7Full(DIM, 3), s7_full),
     "dlr": (lambda: DLR(DIM, 6), dlr),
     "sgconv": (lambda: SGConv(DIM, 4, 1, 1.5, 3.0), sgconv),

@@ -88,7 +88,7 @@ class ReLiT(GatedOuterProducts):
         "queries of the released code"
     )
     op = "linear_scan"
-    sample: ClassVar = {"num_heads": 3, "head_dim": 5, "eta": 5}  # with few channels, all ReLUs of a step may be 0
+    sample: ClassVar = {"num_heads": 2, "head_dim": 9, "eta": 8}  # with few channels, all ReLUs of a step may be 0
 
     def __init__(
         self, dim: int, num_heads: int = 4, head_dim: int | None = None, eta: int = 2, eps: float = 1e-10

@@ -59,8 +59,9 @@ class TorchCell(SolvedLayer):
     def __init__(self, dim: int, bias: bool = True, state_dim: int | None = None) -> None:
         super().__init__()
         width = dim if state_dim is None else state_dim
-        if dim < 1 or width < 1:
-            raise ConfigError(f"{self.name}: dim is {dim} and state_dim is {width}, expected at least 1")
+        for name, size in (("dim", dim), ("state_dim", width)):
+            if size < 1:
+                raise ConfigError(f"{self.name}: {name} is {size}, expected at least 1")
         self.dim, self.state_dim, self.bias = dim, width, bias
         limit = 1 / math.sqrt(width)
         self.weight_ih_l0 = nn.Parameter(torch.empty(self.gates * width, dim).uniform_(-limit, limit))
