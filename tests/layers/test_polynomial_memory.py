@@ -272,6 +272,47 @@ def test_init_of_hippo():
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("rows", [None, "alike", "apart"])
+def test_legs_in_blocks_is_legs_token_by_token(rows):
+    """Blocks and a rest, after a state, with steps of one duration, of several, and of other durations in each row."""
+    torch.manual_seed(3)
+    layer = HiPPO(3, 8).double()
+    x, spans = torch.randn(2, 45, 3, dtype=torch.float64), torch.rand(2, 45, dtype=torch.float64) + 0.1
+    spans = {None: torch.ones_like(spans), "alike": spans[:1].expand(2, -1), "apart": spans}[rows]
+    with torch.no_grad():
+        _, before = layer(x[:, :5].flip(1))
+        y, last = layer(x, before, timespans=None if rows is None else spans)
+        state, ys = before, []
+        for t in range(45):
+            token, state = layer(x[:, t : t + 1], state, timespans=spans[:, t : t + 1])
+            ys.append(token)
+    torch.testing.assert_close(y, torch.cat(ys, 1))
+    torch.testing.assert_close(last, state)
+
+
+def test_legs_in_blocks_projects_the_past():
+    """The first coefficient is the mean of all numbers; a memory of one number is nothing else."""
+    layer, x = HiPPO(2, 1).double(), torch.randn(1, 64, 2, dtype=torch.float64)
+    with torch.no_grad():
+        y, _ = layer(x)
+    means = x.cumsum(1) / torch.arange(1, 65, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(y, means * layer.C[:, 0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_legs_in_blocks_keeps_what_is_not_finite_from_the_past(value):
+    layer, x = HiPPO(3, 4), torch.randn(2, 48, 3)
+    spoilt = x.clone()
+    spoilt[0, 20, 1] = value
+    with torch.no_grad():
+        (exact, _), (y, last) = layer(x), layer(spoilt)
+    assert torch.equal(y[0, :20], exact[0, :20])
+    assert torch.equal(y[1], exact[1])
+    assert not y[0, 20:, 1].isfinite().any()
+    assert not last.c[0, 1].isfinite().any()
+    assert torch.equal(y[0, :, 0], exact[0, :, 0])
+
+
 def test_init_of_hippo_rnn():
     layer = HiPPORNN(300, 500)
     assert_uniform(layer.W_uxh.weight, -math.sqrt(3 / 600), math.sqrt(3 / 600))

@@ -182,3 +182,17 @@ def legs_steps(share: Tensor, size: int, method: str = "zoh") -> tuple[Tensor, T
     first = torch.zeros_like(n)
     first[0] = 1
     return a, first - a[..., 0]
+
+
+def legs_held(fraction: Tensor, size: int) -> Tensor:
+    """Return c of LegS (*, N) for an input that was 1 up to a `fraction` (*) of all time, and then 0.
+
+    c_n = √(2n+1) ∫_0^r P_n(2x-1) dx = (P_{n+1}(2r-1) - P_{n-1}(2r-1)) / (2 √(2n+1)), with P_{-1} = -1.
+
+    >>> legs_held(torch.tensor([0.25]), 1).tolist()  # the mean
+    [[0.25]]
+    """
+    values = shifted_legendre(fraction, size + 1)
+    n = torch.arange(size, dtype=values.dtype, device=values.device)
+    before = torch.cat([-torch.ones_like(values[..., :1]), values[..., : size - 1]], -1)
+    return (values[..., 1:] - before) / (2 * (2 * n + 1).sqrt())

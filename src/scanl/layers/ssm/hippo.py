@@ -5,18 +5,20 @@ r"""HiPPO: the past of each channel as the coefficients of its best approximatio
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError, unknown
 from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.packing import each_alone
 from scanl.layers.parts.cell_layer import positive, samples
 from scanl.layers.parts.polynomial_memory import (
     MEASURES,
     SOURCE,
     discretize_dense,
+    legs_held,
     legs_steps,
     memory_cell,
     transition,
@@ -24,10 +26,12 @@ from scanl.layers.parts.polynomial_memory import (
 from scanl.layers.parts.timespans import durations
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
 METHODS = ("zoh", "bilinear")
+BLOCK = 16  # steps
 
 
 class Elapsed(NamedTuple):
@@ -108,8 +112,10 @@ class HiPPO(Layer):
     last θ steps by polynomials, and "fourier" remembers them by waves. "lagt" remembers by Laguerre functions that
     decay over θ steps. With "zoh" the memory of "legs" is the exact projection of the input, held over each step.
 
-    For "legs", and wherever steps differ in duration, the matrices of all steps are in memory, B T N² numbers. Pass a
-    long sequence in pieces.
+    `forward` computes "legs" with "zoh" in blocks of 16 steps, by products of matrices: T D N (N + 16) multiplications
+    for all rows that share their times, and T D N numbers in memory. Otherwise it takes one step after the other,
+    T D N² multiplications for each row. For "legs", and wherever steps differ in duration, the matrices of all these
+    steps are in memory, B T N² numbers. Pass a long sequence in pieces.
 
     `forward` and `memory` also take `timespans` (B, T), the duration of each step in units of the usual one. The past
     of "legs" is then all time since the start, and θ is in the same units. A step of no duration, the first one too,
@@ -199,5 +205,74 @@ class HiPPO(Layer):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, HiPPOState]:
+        before = self._begin(x, state, cu_seqlens)
+        closed = self.measure == "legs" and self.discretization == "zoh" and not torch.compiler.is_compiling()
+        if not closed or x.shape[1] < BLOCK or (cu_seqlens is not None and timespans is not None):
+            return self._stepwise(x, before, cu_seqlens, timespans)
+        if cu_seqlens is not None:
+            y, last = each_alone(self.forward, x, before, cu_seqlens)
+            return y, cast(HiPPOState, last)
+        steps = x.shape[1] // BLOCK * BLOCK
+        spans = durations("hippo", timespans, x)
+        start, elapsed = time_before(before.elapsed, spans[:, :steps], None)
+        if suspected(start, spans):  # times that are not finite would reach earlier steps
+            return self._stepwise(x, before, cu_seqlens, timespans)
+        with as_widened(x):
+            y, c = self._in_blocks(widen(x[:, :steps]), start, spans[:, :steps, 0].double(), before.c)
+        y, last = y.to(x.dtype), HiPPOState(c, elapsed)
+        if steps == x.shape[1]:
+            return y, last
+        rest = None if timespans is None else timespans[:, steps:]
+        more, last = self._stepwise(x[:, steps:], last, None, rest)
+        return torch.cat([y, more], 1), last
+
+    def _stepwise(
+        self, x: Tensor, state: HiPPOState, cu_seqlens: Tensor | None, timespans: Tensor | None
+    ) -> tuple[Tensor, HiPPOState]:
         c, last = self.memory(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
         return (c * widen(self.C)).sum(-1).to(x.dtype), last
+
+    def _in_blocks(self, u: Tensor, start: Tensor, spans: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is read of LegS, (B, T, D), and the last c, by matrix products over blocks of steps.
+
+        The memory is the exact projection of the held input, so it needs no steps: with t_0 the time before a block,
+        c_j = A(t_0/t_j) c_0 + sum_{i<=j} u_i (h(t_i/t_j) - h(t_{i-1}/t_j)), where A is that of `legs_steps` and h is
+        `legs_held`. Of a block only the last c is made; C A and C h are the same for all rows that share their times.
+
+        start, spans: the time before each step and its duration, (B, T), finite, in float64.
+        """
+        spoil = None
+        if suspected(u):  # a masked product multiplies later inputs by zero
+            spoil, u = since(faulty(u), 1).to(u.dtype), replaced(u)
+        shared = not (start.requires_grad or spans.requires_grad)
+        if shared and bool((start == start[:1]).all()) and bool((spans == spans[:1]).all()):
+            start, spans = start[:1], spans[:1]
+        dtype, C = u.dtype, widen(self.C).to(u.dtype)
+        start, spans = (each.unflatten(1, (-1, BLOCK)) for each in (start, spans))  # (S, blocks, steps)
+        times = torch.cat([start[..., :1], start + spans], -1)
+        after = times[..., 1:, None]
+        # No time has passed where the first steps have no duration.
+        fractions = torch.where(after > 0, (times[..., None, :] / torch.where(after > 0, after, 1)).clamp(max=1), 1)
+        held = legs_held(fractions, self.size)  # (S, blocks, j, i, N)
+        written = held.diff(dim=3).to(dtype)
+        kept, _ = legs_steps(1 - fractions[..., 0], self.size)
+        kept = kept.to(dtype)  # (S, blocks, j, N, N)
+        x = u.unflatten(1, (-1, BLOCK)).permute(0, 1, 3, 2)  # (B, blocks, D, i)
+        ends, last = x @ written[:, :, -1], [c.to(dtype)]
+        for carried, end in zip(kept[:, :, -1].mT.unbind(1), ends.unbind(1), strict=True):
+            last.append(last[-1] @ carried + end)
+        entering = torch.stack(last[:-1], 1)  # (B, blocks, D, N)
+        mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=u.device).tril()
+        written = torch.where(mask[..., None], written, 0)
+        by_input = (C @ written.permute(0, 1, 4, 2, 3).flatten(3)).unflatten(3, (BLOCK, BLOCK))
+        by_state = (C @ kept.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.size))
+        y = self._applied(by_input, x) + self._applied(by_state, entering)
+        y, c = y.permute(0, 1, 3, 2).flatten(1, 2), last[-1]
+        return (y, c) if spoil is None else (y * spoil, c * spoil[:, -1, :, None])
+
+    @staticmethod
+    def _applied(maps: Tensor, x: Tensor) -> Tensor:
+        """Return each map of (S, blocks, D, steps, N) at the rows of x (B, blocks, D, N): (B, blocks, D, steps)."""
+        if len(maps) == len(x):
+            return (maps @ x[..., None])[..., 0]
+        return (maps[0] @ x.permute(1, 2, 3, 0).contiguous()).permute(3, 0, 1, 2)
