@@ -1,9 +1,11 @@
 """Equilibria: their values, what is reported of them, and their derivatives, against a long unrolled iteration."""
 
+import contextlib
 import doctest
 import gc
 import importlib
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -356,3 +358,55 @@ def test_anderson_forgets_a_past_that_misleads():
     for dtype in (torch.float32, torch.float64):
         _, convergence = fixed_point(_cell(w.to(dtype), torch.eye(16, dtype=dtype)), x.to(dtype))
         assert convergence.iterations < 50
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.6, 0.3])
+def test_anderson_takes_the_steps_of_its_definition(damping):
+    """The points at which f is evaluated, by least squares of numpy, of a row that is too slow for plain steps.
+
+    The other row halves its residual at every step, so it is a plain iteration; its steps do not change the first row.
+    """
+    slow = np.array([[0.9, 0.3, 0.0], [-0.2, 0.7, 0.1], [0.0, 0.2, -0.8]])
+    offset = np.array([1.0, -2.0, 0.5])
+    points, moves, changes, before, mixes = [np.zeros(3)], [], [], None, False
+    for _ in range(3):
+        s = points[-1]
+        r = slow @ s + offset - s
+        nxt = s + damping * r
+        if before is not None:
+            moves.append(s - before[0])
+            changes.append(r - before[1])
+            mixes = mixes or np.linalg.norm(r) > np.linalg.norm(before[1]) / 2
+            if mixes:
+                weights = np.linalg.lstsq(np.stack(changes, 1), r, rcond=None)[0]
+                nxt = nxt - (np.stack(moves, 1) + damping * np.stack(changes, 1)) @ weights
+        before = s, r
+        points.append(nxt)
+    assert mixes
+
+    seen = []
+    matrices = torch.tensor(np.stack([slow, np.eye(3) / 10]))
+    x = torch.tensor(np.stack([offset, offset]))
+
+    def f(s, x):
+        seen.append(s.detach()[0].numpy().copy())
+        return (matrices @ s[..., None])[..., 0] + x
+
+    with contextlib.suppress(ConvergenceError):
+        fixed_point(f, x, damping=damping, max_iterations=4)
+    np.testing.assert_allclose(np.stack(seen[-4:]), np.stack(points), rtol=1e-7, atol=1e-9)
+
+
+def test_anderson_takes_plain_steps_while_they_halve_the_residual():
+    """s <- s/4 + x: the residual falls to a quarter, and the points are those of the plain iteration."""
+    seen = []
+
+    def f(s, x):
+        seen.append(s.item())
+        return s / 4 + x
+
+    fixed_point(f, torch.ones(1, 1, dtype=torch.float64))
+    plain = [0.0]
+    while len(plain) < 12:
+        plain.append(plain[-1] / 4 + 1)
+    assert seen[1:13] == pytest.approx(plain, rel=1e-12)  # before them f is called once to see what it returns

@@ -1103,3 +1103,18 @@ def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
         DenseLTI(DIM, radius=1)
     with pytest.raises(ConfigError, match="dense_lti: dim is 6 and state_dim is 0, expected at least 1"):
         DenseLTI(6, 0)
+
+
+def test_mamba3_mimo_in_pieces_of_time_is_the_whole():
+    """A packed sequence is not cut; a row of a batch is. Values, states, and all gradients, the second one too."""
+    layer = shaken(layers.build("mamba3_mimo", DIM, d_state=8, headdim=4, expand=2, mimo_rank=2))
+    x = torch.randn(1, 150, DIM, requires_grad=True)
+    results = []
+    for more in ({}, {"cu_seqlens": torch.tensor([0, 150])}):
+        y, state = layer(x, **more)
+        leaves = [x, *layer.parameters()]
+        grads = torch.autograd.grad(y.square().sum() + state.ssm.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(grads[0].square().sum(), x)
+        results.append([y, *state, *grads, *second])
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other)

@@ -23,8 +23,8 @@ class Implicit(Layer):
 
     The output of a step does not depend on the steps before it. Their equilibrium is only where the solver starts. All
     steps of a call are solved together. At the start a solution to rounding takes about 18 evaluations of the map, D²
-    multiplications each, and the gradient as many. An LSTM takes 8 D² forwards. Raises ConvergenceError where no equilibrium is found. This may happen when W
-    has grown too large.
+    multiplications each, and the gradient as many. An LSTM takes 8 D² forwards. Raises ConvergenceError where no
+    equilibrium is found. This may happen when W has grown too large.
 
     Args:
         dim: D, inputs and state.
