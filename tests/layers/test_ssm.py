@@ -1105,6 +1105,7 @@ def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
         DenseLTI(6, 0)
 
 
+@pytest.mark.usefixtures("double")
 def test_mamba3_mimo_in_pieces_of_time_is_the_whole():
     """A packed sequence is not cut; a row of a batch is. Values, states, and all gradients, the second one too."""
     layer = shaken(layers.build("mamba3_mimo", DIM, d_state=8, headdim=4, expand=2, mimo_rank=2))
