@@ -30,6 +30,7 @@ REFUSED = {
     "cfc_cell": "has not the channels on both axes",
     "cfc_ncp_cell": "a value with its channels in another order",
     "hippo_rnn_cell": "has not the channels on both axes",
+    "hippo_rnn_window_cell": "has not the channels on both axes",
     "lmu_cell": "has not the channels on both axes",
     "ltc_cell": "a value with two axes of channels",
     "memory_cell": "sum over C",
