@@ -161,7 +161,9 @@ def describe_preset(name: str, dim: int) -> str:
 
 def describe_layer(name: str, dim: int) -> str:
     """Describe a layer, built with its default options."""
-    cls, layer = get(name), build(name, dim)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # how many iterations a solver takes depends on the weights
+        cls, layer = get(name), build(name, dim)
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
     if not layer.bidirectional:
