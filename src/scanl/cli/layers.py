@@ -1,5 +1,6 @@
 """`scanl list` and `scanl show NAME`."""
 
+import copy
 import inspect
 import re
 import sys
@@ -278,7 +279,8 @@ def step_cost(layer: Layer | Stack) -> int:
     """Count the multiplications in matrix products for one token of one sequence, from the empty state."""
     from torch.utils.flop_counter import FlopCounterMode  # imports triton: too slow for `scanl list`
 
-    x, state = torch.zeros(1, 1, layer.dim), layer.init_state(1)
+    layer = copy.deepcopy(layer).double()  # in float64 rounding does not decide how often a solver iterates
+    x, state = torch.zeros(1, 1, layer.dim, dtype=torch.float64), layer.init_state(1)
     cell = isinstance(layer, Layer) and layer.op in {each.name for each in registry.cells()}
     fused = torch.backends.mkldnn.enabled
     try:
