@@ -36,6 +36,7 @@ options at a model width of {WIDTH}:
 - *parameters*: how many numbers the layer learns.
 - *state*: how many floats one sequence carries from step to step.
 - *step*: how many multiplications the matrix products of one step take. The elementwise work of the op is not counted.
+  They are counted in float64, in which a solver iterates more often, and attention over its whole window.
 - *reads*: the modules whose weights the layer reads instead of calling them. Parametrizations and pruning have their
   effect there. The layer refuses hooks on them, and wrappers in their place. It calls all other modules.
 - *op*: the op that the layer calls, and its backends in the order in which they are tried.
