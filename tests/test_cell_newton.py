@@ -398,9 +398,9 @@ def test_a_layer_is_solved(name):
     torch.manual_seed(0)
     dim = 12
     layer = build(name, dim, **scanl.layers.get(name).sample).double().eval()
-    solved = build(name, dim, **scanl.layers.get(name).sample, method="newton").double().eval()
+    solved = build(name, dim, **scanl.layers.get(name).sample, solver="newton").double().eval()
     solved.load_state_dict(layer.state_dict())
-    assert "method='newton'" in repr(solved)
+    assert "solver='newton'" in repr(solved)
     x, w = (torch.randn(2, 5, dim, dtype=torch.float64, requires_grad=True) for _ in range(2))
     calls = []
     with pytest.MonkeyPatch.context() as patch:
@@ -419,16 +419,16 @@ def test_a_layer_is_solved(name):
 
 
 def test_the_option_of_layers():
-    with pytest.raises(ConfigError, match="lem: unknown method 'newtn'; did you mean 'newton'"):
-        build("lem", 4, method="newtn")
+    with pytest.raises(ConfigError, match="lem: unknown solver 'newtn'; did you mean 'newton'"):
+        build("lem", 4, solver="newtn")
 
     class Mine(LEM):
-        def __init__(self, dim):
-            super().__init__(dim, method="newton")  # pyright: ignore[reportCallIssue]
+        solver = "newton"
 
-    assert Mine(4).method == "newton"
-    assert Mine(4, method="quasi_newton").method == "quasi_newton"  # pyright: ignore[reportCallIssue]
-    assert build("lem", 4).method == "sequential"
-    assert build("neuralode", 4, method="euler").method == "euler"  # its own: how it solves its equation
+    assert Mine(4).solver == "newton"
+    assert Mine(4, solver="quasi_newton").solver == "quasi_newton"  # pyright: ignore[reportCallIssue]
+    assert build("lem", 4).config["solver"] == "sequential"
+    with pytest.raises(ConfigError, match="unknown option of neuralode 'solver'"):  # its equation has its own
+        build("neuralode", 4, solver="newton")
     solved = {name for name in scanl.layers.names() if issubclass(scanl.layers.get(name), SolvedLayer)}
     assert solved - set(LAYERS) == {"neuralode", "odefwp", "odernn"}

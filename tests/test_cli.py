@@ -14,7 +14,7 @@ import yaml
 import scanl
 from scanl import data
 from scanl.cli import COMMANDS, demo, main
-from scanl.cli.layers import meanings, options_of
+from scanl.cli.layers import options_of
 from scanl.cli.train import parse
 from scanl.layers import get, names
 from scanl.learning import RunFolder
@@ -197,23 +197,22 @@ def test_list_and_help_name_every_layer_and_option(capfd):
         assert f"\n{name} " in f"\n{listed}"
         if not get(name).bidirectional:
             assert f"\n  {name}: " in shown
-            assert all(f"{option}=" in shown for option in options_of(name))
-            assert all(f"\n      {text}\n" in shown for text in meanings(name))
+            assert all(f"{option.name}=" in shown for option in options_of(name))
+            assert all(f"\n      {option.name}: {option.meaning}.\n" in shown for option in options_of(name))
     assert all(name in shown for name in [*CHANNEL_MIXERS, *NORMS])
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_option_says_what_it_means(name):
-    """In its layer's docstring, from which `show` and `train --help` take it."""
-    said = [option for text in meanings(name) for option in text.partition(":")[0].split(", ")]
-    assert sorted(said) == sorted(options_of(name))
+    """In its annotation, from which the docstring, `show` and `train --help` take it."""
+    assert all(option.meaning for option in options_of(name))
 
 
 @pytest.mark.parametrize("name", names())
 def test_show(name, capfd):
     assert main(["show", name]) == 0
     shown = capfd.readouterr().out
-    assert all(" ".join(text.split()) in " ".join(shown.split()) for text in meanings(name))
+    assert all(f"{option.name}: {option.meaning}." in " ".join(shown.split()) for option in options_of(name))
     for title in ("equation", "source", "options", "parameters", "state", "step", "op"):
         assert f"\n{title}" in shown
 

@@ -154,7 +154,7 @@ def test_example_2_a_custom_recurrence_trains_and_streams():
 
 
 def test_example_3_a_short_convolution_in_both_modes():
-    conv = ShortConvolution(dim=512, kernel_size=4, causal=True)
+    conv = ShortConvolution(dim=512, conv_size=4, causal=True)
     x = torch.randn(2, 100, 512)
     y, cache = conv(x)
     assert y.shape == (2, 100, 512)

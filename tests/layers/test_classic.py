@@ -151,7 +151,7 @@ def test_a_linear_system_is_a_convolution_and_a_dense_recurrence():
 @pytest.mark.usefixtures("double")
 def test_expdecay_is_gla_with_a_constant_decay():
     layer, x = ExpDecay(DIM, 2), torch.randn(2, T, DIM)
-    gla = GLA(DIM, 1.0, 1.0, 2, use_short_conv=False, use_output_gate=False, gate_logit_normalizer=1)
+    gla = GLA(DIM, 1.0, 1.0, 2, output_gate=False, gate_logit_normalizer=1)
     with torch.no_grad():
         for name in ("q_proj", "k_proj", "v_proj"):
             getattr(gla, name).weight.copy_(getattr(layer, name).weight)

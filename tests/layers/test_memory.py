@@ -610,7 +610,7 @@ EQUATIONS = {
         lambda: layers.build("comba", DIM, num_heads=2, use_gate=False, use_short_conv=False, correction_factor=0.02),
         comba,
     ),
-    "gla": (lambda: layers.build("gla", DIM, num_heads=2, gate_low_rank_dim=3), gla),
+    "gla": (lambda: layers.build("gla", DIM, num_heads=2, gate_rank=3), gla),
     "gla_convolved": (
         lambda: layers.build(
             "gla",
@@ -1121,7 +1121,7 @@ WRONG = [
     ("kda", {"head_dim": 0}, "head_dim is 0, num_heads is 8, num_householder is 1 and conv_size is 4, expected"),
     ("gla", {"expand_k": 0.3}, r"expand_k is 0.3 and num_heads is 4, expected expand_k \* dim=2.4 to be a multiple"),
     ("gla", {"num_heads": 3}, r"expand_k is 0.5 and num_heads is 3, expected expand_k \* dim=4 to be a multiple"),
-    ("gla", {"gate_low_rank_dim": 0}, "gate_low_rank_dim is 0, gate_logit_normalizer is 16 and conv_size is 4"),
+    ("gla", {"gate_rank": 0}, "gate_rank is 0, expected at least 1"),
     ("deltanet", {"num_heads": 3}, r"expand_k is 1.0 and num_heads is 3, expected expand_k \* dim=8 to be a multiple"),
     ("deltanet", {"conv_size": 0}, "conv_size is 0, expected at least 1"),
     ("deltanet", {"qk_activation": "gelu"}, "qk_activation is 'gelu', expected one of silu, relu, elu, identity"),

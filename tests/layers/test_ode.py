@@ -76,7 +76,7 @@ def lipschitz(layer, xs):
 
     for x in xs:
         half = h + layer.eps / 2 * slope(h, x)
-        h = h + layer.eps * slope(half if layer.solver == "midpoint" else h, x)
+        h = h + layer.eps * slope(half if layer.method == "midpoint" else h, x)
         ys.append(h)
     return ys
 
@@ -154,7 +154,7 @@ EQUATIONS = {
     "lem": (lambda: LEM(DIM, 0.7), lem),
     "unicornn": (lambda: UnICORNN(DIM), unicornn),
     "lipschitz": (lambda: Lipschitz(DIM, 0.3, 0.6, 0.2, 0.7), lipschitz),
-    "lipschitz_midpoint": (lambda: Lipschitz(DIM, 0.3, solver="midpoint"), lipschitz),
+    "lipschitz_midpoint": (lambda: Lipschitz(DIM, 0.3, method="midpoint"), lipschitz),
     "lipschitz_gated": (lambda: Lipschitz(DIM, 0.3, gated=True), lipschitz),
     "antisym": (lambda: AntisymmetricRNN(DIM, 0.3, 0.2), antisym),
     "antisym_gated": (lambda: AntisymmetricRNN(DIM, 0.3, gated=True), antisym),
@@ -337,7 +337,7 @@ WRONG = [
     (lambda: LEM(8, -0.5), "lem: dt is -0.5, expected more than 0"),
     (lambda: UnICORNN(8, alpha=-1), "unicornn: alpha is -1, expected at least 0"),
     (lambda: Lipschitz(8, beta=1.5), "lipschitz: beta is 1.5, expected 0 to 1"),
-    (lambda: Lipschitz(8, solver="midpont"), r"unknown solver of lipschitz 'midpont'; did you mean 'midpoint'\?"),
+    (lambda: Lipschitz(8, method="midpont"), r"unknown method of lipschitz 'midpont'; did you mean 'midpoint'\?"),
     (lambda: AntisymmetricRNN(8, gamma=-1), "antisym: gamma is -1, expected at least 0"),
     (lambda: NoisyRNN(8, mult_noise=2), "noisy: mult_noise is 2, expected 0 to 1"),
     (lambda: NoisyRNN(8, add_noise=-2), "noisy: add_noise is -2, expected at least 0"),

@@ -392,8 +392,8 @@ EQUATIONS = {
     "mamba": (lambda: Mamba(DIM, d_state=4, d_conv=3, dt_rank=2), mamba),
     "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
     "s4d": (lambda: S4D(DIM, 6), s4d),
-    "s4d_bilinear": (lambda: S4D(DIM, 4, disc="bilinear", init="inv"), s4d),
-    "s4d_dirac": (lambda: S4D(DIM, 4, disc="dirac"), s4d),
+    "s4d_bilinear": (lambda: S4D(DIM, 4, discretization="bilinear", init="inv"), s4d),
+    "s4d_dirac": (lambda: S4D(DIM, 4, discretization="dirac"), s4d),
     "s5": (lambda: S5(DIM, 12, blocks=3), s5),
     "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
     "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
@@ -416,7 +416,7 @@ EQUATIONS |= {
 }
 EQUATIONS |= {
     "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
-    "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, disc="zoh"), liquid_s4),
+    "liquid_s4_of_degree_four": (lambda: LiquidS4(DIM, 2, 4, dt_min=0.3, dt_max=0.9, discretization="zoh"), liquid_s4),
     "liquid_s4_of_all_degrees": (lambda: LiquidS4(DIM, 4, None, dt_min=0.3, dt_max=0.9), liquid_s4),
     "lssl": (lambda: LSSL(DIM, 5), lssl),
     "lssl_fixed": (lambda: LSSL(DIM, 3, learn=0), lssl),
@@ -750,7 +750,7 @@ def test_liquid_s4_in_blocks_keeps_what_is_not_finite_from_the_past(value):
 @pytest.mark.usefixtures("double")
 def test_liquid_s4_of_degree_one_is_s4d():
     torch.manual_seed(0)
-    liquid = LiquidS4(DIM, 6, 1, disc="zoh")
+    liquid = LiquidS4(DIM, 6, 1, discretization="zoh")
     torch.manual_seed(0)
     plain, x = S4D(DIM, 6, init="legs"), torch.randn(2, 30, DIM)
     torch.testing.assert_close(liquid.state_dict(), plain.state_dict(), rtol=0, atol=0)
@@ -818,7 +818,7 @@ def test_init_of_gss():
         ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
         ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
         ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1, or None"),
-        ("liquid_s4", {"d_state": 3}, "liquid_s4: d_state is 3, expected an even number"),
+        ("liquid_s4", {"state_dim": 3}, "liquid_s4: state_dim is 3, expected an even number"),
         ("lssl", {"d_state": 0}, "lssl: d_state is 0, expected at least 1"),
         ("lssl", {"learn": 3}, "lssl: learn is 3, expected 0, 1 or 2"),
         ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
@@ -1049,9 +1049,9 @@ WRONG = [
     ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected 'auto' or an integer of at least 1"),
     ("mamba", {"dt_min": 0.2}, "mamba: dt_min is 0.2 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
     ("mamba", {"dt_init": "zero"}, "mamba: dt_init is 'zero', expected 'random' or 'constant'"),
-    ("s4d", {"d_state": 3}, "s4d: d_state is 3, expected an even number of at least 2"),
+    ("s4d", {"state_dim": 3}, "s4d: state_dim is 3, expected an even number of at least 2"),
     ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
-    ("s4d", {"disc": "euler"}, "s4d: unknown disc 'euler'; known: zoh, bilinear"),
+    ("s4d", {"discretization": "euler"}, "s4d: unknown discretization 'euler'; known: zoh, bilinear"),
     ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
     ("s7", {"stable": True, "clip_eigs": True}, "s7: clip_eigs is True, expected False because stable is True"),
     ("s7_full", {"state_dim": 0}, "s7_full: dim is 8 and state_dim is 0, expected at least 1"),

@@ -52,7 +52,7 @@ def test_mamba_of_mambapy():
 def test_s4d_of_scipy(disc):
     """Each pair of eigenvalues as a real system of two states, discretised and run by scipy.signal."""
     signal = pytest.importorskip("scipy.signal")
-    ours = S4D(3, 8, disc=disc).double()
+    ours = S4D(3, 8, discretization=disc).double()
     u = torch.randn(1, 40, 3, dtype=torch.float64)
     read = []
     with torch.no_grad():

@@ -13,8 +13,10 @@ import torch
 
 from scanl import layers
 from scanl.cli.parser import Parser
+from scanl.configured import Option, options
 from scanl.errors import ConfigError
 from scanl.layers import Layer, build, get, names
+from scanl.layers.initial_state import rows as state_rows
 from scanl.layers.state import leaves
 from scanl.models import Stack, presets
 from scanl.models.presets import Preset
@@ -58,24 +60,9 @@ of one repetition of the pattern, with the stack's default channel mixer.
 """
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """Return a layer's options with their defaults."""
-    parameters = inspect.signature(get(name)).parameters
-    return {option: p.default for option, p in parameters.items() if option != "dim"}
-
-
-def meanings(name: str) -> list[str]:
-    """Return the meaning of each option from the Args of a layer's docstring: `conv_size: window of the convolution.`.
-
-    After them come those that a base class adds. A preset has the options of its layer.
-    """
-    cls = get(name)
-    while cls.preset_of is not None:
-        cls = cls.preset_of
-    args = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
-    each = re.findall(r"^    (\S.*(?:\n {8}.*)*)", args, re.MULTILINE)
-    own = [" ".join(text.split()) for text in each if not text.startswith("dim:")]
-    return [*own, *(f"{option}: {meaning}." for option, meaning in cls.added.items())]
+def options_of(name: str) -> list[Option]:
+    """Return a layer's options beside its width."""
+    return [option for option in options(get(name)).values() if option.name != "dim"]
 
 
 def list_layers(argv: Sequence[str]) -> int:
@@ -169,13 +156,14 @@ def describe_layer(name: str, dim: int) -> str:
     parameters = sum(p.numel() for p in layer.parameters())
     state = step = "none: it reads the whole sequence"
     if not layer.bidirectional:
-        state = f"{state_size(layer):,} floats a sequence at dim {dim}"
+        carried = "" if cls.state is None else "; ".join(["", *state_rows(cls.state)])
+        state = f"{state_size(layer):,} floats a sequence at dim {dim}{carried}"
         step = f"{step_cost(layer):,} multiplications by matrices at dim {dim}"
     rows = [
         ("equation", cls.equation),
         ("source", cls.source),
         *([] if cls.preset_of is None else [("preset of", _origin(cls)), *_about(cls)]),
-        ("options", ", ".join(f"{option}={default}" for option, default in options_of(name).items())),
+        ("options", ", ".join(f"{option.name}={option.default}" for option in options_of(name))),
         ("parameters", f"{parameters:,} at dim {dim}"),
         ("state", state),
         ("step", step),
@@ -186,7 +174,8 @@ def describe_layer(name: str, dim: int) -> str:
     for row in rows:
         lines.append(_row(row))
         if row[0] == "options":
-            lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings(name)]
+            meanings = [f"{option.name}: {option.meaning}." for option in options_of(name)]
+            lines += [textwrap.fill(each, 100, **HANGING, break_long_words=False) for each in meanings]
     for one in _backends(cls):
         where = "any device" if one.devices is None else ", ".join(one.devices)
         if one.name == "triton" and isinstance(registry.get(str(cls.op)), registry.Cell):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from scanl.cli.evaluate import examined
-from scanl.cli.layers import meanings, options_of
+from scanl.cli.layers import options_of
 from scanl.cli.parser import Parser
 from scanl.cli.tasks import task_help
 from scanl.data.base import Source
@@ -196,9 +196,9 @@ def _layer_help() -> str:
     lines = ["layers and their options (--layer-options.NAME VALUE):"]
     for name in names():
         if not get(name).bidirectional:
-            options = "  ".join(f"{option}={default}" for option, default in options_of(name).items())
+            options = "  ".join(f"{option.name}={option.default}" for option in options_of(name))
             lines.append(f"  {name}: {options}")
-            lines += [f"      {text}" for text in meanings(name)]
+            lines += [f"      {option.name}: {option.meaning}." for option in options_of(name)]
     lines.append("whole models, with options by layer (--layer-options '{LAYER: {NAME: VALUE}}'):")
     lines += [f"  {name}: {', '.join(presets.get(name).layers)}" for name in presets.names()]
     return "\n".join(lines)

@@ -4,14 +4,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import Configured, check_names, refuse, who
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.adapters import check_read
+from scanl.layers.initial_state import Form, initial, rows
 from scanl.layers.module import Module
+from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
 from scanl.ops.offsets import check_offsets, sequences
 from scanl.registry import Registry
@@ -38,11 +41,11 @@ TAKES = {
 }
 
 
-class Layer(Module):
+class Layer(Module, metaclass=Configured):
     """Base class of layers: maps (B, T, dim) and a state to (B, T, dim) and the next state.
 
-    A subclass defines `init_state` and `forward`. It describes itself in class variables, which `scanl show` prints
-    and the tests read.
+    A subclass declares `state`, annotates the options of its constructor with ranges and meanings, and defines `run`.
+    It describes itself in class variables, which `scanl show` prints and the tests read.
     """
 
     name: ClassVar[str] = ""  # set by `register` or `preset`
@@ -58,7 +61,8 @@ class Layer(Module):
     residual_out: ClassVar[str | None] = None  # name of the projection that writes into the residual stream
     residual_by_depth: ClassVar[bool] = False  # True: `enter_stack` sets its scale, so a stack does not
     takes: ClassVar[frozenset[str]] = frozenset()  # further arguments of `forward`, among `TAKES`
-    added: ClassVar[Mapping[str, str]] = {}  # options that a base class adds to the constructor: name -> meaning
+    added: ClassVar[Mapping[str, Any]] = {}  # options of every subclass beside its own: name -> annotation
+    state: ClassVar[Form | None] = None  # what the layer carries from step to step; None: `init_state` is overridden
     excused: ClassVar[Mapping[str, str]] = {}  # tests that cannot hold by definition: name -> reason
     # Modules inside whose weights the layer reads instead of calling them: path -> class. A path to a container stands
     # for the modules in it. A subclass adds to them.
@@ -67,6 +71,7 @@ class Layer(Module):
     hints: ClassVar[Mapping[str, Hint]] = {}  # by name of a parameter or of a module; a subclass adds to them
 
     dim: int
+    config: dict[str, Any]  # the options by name, as the constructor got them, defaults filled in
     bidirectional: bool = False  # True: reads future steps, so it is not causal and cannot stream
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,18 +83,38 @@ class Layer(Module):
         cls.hints = {name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("hints", {}).items()}
         cls.reads = {path: kind for base in reversed(cls.__mro__) for path, kind in vars(base).get("reads", {}).items()}
 
+    @classmethod
+    def sections(cls) -> list[str]:
+        """Return the parts of the docstring that are made from declarations: options and state."""
+        state = [] if cls.state is None else [f"State: {'; '.join(rows(cls.state))}."]
+        return [*Configured.sections(cls), *state]
+
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         """Return the state before any input. device and dtype default to those of the parameters.
 
         Recurrent parts are float32 or wider for any dtype.
         """
-        raise NotImplementedError
+        if self.state is None:
+            raise NotImplementedError(f"{self._who()}: its class declares no state and defines no init_state")
+        return initial(self, self.state, batch_size, device, dtype)
 
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None, **others: Any
+    ) -> tuple[Tensor, State]:
         """Map x (B, T, dim) to y (B, T, dim) and the state after the last step. state: None for `init_state`.
 
         cu_seqlens: (N+1,) offsets of N sequences packed over B == 1. Each sequence has its own row of the state.
+        others: arguments in `takes`.
         """
+        self._check(x, state, cu_seqlens)
+        for argument in others:
+            if argument not in self.takes:
+                raise TypeError(f"{self._who()}: forward got {argument!r}, which the layer does not take")
+        check_timespans(self._who(), others.get("timespans"), x)
+        return self.run(x, state, cu_seqlens, **others)
+
+    def run(self, x: Tensor, *args: Any, **others: Any) -> tuple[Tensor, State]:
+        """Return what `forward` returns, from x, state, cu_seqlens and those in `takes` by name, all checked."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -103,10 +128,13 @@ class Layer(Module):
         return y[:, 0], state
 
     def extra_repr(self) -> str:
-        """Show the options that are attributes of the same name, and the shapes of the layer's own parameters."""
-        options = [name for name in inspect.signature(type(self)).parameters if name != "dim"]
-        kept = [(name, vars(self).get(name)) for name in ("dim", *options)]
-        sizes = [f"{name}={value!r}" for name, value in kept if isinstance(value, int | float | str)]
+        """Show the options, and the shapes of the layer's own parameters."""
+        shown = {
+            "dim": self.dim,
+            **self.config,
+            **{name: vars(self).get(name, self.config[name]) for name in self.config},
+        }
+        sizes = [f"{name}={value!r}" for name, value in shown.items() if isinstance(value, int | float | str)]
         return ", ".join(filter(None, [*sizes, super().extra_repr()]))
 
     def enter_stack(self, index: int, layers: Sequence["Layer"]) -> None:
@@ -118,7 +146,11 @@ class Layer(Module):
 
     def _who(self) -> str:
         """Return the name for messages: the registered name, or the class name of a user's subclass."""
-        return vars(type(self)).get("name") or type(self).__name__
+        return who(type(self))
+
+    def _refuse(self, option: str, value: object, expected: str) -> NoReturn:
+        """Raise ConfigError for an option whose value does not fit the others."""
+        refuse(type(self), option, value, expected)
 
     def _check(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> None:
         """Raise an error for a wrong input, or for a module that the layer cannot read, before any work is done."""
@@ -188,19 +220,25 @@ class Layer(Module):
 
     def _state_form(self) -> State:
         """Return an initial state of one row on the meta device; None if the layer does not know its form."""
-        if "_form" not in self.__dict__:
+        if "_form" not in vars(self):
             with torch.no_grad():  # a state that is learned has a graph, which a copy of the layer cannot have
-                self.__dict__["_form"] = self.init_state(1, device="meta")
-        return self.__dict__["_form"]
+                vars(self).update(_form=self.init_state(1, device="meta"))
+        return vars(self)["_form"]
 
     def _zeros(self, *shape: int, device: Device, dtype: DType, at_least: DType = None) -> Tensor:
         """Make a zero part of the initial state, in `dtype` or `at_least`, whichever is wider."""
+        return self._filled(0.0, shape, device, dtype, at_least)
+
+    def _filled(self, value: float, shape: Sequence[int], device: Device, dtype: DType, at_least: DType) -> Tensor:
+        """Make a part of the initial state, in `dtype` or `at_least`, whichever is wider; `at_least` if of integers."""
         weight = _any_parameter(self)
         if weight is not None:
             device, dtype = device or weight.device, dtype or weight.dtype
         dtype = dtype or torch.get_default_dtype()
-        dtype = dtype if at_least is None else torch.promote_types(dtype, at_least)
-        return torch.zeros(shape, device=device, dtype=dtype)
+        if at_least is not None:
+            floating = at_least.is_floating_point or at_least.is_complex
+            dtype = torch.promote_types(dtype, at_least) if floating else at_least
+        return torch.full(tuple(shape), value, device=device, dtype=dtype)
 
 
 def _any_parameter(module: nn.Module) -> Tensor | None:
@@ -294,7 +332,7 @@ def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
 
     def add(cls: type[L]) -> type[L]:
         (base,) = cls.__bases__
-        check_options(name, base, options)
+        check_names(name, base, options)
         start: Any = base.__init__
         signature = inspect.signature(start)
         signature = signature.replace(
@@ -326,18 +364,5 @@ def build(name: str, dim: int, **options: Any) -> Layer:
     Unknown names and options raise ConfigError with the nearest known one.
     """
     cls = get(name)
-    check_options(name, cls, options)
+    check_names(name, cls, options)
     return cls(dim, **options)
-
-
-def check_options(name: str, cls: type[Layer], options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that the constructor does not have, and for text where a number is expected."""
-    known = [option for option in inspect.signature(cls).parameters if option != "dim"]
-    hints = get_type_hints(cls.__init__)
-    for option, value in options.items():
-        if option not in known:
-            raise nearest(f"option of {name}", option, known)
-        kinds = [kind for kind in get_args(hints.get(option)) or (hints.get(option),) if kind in (int, float, bool)]
-        if isinstance(value, str) and kinds and str not in get_args(hints[option]):
-            expected = " or ".join(kind.__name__ for kind in kinds)
-            raise ConfigError(f"{name}: {option} is {value!r}, expected {expected}")

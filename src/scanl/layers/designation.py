@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from scanl.configured import check_names
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, check_options, get, registry
+from scanl.layers.base import Layer, get, registry
 
 Designation: TypeAlias = str | type[Layer] | Layer
 
@@ -39,7 +40,7 @@ def make_layer(layer: Designation, dim: int, options: Mapping[str, Any]) -> Laye
         if layer.dim != dim:
             raise ConfigError(f"{label(layer)}: dim is {layer.dim}, expected {dim} of the stack")
         return copy.deepcopy(layer)
-    check_options(label(layer), cls, options)
+    check_names(label(layer), cls, options)
     return cls(dim, **options)
 
 

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import check_names
 from scanl.errors import ConfigError, ShapeError, nearest
-from scanl.layers.base import Layer, channel_mixers, check_options, get, names
+from scanl.layers.base import Layer, channel_mixers, get, names
 from scanl.layers.module import Module
 from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
 from scanl.layers.state import Device, DType, State
@@ -112,7 +113,7 @@ class Block(Module):
         self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
         self.channel = None
         if channel is not None:
-            check_options(channel_mixer, channel, channel_options or {})
+            check_names(channel_mixer, channel, channel_options or {})
             self.channel = channel(mixer.dim, **(channel_options or {}))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> BlockState:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, register, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import linear_attention
 
 
@@ -19,13 +19,8 @@ from scanl.ops import linear_attention
 class ExpDecay(Layer):
     """Exponential-decay matrix memory: each row of each head forgets at its own learned rate.
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-
-    Parameters: q_proj, k_proj, v_proj, o_proj (D, D) without biases; decay (H, K), without weight decay.
+    Parameters: q_proj, k_proj, v_proj, o_proj (D, D) without biases; decay (H, K), without weight decay; K = D / H.
     Initialisation: decay N(0, 1), the projections as in PyTorch.
-    State: S (B, H, K, K), zeros at the start.
     """
 
     id = "S-expdecay"
@@ -33,26 +28,18 @@ class ExpDecay(Layer):
     equation = "S_t = Diag(sigmoid(decay)) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t"
     source = "Linear RNN base block, exponential-decay matrix memory; its listing reads S with v, here with q"
     op = "linear_attention"
+    state: ClassVar = Axes("num_heads, head_dim, head_dim")
     sample: ClassVar = {"num_heads": 3}
     residual_out = "o_proj"
     hints: ClassVar = {"decay": UNDECAYED}
 
-    def __init__(self, dim: int, num_heads: int = 4) -> None:
+    def __init__(self, dim: options.Dim, num_heads: options.Heads = 4) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"expdecay: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        self.dim, self.num_heads = dim, num_heads
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.decay = nn.Parameter(torch.randn(num_heads, dim // num_heads))
+        self.decay = nn.Parameter(torch.randn(num_heads, self.head_dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        width = self.dim // self.num_heads
-        return self._zeros(batch_size, self.num_heads, width, width, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = (
             project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )

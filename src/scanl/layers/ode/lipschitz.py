@@ -76,7 +76,7 @@ class Lipschitz(TimedCell):
         beta: skew-symmetric share of A and W, from 0 (symmetric) to 1.
         gamma: damping, subtracted from the diagonals of A and W.
         alpha: factor of A.
-        solver: "euler", or "midpoint", a Runge-Kutta step of second order.
+        method: "euler", or "midpoint", a Runge-Kutta step of second order.
         gated: the slope is multiplied by σ(W h + E_gate x).
         init_std: scale of the initial B and C.
 
@@ -101,7 +101,7 @@ class Lipschitz(TimedCell):
         beta: float = 0.75,
         gamma: float = 0.001,
         alpha: float = 1.0,
-        solver: str = "euler",
+        method: str = "euler",
         gated: bool = False,
         init_std: float = 0.1,
     ) -> None:
@@ -109,10 +109,10 @@ class Lipschitz(TimedCell):
         positive("lipschitz", eps=eps)
         at_least("lipschitz", 0, gamma=gamma, init_std=init_std)
         share("lipschitz", beta=beta)
-        if solver not in ("euler", "midpoint"):
-            raise nearest("solver of lipschitz", solver, ["euler", "midpoint"])
+        if method not in ("euler", "midpoint"):
+            raise nearest("method of lipschitz", method, ["euler", "midpoint"])
         self.dim, self.eps, self.beta, self.gamma, self.alpha = dim, eps, beta, gamma, alpha
-        self.solver, self.gated, self.init_std = solver, gated, init_std
+        self.method, self.gated, self.init_std = method, gated, init_std
         self.E = nn.Linear(dim, dim)
         self.E_gate = nn.Linear(dim, dim) if gated else None
         self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
@@ -122,4 +122,4 @@ class Lipschitz(TimedCell):
         return [self.E(x), self.eps * spans, self.alpha * a, w, None if self.E_gate is None else self.E_gate(x)]
 
     def options(self) -> dict[str, bool]:
-        return {"midpoint": self.solver == "midpoint"}
+        return {"midpoint": self.method == "midpoint"}

@@ -74,6 +74,7 @@ class NeuralODE(TimedCell):
     Differs: f does not see the time itself.
     """
 
+    added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-neuralode"
     equation = EQUATION
     source = SOURCE

@@ -107,6 +107,7 @@ class ODEFWP(TimedCell):
     block follows. Inputs are interpolated. Their NCDE variants, which use the derivative of the input, are left out.
     """
 
+    added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odefwp"
     equation = EQUATION
     source = SOURCE

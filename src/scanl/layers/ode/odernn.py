@@ -78,6 +78,7 @@ class ODERNN(TimedCell):
     in the candidate, and takes a mask of observed features; their number of Euler steps grows with the time.
     """
 
+    added: ClassVar = {}  # its cell has solvers of its own, so the steps run one after another
     id = "S-odernn"
     equation = EQUATION
     source = SOURCE

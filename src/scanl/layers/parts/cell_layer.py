@@ -1,70 +1,35 @@
 """Base classes of layers whose recurrence is one cell, checks of their options, and samples of such cells."""
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError, unknown
+from scanl.errors import ConfigError
 from scanl.layers.base import Layer, as_widened, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops._frame.draws import Draws
-from scanl.ops.cell import METHODS, Cell
+from scanl.ops.cell import Cell
 from scanl.ops.registry import Sample
+
+Solver = Annotated[
+    Literal["sequential", "newton", "quasi_newton"],
+    "how the steps are solved, see `Cell.solve`. One step alone runs sequentially",
+]
 
 
 class SolvedLayer(Layer):
-    """Layer whose recurrence is one cell, with an option `method` that every subclass gets.
+    """Layer whose recurrence is one cell, with the option `solver` beside those of its constructor."""
 
-    The constructor of a subclass does not name the option. A subclass whose constructor has another `method`, such as
-    that of an ODE, does not get it, and runs sequentially.
-    """
-
-    added: ClassVar = {
-        "method": 'how the steps are solved, "sequential", "newton" or "quasi_newton"; see `Cell.solve`. One step '
-        "alone runs sequentially"
-    }
-    method: str = "sequential"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        start = vars(cls).get("__init__")
-        if start is None:
-            return
-        if "method" in inspect.signature(start).parameters:
-            cls.added = {}
-        else:
-            type.__setattr__(cls, "__init__", _with_method(start))
+    added: ClassVar = {"solver": Solver}
+    solver: str = "sequential"
 
     def run_cell(self, cell: Cell, *operands: Tensor | None, cu_seqlens: Tensor | None, **options: Any) -> Any:
-        """Run the cell over time by the method that the option names; the state is the last operand."""
-        if not self.added or self.method == "sequential":
+        """Run the cell over time by the method that `solver` names; the state is the last operand."""
+        if self.solver == "sequential":
             return cell(*operands, cu_seqlens=cu_seqlens, **options)
-        return cell.solve(self.method, *operands, cu_seqlens=cu_seqlens, **options)
-
-
-def _with_method(start: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor with the option `method`."""
-    signature = inspect.signature(start)
-    own = list(signature.parameters.values())
-    option = inspect.Parameter("method", inspect.Parameter.KEYWORD_ONLY, default="sequential", annotation=str)
-    own.insert(len(own) - (own[-1].kind is inspect.Parameter.VAR_KEYWORD), option)
-
-    @functools.wraps(start)
-    def __init__(self: SolvedLayer, *args: Any, **kwargs: Any) -> None:
-        given = {"method": kwargs.pop("method")} if "method" in kwargs else {}
-        for method in given.values():
-            if method not in METHODS:
-                raise ConfigError(f"{self._who()}: {unknown('method', method, METHODS)}")
-        start(self, *args, **kwargs)  # may pass a method to the constructor of its base class
-        vars(self).update({"method": self.method, **given})
-
-    vars(__init__)["__signature__"] = signature.replace(parameters=own)
-    __init__.__annotations__ = {**start.__annotations__, "method": str}
-    return __init__
+        return cell.solve(self.solver, *operands, cu_seqlens=cu_seqlens, **options)
 
 
 class CellBase(SolvedLayer):
@@ -73,6 +38,7 @@ class CellBase(SolvedLayer):
     Where its state is not (B, D) it defines `state_shape`, and where the cell's output is not its own, `output`.
     """
 
+    state: ClassVar = Axes("*state_shape()")
     sample: ClassVar = {}
     cell: ClassVar[Cell]
 
@@ -93,9 +59,6 @@ class CellBase(SolvedLayer):
         """Map the output of the cell to y (B, T, dim)."""
         return h
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, *self.state_shape(), device=device, dtype=dtype, at_least=torch.float32)
-
     def _run(
         self, x: Tensor, operands: Sequence[Tensor | None], state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -112,10 +75,7 @@ class CellLayer(CellBase):
         """Return the operands of the cell, without the state."""
         raise NotImplementedError
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         h, last = self._run(x, self.operands(x), state, cu_seqlens)
         return self.output(h.to(x.dtype)), last
 

@@ -26,7 +26,7 @@ class MemoryState(NamedTuple):
 
 
 class QueryKeyValue(Layer):
-    """Base class: projections to queries, keys and values, each followed by a short convolution if wanted.
+    """Base class: projections to queries, keys and values, each with a short convolution or without.
 
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj; q_conv1d, k_conv1d, v_conv1d.
     """

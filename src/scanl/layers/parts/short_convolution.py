@@ -3,14 +3,15 @@ r"""Short depthwise convolution, and the token shift.
 .. math:: y_t = b + \sum_{j=0}^{W-1} c_j \odot x_{t-j}
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer
-from scanl.layers.state import Device, DType, State
+from scanl.layers.initial_state import Axes
+from scanl.layers.state import State
 from scanl.ops import short_convolution
 
 
@@ -33,44 +34,35 @@ def token_shift(x: Tensor, state: Tensor | None, *, cu_seqlens: Tensor | None = 
 class ShortConvolution(Layer):
     """Depthwise convolution over the last few steps, for whole sequences or pieces of any length.
 
-    Args:
-        dim: D, channels.
-        kernel_size: W, the window.
-        bias: add b.
-        causal: see past inputs only. If False, the window is centred, and for even W its longer half is in the past;
-            the layer then sees the future and has no state.
+    If it is not causal, the window is centred, and for even W its longer half is in the past.
 
-    x, y: (B, T, D).   State: the last W-1 inputs (B, W-1, D), zeros at the start, always of full length.
     Parameters as of `nn.Conv1d(D, D, W, groups=D)`: `conv.weight` (D, 1, W), newest input last; `conv.bias`.
     """
 
+    name = "short_convolution"
     id = "P-shortconv"
     equation = "y_t = b + sum_j c_j * x_{t-j}"
     residual_out = None
+    state: ClassVar = Axes("conv_size - 1, dim", "the last inputs", when="causal")
     reads: ClassVar = {"conv": nn.Conv1d}
 
-    def __init__(self, dim: int, kernel_size: int = 4, bias: bool = True, causal: bool = True) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        conv_size: options.ConvSize = 4,
+        bias: options.ConvBias = True,
+        causal: Annotated[bool, "see past inputs only. If False, the layer sees the future and has no state"] = True,
+    ) -> None:
         super().__init__()
-        if kernel_size < 1:
-            raise ConfigError(f"short_convolution: kernel_size is {kernel_size}, expected at least 1")
-        self.dim = dim
-        self.kernel_size = kernel_size
-        self.causal = causal
+        self.dim, self.conv_size, self.causal = dim, conv_size, causal
         self.bidirectional = not causal
-        self.conv = nn.Conv1d(dim, dim, kernel_size, groups=dim, bias=bias)
+        self.conv = nn.Conv1d(dim, dim, conv_size, groups=dim, bias=bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
-        if not self.causal:
-            return ()
-        kept = self.kernel_size - 1
-        return self._zeros(batch_size, kept, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         if self.causal:
             return convolve(self.conv, x, state, cu_seqlens=cu_seqlens)
         # Split the weights: past and present inputs, and future inputs, which a reversed pass applies.
-        behind, ahead = self.conv.weight[:, 0].split([self.kernel_size // 2 + 1, (self.kernel_size - 1) // 2], 1)
+        behind, ahead = self.conv.weight[:, 0].split([self.conv_size // 2 + 1, (self.conv_size - 1) // 2], 1)
         y, _ = short_convolution(x, behind, self.conv.bias, cu_seqlens=cu_seqlens)
         if ahead.shape[1]:
             turned = torch.cat([ahead.flip(1), torch.zeros_like(ahead[:, :1])], 1)

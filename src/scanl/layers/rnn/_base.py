@@ -100,7 +100,7 @@ class TorchCell(SolvedLayer):
             return x.new_zeros(*x.shape[:2], self.state_dim), before
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
-        if self.method != "sequential" or self._runs_cell(x, cu_seqlens):
+        if self.solver != "sequential" or self._runs_cell(x, cu_seqlens):
             given = before[0] if len(before) == 1 else torch.stack(before, 1)
             with as_widened(x):
                 operands = self.operands(wide, *weights)

@@ -5,37 +5,28 @@ r"""Hawk and Griffin's recurrent block.
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register
+from scanl.layers.initial_state import Of
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.ssm.rglru import RGLRU, RGLRUState
-from scanl.layers.state import Device, DType
 from scanl.ops.gated import gated
 
 
 class HawkState(NamedTuple):
-    """State of `Hawk`.
+    """State of `Hawk`."""
 
-    rg_lru: RGLRUState.   conv: the last W-1 inputs of the convolution (B, W-1, width).
-    """
-
-    rg_lru: RGLRUState
-    conv: Tensor
+    rg_lru: Annotated[RGLRUState, Of("rg_lru")]
+    conv: Annotated[Tensor, Of("conv_1d", "the last inputs of the convolution")]
 
 
 @register("hawk")
 class Hawk(Layer):
     """Recurrent block of Hawk and Griffin: a GELU branch times a branch of convolution and RG-LRU.
-
-    Args:
-        dim: D, model width.
-        num_heads: number of diagonal blocks in the gates' weights.
-        width: channels of the recurrence; by default 4/3 D, rounded to whole blocks. The released models have D.
-        conv_size: window of the convolution.
 
     Parameters as in the released recurrentgemma: linear_y, linear_x (width, D), linear_out (D, width),
     rg_lru, and conv_1d, here in `nn.Conv1d`'s shape.
@@ -46,20 +37,24 @@ class Hawk(Layer):
     id = "S-hawk"
     equation = "y = W_o (GELU(W_1 x) * RGLRU(conv_4(W_2 x)))"
     source = (
-        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language '
-        'Models", '
+        'De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language Models", '
         "arXiv:2402.19427, sec. 2.3"
     )
     op = "linear_scan"
+    state: ClassVar = HawkState
     sample: ClassVar = {"num_heads": 2, "width": 12}
     residual_out = "linear_out"
     residual_by_depth = True
 
-    def __init__(self, dim: int, num_heads: int = 8, width: int | None = None, conv_size: int = 4) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[options.FreeHeads, "diagonal blocks in the gates' weights; a divisor of width"] = 8,
+        width: Annotated[options.Width | None, "channels of the recurrence; by default about 4/3 dim"] = None,
+        conv_size: options.ConvSize = 4,
+    ) -> None:
         super().__init__()
         self.dim = dim
-        if dim < 1 or num_heads < 1:
-            raise ConfigError(f"hawk: dim is {dim} and num_heads is {num_heads}, expected at least 1")
         self.width = width or num_heads * _block_width(4 * dim / 3 / num_heads)
         self.linear_y = nn.Linear(dim, self.width)
         self.linear_x = nn.Linear(dim, self.width)
@@ -76,17 +71,8 @@ class Hawk(Layer):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         nn.init.normal_(self.linear_out.weight, std=math.sqrt(2 / (len(layers) * self.width)))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HawkState:
-        return HawkState(
-            self.rg_lru.init_state(batch_size, device=device, dtype=dtype),
-            self.conv_1d.init_state(batch_size, device=device, dtype=dtype),
-        )
-
-    def forward(
-        self, x: Tensor, state: HawkState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, HawkState]:
-        self._check(x, state, cu_seqlens)
-        rg_lru, conv = (None, None) if state is None else state
+    def run(self, x: Tensor, state: HawkState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, HawkState]:
+        rg_lru, conv = state or (None, None)
         h, conv = self.conv_1d(self.linear_x(x), conv, cu_seqlens=cu_seqlens)
         h, rg_lru = self.rg_lru(h, rg_lru, cu_seqlens=cu_seqlens)
         return self.linear_out(gated(self.linear_y(x), h, "gelu_tanh")), HawkState(rg_lru, conv)

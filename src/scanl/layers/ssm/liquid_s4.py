@@ -4,19 +4,20 @@ r"""Liquid-S4: a diagonal state space model whose transition depends on the inpu
 """
 
 from itertools import pairwise
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import discretized, read
 from scanl.layers.parts.short_convolution import token_shift
-from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm.s4d import GatedDiagonalLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.offsets import sequences
@@ -40,15 +41,6 @@ class LiquidS4(GatedDiagonalLayer):
     the sequence, which is not causal. Here the sum is over all earlier inputs, as in the recurrence. The systems are
     diagonal; in the paper they are those of S4.
 
-    Args:
-        dim: D, model width.
-        d_state: N, real numbers of state per channel, even.
-        degree: P, most inputs in a product; None for the recurrence itself.
-        init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
-        dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        disc: discretisation, "zoh", "bilinear" or "dirac".
-        lr: learning rate of A and Δ; None for the optimiser's own.
-
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Up to degree 2, sequences are computed in blocks of 32 steps, by products of matrices. Forwards they take
@@ -56,47 +48,37 @@ class LiquidS4(GatedDiagonalLayer):
     `timespans`, the states of all steps are stored, P T D N numbers.
 
     Parameters and initialisation: as those of `s4d`.
-    State: s^1 to s^P (B, P, D, N/2) complex.
     """
 
     id = "S-liquids4"
     equation = EQUATION + ",  out = GLU(W GELU(y + D * x))"
     source = SOURCE + "eq. (6) to (9)"
 
+    state: ClassVar = Axes("degree or 1, dim, state_dim // 2", "s^1 to s^P", dtype=torch.complex64)
+
     def __init__(
         self,
-        dim: int,
-        d_state: int = 64,
-        degree: int | None = 2,
-        init: str = "legs",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        disc: str = "bilinear",
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        state_dim: options.EvenStateDim = 64,
+        degree: Annotated[
+            int | None, at_least(1), "P, largest number of inputs in a product; None for the recurrence itself"
+        ] = 2,
+        init: options.DiagonalInit = "legs",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        discretization: options.Discretization = "bilinear",
+        lr: options.LearningRate = 1e-3,
     ) -> None:
-        super().__init__(dim, d_state, init, dt_min, dt_max, disc, lr)
-        if degree is not None and degree < 1:
-            raise ConfigError(f"liquid_s4: degree is {degree}, expected at least 1, or None")
+        super().__init__(dim, state_dim, init, dt_min, dt_max, discretization, lr)
         self.degree = degree
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        sizes = (batch_size, self.degree or 1, self.dim, self.d_state // 2)
-        return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("liquid_s4", timespans, x)
         if state is None:
             state = self.init_state(sequences(x, cu_seqlens))
         A, C, dt = self.kernel.system()
-        a, b = discretized(A, torch.ones_like(A), dt, self.disc, timespans)
+        a, b = discretized(A, torch.ones_like(A), dt, self.discretization, timespans)
         u, state = widen(x), state.to(a.dtype)
         stepwise = self.degree not in (1, 2) or timespans is not None or torch.compiler.is_exporting()
         packed = cu_seqlens is not None

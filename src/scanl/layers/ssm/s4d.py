@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
-from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.parts.diagonal_start import diagonal_systems
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
 
 class S4DKernel(Module):
@@ -24,9 +24,9 @@ class S4DKernel(Module):
     log_dt (D); C (D, N/2, 2) as pairs of real numbers; log_A_real and A_imag (D, N/2).
     """
 
-    def __init__(self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
+    def __init__(self, dim: int, state_dim: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        start = diagonal_systems(dim, d_state, init, dt_min, dt_max)
+        start = diagonal_systems(dim, state_dim, init, dt_min, dt_max)
         self.C = nn.Parameter(start.C)
         self.log_dt = nn.Parameter(start.log_dt)
         self.log_A_real = nn.Parameter(start.log_A_real)
@@ -50,19 +50,19 @@ class GatedDiagonalLayer(Layer):
 
     op = "linear_scan"
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"d_state": 4}
+    state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
+    sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = dict.fromkeys(
         ("kernel.log_dt", "kernel.log_A_real", "kernel.A_imag"), Hint(weight_decay=False, lr="lr")
     )
 
     def __init__(
-        self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float, disc: str, lr: float | None
+        self, dim: int, state_dim: int, init: str, dt_min: float, dt_max: float, discretization: str, lr: float | None
     ) -> None:
         super().__init__()
-        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
-        self.dim, self.d_state, self.disc, self.lr = dim, d_state, disc, lr
+        self.dim, self.state_dim, self.discretization, self.lr = dim, state_dim, discretization, lr
         self.D = nn.Parameter(torch.randn(dim))
-        self.kernel = S4DKernel(dim, d_state, init, dt_min, dt_max)
+        self.kernel = S4DKernel(dim, state_dim, init, dt_min, dt_max)
         self.output_linear = nn.Sequential(Pointwise(dim, 2 * dim, 1), nn.GLU(-2))
 
     def _read_out(self, y: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,14 +78,6 @@ class S4D(GatedDiagonalLayer):
     A long sequence is computed as a convolution with the system's kernel, a few steps as the recurrence. Both give the
     same function. B is 1, as in the released s4d.py; C includes it, so for "legs" C starts with HiPPO's B as a factor.
 
-    Args:
-        dim: D, model width.
-        d_state: N, real numbers of state per channel, even.
-        init: imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
-        dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        disc: discretisation, "zoh", "bilinear" or "dirac".
-        lr: learning rate of A and Δ; None for the optimiser's own.
-
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the released s4d.py: D (D); kernel: C (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2);
@@ -93,7 +85,6 @@ class S4D(GatedDiagonalLayer):
     Initialisation: Δ log-uniform in [dt_min, dt_max]; -Re A = 1/2 and, for n = 0, 1, ..., Im A = π n (lin),
     (N/π)(N/(2n+1) - 1) (inv), or that of the eigenvalues of HiPPO-LegS without its rank-one part (legs); C complex
     N(0, 1), for legs times HiPPO's B with Im B clipped to ±2; D N(0, 1); the linear map as in PyTorch.
-    State: (B, D, N/2) complex.
     """
 
     id = "S-s4d"
@@ -106,34 +97,23 @@ class S4D(GatedDiagonalLayer):
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 64,
-        init: str = "lin",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        disc: str = "zoh",
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        state_dim: options.EvenStateDim = 64,
+        init: options.DiagonalInit = "lin",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        discretization: options.Discretization = "zoh",
+        lr: options.LearningRate = 1e-3,
     ) -> None:
-        super().__init__(dim, d_state, init, dt_min, dt_max, disc, lr)
+        super().__init__(dim, state_dim, init, dt_min, dt_max, discretization, lr)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        sizes = (batch_size, self.dim, self.d_state // 2)
-        return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("s4d", timespans, x)
         A, C, dt = self.kernel.system()
         u = widen(x)
         y, last = diagonal_ssm(
             u, A, torch.ones_like(A), C, dt, state,
-            discretization=self.disc, cu_seqlens=cu_seqlens, timespans=timespans,
+            discretization=self.discretization, cu_seqlens=cu_seqlens, timespans=timespans,
         )  # fmt: skip
         return self._read_out(y, u, x.dtype), last

@@ -1,0 +1,316 @@
+"""Constructors whose arguments are checked by their annotations and kept as `config`.
+
+An option says in its annotation what it must be and what it means: `Annotated[int, at_least(1), "H, number of heads"]`.
+"""
+
+import functools
+import inspect
+import numbers
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from scanl.errors import ConfigError, nearest, unknown
+
+
+@dataclass(frozen=True)
+class Range:
+    """What the value of an option must be.
+
+    expected: for the message, "at least 1"; the names of other options in braces stand for their values.
+    holds: takes the value and all options by name.   known: all names, where the value is one of them.
+    relation: whether it depends on other options. These ranges are checked after all others.
+    """
+
+    expected: str
+    holds: Callable[[Any, Mapping[str, Any]], bool]
+    known: Collection[str] | None = None
+    relation: bool = False
+
+    def __repr__(self) -> str:
+        return self.expected or f"one of {', '.join(self.known or ())}"
+
+    def explained(self, name: str, value: object, options: Mapping[str, Any]) -> str:
+        """Return the message for a value outside the range."""
+        if self.known is not None:
+            return unknown(name, value, self.known)
+        return f"{name} is {value!r}, expected {self.expected.format_map(options)}"
+
+
+def at_least(least: float) -> Range:
+    """Return the range of numbers that are not below `least`."""
+    return Range(f"at least {least}", lambda value, _: value >= least)
+
+
+def above(bound: float) -> Range:
+    """Return the range of numbers above `bound`."""
+    return Range(f"more than {bound}", lambda value, _: value > bound)
+
+
+def below(bound: float) -> Range:
+    """Return the range of numbers below `bound`."""
+    return Range(f"less than {bound}", lambda value, _: value < bound)
+
+
+def between(low: float, high: float) -> Range:
+    """Return the range from `low` to `high`, both included."""
+    return Range(f"{low} to {high}", lambda value, _: low <= value <= high)
+
+
+def multiple_of(unit: int) -> Range:
+    """Return the range of positive multiples of `unit`."""
+    text = "an even number of at least 2" if unit == 2 else f"a positive multiple of {unit}"
+    return Range(text, lambda value, _: value > 0 and value % unit == 0)
+
+
+def divides(other: str) -> Range:
+    """Return the range of divisors of another option."""
+    return Range(
+        f"a divisor of {other}={{{other}}}",
+        lambda value, options: value > 0 and options[other] % value == 0,
+        relation=True,
+    )
+
+
+def at_least_option(other: str) -> Range:
+    """Return the range of numbers that are not below another option."""
+    return Range(f"at least {other}={{{other}}}", lambda value, options: value >= options[other], relation=True)
+
+
+def one_of(known: Collection[str]) -> Range:
+    """Return the range of the names in `known`, which may be a table that grows. Use `Literal` for a fixed few."""
+    return Range("", lambda value, _: value in known, known)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument of a constructor.
+
+    annotation: its type.   meaning: in words, "" if the annotation does not say it.
+    default: `inspect.Parameter.empty` for none.
+    """
+
+    name: str
+    annotation: Any
+    meaning: str
+    default: Any
+
+
+if TYPE_CHECKING:
+    ConfiguredBase = type
+else:
+
+    class ConfiguredBase(type):  # a type checker must see the constructor of the class, not this call
+        def __call__(cls, *args, **kwargs):
+            added = {name: kwargs.pop(name) for name in cls.added if name in kwargs}
+            bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+            bound.apply_defaults()
+            config = _by_name(bound) | {name: added.get(name, getattr(cls, name)) for name in cls.added}
+            check(cls, config)
+            made = super().__call__(*args, **kwargs)
+            vars(made).update(config=config, **{name: config[name] for name in cls.added})
+            return made
+
+
+class Configured(ConfiguredBase):
+    # Metaclass of classes whose constructor's arguments are checked by their annotations and kept as `config`:
+    # `type(made)(**made.config)` makes another object of the same form. An annotation is a type, or `Annotated` with
+    # ranges and a meaning. An argument without one is not checked. A value of another type or outside its range raises
+    # ConfigError before the constructor runs.
+
+    # Options of every subclass beside those of its constructor: name -> annotation. The class has the default as an
+    # attribute of that name, and an object its value.
+    added: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def __doc__(cls) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]: made when it is read
+        """The docstring of the class, and below it what is made from its declarations."""
+        text = vars(cls)["__doc__"]
+        return text and "\n\n".join([inspect.cleandoc(text), *filter(None, cls.sections())])
+
+    def sections(cls) -> list[str]:
+        """Return the parts of the docstring that are made from declarations: the options and their meanings."""
+        rows = [f"    {option.name}: {option.meaning}." for option in options(cls).values() if option.meaning]
+        wrapped = [textwrap.fill(row, 110, subsequent_indent=" " * 8) for row in rows]
+        return ["\n".join(["Args:", *wrapped])] if wrapped else []
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The signature of the constructor, with the types of its options alone."""
+        _, *own = inspect.signature(cls.__init__).parameters.values()
+        types = get_type_hints(cls.__init__)
+        own = [each.replace(annotation=types.get(each.name, each.annotation)) for each in own]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name), annotation=_bare(kind))
+            for name, kind in cls.added.items()
+        ]
+        last = len(own) - bool(own and own[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([*own[:last], *more, *own[last:]])
+
+
+def options(cls: Configured) -> dict[str, Option]:
+    """Return the options of a configured class by name, in the order of its constructor.
+
+    >>> class Window(metaclass=Configured):
+    ...     def __init__(self, size: Annotated[int, at_least(1), "steps in the window"] = 4) -> None:
+    ...         pass
+    >>> options(Window)["size"].meaning
+    'steps in the window'
+    >>> Window(0)
+    Traceback (most recent call last):
+    scanl.errors.ConfigError: Window: size is 0, expected at least 1
+    """
+    hints = _hints(cls)
+    return {
+        name: Option(name, hints.get(name, Any), meaning(hints.get(name, Any)), parameter.default)
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def meaning(annotation: Any) -> str:
+    """Return the meaning that an annotation gives: the last text in the outermost `Annotated` that has one."""
+    if get_origin(annotation) is Annotated:
+        inner, *notes = get_args(annotation)
+        texts = [note for note in notes if isinstance(note, str)]
+        return texts[-1] if texts else meaning(inner)
+    if get_origin(annotation) in (Union, UnionType):
+        return next(filter(None, map(meaning, get_args(annotation))), "")
+    return ""
+
+
+def check_names(who: str, cls: Configured, names: Collection[str]) -> None:
+    """Raise ConfigError, with the nearest name, for a name that is no option of the class."""
+    known = options(cls)
+    for name in names:
+        if name not in known:
+            raise nearest(f"option of {who}", name, [option for option in known if option != "dim"])
+
+
+def check(cls: Configured, config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option whose value is of another type than its annotation's, or outside its range."""
+    hints = _hints(cls)
+    for relation in (False, True):
+        for name, value in config.items():
+            refused = _refused(hints.get(name, Any), name, value, config, relation)
+            if refused:
+                raise ConfigError(f"{who(cls)}: {refused}")
+
+
+def who(cls: type) -> str:
+    """Return the name of a class in messages: its registered name, or else the name of the class."""
+    return vars(cls).get("name") or cls.__name__
+
+
+def refuse(cls: type, name: str, value: object, expected: str) -> NoReturn:
+    """Raise ConfigError for a value of an option that does not fit the others."""
+    raise ConfigError(f"{who(cls)}: {name} is {value!r}, expected {expected}")
+
+
+@functools.cache
+def _hints(cls: Configured) -> dict[str, Any]:
+    return get_type_hints(cls.__init__, include_extras=True) | dict(cls.added)
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Return the arguments of a constructor by name, without `self`."""
+    config: dict[str, Any] = {}
+    for name, parameter in list(bound.signature.parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            config |= bound.arguments[name]
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            config[name] = bound.arguments[name]
+    return config
+
+
+def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:
+    """Return why a value does not fit an annotation, or "" if it fits. relation: which of the ranges are checked."""
+    if get_origin(annotation) is Annotated:
+        inner, *notes = get_args(annotation)
+        refused = _refused(inner, name, value, config, relation)
+        if refused or value is None:
+            return refused
+        ranges = [note for note in notes if isinstance(note, Range) and note.relation == relation]
+        return next((each.explained(name, value, config) for each in ranges if not each.holds(value, config)), "")
+    if get_origin(annotation) in (Union, UnionType):
+        arms = get_args(annotation)
+        reasons = [_refused(arm, name, value, config, relation) for arm in arms]
+        if not all(reasons):
+            return ""
+        fitting = [reason for arm, reason in zip(arms, reasons, strict=True) if _is(value, arm)]
+        return fitting[0] if fitting else f"{name} is {value!r}, expected {' or '.join(map(described, arms))}"
+    if get_origin(annotation) is Literal and isinstance(value, str):
+        return "" if value in get_args(annotation) else unknown(name, value, map(str, get_args(annotation)))
+    return "" if _is(value, annotation) else f"{name} is {value!r}, expected {described(annotation)}"
+
+
+def _is(value: object, annotation: Any) -> bool:
+    """Return whether a value has the type of an annotation, ranges aside."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _is(value, args[0])
+    if origin in (Union, UnionType):
+        return any(_is(value, arm) for arm in args)
+    if origin is Literal:
+        return value in args
+    if annotation is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if annotation is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if annotation is None or annotation is NoneType:
+        return value is None
+    kind = origin or annotation
+    if kind is Callable:
+        return callable(value)
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    if not isinstance(value, kind) or (isinstance(value, str) and kind is not str and issubclass(kind, Sequence)):
+        return False
+    if issubclass(kind, Mapping) and isinstance(value, Mapping) and len(args) == 2:
+        return all(_is(key, args[0]) and _is(part, args[1]) for key, part in value.items())
+    if issubclass(kind, tuple) and isinstance(value, tuple) and args and args[-1] is not Ellipsis:
+        return len(value) == len(args) and all(_is(part, arm) for part, arm in zip(value, args, strict=True))
+    if issubclass(kind, Sequence) and isinstance(value, Sequence) and args:
+        return all(_is(part, args[0]) for part in value)
+    return True
+
+
+WORDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    NoneType: "None",
+    Mapping: "a mapping",
+}
+
+
+def described(annotation: Any) -> str:
+    """Return the type of an annotation in words: "an integer of at least 1"."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return described(args[0])
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if origin in (Union, UnionType):
+        return " or ".join(map(described, args))
+    kind = origin or annotation
+    words = WORDS.get(kind)
+    return words or (f"a {kind.__name__}" if isinstance(kind, type) else str(annotation))

@@ -1,0 +1,117 @@
+"""Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
+
+A class declares `state`: `Axes` for a tensor, `Of` for the state of a layer inside, or a NamedTuple whose fields are
+annotated with either: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from scanl.layers.state import Device, DType, State
+
+if TYPE_CHECKING:
+    from scanl.layers.base import Layer
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A tensor of the state, (B, *axes).
+
+    axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple.
+    meaning: what it holds.   fill: its initial value.
+    dtype: a floating or complex dtype is the narrowest that the tensor has; an integer dtype is the only one.
+    when: an attribute of the layer; where it is None or False, the state has () in place of the tensor.
+    """
+
+    axes: str
+    meaning: str = ""
+    fill: float = 0.0
+    dtype: torch.dtype = torch.float32
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class Of:
+    """The state of the layer at an attribute; of each layer for a list of them. () where the attribute is None."""
+
+    attribute: str
+    meaning: str = ""
+
+
+Form: TypeAlias = Axes | Of | type[tuple[Any, ...]]
+
+
+def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: DType) -> State:
+    """Return the state before any input, as declared. device and dtype default to those of the parameters."""
+    if isinstance(form, Axes):
+        if form.when and getattr(layer, form.when) in (None, False):
+            return ()
+        sizes = (batch_size, *eval(_sizes(form.axes), {"__builtins__": {}}, _Attributes(layer)))
+        return layer._filled(form.fill, sizes, device, dtype, form.dtype)
+    if isinstance(form, Of):
+        inner: Layer | nn.ModuleList | None = getattr(layer, form.attribute)
+        if inner is None:
+            return ()
+        if isinstance(inner, nn.ModuleList):
+            return tuple(cast("Layer", each).init_state(batch_size, device=device, dtype=dtype) for each in inner)
+        return inner.init_state(batch_size, device=device, dtype=dtype)
+    state: Any = form
+    return state(*(initial(layer, part, batch_size, device, dtype) for _, part in fields(form)))
+
+
+@functools.cache
+def fields(form: type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
+    """Return the fields of a NamedTuple and what each declares."""
+    declared = []
+    for name, hint in get_type_hints(form, include_extras=True).items():
+        notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        declared += [(name, note) for note in notes if isinstance(note, Axes | Of) or inspect.isclass(note)]
+    assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
+    return declared
+
+
+def rows(form: Form, name: str = "state") -> Iterator[str]:
+    """Yield a line for each tensor of a state: its name, its axes, its meaning."""
+    if isinstance(form, Axes):
+        kind = {torch.float32: "", torch.complex64: ", complex"}.get(
+            form.dtype, f", {form.dtype}".replace("torch.", "")
+        )
+        start = "" if form.fill == 0 else f", {form.fill:g} at the start"
+        absent = f", or () without {form.when}" if form.when else ""
+        yield f"{name} (B, {form.axes}){kind}{start}{absent}" + (f": {form.meaning}" if form.meaning else "")
+    elif isinstance(form, Of):
+        yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
+    else:
+        for part, inner in fields(form):
+            yield from rows(inner, part)
+
+
+@functools.cache
+def _sizes(axes: str) -> CodeType:
+    return compile(f"({axes},)", f"<axes {axes!r}>", "eval")
+
+
+class _Attributes(Mapping[str, Any]):
+    """The attributes of a layer, by name."""
+
+    def __init__(self, layer: "Layer") -> None:
+        self.layer = layer
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.layer, name)
+        except AttributeError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self.layer))
+
+    def __len__(self) -> int:
+        return len(vars(self.layer))
