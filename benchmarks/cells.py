@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import scanl.layers  # noqa: F401  # registers the cells of layers
 from primitives import both, medians
 from run import RESULTS, machine
 from scanl.layers import build

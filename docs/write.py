@@ -1,16 +1,32 @@
-"""Write what comes from the code into the pages of docs/: `make docs`.
+"""Write what comes from the code into the pages of docs/ and into the stubs of packages: `make docs`.
 
-docs/layers.md as a whole, and the table of each page in TABLES.
+docs/layers.md as a whole, the table of each page in TABLES, and the public names of each package in PACKAGES.
 """
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
+from scanl import faces
 from scanl.cli import accelerate, data, layers, ops
+from scanl.layers import classes
+from scanl.layers.base import channel_mixers
 
 DOCS = Path(__file__).parent
 TABLES: dict[str, Callable[[], str]] = {"data.md": data.table, "hub.md": accelerate.table, "ops.md": ops.table}
+FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
+PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
+
+
+def stubs() -> dict[Path, str]:
+    """Return the stub of each package whose public names come from a registry."""
+    registered = dict.fromkeys(PACKAGES, classes())
+    registered["scanl.layers.channel"] = [channel_mixers.get(name) for name in channel_mixers.names()]
+    return {
+        Path(str(import_module(package).__file__)).with_suffix(".pyi"): faces.stub(package, every)
+        for package, every in registered.items()
+    }
 
 
 def pages() -> dict[Path, str]:
@@ -31,5 +47,5 @@ def with_table(text: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    for path, text in {**stubs(), **pages()}.items():
         path.write_text(text, encoding="utf-8")

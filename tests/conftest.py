@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+from pathlib import Path
 
 import torch
 
@@ -126,3 +127,14 @@ def _cells_by_their_loop(request):
             yield
     else:
         yield
+
+
+@pytest.fixture(scope="session")
+def write():
+    """docs/write.py, which `make docs` runs."""
+    spec = importlib.util.spec_from_file_location("write_docs", Path(__file__).parents[1] / "docs" / "write.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

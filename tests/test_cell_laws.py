@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import laws
-import scanl.layers  # registers the cells of layers
+import scanl.layers
 from scanl.ops import registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "cells.md"
+scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 each_cell = pytest.mark.parametrize("cell", CELLS)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import scanl.layers  # registers the cells of layers
+import scanl.layers
 from scanl import ops
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import LEM, build
@@ -18,6 +18,7 @@ from scanl.ops import ConvergenceError, _newton, registry
 from scanl.ops._cells import jacobian as structured
 from scanl.ops.registry import Cell, Sample
 
+scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 LAYERS = [name for name in scanl.layers.names() if scanl.layers.get(name).added]
 newton = pytest.mark.parametrize("method", ["newton", "quasi_newton"])

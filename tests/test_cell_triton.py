@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import laws
-import scanl.layers  # noqa: F401  registers the cells of layers
+import scanl.layers
 from scanl import ops
 from scanl.errors import BackendError
 from scanl.ops import registry
@@ -41,6 +41,7 @@ REFUSED = {
     "varying_memory_cell": "a value with two axes of channels",
     "wrnn_cell": "a value with its channels in another order",
 }
+scanl.layers.names()  # imports all layers, which registers their cells
 # A sum over channels in the step; its gradient alone; a matrix of two widths; a product after a product; two numbers
 # of a step that have no channels
 SHORT = ("layernorm_lstm_cell", "unicornn_cell", "jordan_cell", "lem_cell", "sru")

@@ -1,6 +1,5 @@
 """What the documents say of the code and of each other is read here; tests/test_docs_run.py runs their examples."""
 
-import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -15,17 +14,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def write():
-    """docs/write.py, which `make docs` runs."""
-    spec = importlib.util.spec_from_file_location("write_docs", ROOT / "docs" / "write.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_pages_are_the_registries(write):

@@ -8,7 +8,6 @@ A model trains on whole sequences in parallel, and runs one token at a time in c
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scanl import _moved
 from scanl.errors import ScanlError as ScanlError
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from scanl import tasks as tasks
 
 __version__ = "0.1.0"
-
-_moved.install()
 
 _PACKAGES = ("data", "hub", "inspect", "layers", "learning", "models", "ops", "tasks")
 

@@ -1,6 +1,9 @@
 """Registry of classes by name. Registered classes are listed, built, trained and tested by name."""
 
+import functools
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from scanl.errors import ConfigError, nearest
@@ -28,6 +31,8 @@ class Registry(Generic[C]):
     beside: another registry. No name is in both, and each suggests the other's names for a misspelt one.
     use: advice on how to use a class of this kind, with {name} for its name; given when `beside` is asked for it.
     advice: what to use in place of well-known names that are not registered, by those names.
+    package: a package whose modules register classes when they are imported. A module that bears a name is imported
+    when that name is looked up, and all of them when the names are listed or a name is not found so.
     """
 
     def __init__(
@@ -36,10 +41,12 @@ class Registry(Generic[C]):
         beside: "Registry[Any] | None" = None,
         use: str = "",
         advice: Mapping[str, str] | None = None,
+        package: str | None = None,
     ) -> None:
-        self._kind, self._use = kind, use
+        self._kind, self._use, self._package = kind, use, package
         self._advice = {folded(name): text for name, text in (advice or {}).items()}
         self._classes: dict[str, type[C]] = {}
+        self._loaded = False
         self._family: list[Registry[Any]] = [] if beside is None else beside._family
         self._family.append(self)
 
@@ -47,6 +54,7 @@ class Registry(Generic[C]):
         """Decorator: register a class under `name`. Raises ConfigError when another class has the name."""
 
         def add(cls: Any) -> Any:
+            self._load(name)
             for each in self._family:
                 if name in each._classes:
                     found = each._classes[name].__name__
@@ -63,10 +71,21 @@ class Registry(Generic[C]):
 
     def names(self) -> list[str]:
         """Return all registered names, sorted."""
+        self._load()
         return sorted(self._classes)
+
+    def _load(self, name: str | None = None) -> None:
+        """Import the module of the package that bears a name; all modules for None."""
+        if self._package is None or self._loaded:
+            return
+        for module in _modules(self._package):
+            if name is None or module.rpartition(".")[2] == name:
+                import_module(module)
+        self._loaded = name is None
 
     def spellings(self) -> Iterator[tuple[str, str]]:
         """Yield every folded spelling with the name that it stands for: names first, then class names and aliases."""
+        self._load()
         yield from ((folded(name), name) for name in self._classes)
         for name, cls in self._classes.items():
             aliases = vars(cls).get("aliases", ())
@@ -74,6 +93,8 @@ class Registry(Generic[C]):
 
     def find(self, name: str) -> str | None:
         """Return the registered name for any spelling of it, or None for an unknown name."""
+        if name not in self._classes:
+            self._load(name)
         if name in self._classes:
             return name
         wanted = folded(name)
@@ -91,4 +112,11 @@ class Registry(Generic[C]):
                 raise ConfigError(f"{name!r} is a {each._kind}, expected a {self._kind}{advice}")
         if folded(name) in self._advice:
             raise ConfigError(f"unknown {self._kind} {name!r}; {self._advice[folded(name)]}")
-        raise nearest(self._kind, name, sorted(known for each in self._family for known in each._classes))
+        raise nearest(self._kind, name, sorted(known for each in self._family for known in each.names()))
+
+
+@functools.cache
+def _modules(package: str) -> list[str]:
+    """Return the modules below a package, in the order in which they are found."""
+    path = import_module(package).__path__
+    return [module.name for module in pkgutil.walk_packages(path, f"{package}.")]

@@ -5,7 +5,8 @@ import torch
 from by_hand import gelu, shaken
 
 from scanl.errors import ConfigError, ShapeError
-from scanl.layers import S4D, S4ND, param_groups
+from scanl.layers import S4D, param_groups
+from scanl.models.s4nd import S4ND
 from scanl.ops import ssm_kernel_diagonal
 
 EQUATIONS = {}

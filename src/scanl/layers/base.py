@@ -298,6 +298,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 registry: Registry[Layer] = Registry(
     "layer",
+    package="scanl.layers",
     advice={
         "deer": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
         "elk": "it is Newton's method over time, a way to run a nonlinear layer: give its option method 'newton'",
@@ -310,7 +311,7 @@ registry: Registry[Layer] = Registry(
 register, get = registry.add, registry.get
 
 # Layers that mix features instead of time, in layers/channel/. Registered with `@channel_mixers.add("gated_mlp")`.
-channel_mixers: Registry[Layer] = Registry("channel mixer")
+channel_mixers: Registry[Layer] = Registry("channel mixer", package="scanl.layers.channel")
 
 L = TypeVar("L", bound=Layer)
 
@@ -356,6 +357,11 @@ def preset(name: str, **options: Any) -> Callable[[type[L]], type[L]]:
 def names(presets: bool = True) -> list[str]:
     """Return the registered names, sorted; without presets if `presets` is False."""
     return [name for name in registry.names() if presets or get(name).preset_of is None]
+
+
+def classes() -> list[type[Layer]]:
+    """Return the registered layers and presets, in the order of their names."""
+    return [get(name) for name in registry.names()]
 
 
 def build(name: str, dim: int, **options: Any) -> Layer:

@@ -17,6 +17,7 @@ from scanl.models.mega import MegaModel as MegaModel
 from scanl.models.policy import Policy as Policy
 from scanl.models.presets import presets as presets
 from scanl.models.regressor import SequenceRegressor as SequenceRegressor
+from scanl.models.s4nd import S4ND as S4ND
 from scanl.models.sashimi import SashimiModel as SashimiModel
 from scanl.models.saving import Saved as Saved
 from scanl.models.soft_prompt import SoftPrompt as SoftPrompt

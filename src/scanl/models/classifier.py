@@ -9,8 +9,6 @@ from scanl.layers.designation import Designation
 from scanl.models.pooling import Pooled, PooledState
 from scanl.models.reader import Scales
 
-ClassifierState = PooledState  # its name before other models had it too
-
 
 class SequenceClassifier(Pooled):
     """Classify a sequence: a stack of blocks, pooled over time.

@@ -1,7 +1,5 @@
 """Public ops, their states and their errors. Feature maps for linear attention are in `feature_maps`."""
 
-from typing import TYPE_CHECKING, Any
-
 from scanl.ops import feature_maps
 from scanl.ops._frame.dispatch import backend
 from scanl.ops.associative_scan import associative_scan
@@ -65,11 +63,3 @@ __all__ = [
     "sum_of_powers",
     "weighted_average",
 ]
-
-if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        """Return a feature map: older code imports them from `scanl.ops`."""
-        if name in feature_maps.__all__:
-            return getattr(feature_maps, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,3 +1,9 @@
 """Softmax attention, for hybrids."""
 
-from scanl.layers.attention.attention import Attention as Attention
+from typing import TYPE_CHECKING
+
+from scanl.faces import face
+from scanl.layers.base import classes
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = face(__name__, classes)

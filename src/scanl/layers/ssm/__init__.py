@@ -1,1 +1,9 @@
 """State-space models and diagonal recurrences."""
+
+from typing import TYPE_CHECKING
+
+from scanl.faces import face
+from scanl.layers.base import classes
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = face(__name__, classes)
