@@ -257,7 +257,7 @@ such a tensor about twenty-five times, forward and backward together. The recurr
 and 23 % for `gru`.
 
 The fused form makes one pass each way, in compiled loops, for RMSNorm, for the gate of the MLP and for the gates of
-`hawk` (`ops/rms_norm.py`, `ops/gated.py`, `ops/rglru_gates.py`). `s5` scales its matrix instead of its input. Measured
+`hawk` (`rms_norm`, `gated` and `rglru_gates` in `ops/fused/`). `s5` scales its matrix instead of its input. Measured
 alone, with other work on the machine, an RMSNorm of 50,176 rows of 64 went from 104 to 21 ms, and the gate of 50,176
 rows of 128 from 86 to 50 ms.
 

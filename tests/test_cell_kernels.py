@@ -18,7 +18,7 @@ from scanl import ops
 from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops._cells import files, kernels
 from scanl.ops._cpu._cells import CORES, in_panels
-from scanl.ops._cpu._team import Kernel
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
 
@@ -176,7 +176,7 @@ def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(CFunc, "compile", fails)
     with pytest.raises(MemoryError):
-        Kernel(lambda dtype: lambda arguments: None)._compile(torch.float32)
+        kernel("")(lambda slots: None)._compile(torch.float32)
     assert seen == [2]
     assert config.OPT is level
 
@@ -422,9 +422,9 @@ def test_it_runs_where_nothing_can_be_kept(tmp_path):
 
 
 def test_a_source_is_kept_and_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "folder", lambda: tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     first = files.load("one", "VALUE = 1\n")
-    (path,) = tmp_path.glob("one_*.py")
+    (path,) = tmp_path.rglob("one_*.py")
     before = path.stat().st_mtime_ns
     assert files.load("one", "VALUE = 1\n").VALUE == first.VALUE == 1
     assert path.stat().st_mtime_ns == before

@@ -201,6 +201,8 @@ def test_examples_run(page, tmp_path, monkeypatch, capfd):
         (tmp_path / "downloads" / "mnist").mkdir(parents=True)
         published.WRITERS["mnist"](tmp_path / "downloads" / "mnist")
         Image.new("L", (28, 28)).save(tmp_path / "seven.png")
+    if page == "docs/kernels.md":
+        monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the page sets it; the test sets it back
     if page == "docs/hub.md":
         _checkpoint("state-spaces/mamba-130m-hf")
     smaller = dict(SMALLER.get(page, {}))

@@ -11,10 +11,10 @@ import laws
 from scanl.ops import backend
 from scanl.ops._cpu import gated as gated_kernels
 from scanl.ops._cpu import rms_norm as rms_norm_kernels
-from scanl.ops.gated import POLYNOMIALS, gated, plain
-from scanl.ops.rglru_gates import plain as plain_gates
-from scanl.ops.rglru_gates import rglru_gates
-from scanl.ops.rms_norm import rms_norm
+from scanl.ops.fused.gated import POLYNOMIALS, gated, plain
+from scanl.ops.fused.rglru_gates import plain as plain_gates
+from scanl.ops.fused.rglru_gates import rglru_gates
+from scanl.ops.fused.rms_norm import rms_norm
 
 
 def torch_norm(x, weight, eps):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from scanl.ops._frame.fused import able
-from scanl.ops.low_rank_response import low_rank_response, reference
+from scanl.ops._frame.fused import supported
+from scanl.ops.fused.low_rank_response import low_rank_response, reference
 
 
 def operands(width: int, steps: int, dtype: torch.dtype, starts: int = 3) -> list[torch.Tensor]:
@@ -26,7 +26,7 @@ def results(run, system, begin, x, wanted=(0, 1, 2)):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_it_is_the_plain_loop(dtype):
     given = operands(18, 70, dtype)
-    assert able(given[2])
+    assert supported(given[2])
     for found, expected in zip(results(low_rank_response, *given), results(reference, *given), strict=True):
         assert found.dtype == expected.dtype
         torch.testing.assert_close(found, expected)

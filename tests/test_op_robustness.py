@@ -3,14 +3,18 @@
 import _thread
 import errno
 import inspect
+import linecache
 import operator
+import os
+import pathlib
 import signal
+import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-import numba.core.caching
 import pytest
 import torch
 from torch import Tensor
@@ -21,8 +25,10 @@ import scanl.layers
 import scanl.ops
 from scanl.errors import BackendError, ShapeError
 from scanl.ops import linear_scan, registry
-from scanl.ops._cpu import _team
-from scanl.ops._cpu._team import array, take
+from scanl.ops._cpu import _cache, _slots
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._slots import part, units
+from scanl.ops._frame import cache as kernel_files
 from scanl.ops.registry import Cell, Op, Sample
 
 OPS = laws.OPS
@@ -321,43 +327,125 @@ def test_memory_is_taken_again_and_no_more_is_kept_than_said(monkeypatch):
     assert len(_memory._blocks) == 3
 
 
-def _build(dtype):
-    """A kernel that adds one to each element."""
-
-    def add(pointer):
-        counter, units = pointer[0], pointer[1]
-        numbers = array(pointer[2], units, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            numbers[unit] += 1
-
-    return add
+def add_one(slots):
+    """Add one to each element."""
+    for unit in units(slots):
+        part(slots.numbers, unit, 1, slots.dtype)[0] += 1
 
 
-def _compiled_anew() -> bool:
+def _compiled_anew(dtype=torch.float32) -> bool:
     """Whether a new kernel, which runs, came from no cache."""
-    kernel, numbers = _team.Kernel(_build), torch.zeros(4)
-    kernel.run(torch.float32, [numbers.data_ptr()], 4, 4)
+    added, numbers = kernel("numbers")(add_one), torch.zeros(4, dtype=dtype)
+    added.run(dtype, added.pack(numbers=numbers), 4, 4)
     assert numbers.tolist() == [1, 1, 1, 1]
-    return kernel._kept[0].cache_hits == 0
+    return added.compiled[dtype].cache_hits == 0
 
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """A folder of its own for compiled kernels, and nothing said yet."""
-    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(_team, "_told", False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_cache, "_warned", False)
     return tmp_path
 
 
+def test_every_dtype_and_every_source_has_a_file_of_its_own(cache, monkeypatch):
+    assert [_compiled_anew(dtype) for dtype in (torch.float32, torch.float64)] == [True, True]
+    assert [_compiled_anew(dtype) for dtype in (torch.float32, torch.float64)] == [False, False]
+    source = linecache.cache[__file__]
+    changed = [*source[2], "# another comment\n"]
+    monkeypatch.setitem(linecache.cache, __file__, (source[0], source[1], changed, source[3]))
+    _cache.source_digest.cache_clear()
+    assert _compiled_anew()
+    helpers = _slots.__file__
+    source = linecache.cache[helpers]
+    monkeypatch.setitem(linecache.cache, helpers, (source[0], source[1], [*source[2], "# of a helper\n"], source[3]))
+    _cache.source_digest.cache_clear()
+    assert _compiled_anew()
+    assert len(list(cache.rglob("*.nbc"))) == 4
+    assert not list(cache.rglob("*.tmp"))
+
+
+def test_files_that_were_not_used_for_longest_are_deleted(cache, monkeypatch):
+    folder = kernel_files.folder()
+    for age, name in enumerate(("newer", "older", "oldest")):
+        kernel_files.write(folder / name, bytes(100))
+        os.utime(folder / name, (1_000_000 - age, 1_000_000 - age))
+    kernel_files.read(folder / "oldest")  # from now on the newest of all
+    monkeypatch.setattr(kernel_files, "LIMIT", 250)
+    kernel_files.write(folder / "another", bytes(100))
+    assert {path.name for path in folder.iterdir()} == {"oldest", "another"}
+    kernel_files.write(folder / "large", bytes(1000))  # what was just written stays
+    assert {path.name for path in folder.iterdir()} == {"large"}
+
+
+@pytest.mark.parametrize(
+    ("system", "variables", "expected"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/scanl/kernels"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/scanl/kernels"),
+        ("linux", {}, "/home/me/.cache/scanl/kernels"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/home/me/Library/Caches/scanl/kernels"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/scanl/kernels"),
+        ("win32", {}, "/home/me/AppData/Local/scanl/kernels"),
+        ("linux", {"XDG_CACHE_HOME": "/x", "NUMBA_CACHE_DIR": "/chosen"}, "/chosen/scanl"),
+    ],
+)
+def test_the_folder_of_kernels_is_the_users(monkeypatch, system, variables, expected):
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": "/home/me"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", system)
+    assert kernel_files.folder() == pathlib.Path(expected)
+
+
+def test_nothing_is_generated_in_the_package(tmp_path):
+    """Neither kernels of ops nor those of cells, nor their sources: all are in the user's cache."""
+    package = pathlib.Path(scanl.__file__).parent
+    before = {path for path in package.rglob("*") if path.suffix != ".pyc"}
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    run = [sys.executable, "-c", SCAN + ELMAN]
+    done = subprocess.run(run, env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path for path in package.rglob("*") if path.suffix != ".pyc"} == before
+    kinds = sorted(path.name.partition("-")[0].partition("_")[0] + path.suffix for path in tmp_path.rglob("*.*"))
+    assert kinds == ["elman.nbc", "elman.py", "linear.nbc"]
+
+
+def test_several_processes_write_at_the_same_time(cache):
+    """Each writes whole files, and finds those of the others."""
+    with ThreadPoolExecutor() as threads:
+        done = list(
+            threads.map(
+                lambda _: subprocess.run(
+                    [sys.executable, "-c", SCAN], env={**os.environ}, capture_output=True, text=True
+                ),
+                range(4),
+            )
+        )
+    assert [each.stderr for each in done] == [""] * 4
+    assert len(list(cache.rglob("*.nbc"))) == 1
+    assert not list(cache.rglob("*.tmp"))
+
+
+SCAN = """
+import torch
+from scanl.ops import linear_scan
+y, _ = linear_scan(torch.ones(1, 3, 2), torch.ones(2), backend="cpu")
+assert y[0, :, 0].tolist() == [1, 2, 3]
+"""
+ELMAN = """
+from scanl.ops import elman
+elman(torch.ones(1, 3, 2), torch.eye(2), backend="cpu")
+"""
+
+
 @pytest.mark.parametrize("left", [0.5, 0], ids=["half", "nothing"])
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_a_damaged_file_of_the_cache_is_written_anew(cache, kind, left):
+def test_a_damaged_file_of_the_cache_is_written_anew(cache, left):
     assert _compiled_anew()
     assert not _compiled_anew()
-    (file,) = cache.rglob(f"*.{kind}")
+    (file,) = cache.rglob("*.nbc")
     whole = file.read_bytes()
     file.write_bytes(whole[: int(left * len(whole))])
     assert _compiled_anew()
@@ -377,12 +465,12 @@ def _full(*args, **more):
 
 @pytest.mark.parametrize(
     ("owner", "function", "failure"),
-    [("_CacheLocator", "ensure_cache_path", _refused), ("IndexDataCacheFile", "_open_for_write", _full)],
+    [(pathlib.Path, "mkdir", _refused), (pathlib.Path, "write_bytes", _full)],
     ids=["no folder can be written to", "full disk"],
 )
 def test_kernels_run_where_none_can_be_kept(cache, monkeypatch, owner, function, failure):
     """It is said once, in one line."""
-    monkeypatch.setattr(getattr(numba.core.caching, owner), function, failure)
+    monkeypatch.setattr(owner, function, failure)
     with pytest.warns(RuntimeWarning, match=NO_CACHE) as caught:
         assert [_compiled_anew() for _ in range(2)] == [True, True]
     assert len(caught) == 1
@@ -391,9 +479,9 @@ def test_kernels_run_where_none_can_be_kept(cache, monkeypatch, owner, function,
 
 def test_a_damaged_cache_that_cannot_be_mended(cache, monkeypatch):
     assert _compiled_anew()
-    for file in cache.rglob("*.nb?"):
+    for file in cache.rglob("*.nbc"):
         file.write_bytes(b"")
-    monkeypatch.setattr(numba.core.caching.IndexDataCacheFile, "_open_for_write", _full)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", _full)
     with pytest.warns(RuntimeWarning, match=NO_CACHE) as caught:
         assert _compiled_anew()
     assert len(caught) == 1

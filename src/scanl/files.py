@@ -1,4 +1,4 @@
-"""Write files atomically, and lock folders so that only one process writes to them."""
+"""Write files atomically, lock folders so that only one process writes to them, and find the user's cache."""
 
 import os
 import socket
@@ -98,3 +98,23 @@ def _holder(path: Path) -> str:
     with suppress(OSError):  # it may already be removed
         return path.read_text(encoding="utf-8", errors="replace") or "another process"
     return "another process"
+
+
+def user_cache() -> Path:
+    """Return scanl's folder in the user's cache, by the rules of the system; it may be missing.
+
+    It is in `%LOCALAPPDATA%` on Windows, in ~/Library/Caches on macOS, and elsewhere in `XDG_CACHE_HOME` or ~/.cache.
+    Raises OSError if the user has no home folder.
+    """
+    if sys.platform == "win32":
+        chosen, usual = os.environ.get("LOCALAPPDATA", ""), ("AppData", "Local")
+    elif sys.platform == "darwin":
+        chosen, usual = "", ("Library", "Caches")
+    else:
+        chosen, usual = os.environ.get("XDG_CACHE_HOME", ""), (".cache",)
+    if os.path.isabs(chosen):  # the XDG specification ignores a path that is not
+        return Path(chosen, "scanl")
+    try:
+        return Path.home().joinpath(*usual, "scanl")
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from error

@@ -54,7 +54,7 @@ from scanl.layers import state as states
 from scanl.layers.parts import dense_ssm, diagonal_ssm, hippo
 from scanl.layers.ssm import s4 as s4_layer
 from scanl.ops import ssm_kernel_dplr
-from scanl.ops.rglru_gates import BoundedSqrt
+from scanl.ops.fused.rglru_gates import BoundedSqrt
 
 
 def growing(layer):

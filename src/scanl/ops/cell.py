@@ -417,7 +417,7 @@ class Cell(Op[..., Any]):
 
 
 def cell(declaration: str, **declared: Any) -> Callable[[Step], Cell]:
-    """Declare the decorated step as a cell and register it; `declared` as in `Op`, with `equation` and `source`."""
+    """Declare the decorated step as a cell and register it; `declared` as in `OpSpec`, with `equation` and `source`."""
 
     def register(step: Step) -> Cell:
         REGISTRY[step.__name__] = made = Cell(step, declaration, **declared)

@@ -14,7 +14,7 @@ from scanl.layers.base import widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import convolve
 from scanl.ops import linear_scan
-from scanl.ops.rglru_gates import BoundedSqrt
+from scanl.ops.fused.rglru_gates import BoundedSqrt
 
 CACHED = 1 << 18  # numbers in a piece of a tensor; several pieces fit the L2 cache
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import channel_mixers
 from scanl.layers.channel._base import Pointwise
-from scanl.ops.gated import POLYNOMIALS, gated
+from scanl.ops.fused.gated import POLYNOMIALS, gated
 
 ACTIVATIONS = [*POLYNOMIALS, "identity"]
 

@@ -16,7 +16,7 @@ from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
-from scanl.ops.rms_norm import rms_norm
+from scanl.ops.fused.rms_norm import rms_norm
 
 
 class RetNetState(NamedTuple):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from scanl.layers.base import widen
 from scanl.layers.module import Module
-from scanl.ops.rms_norm import rms_norm
+from scanl.ops.fused.rms_norm import rms_norm
 
 
 class GatedRMSNorm(Module):
@@ -62,7 +62,7 @@ class HeadNorm(Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.rms_norm`."""
+    """`torch.nn.RMSNorm` over the last axis, by `scanl.ops.fused.rms_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)

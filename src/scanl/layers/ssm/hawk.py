@@ -14,7 +14,7 @@ from scanl.layers.base import Layer, register
 from scanl.layers.initial_state import Of
 from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.layers.ssm.rglru import RGLRU, RGLRUState
-from scanl.ops.gated import gated
+from scanl.ops.fused.gated import gated
 
 
 class HawkState(NamedTuple):

@@ -18,7 +18,7 @@ from scanl.layers.packing import sequence_index
 from scanl.layers.parts.block_diagonal import block_diagonal
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
-from scanl.ops.rglru_gates import rglru_gates
+from scanl.ops.fused.rglru_gates import rglru_gates
 
 
 class BlockDiagonalLinear(Module):

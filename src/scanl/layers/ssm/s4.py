@@ -20,9 +20,9 @@ from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
-from scanl.ops._frame.fused import able
+from scanl.ops._frame.fused import supported
 from scanl.ops._frame.opaque import opaque
-from scanl.ops.low_rank_response import low_rank_response
+from scanl.ops.fused.low_rank_response import low_rank_response
 
 FEW = 16  # up to this many steps the recurrence is used
 
@@ -214,7 +214,7 @@ def _convolution(
     u: Tensor, Lambda: Tensor, P: Tensor, B: Tensor, C: Tensor, dt: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the same by convolution with the kernel C Ā^j B̄."""
-    if not able(u):
+    if not supported(u):
         return _dense_convolution(u, Lambda, P, B, C, dt, state)
     system, into = _one_step(Lambda, P, B, C, dt)
     begin = into[None] if state is None else torch.cat([into[None], state.to(into.dtype)])

@@ -265,12 +265,12 @@ class OfTorch(Values):
         super().__init__(values, sizes, compiled.dtype)
         self.compiled = compiled
 
-    def operands(self, plan: Plan, laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
+    def operands(self, plan: Plan, layout: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
         """Return the values that the kernels of a plan read, and the matrices, laid out by this function."""
         dtype = self.values["state"].dtype
         found = {f"v{node.index}": self.memory(node).to(dtype) for node in plan.values}
         for node in plan.lefts:
-            found[f"w{node.index}"] = laid_out(self.view(node.args[1]))
+            found[f"w{node.index}"] = layout(self.view(node.args[1]))
         return found
 
     def start(self, arrays: Mapping[str, Tensor], states: States) -> None:

@@ -1,58 +1,36 @@
-"""Sources of generated kernels: they are kept in files, so that the compilers of the kernels keep machine code."""
+"""Sources of generated kernels: they are kept in files, so that people and the compilers can read them."""
 
 import hashlib
-import importlib.util
 import linecache
-import os
-import pathlib
 import sys
 import threading
 import types
+from pathlib import Path
 
-from scanl.errors import CheckpointError
-from scanl.files import written_whole
+from scanl.ops._frame import cache
 
-_WRITES = threading.Lock()  # threads of a process would write the same temporary file
-
-
-def folder() -> pathlib.Path | None:
-    """Return the folder for generated sources, made if it is missing; None if none can be written to."""
-    beside = pathlib.Path(__file__).parent / "__pycache__"
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    wanted = [pathlib.Path(given) if given else beside]
-    wanted.append(pathlib.Path.home() / ".cache" / "scanl")
-    for place in wanted:
-        try:
-            (place / "cells").mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(place / "cells", os.W_OK):
-            return place / "cells"
-    return None
+_WRITES = threading.Lock()
 
 
 def load(name: str, text: str) -> types.ModuleType:
-    """Return the module with this source, kept in a file if there is a folder for it."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    title, place = f"{name}_{digest}", folder()
-    if place is not None:
-        path = place / f"{title}.py"
-        try:
-            with _WRITES:
-                if not path.exists() or path.read_text("utf-8") != text:
-                    with written_whole(path) as file:
-                        file.write_text(text, "utf-8")
-            spec = importlib.util.spec_from_file_location(f"scanl_cells.{title}", path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module  # numba's cache looks the module up by its name
-            spec.loader.exec_module(module)
-            return module
-        except (OSError, CheckpointError):
-            pass  # a full disk: run from memory
-    path = f"<cell {title}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    """Return the module with this source, which is kept in a file if the folder of kernels can be written to."""
+    title = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    path = _kept(f"{title}.py", text)
     module = types.ModuleType(f"scanl_cells.{title}")
-    exec(compile(text, path, "exec"), module.__dict__)
+    module.__file__ = f"<cell {title}>" if path is None else str(path)
+    linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
+    sys.modules[module.__name__] = module  # the compilers look it up by its name
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
     return module
+
+
+def _kept(name: str, text: str) -> Path | None:
+    """Return the file with this text, written if it is missing or damaged; None if it cannot be."""
+    try:
+        path = cache.folder() / name
+        with _WRITES:
+            if not path.exists() or cache.read(path) != text.encode():
+                cache.write(path, text.encode())
+    except OSError:  # a full disk, or no folder: the kernel runs from memory
+        return None
+    return path

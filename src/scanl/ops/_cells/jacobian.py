@@ -159,10 +159,10 @@ class _Pass:
     def _keep(self, node: Node, value: Tensor, found: Derivative | None = None, ref: Ref | None = None) -> None:
         """Store a value and its derivative, given with the axes of `ref`, as the trace has laid them out."""
         ref = ref or node.whole
-        self.values[node] = _laid_out(value, ref)
+        self.values[node] = _with_layout(value, ref)
         if found is not None:
-            channels = None if found.channels is None else _laid_out(found.channels, ref)
-            self.derivatives[node] = Derivative(_laid_out(found.rows, ref), channels)
+            channels = None if found.channels is None else _with_layout(found.channels, ref)
+            self.derivatives[node] = Derivative(_with_layout(found.rows, ref), channels)
 
     def _alike(self, found: Sequence[Derivative]) -> tuple[list[Tensor], Tensor | None]:
         """Bring derivatives of one shape into one form: by channel if all are and agree, else dense."""
@@ -314,7 +314,7 @@ def _at(memory: Tensor, ref: Ref) -> Tensor:
     return memory.as_strided(shape, strides, memory.storage_offset() + ref.offset)
 
 
-def _laid_out(value: Tensor, ref: Ref) -> Tensor:
+def _with_layout(value: Tensor, ref: Ref) -> Tensor:
     """Lay out the last axes of a value, which are those of `ref`, as one axis of memory."""
     lead = value.ndim - len(ref.shape)
     order = sorted(range(len(ref.shape)), key=lambda axis: -ref.strides[axis])

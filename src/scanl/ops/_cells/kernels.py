@@ -1,6 +1,6 @@
 """Kernels of cells for a CPU: write them for numba, and run them.
 
-Their source is kept in a folder beside numba's cache, so that numba keeps the machine code there too.
+Their source and their machine code are kept on disk.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class OnCpu(Compiled):
         kept = empty((*first.shape[:2], numbers), first.dtype)
         torchs = OfTorch(self, values, sizes)
         units, head = self._head(self._forward_plan, ranges, first, reverse, sizes)
-        slots = self.module.FORWARD.pack(
+        slots = self.module.forward.pack(
             **head, state=last, kept=kept if numbers else None, history=0,
             pitch=0, **self._values(torchs, self._forward_plan, first), out_y=y,
             **{f"in_{n}": rows(values[n]) for n in self.timed},
@@ -90,7 +90,7 @@ class OnCpu(Compiled):
             high = min(low + window, steps)
             if cu_seqlens is None:
                 ranges[:, 1:] = low, high
-            slots = self.module.BACKWARD.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
+            slots = self.module.backward.pack(**call, state=states.entering(low, high), begin=low, window=high - low)
             self.module.backward.run(first.dtype, slots, units, _work(first, dy, sizes[self.state]))
             pieces = _pieces(batch, steps, low, high, reverse, alone=cu_seqlens is None and steps >= LONG)
             for start, end, at in pieces:

@@ -5,20 +5,16 @@ a function of its own, whose pointers the compiler may take as not overlapping, 
 scratch memory of a sequence holds the state before and after the step, by turns, then the values that the plan stores.
 """
 
-import functools
-import hashlib
 import math
-import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scanl.ops import _cpu
 from scanl.ops._cells.plan import Loop, Plan, Reduce, squeezed
 from scanl.ops._cells.rules import CHOICES
 from scanl.ops._cells.trace import Node, Ref, contiguous
 
-HEADER = '''"""Kernels of the cell {name}, generated from its step, for helpers with the digest {helpers}."""
+HEADER = '''"""Kernels of the cell {name}, generated from its step."""
 
 import math
 
@@ -29,10 +25,11 @@ from scanl.ops._cpu._cells import (
 )
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid, tanh
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._pointers import at, pointer, separate
-from scanl.ops._cpu._slots import Slots, loaded, view
-from scanl.ops._cpu._team import Kernel, array, scratch, take
+from scanl.ops._cpu._slots import units
+from scanl.ops._cpu._team import array, scratch
 
 erf, expm1, log, log1p, cos, sin, sqrt = (
     math.erf, math.expm1, math.log, math.log1p, math.cos, math.sin, math.sqrt
@@ -94,14 +91,14 @@ class Writer:
 
     # --- the kernel
 
-    def slots(self) -> str:
+    def declaration(self) -> str:
         timed = [f"in_{name}" for name in self.layout.timed]
         numbers = ["ranges sequences steps size blocks lane reverse state kept history pitch panels", *self.axes]
         numbers += [f"v{node.index}" for node in self.plan.values] + list(self.matrices.values())
         numbers += [f"out_{name}" for name in (*self.layout.results, *self.layout.passing)]
         if self.which == "backward":
             numbers += ["carry", "sums", "begin", "window"]
-        return f'{self.which.upper()} = Slots("{" ".join(numbers)}", rows="{" ".join(timed)}")'
+        return f'@kernel("{" ".join(numbers)}", rows="{" ".join(timed)}")'
 
     def kernel(self, functions: dict[str, str]) -> str:
         """Return the kernel, and add the functions that it calls to these: names by text."""
@@ -110,56 +107,52 @@ class Writer:
         plan, size = self.plan, self.size
         state = size(self.layout.state)
         head = [
-            f"def _build_{self.which}(dtype):",
-            f"    def {self.which}(arguments):",
-            f"        slots = view(arguments, {self.which.upper()})",
-            "        counter, units = slots.counter, slots.units",
-            "        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)",
-            "        count, steps, size, reverse = slots.sequences, slots.steps, slots.size, slots.reverse",
-            *[f"        {axis} = slots.{axis}" for axis in self.axes],
-            "        state, kept = pointer(slots.state, dtype), pointer(slots.kept, dtype)",
-            *[f"        at_v{node.index} = pointer(slots.v{node.index}, dtype)" for node in plan.values],
-            *[f"        in_{name} = loaded(slots.in_{name})" for name in self.layout.timed],
-            *[f"        out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.results],
-            *[f"        out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.passing],
-            f"        whole = {state}",
+            self.declaration(),
+            f"def {self.which}(slots):",
+            "    dtype = slots.dtype",
+            "    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)",
+            "    count, steps, size, reverse = slots.sequences, slots.steps, slots.size, slots.reverse",
+            *[f"    {axis} = slots.{axis}" for axis in self.axes],
+            "    state, kept = pointer(slots.state, dtype), pointer(slots.kept, dtype)",
+            *[f"    at_v{node.index} = pointer(slots.v{node.index}, dtype)" for node in plan.values],
+            *[f"    in_{name} = slots.in_{name}" for name in self.layout.timed],
+            *[f"    out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.results],
+            *[f"    out_{name} = pointer(slots.out_{name}, dtype)" for name in self.layout.passing],
+            f"    whole = {state}",
             *self._one_by_one({f"o{node.index}": node.size for node in plan.scratch}, "2 * whole", "width"),
         ]
-        head += [f"        {name} = pointer(slots.{name}, dtype)" for name in self.matrices.values()]
+        head += [f"    {name} = pointer(slots.{name}, dtype)" for name in self.matrices.values()]
         kept = {f"e{node.index}": node.size for node in self.kept}
         sums = {f"a_{name}": each for name, each in self.layout.sums.items()}
         head += [
             *self._one_by_one(kept, "whole" if self.keeps_state else "0", "stored"),
             *self._one_by_one(sums, "0", "added"),
-            "        row_width = apart(width, dtype)",
-            "        memory = scratch(size * row_width + added, dtype)",
+            "    row_width = apart(width, dtype)",
+            "    memory = scratch(size * row_width + added, dtype)",
         ]
         if back:
             head += [
-                "        history, carry = pointer(slots.history, dtype), pointer(slots.carry, dtype)",
-                "        sums = pointer(slots.sums, dtype)",
+                "    history, carry = pointer(slots.history, dtype), pointer(slots.carry, dtype)",
+                "    sums = pointer(slots.sums, dtype)",
             ]
         carried = "carry" if back else "state"
         flush = "add_up(at(sums, unit * added), recent, added)"
         body = [
-            "        while True:",
-            "            unit = take(counter)",
-            "            if unit >= units:",
-            "                return",
+            "    for unit in units(slots):",
             # in the loop: numba frees an array after its last use
-            "            base = pointer(memory.ctypes.data, dtype)",
-            "            first = unit // slots.blocks * size",
-            "            members = min(size, count - first)",
+            "        base = pointer(memory.ctypes.data, dtype)",
+            "        first = unit // slots.blocks * size",
+            "        members = min(size, count - first)",
             *self._block(),
         ]
         if self.layout.sums:
-            body.append("            recent = at(base, size * row_width)")
-            body += [f"            at_{name} = at(recent, a_{name})" for name in self.layout.sums]
+            body.append("        recent = at(base, size * row_width)")
+            body += [f"        at_{name} = at(recent, a_{name})" for name in self.layout.sums]
         body += [
-            "            for r in range(members):",
-            f"                copy(at({carried}, (first + r) * whole), at(base, r * row_width), whole)",
-            "            old, new = 0, whole",
-            "            for i in range(longest(ranges, first, members)):",
+            "        for r in range(members):",
+            f"            copy(at({carried}, (first + r) * whole), at(base, r * row_width), whole)",
+            "        old, new = 0, whole",
+            "        for i in range(longest(ranges, first, members)):",
         ]
         turned = "1 - reverse" if back else "reverse"
         for number, segment in enumerate(plan.segments):
@@ -169,39 +162,39 @@ class Writer:
             ending = self._ending() if last else []
             if calls or zeroed or ending:
                 body += [
-                    "                for r in range(members):",
-                    f"                    row = row_at(ranges, first + r, i, steps, {turned})",
-                    "                    if row < 0:",
-                    "                        continue",
-                    "                    here = at(base, r * row_width)",
-                    *["                    " + line for line in self._places(calls, ending)],
-                    *["                    " + call for call in calls],
+                    "            for r in range(members):",
+                    f"                row = row_at(ranges, first + r, i, steps, {turned})",
+                    "                if row < 0:",
+                    "                    continue",
+                    "                here = at(base, r * row_width)",
+                    *["                " + line for line in self._places(calls, ending)],
+                    *["                " + call for call in calls],
                 ]
                 for node in zeroed:
-                    body.append(f"                    clear(at(here, o{node.index}), {size(node.size)})")
-                body += ["                    " + line for line in ending]
+                    body.append(f"                clear(at(here, o{node.index}), {size(node.size)})")
+                body += ["                " + line for line in ending]
             for node in segment.products:
-                body += ["                " + line for line in self._multiply(node)]
-        body += ["                old, new = new, old"]
+                body += ["            " + line for line in self._multiply(node)]
+        body += ["            old, new = new, old"]
         if self.layout.sums:
-            body += [f"                if i % {FLUSH} == {FLUSH - 1}:", f"                    {flush}"]
+            body += [f"            if i % {FLUSH} == {FLUSH - 1}:", f"                {flush}"]
         body += [
-            "            for r in range(members):",
-            "                last = at(base, r * row_width + length(ranges, first + r) % 2 * whole)",
-            f"                target = at({carried}, (first + r) * whole)",
-            *["                " + line for line in self._copied("last", "target")],
+            "        for r in range(members):",
+            "            last = at(base, r * row_width + length(ranges, first + r) % 2 * whole)",
+            f"            target = at({carried}, (first + r) * whole)",
+            *["            " + line for line in self._copied("last", "target")],
         ]
         if self.layout.sums:
-            body.append(f"            {flush}")
-        return "\n".join([*head, *body, "", f"    return {self.which}", ""])
+            body.append(f"        {flush}")
+        return "\n".join([*head, *body, ""])
 
     def _one_by_one(self, sizes: Mapping[str, int], begin: str, end: str) -> list[str]:
         """Return lines that say where each of some values begins, one after the other, and where the last ends."""
         lines, at = [], begin
         for name, numbers in sizes.items():
-            lines.append(f"        {name} = {at}")
+            lines.append(f"    {name} = {at}")
             at = f"{name} + {self.size(numbers)}"
-        return [*lines, f"        {end} = {at}"]
+        return [*lines, f"    {end} = {at}"]
 
     def _places(self, calls: Sequence[str], ending: Sequence[str]) -> list[str]:
         """Return lines that compute the addresses which the calls use."""
@@ -258,8 +251,8 @@ class Writer:
         if not self.plan.lanes:
             return []
         return [
-            "            low = unit % slots.blocks * slots.lane",
-            f"            high = min(low + slots.lane, {self.size(self.plan.lanes)})",
+            "        low = unit % slots.blocks * slots.lane",
+            f"        high = min(low + slots.lane, {self.size(self.plan.lanes)})",
         ]
 
     def _copied(self, source: str, target: str) -> list[str]:
@@ -457,17 +450,9 @@ def _renumbered(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"\bt\d+\b", lambda found: f"t{numbers.setdefault(found[0], len(numbers))}", line) for line in lines]
 
 
-@functools.cache
-def _helpers() -> str:
-    """Return a digest of the functions that kernels call: numba keeps machine code until the source itself changes."""
-    files = sorted(pathlib.Path(_cpu.__path__[0]).glob("_*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
 def source(name: str, forward: Writer, backward: Writer) -> str:
     """Return the source of both kernels. Equal loops are one function, which numba compiles once."""
     functions: dict[str, str] = {}
-    kernels = [each for writer in (forward, backward) for each in (writer.slots(), "", writer.kernel(functions))]
+    kernels = [writer.kernel(functions) for writer in (forward, backward)]
     made = [text.replace("NAME", name, 1) for text, name in functions.items()]
-    last = "forward, backward = Kernel(_build_forward), Kernel(_build_backward)\n"
-    return "\n\n".join([HEADER.format(name=name, helpers=_helpers()), *made, "\n".join(kernels), last])
+    return "\n\n".join([HEADER.format(name=name), *made, *kernels])

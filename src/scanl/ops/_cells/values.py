@@ -53,10 +53,12 @@ class Values:
                 if changes:  # others may still read what was there before
                     args = (args[0].clone(), *args[1:])
                 made = function(*args, **kwargs)
-                self._memory[node] = pytree.tree_leaves(made) if node.kind == "several" else self._laid_out(made, node)
+                self._memory[node] = (
+                    pytree.tree_leaves(made) if node.kind == "several" else self._with_layout(made, node)
+                )
         return self._memory[node]
 
-    def _laid_out(self, value: Tensor, node: Node) -> Tensor:
+    def _with_layout(self, value: Tensor, node: Node) -> Tensor:
         """Return a value with the strides of the trace: torch may choose others."""
         strides = tuple(self.sizes.all(node.whole.strides))
         if value.stride() == strides:

@@ -6,11 +6,10 @@ Division follows IEEE here: Python's check for zero would add a branch per eleme
 import math
 
 import numpy as np
-from numba import float32, int32, types  # pyright: ignore[reportPrivateImportUsage]
-from numba.extending import overload
+from numba import float32, int32  # pyright: ignore[reportPrivateImportUsage]
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, exp, float_of_bits
+from scanl.ops._cpu._math import LN2_HIGH, LN2_LOW, LOG2E, by_dtype, exp, float_of_bits
 
 _FLAGS = {"forceinline": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
 _LARGE = np.float32(20)  # for 2 |x| above this, |tanh x| is 1 in float32
@@ -26,16 +25,7 @@ def _sigmoid64(x):
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def sigmoid(x):  # pyright: ignore[reportRedeclaration]
-    """Return 1 / (1 + e^-x), inside a kernel."""
-    raise NotImplementedError
-
-
-@overload(sigmoid, inline="always")
-def _sigmoid(x):
-    if x == types.float32:
-        return lambda x: _sigmoid32(x)
-    return lambda x: _sigmoid64(x)
+sigmoid = by_dtype(_sigmoid32, _sigmoid64)
 
 
 @helper(**_FLAGS)
@@ -57,16 +47,7 @@ def _tanh32(x):
     return x if x != x else y  # NaN
 
 
-def tanh(x):  # pyright: ignore[reportRedeclaration]
-    """Return the hyperbolic tangent, inside a kernel."""
-    raise NotImplementedError
-
-
-@overload(tanh, inline="always")
-def _tanh(x):
-    if x == types.float32:
-        return lambda x: _tanh32(x)
-    return lambda x: math.tanh(x)
+tanh = by_dtype(_tanh32, math.tanh)
 
 
 @helper(**_FLAGS)
@@ -91,13 +72,4 @@ def _log_sigmoid64(x):
     return min(x, 0.0) - math.log1p(math.exp(-abs(x)))
 
 
-def log_sigmoid(x):  # pyright: ignore[reportRedeclaration]
-    """Return log(1 / (1 + e^-x)), inside a kernel."""
-    raise NotImplementedError
-
-
-@overload(log_sigmoid, inline="always")
-def _log_sigmoid(x):
-    if x == types.float32:
-        return lambda x: _log_sigmoid32(x)
-    return lambda x: _log_sigmoid64(x)
+log_sigmoid = by_dtype(_log_sigmoid32, _log_sigmoid64)

@@ -3,6 +3,9 @@
 `exp` depends on the type: a polynomial for float32, the library's function for float64 and complex numbers.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, types  # pyright: ignore[reportPrivateImportUsage]
@@ -56,13 +59,19 @@ def _exp32(x):
     return (y + y) * float_of_bits(power)  # pyright: ignore[reportCallIssue]
 
 
-def exp(x):  # pyright: ignore[reportRedeclaration]
-    """Return e^x, inside a kernel."""
-    raise NotImplementedError
+def by_dtype(single: Callable, double: Callable) -> Callable[[Any], Any]:
+    """Return a function for kernels: `single` for float32, `double` for other types."""
+
+    def function(x):
+        raise NotImplementedError
+
+    @overload(function, inline="always")
+    def _(x):
+        if x == types.float32:
+            return lambda x: single(x)
+        return lambda x: double(x)
+
+    return function
 
 
-@overload(exp, inline="always")
-def _exp(x):
-    if x == types.float32:
-        return lambda x: _exp32(x)
-    return lambda x: np.exp(x)
+exp = by_dtype(_exp32, np.exp)

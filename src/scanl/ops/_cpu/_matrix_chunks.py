@@ -28,11 +28,12 @@ from numba.extending import intrinsic
 
 from scanl.ops._cpu._columns import WIDTH, Work, unit_of
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import Kernel, kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._product import BELOW, LOWER, NEXT, UPPER, WHOLE, add_products, transpose
 from scanl.ops._cpu._rows import fill
-from scanl.ops._cpu._slots import Slots, itemsize, view
-from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops._cpu._slots import itemsize, units
+from scanl.ops._cpu._team import array, take
 from scanl.ops._cpu._vectors import STRIP, Emitter
 
 GROUP = 8  # rows of a triangular system that are solved one by one, between products
@@ -46,8 +47,6 @@ _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows reverse d_step d_head delta q k v g beta "
     f"scale state size k_row v_row workers room needed block {PLACES} "
 )
-FORWARD = Slots(_HEAD + "out last")
-BACKWARD = Slots(_HEAD + "do dlast dq dk dv dg dbeta dstate")
 
 
 def _places_of(longest: int, size: int, keys: int, values: int, delta: bool) -> tuple[dict[str, int], int]:
@@ -406,184 +405,171 @@ def _finite(m, u, row, rows, width):
     return rows
 
 
-def _build_forward(dtype):
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
-        sizes, given = _sizes(slots), _given(slots, dtype)
-        heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
-        k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
-        to = _places(slots, c_row)
-        q, y, P, S, u, spare = slots.m_q, slots.m_do, slots.m_P, slots.m_S, slots.m_v, slots.m_y
-        r = slots.m_dv if sizes.delta else u
-        out, of_states = array(slots.out, given.v.size, dtype), slots.sequences * heads * keys * values
-        state, last = array(slots.state, of_states, dtype), array(slots.last, of_states, dtype)
-        m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
-        while True:
-            number = take(counter)
-            if number >= units:
-                return
-            unit = unit_of(number, slots, ranges)
-            blocks = _blocks(sizes, unit)
-            for pair in range(unit.heads * blocks):
-                h = unit.head + pair // blocks
-                first, size, V = _columns(sizes, unit, pair % blocks)
-                corner = (unit.n * heads + h) * keys * values + first
-                _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
-                for n in range(-(-unit.steps // C)):
-                    chunk = _chunk(sizes, unit, h, first, size, V, n)
-                    _enter(sizes, given, chunk, m, to)
+@kernel(_HEAD + "out last")
+def _forward(slots):
+    dtype = slots.dtype
+    ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
+    sizes, given = _sizes(slots), _given(slots, dtype)
+    heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
+    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
+    to = _places(slots, c_row)
+    q, y, P, S, u, spare = slots.m_q, slots.m_do, slots.m_P, slots.m_S, slots.m_v, slots.m_y
+    r = slots.m_dv if sizes.delta else u
+    out, of_states = array(slots.out, given.v.size, dtype), slots.sequences * heads * keys * values
+    state, last = array(slots.state, of_states, dtype), array(slots.last, of_states, dtype)
+    m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
+    for number in units(slots):
+        unit = unit_of(number, slots, ranges)
+        blocks = _blocks(sizes, unit)
+        for pair in range(unit.heads * blocks):
+            h = unit.head + pair // blocks
+            first, size, V = _columns(sizes, unit, pair % blocks)
+            corner = (unit.n * heads + h) * keys * values + first
+            _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
+            for n in range(-(-unit.steps // C)):
+                chunk = _chunk(sizes, unit, h, first, size, V, n)
+                _enter(sizes, given, chunk, m, to)
+                _write(sizes, given, chunk, m, to, S, r, u)
+                _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, q, k_row, C, K)
+                _product(m, P, c_row, C, C, q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
+                _decay(m, P, c_row, C, to.D, 0, one)
+                # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
+                fault, source = _finite(m, u, v_row, C, V), u
+                if fault < C:
+                    source = spare
+                    _scale(m, u, v_row, fault, V, one, spare)
+                    fill(m, spare + fault * v_row, (C - fault) * v_row, 0)
+                _product(m, y, v_row, C, V, P, c_row, NEXT, C, source, v_row, LOWER)
+                _scale_rows(m, q, k_row, C, K, to.e, one, q)
+                add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE, one)
+                fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
+                _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
+                whole = m[to.e + C - 1]
+                add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, whole)
+            _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
+
+
+@kernel(_HEAD + "do dlast dq dk dv dg dbeta dstate")
+def _backward(slots):
+    dtype = slots.dtype
+    ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
+    sizes, given = _sizes(slots), _given(slots, dtype)
+    heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
+    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
+    to, parts, delta = _places(slots, c_row), slots.head_parts * slots.column_parts, sizes.delta
+    m_q, m_do, m_dv, m_y, to_q, to_k = slots.m_q, slots.m_do, slots.m_dv, slots.m_y, slots.m_to_q, slots.m_to_k
+    P, A, B, S, dS = slots.m_P, slots.m_A, slots.m_B, slots.m_S, slots.m_dS
+    turned_u, turned_dS = slots.m_turned_u, slots.m_turned_dS
+    of_states, many = slots.sequences * heads * keys * values, slots.rows if sizes.d_step else slots.sequences
+    state, dlast = array(slots.state, of_states, dtype), array(slots.dlast, of_states, dtype)
+    dstate, do = array(slots.dstate, of_states, dtype), array(slots.do, given.v.size, dtype)
+    dq, dk = array(slots.dq, parts * given.q.size, dtype), array(slots.dk, parts * given.q.size, dtype)
+    dv, dg = array(slots.dv, given.v.size, dtype), array(slots.dg, slots.column_parts * many * heads, dtype)
+    dbeta = array(slots.dbeta, slots.column_parts * slots.rows * heads, dtype)
+    m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
+    for number in units(slots):
+        unit = unit_of(number, slots, ranges)
+        chunks, blocks = -(-unit.steps // C), _blocks(sizes, unit)
+        spot = unit.part % slots.column_parts * many * heads  # where the part's gradients of decays begin
+        for pair in range(unit.heads * blocks):
+            h = unit.head + pair // blocks
+            first, size, V = _columns(sizes, unit, pair % blocks)
+            again = pair % blocks > 0  # an earlier block of columns of this head has written
+            corner = (unit.n * heads + h) * keys * values + first
+            constant = 0.0  # the gradient of a decay that is constant over time
+            _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
+            transpose(m, S, v_row, K, V, m, slots.m_states, k_row)
+            for n in range(chunks if delta else chunks - 1):  # the transposed state that enters each chunk
+                chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
+                u = slots.m_u + n * C * v_row if delta else slots.m_v
+                r = slots.m_r + n * C * v_row if delta else u
+                _enter(sizes, given, chunk, m, to)
+                if delta:
+                    transpose(m, before, k_row, V, K, m, S, v_row)
+                _write(sizes, given, chunk, m, to, S, r, u)
+                if n < chunks - 1:
+                    after = before + v_row * k_row
+                    _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
+                    add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE, one)
+            _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
+            for n in range(chunks - 1, -1, -1):
+                chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
+                u = slots.m_u + n * C * v_row if delta else slots.m_v
+                r = slots.m_r + n * C * v_row if delta else u
+                _enter(sizes, given, chunk, m, to)
+                if not delta:
                     _write(sizes, given, chunk, m, to, S, r, u)
-                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, q, k_row, C, K)
-                    _product(m, P, c_row, C, C, q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
-                    _decay(m, P, c_row, C, to.D, 0, one)
-                    # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
-                    fault, source = _finite(m, u, v_row, C, V), u
-                    if fault < C:
-                        source = spare
-                        _scale(m, u, v_row, fault, V, one, spare)
-                        fill(m, spare + fault * v_row, (C - fault) * v_row, 0)
-                    _product(m, y, v_row, C, V, P, c_row, NEXT, C, source, v_row, LOWER)
-                    _scale_rows(m, q, k_row, C, K, to.e, one, q)
-                    add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE, one)
-                    fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
-                    _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
-                    whole = m[to.e + C - 1]
-                    add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, whole)
-                _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
-
-    return forward
-
-
-def _build_backward(dtype):
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
-        sizes, given = _sizes(slots), _given(slots, dtype)
-        heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
-        k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
-        to, parts, delta, rows = _places(slots, c_row), slots.head_parts * slots.column_parts, sizes.delta, slots.rows
-        m_q, m_do, m_dv, m_y, to_q, to_k = slots.m_q, slots.m_do, slots.m_dv, slots.m_y, slots.m_to_q, slots.m_to_k
-        P, A, B, S, dS = slots.m_P, slots.m_A, slots.m_B, slots.m_S, slots.m_dS
-        turned_u, turned_dS = slots.m_turned_u, slots.m_turned_dS
-        of_states, many = slots.sequences * heads * keys * values, rows if sizes.d_step else slots.sequences
-        state, dlast = array(slots.state, of_states, dtype), array(slots.dlast, of_states, dtype)
-        dstate, do = array(slots.dstate, of_states, dtype), array(slots.do, given.v.size, dtype)
-        dq, dk = array(slots.dq, parts * given.q.size, dtype), array(slots.dk, parts * given.q.size, dtype)
-        dv, dg = array(slots.dv, given.v.size, dtype), array(slots.dg, slots.column_parts * many * heads, dtype)
-        dbeta = array(slots.dbeta, slots.column_parts * rows * heads, dtype)
-        m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
-        while True:
-            number = take(counter)
-            if number >= units:
-                return
-            unit = unit_of(number, slots, ranges)
-            chunks, blocks = -(-unit.steps // C), _blocks(sizes, unit)
-            spot = unit.part % slots.column_parts * many * heads  # where the part's gradients of decays begin
-            for pair in range(unit.heads * blocks):
-                h = unit.head + pair // blocks
-                first, size, V = _columns(sizes, unit, pair % blocks)
-                again = pair % blocks > 0  # an earlier block of columns of this head has written
-                corner = (unit.n * heads + h) * keys * values + first
-                constant = 0.0  # the gradient of a decay that is constant over time
-                _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
-                transpose(m, S, v_row, K, V, m, slots.m_states, k_row)
-                for n in range(chunks if delta else chunks - 1):  # the transposed state that enters each chunk
-                    chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
-                    u = slots.m_u + n * C * v_row if delta else slots.m_v
-                    r = slots.m_r + n * C * v_row if delta else u
-                    _enter(sizes, given, chunk, m, to)
-                    if delta:
-                        transpose(m, before, k_row, V, K, m, S, v_row)
-                    _write(sizes, given, chunk, m, to, S, r, u)
-                    if n < chunks - 1:
-                        after = before + v_row * k_row
-                        _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
-                        add_products(m, after, k_row, V, K, m, u, NEXT, v_row, C, m, to.kt, k_row, WHOLE, one)
-                _take_rows(dlast, corner, values, keys, size, one, m, dS, v_row, K, V)
-                for n in range(chunks - 1, -1, -1):
-                    chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
-                    u = slots.m_u + n * C * v_row if delta else slots.m_v
-                    r = slots.m_r + n * C * v_row if delta else u
-                    _enter(sizes, given, chunk, m, to)
-                    if not delta:
-                        _write(sizes, given, chunk, m, to, S, r, u)
-                    _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, m_q, k_row, C, K)
-                    _take_rows(do, chunk.v_at, chunk.v_step, chunk.steps, size, one, m, m_do, v_row, C, V)
-                    transpose(m, u, v_row, C, V, m, turned_u, c_row)
-                    transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
-                    fill(m, to.E, 3 * c_row, 0)
-                    # inside the chunk
-                    _product(m, P, c_row, C, C, m_q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
-                    _decay(m, P, c_row, C, to.D, 0, one)
-                    _product(m, A, c_row, C, C, m_do, v_row, NEXT, V, turned_u, c_row, BELOW)
-                    _add_terms(m, P, A, c_row, C, to.spare, to.of_g)
-                    _decay(m, A, c_row, C, to.D, 0, one)
-                    _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
-                    add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER, one)
-                    # with the state that enters it, and with the gradient of the state that leaves it
-                    _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, before, k_row, WHOLE)
-                    _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
-                    _add_dots(m, m_q, to_q, k_row, C, K, to.E)
-                    _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
-                    _scale_rows(m, to_k, k_row, C, K, to.t, one, to_k)
-                    _add_dots(m, to.k, to_k, k_row, C, K, to.F)
-                    add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
-                    add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
-                    whole = dtype.type(0)  # the terms that contain all decays of the chunk
-                    for j in range(V):
-                        whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
-                    whole *= m[to.e + C - 1]
-                    part = unit.part * given.q.size + chunk.qk_at
-                    _give_rows(m, to_q, k_row, chunk.steps, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
-                    if delta:
-                        _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
-                        _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
-                        _add_terms(m, to.L, B, c_row, C, to.spare, to.of_g)
-                        _decay(m, B, c_row, C, to.D, 1, -one)
-                        _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, before, k_row, WHOLE)
-                        _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
-                        _add_dots(m, to.k, to_q, k_row, C, K, to.E)
-                        add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
-                        add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER, one)
-                        _add(m, to_q, k_row, C, K, to_k)
-                        fill(m, to.spare, C, 0)
-                        _add_dots(m, m_dv, r, v_row, C, V, to.spare)
-                        for i in range(chunk.steps):
-                            at = ((unit.part % slots.column_parts) * rows + chunk.r + chunk.r_step * i) * heads + h
-                            dbeta[at] = m[to.spare + i] + (dbeta[at] if again else 0)
-                    _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, part, chunk.qk_step, pair > 0)
-                    du = m_y if delta else m_dv
-                    _give_rows(m, du, v_row, chunk.steps, size, one, dv, chunk.v_at, chunk.v_step, False)
-                    # dS enters the chunk before
-                    _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
-                    _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
-                    add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE, one)
-                    if delta:
-                        add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE, one)
-                    # a decay's terms also have the outputs from its step on, and the writes before it
-                    for i in range(C - 2, -1, -1):
-                        m[to.E + i] += m[to.E + i + 1]
+                _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, m_q, k_row, C, K)
+                _take_rows(do, chunk.v_at, chunk.v_step, chunk.steps, size, one, m, m_do, v_row, C, V)
+                transpose(m, u, v_row, C, V, m, turned_u, c_row)
+                transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
+                fill(m, to.E, 3 * c_row, 0)
+                # inside the chunk
+                _product(m, P, c_row, C, C, m_q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
+                _decay(m, P, c_row, C, to.D, 0, one)
+                _product(m, A, c_row, C, C, m_do, v_row, NEXT, V, turned_u, c_row, BELOW)
+                _add_terms(m, P, A, c_row, C, to.spare, to.of_g)
+                _decay(m, A, c_row, C, to.D, 0, one)
+                _product(m, m_dv, v_row, C, V, to.kt, k_row, NEXT, K, dS, v_row, WHOLE)
+                add_products(m, m_dv, v_row, C, V, m, P, NEXT, c_row, C, m, m_do, v_row, UPPER, one)
+                # with the state that enters it, and with the gradient of the state that leaves it
+                _product(m, to_q, k_row, C, K, m_do, v_row, NEXT, V, before, k_row, WHOLE)
+                _scale_rows(m, to_q, k_row, C, K, to.e, one, to_q)
+                _add_dots(m, m_q, to_q, k_row, C, K, to.E)
+                _product(m, to_k, k_row, C, K, u, v_row, NEXT, V, turned_dS, k_row, WHOLE)
+                _scale_rows(m, to_k, k_row, C, K, to.t, one, to_k)
+                _add_dots(m, to.k, to_k, k_row, C, K, to.F)
+                add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
+                add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
+                whole = dtype.type(0)  # the terms that contain all decays of the chunk
+                for j in range(V):
+                    whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
+                whole *= m[to.e + C - 1]
+                part = unit.part * given.q.size + chunk.qk_at
+                _give_rows(m, to_q, k_row, chunk.steps, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
+                if delta:
+                    _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
+                    _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
+                    _add_terms(m, to.L, B, c_row, C, to.spare, to.of_g)
+                    _decay(m, B, c_row, C, to.D, 1, -one)
+                    _product(m, to_q, k_row, C, K, m_y, v_row, NEXT, V, before, k_row, WHOLE)
+                    _scale_rows(m, to_q, k_row, C, K, to.e, -one, to_q)
+                    _add_dots(m, to.k, to_q, k_row, C, K, to.E)
+                    add_products(m, to_k, k_row, C, K, m, B, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
+                    add_products(m, to_k, k_row, C, K, m, B, NEXT, c_row, C, m, to.k, k_row, UPPER, one)
+                    _add(m, to_q, k_row, C, K, to_k)
+                    fill(m, to.spare, C, 0)
+                    _add_dots(m, m_dv, r, v_row, C, V, to.spare)
                     for i in range(chunk.steps):
-                        found = m[to.of_g + i] + m[to.E + i] + whole
-                        whole += m[to.F + i]
-                        if sizes.d_step:
-                            at = spot + (chunk.r + chunk.r_step * i) * heads + h
-                            dg[at] = found + (dg[at] if again else 0)
-                        else:
-                            constant += found
-                _give_rows(m, dS, v_row, keys, size, one, dstate, corner, values, False)
-                if sizes.d_step == 0:
-                    at = spot + unit.n * heads + h
-                    dg[at] = constant + (dg[at] if again else 0)
+                        at = ((unit.part % slots.column_parts) * slots.rows + chunk.r + chunk.r_step * i) * heads + h
+                        dbeta[at] = m[to.spare + i] + (dbeta[at] if again else 0)
+                _give_rows(m, to_k, k_row, chunk.steps, keys, one, dk, part, chunk.qk_step, pair > 0)
+                du = m_y if delta else m_dv
+                _give_rows(m, du, v_row, chunk.steps, size, one, dv, chunk.v_at, chunk.v_step, False)
+                # dS enters the chunk before
+                _scale(m, dS, v_row, K, V, m[to.e + C - 1], dS)
+                _scale_rows(m, m_q, k_row, C, K, to.e, one, m_q)
+                add_products(m, dS, v_row, K, V, m, m_q, NEXT, k_row, C, m, m_do, v_row, WHOLE, one)
+                if delta:
+                    add_products(m, dS, v_row, K, V, m, to.ke, NEXT, k_row, C, m, m_y, v_row, WHOLE, one)
+                # a decay's terms also have the outputs from its step on, and the writes before it
+                for i in range(C - 2, -1, -1):
+                    m[to.E + i] += m[to.E + i + 1]
+                for i in range(chunk.steps):
+                    found = m[to.of_g + i] + m[to.E + i] + whole
+                    whole += m[to.F + i]
+                    if sizes.d_step:
+                        at = spot + (chunk.r + chunk.r_step * i) * heads + h
+                        dg[at] = found + (dg[at] if again else 0)
+                    else:
+                        constant += found
+            _give_rows(m, dS, v_row, keys, size, one, dstate, corner, values, False)
+            if sizes.d_step == 0:
+                at = spot + unit.n * heads + h
+                dg[at] = constant + (dg[at] if again else 0)
 
-    return backward
 
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
-
-
-def _run(kernel: Kernel, names: Slots, work: Work, told: dict[str, Any], elements: int, *, back: bool) -> None:
+def _run(chosen: Kernel, work: Work, told: dict[str, Any], elements: int, *, back: bool) -> None:
     keys, values, longest = work.slots["keys"], work.slots["values"], work.slots["longest"]
     wide = 64 if not told["delta"] or keys > 128 else 32  # steps of a chunk; the fastest by measurement
     size = min(wide, -(-longest // LINE) * LINE)
@@ -592,14 +578,15 @@ def _run(kernel: Kernel, names: Slots, work: Work, told: dict[str, Any], element
     workers = torch.zeros(1, dtype=torch.int64)
     memory = empty((min(torch.get_num_threads(), work.units), needed), told["v"].dtype)
     given = {**told, **places, "size": size, "workers": workers, "room": memory, "needed": needed, "block": block}
-    kernel.run(memory.dtype, names.pack(**{name: given[name] for name in names.numbers}), work.units, elements)
+    packed = chosen.pack(**{name: given[name] for name in chosen.slots.numbers})
+    chosen.run(memory.dtype, packed, work.units, elements)
 
 
 def run_forward(work: Work, told: dict[str, Any], elements: int) -> None:
     """Write the outputs and the last state to `out` and `last` in `told`, which has the slots of the kernel."""
-    _run(_forward, FORWARD, work, told, elements, back=False)
+    _run(_forward, work, told, elements, back=False)
 
 
 def run_backward(work: Work, told: dict[str, Any], elements: int) -> None:
     """Write the gradients of the operands to `dq` and so on in `told`."""
-    _run(_backward, BACKWARD, work, told, elements, back=True)
+    _run(_backward, work, told, elements, back=True)

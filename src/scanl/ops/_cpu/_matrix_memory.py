@@ -31,18 +31,17 @@ from scanl.ops._cpu import _matrix_chunks
 from scanl.ops._cpu._columns import CHUNK, divide, load, store, summed, unit_of
 from scanl.ops._cpu._columns import WIDTH as W
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, scratch, take
+from scanl.ops._cpu._slots import units
+from scanl.ops._cpu._team import array, scratch
 from scanl.ops._cpu._vectors import STRIP, Emitter
 
 _HEAD = (
     "ranges sequences shared heads keys values head_parts column_parts rows longest reverse d_step d_head d_key kind "
     "columns q k v av a b g beta u scale state "
 )
-FORWARD = Slots(_HEAD + "out last")
-BACKWARD = Slots(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
 
 # Rows of x, W lanes each: values, y, output read from P, do, dv, dy; column decays and their gradient; do as it enters
 # dS before the step, as it enters dS after the step, and as it multiplies P
@@ -527,43 +526,38 @@ def _idle(keys, c, at):
         c[at + A + i] = c[at + K + i] = c[at + B + i] = c[at + DQ + i] = 0
 
 
-def _build_forward(dtype):
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
-        sizes, given = _sizes(slots), _given(slots, dtype)
-        heads, keys, values, kind, columns = sizes.heads, sizes.keys, sizes.values, sizes.kind, sizes.columns
-        out, last = array(slots.out, given.v.size, dtype), array(slots.last, given.state.size, dtype)
-        S, x, c = scratch(keys * W, dtype), scratch(LANES, dtype), scratch(2 * STEP, dtype)
-        while True:
-            number = take(counter)
-            if number >= units:
-                return
-            unit = unit_of(number, slots, ranges)
-            next_t = AHEAD * unit.direction * sizes.shared * keys
-            next_at = AHEAD * unit.direction * heads * values
-            for pair in range(unit.heads * unit.columns):
-                h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
-                size = min(W, values - first)
-                corner = (unit.n * heads + h) * keys * values + first
-                fill(S, 0, S.size, 0)
-                fill(x, 0, x.size, 0)  # also the lanes without a column
-                load(given.state, corner, keys, values, size, S)
-                before, now = 0, STEP
-                _idle(keys, c, before)
-                fill(x, E, W, 1)
-                for i in range(unit.steps):
-                    place = _place(sizes, given, unit, h, first, i)
-                    _step(sizes, given, place, next_t, c, now)
-                    _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
-                    at = place.at
-                    _output(given.v, given.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
-                    before, now = now, before
-                _idle(keys, c, now)
+@kernel(_HEAD + "out last")
+def _forward(slots):
+    dtype = slots.dtype
+    ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
+    sizes, given = _sizes(slots), _given(slots, dtype)
+    heads, keys, values, kind, columns = sizes.heads, sizes.keys, sizes.values, sizes.kind, sizes.columns
+    out, last = array(slots.out, given.v.size, dtype), array(slots.last, given.state.size, dtype)
+    S, x, c = scratch(keys * W, dtype), scratch(LANES, dtype), scratch(2 * STEP, dtype)
+    for number in units(slots):
+        unit = unit_of(number, slots, ranges)
+        next_t = AHEAD * unit.direction * sizes.shared * keys
+        next_at = AHEAD * unit.direction * heads * values
+        for pair in range(unit.heads * unit.columns):
+            h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
+            size = min(W, values - first)
+            corner = (unit.n * heads + h) * keys * values + first
+            fill(S, 0, S.size, 0)
+            fill(x, 0, x.size, 0)  # also the lanes without a column
+            load(given.state, corner, keys, values, size, S)
+            before, now = 0, STEP
+            _idle(keys, c, before)
+            fill(x, E, W, 1)
+            for i in range(unit.steps):
+                place = _place(sizes, given, unit, h, first, i)
+                _step(sizes, given, place, next_t, c, now)
                 _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
-                store(S, keys, values, size, last, corner)
-
-    return forward
+                at = place.at
+                _output(given.v, given.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
+                before, now = now, before
+            _idle(keys, c, now)
+            _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
+            store(S, keys, values, size, last, corner)
 
 
 class _Made(NamedTuple):
@@ -669,62 +663,54 @@ def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
             made.u[spot * keys + m] = u_sums[m] + (made.u[spot * keys + m] if again else 0)
 
 
-def _build_backward(dtype):
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 2 * slots.sequences, np.int64)
-        sizes, given = _sizes(slots), _given(slots, dtype)
-        made, heads, keys, values = _made(slots, given, dtype), sizes.heads, sizes.keys, sizes.values
-        do, dlast = array(slots.do, given.v.size, dtype), array(slots.dlast, given.state.size, dtype)
-        block = -(-keys // 4) * 4 * W  # rows are summed in groups of four
-        S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
-        dS, held, x, c = (
-            scratch(block, dtype),
-            scratch(CHUNK * block, dtype),
-            scratch(LANES, dtype),
-            scratch(VECTORS, dtype),
-        )
-        mine = _Scratch(dS, held, x, c, np.empty(CHUNK * W, dtype), np.empty(keys, np.float64))
-        while True:
-            number = take(counter)
-            if number >= units:
-                return
-            unit = unit_of(number, slots, ranges)
-            chunks = (unit.steps + CHUNK - 1) // CHUNK
-            for pair in range(unit.heads * unit.columns):
-                h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
-                again = pair % unit.columns > 0  # an earlier block of columns of this head has written
-                size = min(W, values - first)
-                corner = (unit.n * heads + h) * keys * values + first
-                constant = 0.0  # the gradient of a decay that is constant over time
-                fill(S, 0, S.size, 0)
-                fill(dS, 0, dS.size, 0)
-                fill(x, 0, x.size, 0)
-                fill(mine.u_sums, 0, mine.u_sums.size, 0)
-                load(given.state, corner, keys, values, size, S)
-                load(dlast, corner, keys, values, size, dS)
-                move(S, 0, block, starts, 0)
-                for turn in range(2 * chunks - 1):
-                    # run forwards over all chunks but the last, storing each one's last state; then backwards over all
-                    back = turn >= chunks - 1
-                    chunk = 2 * chunks - 2 - turn if back else turn
-                    steps = min(CHUNK, unit.steps - chunk * CHUNK)
-                    move(starts, chunk * block, block, held, 0)
-                    _replay(sizes, given, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
-                    if not back:
-                        move(held, 0, block, starts, (chunk + 1) * block)
-                        continue
-                    for i in range(steps - 1, -1, -1):
-                        step = chunk * CHUNK + i
-                        _step_gradients(sizes, given, made, unit, h, first, size, step, i, pair, again, do, mine)
-                        constant += c[SUM_D]
-                store(dS, keys, values, size, made.state, corner)
-                _sums_over_time(sizes, made, unit, h, again, constant, mine.u_sums)
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+@kernel(_HEAD + "do dlast dq dk dv dgv da db dg dbeta du dstate")
+def _backward(slots):
+    dtype = slots.dtype
+    ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
+    sizes, given = _sizes(slots), _given(slots, dtype)
+    made, heads, keys, values = _made(slots, given, dtype), sizes.heads, sizes.keys, sizes.values
+    do, dlast = array(slots.do, given.v.size, dtype), array(slots.dlast, given.state.size, dtype)
+    block = -(-keys // 4) * 4 * W  # rows are summed in groups of four
+    S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
+    dS, held, x, c = (
+        scratch(block, dtype),
+        scratch(CHUNK * block, dtype),
+        scratch(LANES, dtype),
+        scratch(VECTORS, dtype),
+    )
+    mine = _Scratch(dS, held, x, c, np.empty(CHUNK * W, dtype), np.empty(keys, np.float64))
+    for number in units(slots):
+        unit = unit_of(number, slots, ranges)
+        chunks = (unit.steps + CHUNK - 1) // CHUNK
+        for pair in range(unit.heads * unit.columns):
+            h, first = unit.head + pair // unit.columns, (unit.column + pair % unit.columns) * W
+            again = pair % unit.columns > 0  # an earlier block of columns of this head has written
+            size = min(W, values - first)
+            corner = (unit.n * heads + h) * keys * values + first
+            constant = 0.0  # the gradient of a decay that is constant over time
+            fill(S, 0, S.size, 0)
+            fill(dS, 0, dS.size, 0)
+            fill(x, 0, x.size, 0)
+            fill(mine.u_sums, 0, mine.u_sums.size, 0)
+            load(given.state, corner, keys, values, size, S)
+            load(dlast, corner, keys, values, size, dS)
+            move(S, 0, block, starts, 0)
+            for turn in range(2 * chunks - 1):
+                # run forwards over all chunks but the last, storing each one's last state; then backwards over all
+                back = turn >= chunks - 1
+                chunk = 2 * chunks - 2 - turn if back else turn
+                steps = min(CHUNK, unit.steps - chunk * CHUNK)
+                move(starts, chunk * block, block, held, 0)
+                _replay(sizes, given, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
+                if not back:
+                    move(held, 0, block, starts, (chunk + 1) * block)
+                    continue
+                for i in range(steps - 1, -1, -1):
+                    step = chunk * CHUNK + i
+                    _step_gradients(sizes, given, made, unit, h, first, size, step, i, pair, again, do, mine)
+                    constant += c[SUM_D]
+            store(dS, keys, values, size, made.state, corner)
+            _sums_over_time(sizes, made, unit, h, again, constant, mine.u_sums)
 
 
 @functools.lru_cache(512)
@@ -779,7 +765,7 @@ def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g
         delta = {"delta": int(told["kind"] == DELTA)}
         _matrix_chunks.run_forward(work, {**told, **made, **delta}, elements)
     else:
-        _forward.run(v.dtype, FORWARD.pack(**told, **made), work.units, elements)
+        _forward.run(v.dtype, _forward.pack(**told, **made), work.units, elements)
     return y, last
 
 
@@ -815,7 +801,7 @@ def run_backward(
         delta = {"delta": int(told["kind"] == DELTA)}
         _matrix_chunks.run_backward(work, {**told, **made, **delta}, elements)
     else:
-        _backward.run(v.dtype, BACKWARD.pack(**told, **made), work.units, elements)
+        _backward.run(v.dtype, _backward.pack(**told, **made), work.units, elements)
     for name in ("q", "k", "a", "b", "beta", "u"):
         grads[name] = summed(grads[name])
     grads["g"] = grads["g"].sum((0, 1)) if constant else summed(grads["g"])

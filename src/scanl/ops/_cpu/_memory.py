@@ -59,6 +59,6 @@ def empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     return torch.from_numpy(lease).view(dtype).view(shape)
 
 
-def laid_out(x: torch.Tensor) -> torch.Tensor:
+def contiguous(x: torch.Tensor) -> torch.Tensor:
     """Return x as kernels read it: contiguous, and negated or conjugated where torch has put that off."""
     return x.resolve_conj().resolve_neg().contiguous()

@@ -1,28 +1,33 @@
 """Named arguments of a kernel.
 
 A kernel gets one int64 array. `Slots` declares the order of the numbers in it. Python packs the array by name and the
-kernel reads it by name, so the two always agree.
-
-    FORWARD = Slots("sequences width last", rows="x y")
-    slots = view(pointer, FORWARD)                                    # in the kernel
-    width, xs = slots.width, channels(slots.x, b, t, channel, part, dtype)
-    FORWARD.pack(sequences=8, width=64, last=last, x=x, y=y)          # in Python, for `Kernel.run`
-
-Declare slots in the same file as the kernel: numba's cache on disk notices changes of that file only.
+kernel reads it by name, so the two always agree. `slots.dtype` is the type of the elements.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import from_dtype, types  # pyright: ignore[reportPrivateImportUsage]
-from numba.extending import intrinsic, overload, typeof_impl
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import lower_getattr_generic, models, overload, register_model
+from numba.np.numpy_support import as_dtype
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._team import array
+from scanl.ops._cpu._team import array, take
 
 _FILLED = ("counter", "units")  # the first two slots, which `Kernel.run` fills
+
+
+class Operand(NamedTuple):
+    """Address and strides of an operand (B, T, E). `channels` accepts this or a slot."""
+
+    at: int
+    batch: int
+    time: int
 
 
 class Slots:
@@ -35,9 +40,13 @@ class Slots:
 
     def __init__(self, numbers: str, *, rows: str = ""):
         self.numbers, self.rows = numbers.split(), rows.split()
-        operand = np.dtype([(name, np.int64) for name in Operand._fields])
-        fields = [(name, np.int64) for name in (*_FILLED, *self.numbers)] + [(name, operand) for name in self.rows]
-        self.record = from_dtype(np.dtype(fields, align=True))  # raises for a duplicate name
+        names = [*_FILLED, *self.numbers]
+        self.places: dict[str, int | Operand] = {name: place for place, name in enumerate(names)}
+        for number, name in enumerate(self.rows):
+            self.places[name] = Operand(*(len(names) + 3 * number + n for n in range(3)))
+        for name in (*names, *self.rows):
+            if [*names, *self.rows].count(name) > 1 or name == "dtype":
+                raise ValueError(f"Slots: {name!r} stands twice")
         self.pack = _packer(self.numbers, self.rows)
 
 
@@ -63,14 +72,6 @@ class Packed(list[int]):
     values: tuple[Any, ...]
 
 
-class Operand(NamedTuple):
-    """Address and strides of an operand (B, T, E). `channels` accepts this or a slot."""
-
-    at: int
-    batch: int
-    time: int
-
-
 def _number(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
@@ -79,41 +80,87 @@ def _number(value: Any) -> int:
     return 0 if value is None else int(value)
 
 
-@typeof_impl.register(Slots)
-def _typeof(slots, context):
-    return types.DType(slots.record)
+class SlotsType(types.Type):
+    """numba's type of the slots of a kernel for one element type."""
+
+    def __init__(self, slots: Slots, element: np.dtype):
+        self.places = slots.places
+        self.element = from_dtype(element)
+        digest = hashlib.sha256(repr(self.places).encode()).hexdigest()[:16]
+        super().__init__(f"slots_{digest}({self.element})")
 
 
-def _view(typingctx, pointer, slots):
-    def codegen(context, builder, signature, arguments):
-        # numba passes a record by its address: nothing is copied; a slot is read where the kernel uses its name
-        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
-
-    return slots.dtype(pointer, slots), codegen
+@register_model(SlotsType)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager, slots):
+        super().__init__(manager, slots, ir.IntType(64).as_pointer())
 
 
-view: Any = intrinsic(_view)  # view(pointer, SLOTS) returns the arguments of a kernel; its attributes are the slots
+@infer_getattr
+class _Attributes(AttributeTemplate):
+    key = SlotsType
+
+    def generic_resolve(self, slots, name):
+        if name == "dtype":
+            return types.DType(slots.element)
+        place = slots.places.get(name)
+        if isinstance(place, tuple):
+            return types.NamedUniTuple(types.int64, len(place), Operand)
+        return None if place is None else types.int64
+
+
+@lower_getattr_generic(SlotsType)
+def _read(context, builder, slots, pointer, name):
+    """Load a slot where the kernel uses its name. Nothing changes it, so a loop need not load it again."""
+    if name == "dtype":
+        return context.get_dummy_value()
+
+    def load(place):
+        number = builder.load(builder.gep(pointer, [ir.IntType(32)(place)]))
+        number.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return number
+
+    place = slots.places[name]
+    if isinstance(place, tuple):
+        kind = types.NamedUniTuple(types.int64, len(place), Operand)
+        return context.make_tuple(builder, kind, [load(each) for each in place])
+    return load(place)
+
+
+@helper()
+def units(slots):
+    """Yield the numbers of units of work until none is left: from a counter that all threads have in common."""
+    while True:
+        unit = take(slots.counter)
+        if unit >= slots.units:
+            return
+        yield unit
+
+
+def constant_of(compute: Callable[[np.dtype], Any]) -> Callable[[Any], Any]:
+    """Return a function for kernels: of a dtype, whose result is a constant there."""
+
+    def function(dtype):
+        raise NotImplementedError
+
+    @overload(function, inline="always")
+    def _(dtype):
+        constant = compute(as_dtype(dtype.dtype))
+        return lambda dtype: constant
+
+    return function
+
+
+itemsize = constant_of(lambda dtype: dtype.itemsize)  # the bytes of an element; in kernels a dtype has no `itemsize`
 
 
 @helper(forceinline=True)
-def loaded(slot):
-    """Return an operand's address and strides, read once: after a store, a loop would read the slots again."""
-    return Operand(slot.at, slot.batch, slot.time)
-
-
-def itemsize(dtype):  # pyright: ignore[reportRedeclaration]
-    """Return the bytes of an element, inside a kernel, where a dtype has no `itemsize`."""
-    raise NotImplementedError
-
-
-@overload(itemsize, inline="always")
-def _itemsize(dtype):
-    size = dtype.dtype.bitwidth // 8
-    return lambda dtype: size
+def part(address, first, size, dtype):
+    """Return `size` elements, from the `first` on, of a contiguous operand at an address."""
+    return array(address + itemsize(dtype) * first, size, dtype)
 
 
 @helper(forceinline=True)
 def channels(operand, batch, t, first, size, dtype):
     """Return `size` channels, from `first` on, of row (batch, t) of an operand."""
-    place = batch * operand.batch + t * operand.time + first
-    return array(operand.at + itemsize(dtype) * place, size, dtype)
+    return part(operand.at, batch * operand.batch + t * operand.time + first, size, dtype)

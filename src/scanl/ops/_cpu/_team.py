@@ -1,7 +1,7 @@
-"""Compile numba kernels, call them and run them on several threads.
+"""Run kernels on several threads.
 
-A kernel is one function of an int64 array of arguments (addresses and sizes). Each thread takes units of work from a
-common counter until none is left. So results do not depend on the number of threads, and a busy core delays little.
+Each thread takes units of work from a common counter until none is left. So results do not depend on the number of
+threads, and a busy core delays little.
 
 The threads belong to torch's OpenMP runtime. After a torch operation they spin for milliseconds, waiting for the next
 one; a second thread pool would compete with them for the cores. A forked child has none of these threads, and starting
@@ -12,22 +12,17 @@ import ctypes
 import functools
 import os
 import pathlib
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
 from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
-from numba.core.caching import FunctionCache
-from numba.core.ccallback import CFunc
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from scanl.ops._cpu._helper import compiling, helper
+from scanl.ops._cpu._helper import helper
 
 CORES = os.cpu_count() or 1
 SMALL = 1 << 15  # with fewer elements, waking other threads costs more than the work
@@ -83,91 +78,15 @@ def widen_vectors(function: ir.Function) -> None:
             set.add(function.attributes, attribute)  # the class's own `add` accepts only attributes without values
 
 
-class _Cache(FunctionCache):
-    """numba's cache on disk, with every failure ignored: without the cache, a kernel is simply compiled."""
-
-    def load_overload(self, sig, target_context):
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception as error:  # unpickling damaged bytes may raise anything
-            try:
-                self.flush()  # an empty index makes numba write all entries anew
-            except OSError:
-                self.disable()
-                _without_cache(f"{self.cache_path} is damaged and cannot be written to: {error}")
-            return None
-
-    def save_overload(self, sig, data):
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            _without_cache(str(error))
-
-
-class _Compiled(CFunc):
-    def enable_caching(self):
-        try:
-            self._cache = _Cache(self.__wrapped__)
-        except RuntimeError as error:  # numba can write neither next to the source nor in the home directory
-            _without_cache(str(error))
-
-    def compile(self):
-        """Compile at LLVM's second level of optimisation: a fifth faster than at numba's third, and kernels as fast."""
-        assert cpu_target.target_context  # it reads the level once, for all that numba compiles
-        with compiling() as settings:
-            settings.OPT = min(settings.OPT, type(settings.OPT)(2))
-            super().compile()
-
-
-_told = False
-
-
-def _without_cache(reason: str) -> None:
-    """Warn once, saying what to do."""
-    global _told
-    if not _told:
-        _told = True
-        warnings.warn(
-            "scanl: compiled kernels cannot be kept on disk, so every process takes seconds to compile each of them; "
-            f"set the environment variable NUMBA_CACHE_DIR to a folder with room that can be written to ({reason})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-class Kernel:
-    """A kernel for every element type: `build(dtype)` returns a function of the arguments' address.
-
-    `dtype` must be the only free variable of that function: numba's cache on disk uses it as the key.
-    """
-
-    def __init__(self, build: Callable[[np.dtype], Callable]):
-        self._build = build
-        self._kept: list[Any] = []
-        self._compiled: dict[torch.dtype, tuple[Any, int]] = {}
-
-    def _compile(self, dtype: torch.dtype) -> tuple[Any, int]:
-        signature = types.void(types.CPointer(types.int64))
-        function = self._build(torch.empty(0, dtype=dtype).numpy().dtype)
-        compiled = _Compiled(function, (signature.args, signature.return_type), {}, {"fastmath": {"contract", "nsz"}})
-        compiled.enable_caching()
-        compiled.compile()
-        self._kept.append(compiled)  # keeps the machine code alive
-        address = compiled.address
-        assert address is not None
-        self._compiled[dtype] = compiled.ctypes, address
-        return self._compiled[dtype]
-
-    def run(self, dtype: torch.dtype, args: list[int], units: int, work: int) -> None:
-        """Run `units` units, of `work` elements in all. The kernel gets the counter's address, `units`, then `args`."""
-        call, address = self._compiled.get(dtype) or self._compile(dtype)
-        counter = ctypes.c_int64(0)
-        packed = (ctypes.c_int64 * (len(args) + 2))(ctypes.addressof(counter), units, *args)
-        workers = 1 if work < SMALL or _forked else min(torch.get_num_threads(), units)
-        if workers == 1:
-            call(packed)
-        else:
-            _start(call, address, packed, workers)
+def run(call: Callable, address: int, packed: list[int], units: int, work: int) -> None:
+    """Run a kernel, which gets the counter's address, `units`, then the packed numbers."""
+    counter = ctypes.c_int64(0)
+    arguments = (ctypes.c_int64 * (len(packed) + 2))(ctypes.addressof(counter), units, *packed)
+    workers = 1 if work < SMALL or _forked else min(torch.get_num_threads(), units)
+    if workers == 1:
+        call(arguments)
+    else:
+        _start(call, address, arguments, workers)
 
 
 _forked = False

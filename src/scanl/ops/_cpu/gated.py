@@ -4,14 +4,13 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops._cpu._slots import part, units
+from scanl.ops._cpu._team import array
 
 _HEAD = "count a b polynomial"
-FORWARD = Slots(_HEAD + " y")
-BACKWARD = Slots(_HEAD + " dy da db")
 
 SIZE = 1 << 14  # numbers of a unit
 
@@ -41,47 +40,27 @@ def _differentiate(da, db, a, b, dy, p, q):
         da[i] = dy[i] * b[i] * gate * (one + a[i] * (p + three * square) * other)
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, count = slots.counter, slots.units, slots.count
-        a, b, y, polynomial = slots.a, slots.b, slots.y, array(slots.polynomial, 2, dtype)
-        p, q = polynomial[0], polynomial[1]
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            place, size = item * unit * SIZE, min(SIZE, count - unit * SIZE)
-            _apply(array(y + place, size, dtype), array(a + place, size, dtype), array(b + place, size, dtype), p, q)
-
-    return forward
+@kernel(_HEAD + " y")
+def _forward(slots):
+    dtype = slots.dtype
+    polynomial = array(slots.polynomial, 2, dtype)
+    p, q = polynomial[0], polynomial[1]
+    for unit in units(slots):
+        first, size = unit * SIZE, min(SIZE, slots.count - unit * SIZE)
+        a, b = part(slots.a, first, size, dtype), part(slots.b, first, size, dtype)
+        _apply(part(slots.y, first, size, dtype), a, b, p, q)
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, count = slots.counter, slots.units, slots.count
-        a, b, dy, da, db = slots.a, slots.b, slots.dy, slots.da, slots.db
-        polynomial = array(slots.polynomial, 2, dtype)
-        p, q = polynomial[0], polynomial[1]
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            place, size = item * unit * SIZE, min(SIZE, count - unit * SIZE)
-            _differentiate(
-                array(da + place, size, dtype), array(db + place, size, dtype), array(a + place, size, dtype),
-                array(b + place, size, dtype), array(dy + place, size, dtype), p, q,
-            )  # fmt: skip
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+@kernel(_HEAD + " dy da db")
+def _backward(slots):
+    dtype = slots.dtype
+    polynomial = array(slots.polynomial, 2, dtype)
+    p, q = polynomial[0], polynomial[1]
+    for unit in units(slots):
+        first, size = unit * SIZE, min(SIZE, slots.count - unit * SIZE)
+        a, b = part(slots.a, first, size, dtype), part(slots.b, first, size, dtype)
+        da, db = part(slots.da, first, size, dtype), part(slots.db, first, size, dtype)
+        _differentiate(da, db, a, b, part(slots.dy, first, size, dtype), p, q)
 
 
 def _head(a: torch.Tensor, b: torch.Tensor, polynomial: tuple[float, float]) -> dict[str, object]:
@@ -92,7 +71,7 @@ def _head(a: torch.Tensor, b: torch.Tensor, polynomial: tuple[float, float]) -> 
 def forward(a: torch.Tensor, b: torch.Tensor, polynomial: tuple[float, float]) -> torch.Tensor:
     """Return a σ(a (p + q a²)) b for contiguous a and b of one shape; (p, q) is `polynomial`."""
     y = empty(a.shape, a.dtype)
-    _forward.run(a.dtype, FORWARD.pack(**_head(a, b, polynomial), y=y), -(-a.numel() // SIZE), 4 * a.numel())
+    _forward.run(a.dtype, _forward.pack(**_head(a, b, polynomial), y=y), -(-a.numel() // SIZE), 4 * a.numel())
     return y
 
 
@@ -101,6 +80,6 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients by a and by b; dy is contiguous."""
     da, db = empty(a.shape, a.dtype), empty(a.shape, a.dtype)
-    packed = BACKWARD.pack(**_head(a, b, polynomial), dy=dy, da=da, db=db)
+    packed = _backward.pack(**_head(a, b, polynomial), dy=dy, da=da, db=db)
     _backward.run(a.dtype, packed, -(-a.numel() // SIZE), 8 * a.numel())
     return da, db

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._cpu._slots import constant_of, itemsize, units
+from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
 _LAYOUT = ("blocks", "block", "outer", "inner", "sequences", "reverse", "a_time", "a_outer", "a_inner", "ranges")
-FORWARD = Slots(" ".join(_LAYOUT) + " x a y carry")  # also for the repair
-BACKWARD = Slots(" ".join(_LAYOUT) + " dy a y carry state dx da")
+_FORWARD, _BACKWARD = " ".join(_LAYOUT) + " x a y carry", " ".join(_LAYOUT) + " dy a y carry state dx da"
 
 WIDEST = 4096  # most channels of a block, so that its carry and rows fit the first-level cache
 NARROW = 32  # least channels of a block: in narrower blocks, several cores would write to one cache line
@@ -101,203 +101,170 @@ def _backward_repair_row(p, a, before, dx, da, tiny):
     return alive
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units = slots.counter, slots.units
-        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
-        sequences, reverse = slots.sequences, slots.reverse
-        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
-        x, a, y, carry = slots.x, slots.a, slots.y, slots.carry
-        ranges = array(slots.ranges, 3 * sequences, np.int64)
-        width = outer * inner
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            n, o, first = unit // (outer * blocks), unit // blocks % outer, unit % blocks * block
-            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-            size = min(block, inner - first)
-            a_size = size if a_inner else 1
-            channel = o * inner + first
-            start = carry + item * (n * width + channel)
-            h = start
-            for i in range(steps):
-                t = steps - 1 - i if reverse else i
-                k = item * ((begin + t) * width + channel)
-                j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                hs, ys = array(h, size, dtype), array(y + k, size, dtype)
-                _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), hs, ys)
-                h = y + k
-            if steps:
-                last, ends = array(start, size, dtype), array(h, size, dtype)
-                for m in range(size):
-                    last[m] = ends[m]
-
-    return forward
+_tiny = constant_of(lambda dtype: dtype.type(np.finfo(dtype).tiny).real)  # the smallest normal number
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
+class _Channels(NamedTuple):
+    """The channels of a unit: the first within its group and within a row, their number, and that of their decays."""
 
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units = slots.counter, slots.units
-        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
-        sequences, reverse = slots.sequences, slots.reverse
-        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
-        dy, a, y, carry, state = slots.dy, slots.a, slots.y, slots.carry, slots.state
-        dx, da = slots.dx, slots.da
-        ranges = array(slots.ranges, 3 * sequences, np.int64)
-        width = outer * inner
-        da_width = width if a_inner else outer * blocks
-        recent, total, ones = np.zeros(block, dtype), np.zeros(block, dtype), np.ones(block, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            n, o, first = unit // (outer * blocks), unit // blocks % outer, unit % blocks * block
-            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-            size = min(block, inner - first)
-            a_size = size if a_inner else 1
-            channel = o * inner + first
-            da_channel = channel if a_inner else o * blocks + unit % blocks
-            c = array(carry + item * (n * width + channel), size, dtype)
-            start = state + item * (n * width + channel)
-            decays, after = ones[:a_size], c
-            fill(recent, 0, recent.size, 0)
-            fill(total, 0, total.size, 0)
-            for i in range(steps):
-                t = i if reverse else steps - 1 - i
-                k = item * ((begin + t) * width + channel)
-                j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                before = y + k + (item * width if reverse else -item * width)
-                dys, dxs = array(dy + k, size, dtype), array(dx + k, size, dtype)
-                hs = array(start if i == steps - 1 else before, size, dtype)
-                at = ((begin + t if a_time else n) * da_width + da_channel) * item
-                if a_inner == 0:
-                    d = _backward_row_shared(dys, decays, after, hs, dxs)
-                    if a_time:
-                        array(da + at, 1, dtype)[0] = d
-                    else:
-                        recent[0] += d
-                elif a_time:
-                    _backward_row(dys, decays, after, hs, dxs, array(da + at, size, dtype))
+    inner: int
+    first: int
+    size: int
+    a_size: int
+
+
+@helper(forceinline=True)
+def _channels(slots, group, block):
+    inner = block * slots.block
+    size = min(slots.block, slots.inner - inner)
+    return _Channels(inner, group * slots.inner + inner, size, size if slots.a_inner else 1)
+
+
+@kernel(_FORWARD)
+def _forward(slots):
+    dtype, reverse, x, a, y = slots.dtype, slots.reverse, slots.x, slots.a, slots.y
+    a_time, a_outer, a_inner, item = slots.a_time, slots.a_outer, slots.a_inner, itemsize(dtype)
+    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+    width = slots.outer * slots.inner
+    for unit in units(slots):
+        n, o = unit // (slots.outer * slots.blocks), unit // slots.blocks % slots.outer
+        first, channel, size, a_size = _channels(slots, o, unit % slots.blocks)
+        begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+        start = slots.carry + item * (n * width + channel)
+        h = start
+        for i in range(steps):
+            t = steps - 1 - i if reverse else i
+            k = item * ((begin + t) * width + channel)
+            j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
+            hs, ys = array(h, size, dtype), array(y + k, size, dtype)
+            _forward_row(array(x + k, size, dtype), array(a + j, a_size, dtype), hs, ys)
+            h = y + k
+        if steps:
+            last, ends = array(start, size, dtype), array(h, size, dtype)
+            for m in range(size):
+                last[m] = ends[m]
+
+
+@kernel(_BACKWARD)
+def _backward(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    blocks, block, outer = slots.blocks, slots.block, slots.outer
+    a_time, a_inner = slots.a_time, slots.a_inner
+    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+    width = outer * slots.inner
+    da_width = width if a_inner else outer * blocks
+    recent, total, ones = np.zeros(block, dtype), np.zeros(block, dtype), np.ones(block, dtype)
+    for unit in units(slots):
+        n, o = unit // (outer * blocks), unit // blocks % outer
+        first, channel, size, a_size = _channels(slots, o, unit % blocks)
+        begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+        da_channel = channel if a_inner else o * blocks + unit % blocks
+        c = array(slots.carry + item * (n * width + channel), size, dtype)
+        start = slots.state + item * (n * width + channel)
+        decays, after = ones[:a_size], c
+        fill(recent, 0, recent.size, 0)
+        fill(total, 0, total.size, 0)
+        for i in range(steps):
+            t = i if slots.reverse else steps - 1 - i
+            k = item * ((begin + t) * width + channel)
+            j = item * (a_begin + t * a_time + o * slots.a_outer + first * a_inner)
+            before = slots.y + k + (item * width if slots.reverse else -item * width)
+            dys, dxs = array(slots.dy + k, size, dtype), array(slots.dx + k, size, dtype)
+            hs = array(start if i == steps - 1 else before, size, dtype)
+            at = ((begin + t if a_time else n) * da_width + da_channel) * item
+            if a_inner == 0:
+                d = _backward_row_shared(dys, decays, after, hs, dxs)
+                if a_time:
+                    array(slots.da + at, 1, dtype)[0] = d
                 else:
-                    _backward_row_summed(dys, decays, after, hs, dxs, recent)
-                decays, after = array(a + j, a_size, dtype), dxs
-                if a_time == 0 and i % FLUSH == FLUSH - 1:
-                    for m in range(a_size):
-                        total[m] += recent[m]
-                        recent[m] = 0
-            if steps:
-                for m in range(size):
-                    c[m] = np.conj(decays[m if a_inner else 0]) * after[m]
-            if a_time == 0:
-                sums = array(da + (n * da_width + da_channel) * item, a_size, dtype)
+                    recent[0] += d
+            elif a_time:
+                _backward_row(dys, decays, after, hs, dxs, array(slots.da + at, size, dtype))
+            else:
+                _backward_row_summed(dys, decays, after, hs, dxs, recent)
+            decays, after = array(slots.a + j, a_size, dtype), dxs
+            if a_time == 0 and i % FLUSH == FLUSH - 1:
                 for m in range(a_size):
-                    sums[m] = total[m] + recent[m]
-
-    return backward
-
-
-def _build_forward_repair(dtype):
-    item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
-
-    def repair(pointer):
-        """In the order of the scan, add to each range the contribution of the carry from the range before it."""
-        slots = view(pointer, FORWARD)
-        counter, units = slots.counter, slots.units
-        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
-        sequences, reverse = slots.sequences, slots.reverse
-        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
-        a, y, carry = slots.a, slots.y, slots.carry
-        ranges = array(slots.ranges, 3 * sequences, np.int64)
-        width = outer * inner
-        row = np.empty(block, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            o, first = unit // blocks, unit % blocks * block
-            size = min(block, inner - first)
-            a_size = size if a_inner else 1
-            channel = o * inner + first
-            p = row[:size]
-            for s in range(1, sequences):
-                n, source = (sequences - 1 - s, sequences - s) if reverse else (s, s - 1)
-                begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-                move(array(carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
-                for i in range(steps):
-                    t = steps - 1 - i if reverse else i
-                    k = item * ((begin + t) * width + channel)
-                    j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                    if not _forward_repair_row(p, array(a + j, a_size, dtype), array(y + k, size, dtype), tiny):
-                        break
-                h = array(carry + item * (n * width + channel), size, dtype)
-                for m in range(size):
-                    h[m] += p[m]
-
-    return repair
+                    total[m] += recent[m]
+                    recent[m] = 0
+        if steps:
+            for m in range(size):
+                c[m] = np.conj(decays[m if a_inner else 0]) * after[m]
+        if a_time == 0:
+            sums = array(slots.da + (n * da_width + da_channel) * item, a_size, dtype)
+            for m in range(a_size):
+                sums[m] = total[m] + recent[m]
 
 
-def _build_backward_repair(dtype):
-    item, tiny = dtype.itemsize, dtype.type(np.finfo(dtype).tiny).real
-
-    def repair(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units = slots.counter, slots.units
-        blocks, block, outer, inner = slots.blocks, slots.block, slots.outer, slots.inner
-        sequences, reverse = slots.sequences, slots.reverse
-        a_time, a_outer, a_inner = slots.a_time, slots.a_outer, slots.a_inner
-        a, y, carry, state = slots.a, slots.y, slots.carry, slots.state
-        dx, da = slots.dx, slots.da
-        ranges = array(slots.ranges, 3 * sequences, np.int64)
-        width = outer * inner
-        da_width = width if a_inner else outer * blocks
-        row = np.empty(block, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            o, first = unit // blocks, unit % blocks * block
-            size = min(block, inner - first)
-            a_size = size if a_inner else 1
-            channel = o * inner + first
-            da_channel = channel if a_inner else unit
-            p = row[:size]
-            for s in range(1, sequences):
-                n, source = (s, s - 1) if reverse else (sequences - 1 - s, sequences - s)
-                begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
-                move(array(carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
-                for i in range(steps):
-                    t = i if reverse else steps - 1 - i
-                    k = item * ((begin + t) * width + channel)
-                    j = item * (a_begin + t * a_time + o * a_outer + first * a_inner)
-                    before = y + k + (item * width if reverse else -item * width)
-                    if i == steps - 1:
-                        before = state + item * (n * width + channel)
-                    at = ((begin + t if a_time else n) * da_width + da_channel) * item
-                    if not _backward_repair_row(
-                        p,
-                        array(a + j, a_size, dtype),
-                        array(before, size, dtype),
-                        array(dx + k, size, dtype),
-                        array(da + at, a_size, dtype),
-                        tiny,
-                    ):
-                        break
-                c = array(carry + item * (n * width + channel), size, dtype)
-                for m in range(size):
-                    c[m] += p[m]
-
-    return repair
+@kernel(_FORWARD)
+def _forward_repair(slots):
+    """In the order of the scan, add to each range the contribution of the carry from the range before it."""
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    sequences = slots.sequences
+    ranges = array(slots.ranges, 3 * sequences, np.int64)
+    width = slots.outer * slots.inner
+    row = np.empty(slots.block, dtype)
+    for unit in units(slots):
+        o = unit // slots.blocks
+        first, channel, size, a_size = _channels(slots, o, unit % slots.blocks)
+        p = row[:size]
+        for s in range(1, sequences):
+            n, source = (sequences - 1 - s, sequences - s) if slots.reverse else (s, s - 1)
+            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+            move(array(slots.carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
+            for i in range(steps):
+                t = steps - 1 - i if slots.reverse else i
+                k = item * ((begin + t) * width + channel)
+                j = item * (a_begin + t * slots.a_time + o * slots.a_outer + first * slots.a_inner)
+                if not _forward_repair_row(
+                    p, array(slots.a + j, a_size, dtype), array(slots.y + k, size, dtype), _tiny(dtype)
+                ):
+                    break
+            h = array(slots.carry + item * (n * width + channel), size, dtype)
+            for m in range(size):
+                h[m] += p[m]
 
 
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
-_forward_repair, _backward_repair = Kernel(_build_forward_repair), Kernel(_build_backward_repair)
+@kernel(_BACKWARD)
+def _backward_repair(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    sequences = slots.sequences
+    ranges = array(slots.ranges, 3 * sequences, np.int64)
+    width = slots.outer * slots.inner
+    da_width = width if slots.a_inner else slots.outer * slots.blocks
+    row = np.empty(slots.block, dtype)
+    for unit in units(slots):
+        o = unit // slots.blocks
+        first, channel, size, a_size = _channels(slots, o, unit % slots.blocks)
+        da_channel = channel if slots.a_inner else unit
+        p = row[:size]
+        for s in range(1, sequences):
+            n, source = (s, s - 1) if slots.reverse else (sequences - 1 - s, sequences - s)
+            begin, steps, a_begin = ranges[3 * n], ranges[3 * n + 1] - ranges[3 * n], ranges[3 * n + 2]
+            move(array(slots.carry + item * (source * width + channel), size, dtype), 0, size, p, 0)
+            for i in range(steps):
+                t = i if slots.reverse else steps - 1 - i
+                k = item * ((begin + t) * width + channel)
+                j = item * (a_begin + t * slots.a_time + o * slots.a_outer + first * slots.a_inner)
+                before = slots.y + k + (item * width if slots.reverse else -item * width)
+                if i == steps - 1:
+                    before = slots.state + item * (n * width + channel)
+                at = ((begin + t if slots.a_time else n) * da_width + da_channel) * item
+                if not _backward_repair_row(
+                    p,
+                    array(slots.a + j, a_size, dtype),
+                    array(before, size, dtype),
+                    array(slots.dx + k, size, dtype),
+                    array(slots.da + at, a_size, dtype),
+                    _tiny(dtype),
+                ):
+                    break
+            c = array(slots.carry + item * (n * width + channel), size, dtype)
+            for m in range(size):
+                c[m] += p[m]
 
 
 class _Layout(NamedTuple):
@@ -390,9 +357,9 @@ def forward(x, a, state, reverse, cu_seqlens):
     if layout.cut:
         carry = _of_pieces(carry, len(layout.ranges), last=reverse)
     tensors = {"x": x, "a": a, "y": y, "carry": carry}
-    _forward.run(x.dtype, FORWARD.pack(**layout.slots[reverse], **tensors), layout.units, x.numel())
+    _forward.run(x.dtype, _forward.pack(**layout.slots[reverse], **tensors), layout.units, x.numel())
     if layout.cut:
-        repair = FORWARD.pack(**layout.repair_slots[reverse], **tensors)
+        repair = _forward_repair.pack(**layout.repair_slots[reverse], **tensors)
         _forward_repair.run(x.dtype, repair, layout.repair_units, x.numel())
         carry = carry[:1].clone() if reverse else carry[-1:].clone()
     return y, carry
@@ -408,9 +375,9 @@ def backward(dy, dlast, a, y, state, reverse, cu_seqlens):
         carry = _of_pieces(carry, len(layout.ranges), last=not reverse)
         state = _before_pieces(y, state, layout.ranges, reverse)
     tensors = {"dy": dy, "a": a, "y": y, "carry": carry, "state": state, "dx": dx, "da": da}
-    _backward.run(dy.dtype, BACKWARD.pack(**layout.slots[reverse], **tensors), layout.units, dy.numel())
+    _backward.run(dy.dtype, _backward.pack(**layout.slots[reverse], **tensors), layout.units, dy.numel())
     if layout.cut:
-        repair = BACKWARD.pack(**layout.repair_slots[reverse], **tensors)
+        repair = _backward_repair.pack(**layout.repair_slots[reverse], **tensors)
         _backward_repair.run(dy.dtype, repair, layout.repair_units, dy.numel())
         carry = carry[-1:].clone() if reverse else carry[:1].clone()
     if layout.shared:

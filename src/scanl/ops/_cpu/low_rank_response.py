@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._helper import helper
-from scanl.ops._cpu._memory import empty, laid_out
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, scratch, take
+from scanl.ops._cpu._kernel import kernel
+from scanl.ops._cpu._memory import contiguous, empty
+from scanl.ops._cpu._slots import part, units
+from scanl.ops._cpu._team import scratch
 
 _HEAD = "modes steps starts batch width system begin x x_batch"
-FORWARD = Slots(_HEAD + " kernel end driven")
-BACKWARD = Slots(_HEAD + " d_kernel d_end d_driven d_system d_begin dx")
 
 WIDTH = 16  # channels of a block; constant, so that the compiler knows that rows in scratch do not overlap
 CHUNK = 32  # steps whose states the backward pass holds at a time
@@ -97,40 +96,32 @@ def _add(q, modes, width, row, total):
             to[WIDTH + i] += mode[SI + i] * row[i]
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        modes, steps, starts, batch, width = slots.modes, slots.steps, slots.starts, slots.batch, slots.width
-        counter, units, x, x_batch = slots.counter, slots.units, slots.x, slots.x_batch
-        q, sums, row = scratch(modes * FORWARD_MODE, np.float64), scratch(2 * WIDTH, np.float64), np.zeros(WIDTH)
-        size = modes * 2 * WIDTH
-        while True:
-            g = take(counter)
-            if g >= units:
-                return
-            _load(array(slots.system + 8 * g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64), SYSTEM, q,
-                  modes, FORWARD_MODE)  # fmt: skip
-            first = g * WIDTH
-            here = min(WIDTH, width - first)
-            for n in range(starts):
-                at = n * units + g
-                _set(array(slots.begin + 8 * at * size, size, np.float64), q, modes, FORWARD_MODE, SR)
-                for t in range(steps):
-                    _sums(q, modes, FORWARD_MODE, sums)
-                    out = array(slots.kernel + 8 * (at * steps + t) * WIDTH, WIDTH, np.float64)
-                    for i in range(WIDTH):
-                        out[i] = sums[i]
-                    if n == 0 and x != 0:
-                        for b in range(batch):
-                            _read(array(x + item * (b * x_batch + (steps - 1 - t) * width + first), here, dtype), row)
-                            total = array(slots.driven + 8 * (b * units + g) * size, size, np.float64)
-                            _add(q, modes, FORWARD_MODE, row, total)
-                    _step(q, modes, FORWARD_MODE, sums)
-                _get(q, array(slots.end + 8 * at * size, size, np.float64), modes, FORWARD_MODE, SR)
-
-    return forward
+@kernel(_HEAD + " kernel end driven")
+def _forward(slots):
+    modes, dtype = slots.modes, slots.dtype
+    q, sums, row = scratch(modes * FORWARD_MODE, np.float64), scratch(2 * WIDTH, np.float64), np.zeros(WIDTH)
+    size = modes * 2 * WIDTH
+    for g in units(slots):
+        _load(part(slots.system, g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64), SYSTEM, q,
+              modes, FORWARD_MODE)  # fmt: skip
+        first = g * WIDTH
+        here = min(WIDTH, slots.width - first)
+        for n in range(slots.starts):
+            at = n * slots.units + g
+            _set(part(slots.begin, at * size, size, np.float64), q, modes, FORWARD_MODE, SR)
+            for t in range(slots.steps):
+                _sums(q, modes, FORWARD_MODE, sums)
+                out = part(slots.kernel, (at * slots.steps + t) * WIDTH, WIDTH, np.float64)
+                for i in range(WIDTH):
+                    out[i] = sums[i]
+                if n == 0 and slots.x != 0:
+                    for b in range(slots.batch):
+                        place = b * slots.x_batch + (slots.steps - 1 - t) * slots.width + first
+                        _read(part(slots.x, place, here, dtype), row)
+                        total = part(slots.driven, (b * slots.units + g) * size, size, np.float64)
+                        _add(q, modes, FORWARD_MODE, row, total)
+                _step(q, modes, FORWARD_MODE, sums)
+            _get(q, part(slots.end, at * size, size, np.float64), modes, FORWARD_MODE, SR)
 
 
 @helper(forceinline=True)
@@ -174,83 +165,69 @@ def _drive(q, modes, row, by, to_x):
             to_x[i] += g[i] * mode[SR + i] + g[WIDTH + i] * mode[SI + i]
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        modes, steps, starts, batch, width = slots.modes, slots.steps, slots.starts, slots.batch, slots.width
-        counter, units, x, x_batch = slots.counter, slots.units, slots.x, slots.x_batch
-        q, sums, row = scratch(modes * BACKWARD_MODE, np.float64), scratch(2 * WIDTH, np.float64), np.zeros(WIDTH)
-        to_x = np.zeros(WIDTH)
-        size = modes * 2 * WIDTH
-        chunks = -(-steps // CHUNK)
-        kept, states, lows = (
-            scratch(chunks * size, np.float64),
-            scratch(CHUNK * size, np.float64),
-            np.zeros(CHUNK * WIDTH),
-        )
-        while True:
-            g = take(counter)
-            if g >= units:
-                return
-            _load(array(slots.system + 8 * g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64), SYSTEM, q,
-                  modes, BACKWARD_MODE)  # fmt: skip
-            for m in range(modes):
-                for i in range(SYSTEM * WIDTH):
-                    q[m * BACKWARD_MODE + TO + i] = 0.0
-            first = g * WIDTH
-            here = min(WIDTH, width - first)
-            for n in range(starts):
-                at = n * units + g
-                driven = n == 0 and slots.d_driven != 0
-                _set(array(slots.begin + 8 * at * size, size, np.float64), q, modes, BACKWARD_MODE, SR)
-                for t in range(steps):
-                    if t % CHUNK == 0:
-                        _get(q, kept[t // CHUNK * size : (t // CHUNK + 1) * size], modes, BACKWARD_MODE, SR)
+@kernel(_HEAD + " d_kernel d_end d_driven d_system d_begin dx")
+def _backward(slots):
+    modes, steps, dtype = slots.modes, slots.steps, slots.dtype
+    q, sums, row = scratch(modes * BACKWARD_MODE, np.float64), scratch(2 * WIDTH, np.float64), np.zeros(WIDTH)
+    to_x = np.zeros(WIDTH)
+    size = modes * 2 * WIDTH
+    chunks = -(-steps // CHUNK)
+    kept, states, lows = (
+        scratch(chunks * size, np.float64),
+        scratch(CHUNK * size, np.float64),
+        np.zeros(CHUNK * WIDTH),
+    )
+    for g in units(slots):
+        _load(part(slots.system, g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64), SYSTEM, q,
+              modes, BACKWARD_MODE)  # fmt: skip
+        for m in range(modes):
+            for i in range(SYSTEM * WIDTH):
+                q[m * BACKWARD_MODE + TO + i] = 0.0
+        first = g * WIDTH
+        here = min(WIDTH, slots.width - first)
+        for n in range(slots.starts):
+            at = n * slots.units + g
+            driven = n == 0 and slots.d_driven != 0
+            _set(part(slots.begin, at * size, size, np.float64), q, modes, BACKWARD_MODE, SR)
+            for t in range(steps):
+                if t % CHUNK == 0:
+                    _get(q, kept[t // CHUNK * size : (t // CHUNK + 1) * size], modes, BACKWARD_MODE, SR)
+                _sums(q, modes, BACKWARD_MODE, sums)
+                _step(q, modes, BACKWARD_MODE, sums)
+            _set(part(slots.d_end, at * size, size, np.float64), q, modes, BACKWARD_MODE, PR)
+            for k in range(chunks):
+                c = chunks - 1 - k
+                many = min(CHUNK, steps - c * CHUNK)
+                _set(kept[c * size : (c + 1) * size], q, modes, BACKWARD_MODE, SR)
+                for t in range(many):
+                    _get(q, states[t * size : (t + 1) * size], modes, BACKWARD_MODE, SR)
                     _sums(q, modes, BACKWARD_MODE, sums)
+                    for i in range(WIDTH):
+                        lows[t * WIDTH + i] = sums[WIDTH + i]
                     _step(q, modes, BACKWARD_MODE, sums)
-                _set(array(slots.d_end + 8 * at * size, size, np.float64), q, modes, BACKWARD_MODE, PR)
-                for k in range(chunks):
-                    c = chunks - 1 - k
-                    many = min(CHUNK, steps - c * CHUNK)
-                    _set(kept[c * size : (c + 1) * size], q, modes, BACKWARD_MODE, SR)
-                    for t in range(many):
-                        _get(q, states[t * size : (t + 1) * size], modes, BACKWARD_MODE, SR)
-                        _sums(q, modes, BACKWARD_MODE, sums)
-                        for i in range(WIDTH):
-                            lows[t * WIDTH + i] = sums[WIDTH + i]
-                        _step(q, modes, BACKWARD_MODE, sums)
-                    for j in range(many):
-                        t = many - 1 - j
-                        step = c * CHUNK + t
-                        _set(states[t * size : (t + 1) * size], q, modes, BACKWARD_MODE, SR)
-                        for i in range(WIDTH):
-                            sums[WIDTH + i] = lows[t * WIDTH + i]
-                        _back(
-                            q, modes, sums, array(slots.d_kernel + 8 * (at * steps + step) * WIDTH, WIDTH, np.float64)
-                        )
-                        if driven:
-                            for b in range(batch):
-                                place = item * (b * x_batch + (steps - 1 - step) * width + first)
-                                _read(array(x + place, here, dtype), row)
-                                by = array(slots.d_driven + 8 * (b * units + g) * size, size, np.float64)
-                                for i in range(WIDTH):
-                                    to_x[i] = 0.0
-                                _drive(q, modes, row, by, to_x)
-                                into = array(slots.dx + place, here, dtype)
-                                for i in range(here):
-                                    into[i] = to_x[i]
-                _get(q, array(slots.d_begin + 8 * at * size, size, np.float64), modes, BACKWARD_MODE, PR)
-            to = array(slots.d_system + 8 * g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64)
-            for m in range(modes):
-                for i in range(SYSTEM * WIDTH):
-                    to[m * SYSTEM * WIDTH + i] = q[m * BACKWARD_MODE + TO + i]
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+                for j in range(many):
+                    t = many - 1 - j
+                    step = c * CHUNK + t
+                    _set(states[t * size : (t + 1) * size], q, modes, BACKWARD_MODE, SR)
+                    for i in range(WIDTH):
+                        sums[WIDTH + i] = lows[t * WIDTH + i]
+                    _back(q, modes, sums, part(slots.d_kernel, (at * steps + step) * WIDTH, WIDTH, np.float64))
+                    if driven:
+                        for b in range(slots.batch):
+                            place = b * slots.x_batch + (steps - 1 - step) * slots.width + first
+                            _read(part(slots.x, place, here, dtype), row)
+                            by = part(slots.d_driven, (b * slots.units + g) * size, size, np.float64)
+                            for i in range(WIDTH):
+                                to_x[i] = 0.0
+                            _drive(q, modes, row, by, to_x)
+                            into = part(slots.dx, place, here, dtype)
+                            for i in range(here):
+                                into[i] = to_x[i]
+            _get(q, part(slots.d_begin, at * size, size, np.float64), modes, BACKWARD_MODE, PR)
+        to = part(slots.d_system, g * modes * SYSTEM * WIDTH, modes * SYSTEM * WIDTH, np.float64)
+        for m in range(modes):
+            for i in range(SYSTEM * WIDTH):
+                to[m * SYSTEM * WIDTH + i] = q[m * BACKWARD_MODE + TO + i]
 
 
 def _packed(values: torch.Tensor) -> torch.Tensor:
@@ -282,12 +259,12 @@ def forward(
     system: torch.Tensor, begin: torch.Tensor, steps: int, x: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     width, modes = system.shape[1:]
-    blocks, x = -(-width // WIDTH), None if x is None else laid_out(x)
+    blocks, x = -(-width // WIDTH), None if x is None else contiguous(x)
     shared = _shared(system, begin, steps, x)
     kernel = empty((len(begin), blocks, steps, WIDTH), torch.float64)
     end = torch.empty(len(begin), blocks, modes, 2, WIDTH, dtype=torch.float64)
     driven = None if x is None else torch.zeros(len(x), blocks, modes, 2, WIDTH, dtype=torch.float64)
-    slots = FORWARD.pack(**shared, kernel=kernel, end=end, driven=driven)
+    slots = _forward.pack(**shared, kernel=kernel, end=end, driven=driven)
     work = steps * len(begin) * width * modes
     _forward.run(torch.float32 if x is None else x.dtype, slots, blocks, work)
     kernel = kernel.transpose(2, 3).flatten(1, 2)[:, :width]
@@ -306,7 +283,7 @@ def backward(
     width, modes = system.shape[1:]
     blocks = -(-width // WIDTH)
     driven = None if d_driven is None or x is None else _packed(d_driven)
-    x = None if driven is None or x is None else laid_out(x)
+    x = None if driven is None or x is None else contiguous(x)
     shared = _shared(system, begin, steps, x)
     by = torch.zeros(len(begin), blocks * WIDTH, steps, dtype=torch.float64)
     by[:, :width] = d_kernel
@@ -314,7 +291,7 @@ def backward(
     d_system = torch.empty(blocks, modes, 4, 2, WIDTH, dtype=torch.float64)
     d_begin = torch.empty(len(begin), blocks, modes, 2, WIDTH, dtype=torch.float64)
     dx = None if x is None else torch.empty_like(x)
-    slots = BACKWARD.pack(
+    slots = _backward.pack(
         **shared, d_kernel=by, d_end=_packed(d_end), d_driven=driven,
         d_system=d_system, d_begin=d_begin, dx=dx,
     )  # fmt: skip

@@ -3,11 +3,9 @@
 import torch
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, take
-
-AFFINE = Slots("steps width jacobians offsets out")  # for both kernels
+from scanl.ops._cpu._slots import part, units
 
 
 @helper(forceinline=True, fastmath={"contract", "nsz", "reassoc"})
@@ -18,65 +16,45 @@ def _inner(a, b):
     return total
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, AFFINE)
-        counter, units, steps, width = slots.counter, slots.units, slots.steps, slots.width
-        jacobians, offsets, out = slots.jacobians, slots.offsets, slots.out
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            for t in range(steps):
-                row = item * (unit * steps + t) * width
-                b, d = array(offsets + row, width, dtype), array(out + row, width, dtype)
+@kernel("steps width jacobians offsets out")
+def _forward(slots):
+    width, dtype = slots.width, slots.dtype
+    for unit in units(slots):
+        for t in range(slots.steps):
+            row = (unit * slots.steps + t) * width
+            b, d = part(slots.offsets, row, width, dtype), part(slots.out, row, width, dtype)
+            for i in range(width):
+                d[i] = b[i]
+            if t > 0:
+                before = part(slots.out, row - width, width, dtype)
+                matrix = part(slots.jacobians, row * width, width * width, dtype)
                 for i in range(width):
-                    d[i] = b[i]
-                if t > 0:
-                    before = array(out + row - item * width, width, dtype)
-                    matrix = array(jacobians + row * width, width * width, dtype)
+                    d[i] += _inner(matrix[i * width : (i + 1) * width], before)
+
+
+@kernel("steps width jacobians offsets out")
+def _adjoint(slots):
+    width, dtype = slots.width, slots.dtype
+    for unit in units(slots):
+        for t in range(slots.steps - 1, -1, -1):
+            row = (unit * slots.steps + t) * width
+            b, d = part(slots.offsets, row, width, dtype), part(slots.out, row, width, dtype)
+            for i in range(width):
+                d[i] = b[i]
+            if t < slots.steps - 1:
+                after = part(slots.out, row + width, width, dtype)
+                matrix = part(slots.jacobians, (row + width) * width, width * width, dtype)
+                for j in range(width):
+                    factor, line = after[j], matrix[j * width : (j + 1) * width]
                     for i in range(width):
-                        d[i] += _inner(matrix[i * width : (i + 1) * width], before)
-
-    return forward
-
-
-def _build_adjoint(dtype):
-    item = dtype.itemsize
-
-    def adjoint(pointer):
-        slots = view(pointer, AFFINE)
-        counter, units, steps, width = slots.counter, slots.units, slots.steps, slots.width
-        jacobians, offsets, out = slots.jacobians, slots.offsets, slots.out
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            for t in range(steps - 1, -1, -1):
-                row = item * (unit * steps + t) * width
-                b, d = array(offsets + row, width, dtype), array(out + row, width, dtype)
-                for i in range(width):
-                    d[i] = b[i]
-                if t < steps - 1:
-                    after = array(out + row + item * width, width, dtype)
-                    matrix = array(jacobians + (row + item * width) * width, width * width, dtype)
-                    for j in range(width):
-                        factor, line = after[j], matrix[j * width : (j + 1) * width]
-                        for i in range(width):
-                            d[i] += factor * line[i]
-
-    return adjoint
-
-
-_kernels = {False: Kernel(_build_forward), True: Kernel(_build_adjoint)}
+                        d[i] += factor * line[i]
 
 
 def affine(jacobians: torch.Tensor, offsets: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
     """Return d of every step from J (B, T, E, E) and b (B, T, E), contiguous float32 or float64."""
     batch, steps, width = offsets.shape
     out = empty(offsets.shape, offsets.dtype)
-    slots = AFFINE.pack(steps=steps, width=width, jacobians=jacobians, offsets=offsets, out=out)
-    _kernels[adjoint].run(offsets.dtype, slots, batch, jacobians.numel())
+    chosen = _adjoint if adjoint else _forward
+    slots = chosen.pack(steps=steps, width=width, jacobians=jacobians, offsets=offsets, out=out)
+    chosen.run(offsets.dtype, slots, batch, jacobians.numel())
     return out

@@ -14,15 +14,14 @@ import torch
 
 from scanl.ops._cpu._gates import sigmoid, tanh
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops._cpu._slots import part, units
+from scanl.ops._cpu._team import array
 
 _HEAD = "rows width x i_gate r_gate log_decay least"
-FORWARD = Slots(_HEAD + " u a")
-BACKWARD = Slots(_HEAD + " du da dx di dr dlog")
 
 ROWS = 128  # of a unit
 
@@ -59,56 +58,32 @@ def _differentiate(dx, di, dr, dlog, x, i_gate, r_gate, log_decay, least, du, da
         dlog[n] += by_log * r
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, rows, width = slots.counter, slots.units, slots.rows, slots.width
-        x, i_gate, r_gate, u, a = slots.x, slots.i_gate, slots.r_gate, slots.u, slots.a
-        log_decay, least = array(slots.log_decay, width, dtype), array(slots.least, rows, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
-                place = item * n * width
-                _apply(
-                    array(u + place, width, dtype), array(a + place, width, dtype), array(x + place, width, dtype),
-                    array(i_gate + place, width, dtype), array(r_gate + place, width, dtype), log_decay, least[n],
-                )  # fmt: skip
-
-    return forward
+@kernel(_HEAD + " u a")
+def _forward(slots):
+    rows, width, dtype = slots.rows, slots.width, slots.dtype
+    log_decay, least = array(slots.log_decay, width, dtype), array(slots.least, rows, dtype)
+    for unit in units(slots):
+        for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
+            first = n * width
+            u, a = part(slots.u, first, width, dtype), part(slots.a, first, width, dtype)
+            i, r = part(slots.i_gate, first, width, dtype), part(slots.r_gate, first, width, dtype)
+            _apply(u, a, part(slots.x, first, width, dtype), i, r, log_decay, least[n])
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, rows, width = slots.counter, slots.units, slots.rows, slots.width
-        x, i_gate, r_gate, du, da = slots.x, slots.i_gate, slots.r_gate, slots.du, slots.da
-        dx, di, dr = slots.dx, slots.di, slots.dr
-        log_decay, least = array(slots.log_decay, width, dtype), array(slots.least, rows, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            dlog = array(slots.dlog + item * unit * width, width, dtype)
-            fill(dlog, 0, width, 0)
-            for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
-                place = item * n * width
-                _differentiate(
-                    array(dx + place, width, dtype), array(di + place, width, dtype), array(dr + place, width, dtype),
-                    dlog, array(x + place, width, dtype), array(i_gate + place, width, dtype),
-                    array(r_gate + place, width, dtype), log_decay, least[n], array(du + place, width, dtype),
-                    array(da + place, width, dtype),
-                )  # fmt: skip
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+@kernel(_HEAD + " du da dx di dr dlog")
+def _backward(slots):
+    rows, width, dtype = slots.rows, slots.width, slots.dtype
+    log_decay, least = array(slots.log_decay, width, dtype), array(slots.least, rows, dtype)
+    for unit in units(slots):
+        dlog = part(slots.dlog, unit * width, width, dtype)
+        fill(dlog, 0, width, 0)
+        for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
+            first = n * width
+            dx, di = part(slots.dx, first, width, dtype), part(slots.di, first, width, dtype)
+            i, r = part(slots.i_gate, first, width, dtype), part(slots.r_gate, first, width, dtype)
+            du, da = part(slots.du, first, width, dtype), part(slots.da, first, width, dtype)
+            x, dr = part(slots.x, first, width, dtype), part(slots.dr, first, width, dtype)
+            _differentiate(dx, di, dr, dlog, x, i, r, log_decay, least[n], du, da)
 
 
 def _units(rows: int) -> int:
@@ -121,7 +96,7 @@ def forward(
     """Return u and a, (rows, width). All operands are contiguous: log_decay (width,), least (rows,)."""
     rows, width = x.shape
     u, a = empty(x.shape, x.dtype), empty(x.shape, x.dtype)
-    packed = FORWARD.pack(
+    packed = _forward.pack(
         rows=rows, width=width, x=x, i_gate=i_gate, r_gate=r_gate, log_decay=log_decay, least=least, u=u, a=a
     )
     _forward.run(x.dtype, packed, _units(rows), 8 * x.numel())
@@ -141,7 +116,7 @@ def backward(
     rows, width = x.shape
     dx, di, dr = (empty(x.shape, x.dtype) for _ in range(3))
     dlog = x.new_empty(_units(rows), width)
-    packed = BACKWARD.pack(
+    packed = _backward.pack(
         rows=rows, width=width, x=x, i_gate=i_gate, r_gate=r_gate, log_decay=log_decay, least=least, du=du, da=da,
         dx=dx, di=di, dr=dr, dlog=dlog,
     )  # fmt: skip

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill
-from scanl.ops._cpu._slots import Slots, view
-from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops._cpu._slots import part, units
+from scanl.ops._cpu._team import array
 
 _HEAD = "rows width x weight r"
-FORWARD = Slots(_HEAD + " eps y")
-BACKWARD = Slots(_HEAD + " dy dx dw")
 
 ROWS = 128  # of a unit
 
@@ -56,52 +55,31 @@ def _differentiate(dx, dw, x, weight, dy, r, along):
         dw[i] += g * x[i]
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, rows, width = slots.counter, slots.units, slots.rows, slots.width
-        x, y, kind = slots.x, slots.y, dtype.type
-        weight, eps = array(slots.weight, width, dtype), array(slots.eps, 1, np.float64)[0]
-        scales = array(slots.r, rows, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
-                source = array(x + item * n * width, width, dtype)
-                r = kind(1) / np.sqrt(_squares(source) / kind(width) + kind(eps))
-                scales[n] = r
-                _scale(array(y + item * n * width, width, dtype), source, weight, r)
-
-    return forward
+@kernel(_HEAD + " eps y")
+def _forward(slots):
+    rows, width, dtype = slots.rows, slots.width, slots.dtype
+    weight, eps = array(slots.weight, width, dtype), array(slots.eps, 1, np.float64)[0]
+    scales = array(slots.r, rows, dtype)
+    for unit in units(slots):
+        for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
+            x, y = part(slots.x, n * width, width, dtype), part(slots.y, n * width, width, dtype)
+            r = dtype.type(1) / np.sqrt(_squares(x) / dtype.type(width) + dtype.type(eps))
+            scales[n] = r
+            _scale(y, x, weight, r)
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, rows, width = slots.counter, slots.units, slots.rows, slots.width
-        xs, dys, dxs, kind = slots.x, slots.dy, slots.dx, dtype.type
-        weight, scales = array(slots.weight, width, dtype), array(slots.r, rows, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            dw = array(slots.dw + item * unit * width, width, dtype)
-            fill(dw, 0, width, 0)
-            for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
-                place, r = item * n * width, scales[n]
-                x, dy = array(xs + place, width, dtype), array(dys + place, width, dtype)
-                along = r * r * r * _along(x, weight, dy) / kind(width)
-                _differentiate(array(dxs + place, width, dtype), dw, x, weight, dy, r, along)
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+@kernel(_HEAD + " dy dx dw")
+def _backward(slots):
+    rows, width, dtype = slots.rows, slots.width, slots.dtype
+    weight, scales = array(slots.weight, width, dtype), array(slots.r, rows, dtype)
+    for unit in units(slots):
+        dw = part(slots.dw, unit * width, width, dtype)
+        fill(dw, 0, width, 0)
+        for n in range(unit * ROWS, min(rows, (unit + 1) * ROWS)):
+            first, r = n * width, scales[n]
+            x, dy = part(slots.x, first, width, dtype), part(slots.dy, first, width, dtype)
+            along = r * r * r * _along(x, weight, dy) / dtype.type(width)
+            _differentiate(part(slots.dx, first, width, dtype), dw, x, weight, dy, r, along)
 
 
 def _units(rows: int) -> int:
@@ -112,7 +90,7 @@ def forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Te
     """Return y = x / rms(x) * weight for contiguous x (rows, width), and 1 / rms(x), (rows,)."""
     rows, width = x.shape
     y, r = empty(x.shape, x.dtype), x.new_empty(rows)
-    packed = FORWARD.pack(rows=rows, width=width, x=x, weight=weight, r=r, eps=np.array([eps]), y=y)
+    packed = _forward.pack(rows=rows, width=width, x=x, weight=weight, r=r, eps=np.array([eps]), y=y)
     _forward.run(x.dtype, packed, _units(rows), x.numel())
     return y, r
 
@@ -123,6 +101,6 @@ def backward(
     """Return the gradients by x and by weight; dy (rows, width) is contiguous."""
     rows, width = x.shape
     dx, dw = empty(x.shape, x.dtype), x.new_empty(_units(rows), width)
-    packed = BACKWARD.pack(rows=rows, width=width, x=x, weight=weight, r=r, dy=dy, dx=dx, dw=dw)
+    packed = _backward.pack(rows=rows, width=width, x=x, weight=weight, r=r, dy=dy, dx=dx, dw=dw)
     _backward.run(x.dtype, packed, _units(rows), 2 * x.numel())
     return dx, dw.sum(0)

@@ -26,11 +26,12 @@ from numba.extending import overload
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import log_sigmoid, sigmoid
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
-from scanl.ops._cpu._slots import Slots, channels, view
-from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._cpu._slots import channels, constant_of, units
+from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
 # rows: batch × steps; groups, parts: those of B and of C; groups is 0 for one that is constant over time
@@ -38,8 +39,6 @@ _WORK = (
     "ranges sequences steps longest width states span blocks block parts B_groups C_groups B_parts C_parts wide rows"
 )
 _HEAD = _WORK + " reverse positive A B C D bias state"
-FORWARD = Slots(_HEAD + " last", rows="u delta z y")
-BACKWARD = Slots(_HEAD + " dlast dA dB dC dD dbias dstate", rows="u delta z dy du ddelta dz")
 
 W = 128  # most channels of a block; constant, so that the compiler knows that rows of an array do not overlap
 CHUNK = 16  # steps whose states the backward pass holds at a time
@@ -50,6 +49,9 @@ FLAGS = {"forceinline": True, "fastmath": {"contract", "nsz"}, "error_model": "n
 DELTA, DU, Y, BIAS, SKIP, DY, WRITTEN, STEP, ROWS = (n * W for n in range(9))
 # Rows of W in the scratch of state n: h and A, the gradient of h, and the current chunk's part of the gradient of A
 H, A, DH, DA = (n * W for n in range(4))
+
+_real = constant_of(lambda dtype: np.finfo(dtype).dtype)
+_double = constant_of(lambda dtype: np.result_type(dtype, np.float64))
 
 
 def lane(b, j):  # pyright: ignore[reportRedeclaration]
@@ -299,58 +301,52 @@ def _open(slots, s, step, z, bs, cs, block, dtype, real):
         _load(cs, 0, W, array(slots.C, width * states, dtype), first * states, states, size)
 
 
-def _build_forward(dtype):
-    real = np.empty(0, dtype).real.dtype
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
-        sizes, sequences, parts = _sizes(slots), slots.sequences, slots.parts
-        states, width, B_groups, C_groups = sizes.states, sizes.width, sizes.B_groups, sizes.C_groups
-        B = array(slots.B, max(sizes.rows * B_groups, width) * states, dtype)
-        C = array(slots.C, max(sizes.rows * C_groups, width) * states, dtype)
-        state = array(slots.state, sequences * width * states, dtype)
-        last = array(slots.last, sequences * width * states, dtype)
-        step, columns = 2 * W, _columns(slots)
-        s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
-        bs, cs = np.empty(sizes.wide * states * W, dtype), np.empty(sizes.wide * states * W, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
-            first, size, group = block.first, block.size, block.group
-            _open(slots, s, step, z, bs, cs, block, dtype, real)
-            for n in range(sequences * part // parts, sequences * (part + 1) // parts):
-                batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-                corner = (n * width + first) * states
-                _load(s, H, step, state, corner, states, size)
-                for i in range(end - begin):
-                    t = _time(i, begin, end, slots.reverse)
-                    row = batch * slots.steps + t
-                    us = channels(slots.u, batch, t, first, size, real)
-                    _enter(z, us, channels(slots.delta, batch, t, first, size, real), sizes.positive)
-                    if sizes.wide:
-                        if B_groups:
-                            _spread(bs, B, row, B_groups, width, first, states, size)
-                        if C_groups:
-                            _spread(cs, C, row, C_groups, width, first, states, size)
-                        for m in range(states):
-                            _advance(_nth(s, m, step), z, size, _nth(bs, m, W), _nth(cs, m, W))
-                    else:
-                        b = (row * B_groups + group % B_groups) * states
-                        c = (row * C_groups + group % C_groups) * states
-                        for m in range(states):
-                            _advance(_nth(s, m, step), z, size, B[b + m], C[c + m])
-                    y = channels(slots.y, batch, t, first, size, real)
-                    if slots.z.at:
-                        _gate(z, y, channels(slots.z, batch, t, first, size, real))
-                    else:
-                        for j in range(size):
-                            y[j] = z[Y + j]
-                _store(s, H, step, last, corner, states, size)
-
-    return forward
+@kernel(_HEAD + " last", rows="u delta z y")
+def _forward(slots):
+    dtype = slots.dtype
+    real = _real(dtype)
+    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+    sizes, sequences = _sizes(slots), slots.sequences
+    states, width, B_groups, C_groups = sizes.states, sizes.width, sizes.B_groups, sizes.C_groups
+    B = array(slots.B, max(sizes.rows * B_groups, width) * states, dtype)
+    C = array(slots.C, max(sizes.rows * C_groups, width) * states, dtype)
+    state = array(slots.state, sequences * width * states, dtype)
+    last = array(slots.last, sequences * width * states, dtype)
+    step, columns = 2 * W, _columns(slots)
+    s, z = np.empty(states * step, dtype), np.empty(ROWS, real)
+    bs, cs = np.empty(sizes.wide * states * W, dtype), np.empty(sizes.wide * states * W, dtype)
+    for unit in units(slots):
+        block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+        first, size, group = block.first, block.size, block.group
+        _open(slots, s, step, z, bs, cs, block, dtype, real)
+        for n in range(sequences * part // slots.parts, sequences * (part + 1) // slots.parts):
+            batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            corner = (n * width + first) * states
+            _load(s, H, step, state, corner, states, size)
+            for i in range(end - begin):
+                t = _time(i, begin, end, slots.reverse)
+                row = batch * slots.steps + t
+                us = channels(slots.u, batch, t, first, size, real)
+                _enter(z, us, channels(slots.delta, batch, t, first, size, real), sizes.positive)
+                if sizes.wide:
+                    if B_groups:
+                        _spread(bs, B, row, B_groups, width, first, states, size)
+                    if C_groups:
+                        _spread(cs, C, row, C_groups, width, first, states, size)
+                    for m in range(states):
+                        _advance(_nth(s, m, step), z, size, _nth(bs, m, W), _nth(cs, m, W))
+                else:
+                    b = (row * B_groups + group % B_groups) * states
+                    c = (row * C_groups + group % C_groups) * states
+                    for m in range(states):
+                        _advance(_nth(s, m, step), z, size, B[b + m], C[c + m])
+                y = channels(slots.y, batch, t, first, size, real)
+                if slots.z.at:
+                    _gate(z, y, channels(slots.z, batch, t, first, size, real))
+                else:
+                    for j in range(size):
+                        y[j] = z[Y + j]
+            _store(s, H, step, last, corner, states, size)
 
 
 @helper(**FLAGS)
@@ -458,78 +454,69 @@ def _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real):
         dbias[part * width + first + j] = sums[W + j]
 
 
-def _build_backward(dtype):
-    real, double = np.empty(0, dtype).real.dtype, np.result_type(dtype, np.float64)
+@kernel(_HEAD + " dlast dA dB dC dD dbias dstate", rows="u delta z dy du ddelta dz")
+def _backward(slots):
+    dtype = slots.dtype
+    real, double = _real(dtype), _double(dtype)
+    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+    sizes, parts = _sizes(slots), slots.parts
+    states, width, rows, wide = sizes.states, sizes.width, sizes.rows, sizes.wide
+    B = array(slots.B, max(rows * sizes.B_groups, width) * states, dtype)
+    C = array(slots.C, max(rows * sizes.C_groups, width) * states, dtype)
+    state = array(slots.state, slots.sequences * width * states, dtype)
+    dlast, dstate = array(slots.dlast, state.size, dtype), array(slots.dstate, state.size, dtype)
+    dA = array(slots.dA, parts * width * states, dtype)
+    dB = array(slots.dB, max(sizes.B_parts * rows * sizes.B_groups, parts * width) * states, dtype)
+    dC = array(slots.dC, max(sizes.C_parts * rows * sizes.C_groups, parts * width) * states, dtype)
 
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, ranges = slots.counter, slots.units, array(slots.ranges, 3 * slots.sequences, np.int64)
-        sizes, sequences, parts = _sizes(slots), slots.sequences, slots.parts
-        states, width, rows, wide = sizes.states, sizes.width, sizes.rows, sizes.wide
-        B = array(slots.B, max(rows * sizes.B_groups, width) * states, dtype)
-        C = array(slots.C, max(rows * sizes.C_groups, width) * states, dtype)
-        state = array(slots.state, sequences * width * states, dtype)
-        dlast, dstate = array(slots.dlast, state.size, dtype), array(slots.dstate, state.size, dtype)
-        dA = array(slots.dA, parts * width * states, dtype)
-        dB = array(slots.dB, max(sizes.B_parts * rows * sizes.B_groups, parts * width) * states, dtype)
-        dC = array(slots.dC, max(sizes.C_parts * rows * sizes.C_groups, parts * width) * states, dtype)
-
-        step, columns = 4 * W, _columns(slots)
-        s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
-        starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * slots.block, dtype)
-        totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
-        bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
-        dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
-            size = block.size
-            _open(slots, s, step, z, bs, cs, block, dtype, real)
-            for m in range(states):
-                fill(s, m * step + DA, W, 0)
-            fill(totals, 0, totals.size, 0)
-            fill(sums, 0, sums.size, 0)
-            fill(dbs, 0, dbs.size, 0)
-            fill(dcs, 0, dcs.size, 0)
-            for n in range(sequences * part // parts, sequences * (part + 1) // parts):
-                batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
-                corner = (n * width + block.first) * states
-                _load(s, H, step, state, corner, states, size)
-                _load(s, DH, step, dlast, corner, states, size)
-                count = (end - begin + CHUNK - 1) // CHUNK
-                # run forwards to the last chunk; then each chunk forwards and backwards, from the last to the first
-                for turn in range(2 * count - 1):
-                    back = turn >= count - 1
-                    chunk = 2 * count - 2 - turn if back else turn
-                    low, high = chunk * CHUNK, min((chunk + 1) * CHUNK, end - begin)
-                    if turn < count:
-                        _remember(starts, s, step, chunk, states, slots.block, size)
-                    else:
-                        _recall(starts, s, step, chunk, states, slots.block, size)
-                    for i in range(low, high):
-                        t = _time(i, begin, end, slots.reverse)
-                        _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, i - low, back, real)
-                    if not back:
-                        continue
-                    for i in range(high - 1, low - 1, -1):
-                        t = _time(i, begin, end, slots.reverse)
-                        _step_back(
-                            slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, i - low,
-                            sums, real,
-                        )  # fmt: skip
-                    _flush(s, DA, step, totals, 0, states, size)
-                    if wide:
-                        _flush(dbs, 0, W, totals, states * W, states, size)
-                        _flush(dcs, 0, W, totals, 2 * states * W, states, size)
-                _store(s, DH, step, dstate, corner, states, size)
-            _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real)
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+    step, columns = 4 * W, _columns(slots)
+    s, z, kept = np.empty(states * step, dtype), np.empty(ROWS, real), np.empty(CHUNK * states * 2 * W, dtype)
+    starts = np.empty(((slots.longest + CHUNK - 1) // CHUNK) * states * slots.block, dtype)
+    totals, sums = np.empty(3 * states * W, double), np.empty(2 * W, np.float64)
+    bs, cs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+    dbs, dcs = np.empty(wide * states * W, dtype), np.empty(wide * states * W, dtype)
+    for unit in units(slots):
+        block, part = _block(unit % columns, slots.span, slots.blocks, slots.block), unit // columns
+        size = block.size
+        _open(slots, s, step, z, bs, cs, block, dtype, real)
+        for m in range(states):
+            fill(s, m * step + DA, W, 0)
+        fill(totals, 0, totals.size, 0)
+        fill(sums, 0, sums.size, 0)
+        fill(dbs, 0, dbs.size, 0)
+        fill(dcs, 0, dcs.size, 0)
+        for n in range(slots.sequences * part // parts, slots.sequences * (part + 1) // parts):
+            batch, begin, end = ranges[3 * n], ranges[3 * n + 1], ranges[3 * n + 2]
+            corner = (n * width + block.first) * states
+            _load(s, H, step, state, corner, states, size)
+            _load(s, DH, step, dlast, corner, states, size)
+            count = (end - begin + CHUNK - 1) // CHUNK
+            # run forwards to the last chunk; then each chunk forwards and backwards, from the last to the first
+            for turn in range(2 * count - 1):
+                back = turn >= count - 1
+                chunk = 2 * count - 2 - turn if back else turn
+                low, high = chunk * CHUNK, min((chunk + 1) * CHUNK, end - begin)
+                if turn < count:
+                    _remember(starts, s, step, chunk, states, slots.block, size)
+                else:
+                    _recall(starts, s, step, chunk, states, slots.block, size)
+                for i in range(low, high):
+                    t = _time(i, begin, end, slots.reverse)
+                    _step_forward(slots, sizes, block, batch, t, s, step, z, bs, B, kept, i - low, back, real)
+                if not back:
+                    continue
+                for i in range(high - 1, low - 1, -1):
+                    t = _time(i, begin, end, slots.reverse)
+                    _step_back(
+                        slots, sizes, block, batch, t, s, step, z, B, C, bs, cs, dB, dC, dbs, dcs, kept, i - low,
+                        sums, real,
+                    )  # fmt: skip
+                _flush(s, DA, step, totals, 0, states, size)
+                if wide:
+                    _flush(dbs, 0, W, totals, states * W, states, size)
+                    _flush(dcs, 0, W, totals, 2 * states * W, states, size)
+            _store(s, DH, step, dstate, corner, states, size)
+        _close(slots, sizes, block, part, totals, sums, dA, dB, dC, real)
 
 
 class _Work(NamedTuple):
@@ -596,7 +583,7 @@ def _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, d
 def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
     work, told = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
     y, last = empty(u.shape, u.dtype), empty(state.shape, state.dtype)
-    _forward.run(A.dtype, FORWARD.pack(**told, y=y, last=last), work.units, u.numel() * A.shape[1])
+    _forward.run(A.dtype, _forward.pack(**told, y=y, last=last), work.units, u.numel() * A.shape[1])
     return y, last
 
 
@@ -609,7 +596,7 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     dC = empty((work.parts if C.ndim == 2 else work.C_parts, *C.shape), C.dtype)
     dD, dbias = (empty((work.parts, u.shape[2]), u.dtype) for _ in range(2))
     dstate = empty(state.shape, state.dtype)
-    slots = BACKWARD.pack(
+    slots = _backward.pack(
         **told, dy=dy, du=du, ddelta=ddelta, dz=dz, dlast=dlast, dA=dA, dB=dB, dC=dC, dD=dD, dbias=dbias, dstate=dstate
     )
     _backward.run(A.dtype, slots, work.units, 4 * u.numel() * A.shape[1])

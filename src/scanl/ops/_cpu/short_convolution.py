@@ -16,16 +16,15 @@ import numpy as np
 from scanl.ops._cpu._cells import rows
 from scanl.ops._cpu._gates import sigmoid
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import fill, move
-from scanl.ops._cpu._slots import Slots, loaded, view
-from scanl.ops._cpu._team import CORES, Kernel, array, take
+from scanl.ops._cpu._slots import itemsize, units
+from scanl.ops._cpu._team import CORES, array
 from scanl.ops.offsets import offsets
 
 _HEAD = "pieces piece_count width count size window sign silu w w_tap w_channel bias"
 _STATE = " state state_sequence state_step state_channel"
-FORWARD = Slots(_HEAD + _STATE + " y y_batch last", rows="x")
-BACKWARD = Slots(_HEAD + _STATE + " dlast dx dx_batch dw dbias dstate", rows="x dy")
 
 WIDEST = 512  # most channels of a block, so that four rows and their sums fit the first-level cache
 STEPS = 256  # least steps of a piece; also at least PER_TAP steps per tap
@@ -152,124 +151,104 @@ def _begin(out, source):
         fill(out, 0, out.size, 0)
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
-
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units = slots.counter, slots.units
-        pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
-        width, count, size, window = slots.width, slots.count, slots.size, slots.window
-        sign, silu, x = slots.sign, slots.silu, loaded(slots.x)
-        w, w_tap, w_channel, bias = slots.w, item * slots.w_tap, item * slots.w_channel, slots.bias
-        state, state_step, state_channel = slots.state, item * slots.state_step, item * slots.state_channel
-        y, y_batch, last = slots.y, slots.y_batch, slots.last
-        row, kept, apart = item * width, window - 1, item * WIDEST
-        weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
-        newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            piece, channel = 6 * (unit // count), unit % count * size
-            n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
-            part, step = min(size, width - channel), sign * item * x.time
-            xs = x.at + item * (b * x.batch + first * x.time + channel)
-            ys = y + item * (b * y_batch + first * width + channel)
-            _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
-            if pieces[piece + 4] < kept or steps < kept:
-                at = state + item * n * slots.state_sequence + channel * state_channel
-                _gather(before, at, kept, part, state_step, state_channel)
-            for i in range(pieces[piece + 4], pieces[piece + 5]):
-                out = array(ys + i * sign * row, part, dtype)
-                _begin(out, bias + item * channel if bias else 0)
-                _convolve(out, i, window, xs, step, old, apart, newest, -apart)
-                if silu:
-                    _silu(out)
-            if pieces[piece + 5] == steps:
-                for r in range(kept):
-                    source = array(_row(steps - kept + r, xs, step, old, apart), part, dtype)
-                    move(source, 0, part, array(last + item * ((n * kept + r) * width + channel), part, dtype), 0)
-
-    return forward
+@kernel(_HEAD + _STATE + " y y_batch last", rows="x")
+def _forward(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
+    width = slots.width
+    w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
+    state_step, state_channel = item * slots.state_step, item * slots.state_channel
+    row, kept, apart = item * width, slots.window - 1, item * WIDEST
+    weights, before = np.empty(slots.window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
+    newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
+    for unit in units(slots):
+        piece, channel = 6 * (unit // slots.count), unit % slots.count * slots.size
+        n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
+        part, step = min(slots.size, width - channel), slots.sign * item * slots.x.time
+        xs = slots.x.at + item * (b * slots.x.batch + first * slots.x.time + channel)
+        ys = slots.y + item * (b * slots.y_batch + first * width + channel)
+        _gather(weights, slots.w + channel * w_channel, slots.window, part, w_tap, w_channel)
+        if pieces[piece + 4] < kept or steps < kept:
+            at = slots.state + item * n * slots.state_sequence + channel * state_channel
+            _gather(before, at, kept, part, state_step, state_channel)
+        for i in range(pieces[piece + 4], pieces[piece + 5]):
+            out = array(ys + i * slots.sign * row, part, dtype)
+            _begin(out, slots.bias + item * channel if slots.bias else 0)
+            _convolve(out, i, slots.window, xs, step, old, apart, newest, -apart)
+            if slots.silu:
+                _silu(out)
+        if pieces[piece + 5] == steps:
+            for r in range(kept):
+                source = array(_row(steps - kept + r, xs, step, old, apart), part, dtype)
+                move(source, 0, part, array(slots.last + item * ((n * kept + r) * width + channel), part, dtype), 0)
 
 
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units = slots.counter, slots.units
-        pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
-        width, count, size, window = slots.width, slots.count, slots.size, slots.window
-        sign, silu, x = slots.sign, slots.silu, loaded(slots.x)
-        w, w_tap, w_channel, bias = slots.w, item * slots.w_tap, item * slots.w_channel, slots.bias
-        state, state_step, state_channel = slots.state, item * slots.state_step, item * slots.state_channel
-        dy, dlast, dx, dx_batch = loaded(slots.dy), slots.dlast, slots.dx, slots.dx_batch
-        dw, dbias, dstate = slots.dw, slots.dbias, slots.dstate
-        row, kept, apart = item * width, window - 1, item * WIDEST
-        weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
-        newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
-        sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
-        ahead = np.empty(window * size, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            piece, channel = 6 * (unit // count), unit % count * size
-            n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
-            begin, end = pieces[piece + 4], pieces[piece + 5]
-            part, step = min(size, width - channel), sign * item * x.time
-            xs = x.at + item * (b * x.batch + first * x.time + channel)
-            _gather(weights, w + channel * w_channel, window, part, w_tap, w_channel)
-            if begin < kept or steps < kept:
-                at = state + item * n * slots.state_sequence + channel * state_channel
-                _gather(before, at, kept, part, state_step, state_channel)
-            dold, dnew = dstate + item * (n * kept * width + channel), dlast + item * (n * kept * width + channel)
-            dys, dy_step = dy.at + item * (b * dy.batch + first * dy.time + channel), sign * item * dy.time
-            dxs, dx_step = dx + item * (b * dx_batch + first * width + channel), sign * row
-            # addresses of the rows of ds, and of its rows from `end` on
-            ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
-            if silu:
-                ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
-            bias_sums = array(dbias + item * (unit // count * width + channel), part, dtype)
-            fill(bias_sums, 0, bias_sums.size, 0)
-            fill(sums, 0, sums.size, 0)
-            if begin == 0:
-                for r in range(kept):
-                    _begin(array(dold + r * row, part, dtype), dnew + (r - steps) * row if r >= steps else 0)
-            for i in range(begin, end + kept):
-                if i < steps:
-                    d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, part, dtype)
-                    if silu:
-                        _begin(d, bias + item * channel if bias else 0)
-                        _convolve(d, i, window, xs, step, old, apart, newest, -apart)
-                        _silu_backward(d, array(dys + i * dy_step, part, dtype))
-                    if i < end:
-                        _correlate(sums, d, i, window, xs, step, old, apart)
-                        _add(bias_sums, d)
-                    if begin == 0:
-                        for r in range(i, kept):
-                            tap = array(newest - (kept - r + i) * apart, part, dtype)
-                            _tap(array(dold + r * row, part, dtype), d, tap)
-                done = i - kept
-                if done >= begin:
-                    out, left = spare[:part], steps - kept
-                    _begin(out, dnew + (done - left) * row if done >= left else 0)
-                    # rows done + j, counted backwards from the piece's last row
-                    _convolve(
-                        out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
-                        over - over_step, -over_step, newest, -apart,
-                    )  # fmt: skip
-                    move(out, 0, part, array(dxs + done * dx_step, part, dtype), 0)
-            for j in range(window):
-                out = array(dw + item * ((unit // count * window + kept - j) * width + channel), part, dtype)
-                move(sums, j * WIDEST, part, out, 0)
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+@kernel(_HEAD + _STATE + " dlast dx dx_batch dw dbias dstate", rows="x dy")
+def _backward(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    pieces = array(slots.pieces, 6 * slots.piece_count, np.int64)
+    width, count, size, window = slots.width, slots.count, slots.size, slots.window
+    w_tap, w_channel = item * slots.w_tap, item * slots.w_channel
+    state_step, state_channel = item * slots.state_step, item * slots.state_channel
+    row, kept, apart = item * width, window - 1, item * WIDEST
+    weights, before = np.empty(window * WIDEST, dtype), np.empty(kept * WIDEST, dtype)
+    newest, old = weights.ctypes.data + kept * apart, before.ctypes.data + kept * apart
+    sums, spare = np.empty(window * WIDEST, dtype), np.empty(WIDEST, dtype)
+    ahead = np.empty(window * size, dtype)
+    for unit in units(slots):
+        piece, channel = 6 * (unit // count), unit % count * size
+        n, b, first, steps = pieces[piece], pieces[piece + 1], pieces[piece + 2], pieces[piece + 3]
+        begin, end = pieces[piece + 4], pieces[piece + 5]
+        part, step = min(size, width - channel), slots.sign * item * slots.x.time
+        xs = slots.x.at + item * (b * slots.x.batch + first * slots.x.time + channel)
+        _gather(weights, slots.w + channel * w_channel, window, part, w_tap, w_channel)
+        if begin < kept or steps < kept:
+            at = slots.state + item * n * slots.state_sequence + channel * state_channel
+            _gather(before, at, kept, part, state_step, state_channel)
+        corner = item * (n * kept * width + channel)
+        dold, dnew = slots.dstate + corner, slots.dlast + corner
+        dys = slots.dy.at + item * (b * slots.dy.batch + first * slots.dy.time + channel)
+        dy_step = slots.sign * item * slots.dy.time
+        dxs, dx_step = slots.dx + item * (b * slots.dx_batch + first * width + channel), slots.sign * row
+        # addresses of the rows of ds, and of its rows from `end` on
+        ds, ds_step, over, over_step = dys, dy_step, dys + end * dy_step, dy_step
+        if slots.silu:
+            ds, ds_step, over, over_step = dxs, dx_step, ahead.ctypes.data, item * size
+        bias_sums = array(slots.dbias + item * (unit // count * width + channel), part, dtype)
+        fill(bias_sums, 0, bias_sums.size, 0)
+        fill(sums, 0, sums.size, 0)
+        if begin == 0:
+            for r in range(kept):
+                _begin(array(dold + r * row, part, dtype), dnew + (r - steps) * row if r >= steps else 0)
+        for i in range(begin, end + kept):
+            if i < steps:
+                d = array(ds + i * ds_step if i < end else over + (i - end) * over_step, part, dtype)
+                if slots.silu:
+                    _begin(d, slots.bias + item * channel if slots.bias else 0)
+                    _convolve(d, i, window, xs, step, old, apart, newest, -apart)
+                    _silu_backward(d, array(dys + i * dy_step, part, dtype))
+                if i < end:
+                    _correlate(sums, d, i, window, xs, step, old, apart)
+                    _add(bias_sums, d)
+                if begin == 0:
+                    for r in range(i, kept):
+                        tap = array(newest - (kept - r + i) * apart, part, dtype)
+                        _tap(array(dold + r * row, part, dtype), d, tap)
+            done = i - kept
+            if done >= begin:
+                out, left = spare[:part], steps - kept
+                _begin(out, dnew + (done - left) * row if done >= left else 0)
+                # rows done + j, counted backwards from the piece's last row
+                _convolve(
+                    out, end - 1 - done, min(window, steps - done), ds + (end - 1) * ds_step, -ds_step,
+                    over - over_step, -over_step, newest, -apart,
+                )  # fmt: skip
+                move(out, 0, part, array(dxs + done * dx_step, part, dtype), 0)
+        for j in range(window):
+            out = array(slots.dw + item * ((unit // count * window + kept - j) * width + channel), part, dtype)
+            move(sums, j * WIDEST, part, out, 0)
 
 
 @functools.lru_cache(512)
@@ -317,7 +296,7 @@ def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):
 def forward(x, w, bias, state, reverse, cu_seqlens, silu):
     head, _, units = _inputs(x, w, bias, state, reverse, cu_seqlens, silu)
     y, last = empty(x.shape, x.dtype), x.new_empty(state.shape)
-    _forward.run(x.dtype, FORWARD.pack(**head, y=y, y_batch=y.stride(0), last=last), units, x.numel())
+    _forward.run(x.dtype, _forward.pack(**head, y=y, y_batch=y.stride(0), last=last), units, x.numel())
     return y, last
 
 
@@ -326,6 +305,6 @@ def backward(dy, dlast, x, w, bias, state, reverse, cu_seqlens, silu):
     dy, dlast, dx = rows(dy), dlast.contiguous(), empty(x.shape, x.dtype)
     dw, dbias = x.new_empty(pieces, w.shape[1], w.shape[0]), x.new_empty(pieces, w.shape[0])
     dstate = x.new_empty(state.shape)
-    slots = BACKWARD.pack(**head, dy=dy, dlast=dlast, dx=dx, dx_batch=dx.stride(0), dw=dw, dbias=dbias, dstate=dstate)
+    slots = _backward.pack(**head, dy=dy, dlast=dlast, dx=dx, dx_batch=dx.stride(0), dw=dw, dbias=dbias, dstate=dstate)
     _backward.run(x.dtype, slots, units, 2 * x.numel())
     return [dx, dw.sum(0).mT.contiguous(), *([] if bias is None else [dbias.sum(0)]), dstate]

@@ -22,15 +22,14 @@ import torch
 
 from scanl.ops._cpu._cells import blocks, longest, piece, rows, sequences
 from scanl.ops._cpu._helper import helper
+from scanl.ops._cpu._kernel import kernel
 from scanl.ops._cpu._math import exp
 from scanl.ops._cpu._memory import empty
 from scanl.ops._cpu._rows import move
-from scanl.ops._cpu._slots import Slots, channels, loaded, view
-from scanl.ops._cpu._team import Kernel, array, take
+from scanl.ops._cpu._slots import channels, itemsize, units
+from scanl.ops._cpu._team import array
 
 _HEAD, _ROWS = "ranges sequences width count size reverse bonus state", "k v decay"
-FORWARD = Slots(_HEAD + " o o_batch", rows=_ROWS)
-BACKWARD = Slots(_HEAD + " out_batch dk dv dw du dw_time carries", rows=_ROWS + " do")
 
 WIDTH = 128  # channels at a time; constant, so that the compiler knows that rows in scratch do not overlap
 CHUNK = 32  # steps between the states that the backward pass stores
@@ -182,121 +181,102 @@ def _finish(s, size, state, step):
         state[step + i] = s[Z + i] * rest
 
 
-def _build_forward(dtype):
-    item = dtype.itemsize
+@kernel(_HEAD + " o o_batch", rows=_ROWS)
+def _forward(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
+    width = slots.width
+    w, u = slots.decay, slots.bonus
+    s, c = np.zeros(3 * WIDTH, np.float64), np.zeros(4 * WIDTH, dtype)
+    for unit in units(slots):
+        n, b, begin, end, channel, part = piece(ranges, unit, slots.count, slots.size, width)
+        carry = array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype)
+        us = array(u + item * channel, part, dtype)
+        _start(carry, width, part, s)
+        for i in range(end - begin):
+            t = end - 1 - i if slots.reverse else begin + i
+            ks = channels(slots.k, b, t, channel, part, dtype)
+            vs = channels(slots.v, b, t, channel, part, dtype)
+            ws = channels(w, b, t, channel, part, dtype)
+            os = array(slots.o + item * (b * slots.o_batch + t * width + channel), part, dtype)
+            if u != 0:
+                _weigh_bonus(ks, us, s, c)
+                _output_bonus(vs, s, c, os)
+            _weigh(ks, ws, s, c)
+            _write(vs, s, c)
+            if u == 0:
+                _output(s, os)
+        if end > begin:
+            _finish(s, part, carry, width)
 
-    def forward(pointer):
-        slots = view(pointer, FORWARD)
-        counter, units = slots.counter, slots.units
-        ranges = array(slots.ranges, 3 * slots.sequences, np.int64)
-        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
-        k, v, w, u, state = loaded(slots.k), loaded(slots.v), loaded(slots.decay), slots.bonus, slots.state
-        o, o_batch = slots.o, slots.o_batch
-        s, c = np.zeros(3 * WIDTH, np.float64), np.zeros(4 * WIDTH, dtype)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
-            carry = array(state + item * (3 * n * width + channel), 2 * width + part, dtype)
-            us = array(u + item * channel, part, dtype)
-            _start(carry, width, part, s)
-            for i in range(end - begin):
-                t = end - 1 - i if reverse else begin + i
-                ks = channels(k, b, t, channel, part, dtype)
-                vs = channels(v, b, t, channel, part, dtype)
+
+@kernel(_HEAD + " out_batch dk dv dw du dw_time carries", rows=_ROWS + " do")
+def _backward(slots):
+    dtype = slots.dtype
+    item = itemsize(dtype)
+    total = slots.sequences
+    ranges = array(slots.ranges, 3 * total, np.int64)
+    width = slots.width
+    w, u = slots.decay, slots.bonus
+    most = longest(ranges, 0, total)
+    s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
+    kept, cs = np.empty((most // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
+    c = _of_step(cs, 4, 0)
+    for unit in units(slots):
+        n, b, begin, end, channel, part = piece(ranges, unit, slots.count, slots.size, width)
+        steps = end - begin
+        carry = array(slots.carries + item * (3 * n * width + channel), 2 * width + part, dtype)
+        us = array(u + item * channel, part, dtype)
+        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
+        for i in range(steps):
+            if i % CHUNK == 0:
+                move(s, 0, 3 * WIDTH, kept, i // CHUNK * 3 * WIDTH)
+            t = end - 1 - i if slots.reverse else begin + i
+            ks = channels(slots.k, b, t, channel, part, dtype)
+            vs = channels(slots.v, b, t, channel, part, dtype)
+            ws = channels(w, b, t, channel, part, dtype)
+            _weigh(ks, ws, s, c)
+            _write(vs, s, c)
+        for i in range(part):
+            s[DP + i], s[DZ + i] = carry[i], carry[width + i]
+            s[DM + i] = carry[2 * width + i] - s[DP + i] * s[P + i] - s[DZ + i] * s[Z + i]
+            s[DW + i] = s[DU + i] = 0
+        for chunk in range((steps - 1) // CHUNK, -1, -1):
+            first = chunk * CHUNK
+            move(kept, chunk * 3 * WIDTH, 3 * WIDTH, s, 0)
+            for i in range(first, min(first + CHUNK, steps)):
+                t = end - 1 - i if slots.reverse else begin + i
+                ks = channels(slots.k, b, t, channel, part, dtype)
+                vs = channels(slots.v, b, t, channel, part, dtype)
                 ws = channels(w, b, t, channel, part, dtype)
-                os = array(o + item * (b * o_batch + t * width + channel), part, dtype)
+                x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
+                move(s, 0, 2 * WIDTH, x, 0)
                 if u != 0:
                     _weigh_bonus(ks, us, s, c)
-                    _output_bonus(vs, s, c, os)
                 _weigh(ks, ws, s, c)
                 _write(vs, s, c)
-                if u == 0:
-                    _output(s, os)
-            if end > begin:
-                _finish(s, part, carry, width)
-
-    return forward
-
-
-def _build_backward(dtype):
-    item = dtype.itemsize
-
-    def backward(pointer):
-        slots = view(pointer, BACKWARD)
-        counter, units, total = slots.counter, slots.units, slots.sequences
-        ranges = array(slots.ranges, 3 * total, np.int64)
-        width, count, size, reverse = slots.width, slots.count, slots.size, slots.reverse
-        k, v, w, u, state = loaded(slots.k), loaded(slots.v), loaded(slots.decay), slots.bonus, slots.state
-        do, out_batch, carries = loaded(slots.do), slots.out_batch, slots.carries
-        dk, dv, dw, du, dw_time = slots.dk, slots.dv, slots.dw, slots.du, slots.dw_time
-        most = longest(ranges, 0, total)
-        s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
-        kept, cs = np.empty((most // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
-        c = _of_step(cs, 4, 0)
-        while True:
-            unit = take(counter)
-            if unit >= units:
-                return
-            n, b, begin, end, channel, part = piece(ranges, unit, count, size, width)
-            steps = end - begin
-            carry = array(carries + item * (3 * n * width + channel), 2 * width + part, dtype)
-            us = array(u + item * channel, part, dtype)
-            _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
-            for i in range(steps):
-                if i % CHUNK == 0:
-                    move(s, 0, 3 * WIDTH, kept, i // CHUNK * 3 * WIDTH)
-                t = end - 1 - i if reverse else begin + i
-                ks = channels(k, b, t, channel, part, dtype)
-                vs = channels(v, b, t, channel, part, dtype)
-                ws = channels(w, b, t, channel, part, dtype)
-                _weigh(ks, ws, s, c)
-                _write(vs, s, c)
-            for i in range(part):
-                s[DP + i], s[DZ + i] = carry[i], carry[width + i]
-                s[DM + i] = carry[2 * width + i] - s[DP + i] * s[P + i] - s[DZ + i] * s[Z + i]
-                s[DW + i] = s[DU + i] = 0
-            for chunk in range((steps - 1) // CHUNK, -1, -1):
-                first = chunk * CHUNK
-                move(kept, chunk * 3 * WIDTH, 3 * WIDTH, s, 0)
-                for i in range(first, min(first + CHUNK, steps)):
-                    t = end - 1 - i if reverse else begin + i
-                    ks = channels(k, b, t, channel, part, dtype)
-                    vs = channels(v, b, t, channel, part, dtype)
-                    ws = channels(w, b, t, channel, part, dtype)
-                    x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
-                    move(s, 0, 2 * WIDTH, x, 0)
-                    if u != 0:
-                        _weigh_bonus(ks, us, s, c)
-                    _weigh(ks, ws, s, c)
-                    _write(vs, s, c)
-                for i in range(min(first + CHUNK, steps) - 1, first - 1, -1):
-                    t = end - 1 - i if reverse else begin + i
-                    dos = channels(do, b, t, channel, part, dtype)
-                    vs = channels(v, b, t, channel, part, dtype)
-                    x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
-                    if u != 0:
-                        _backward_row_bonus(dos, vs, s, x, c)
-                    else:
-                        _backward_row(dos, vs, s, x, c)
-                    to = item * (b * out_batch + t * width + channel)
-                    _put(c, TO_K, array(dk + to, part, dtype))
-                    _put(c, TO_V, array(dv + to, part, dtype))
-                    if dw_time:
-                        _put(c, TO_W, array(dw + to, part, dtype))
-            _start(array(state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
-            for i in range(part):
-                carry[2 * width + i] = s[DM + i] + s[DP + i] * s[P + i] + s[DZ + i] * s[Z + i]
-                carry[i], carry[width + i] = s[DP + i], s[DZ + i]
-            if dw_time == 0:
-                _put(s, DW, array(dw + item * (n * width + channel), part, dtype))
-            _put(s, DU, array(du + item * (n * width + channel), part, dtype))
-
-    return backward
-
-
-_forward, _backward = Kernel(_build_forward), Kernel(_build_backward)
+            for i in range(min(first + CHUNK, steps) - 1, first - 1, -1):
+                t = end - 1 - i if slots.reverse else begin + i
+                dos = channels(slots.do, b, t, channel, part, dtype)
+                vs = channels(slots.v, b, t, channel, part, dtype)
+                x, c = _of_step(xs, 2, i - first), _of_step(cs, 4, i - first)
+                if u != 0:
+                    _backward_row_bonus(dos, vs, s, x, c)
+                else:
+                    _backward_row(dos, vs, s, x, c)
+                to = item * (b * slots.out_batch + t * width + channel)
+                _put(c, TO_K, array(slots.dk + to, part, dtype))
+                _put(c, TO_V, array(slots.dv + to, part, dtype))
+                if slots.dw_time:
+                    _put(c, TO_W, array(slots.dw + to, part, dtype))
+        _start(array(slots.state + item * (3 * n * width + channel), 2 * width + part, dtype), width, part, s)
+        for i in range(part):
+            carry[2 * width + i] = s[DM + i] + s[DP + i] * s[P + i] + s[DZ + i] * s[Z + i]
+            carry[i], carry[width + i] = s[DP + i], s[DZ + i]
+        if slots.dw_time == 0:
+            _put(s, DW, array(slots.dw + item * (n * width + channel), part, dtype))
+        _put(s, DU, array(slots.du + item * (n * width + channel), part, dtype))
 
 
 def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
@@ -315,7 +295,7 @@ def _inputs(k, v, decay, bonus, state, reverse, cu_seqlens):
 def forward(k, v, decay, bonus, state, reverse, cu_seqlens):
     last, o = state.clone(memory_format=torch.contiguous_format), empty(k.shape, k.dtype)
     head, units = _inputs(k, v, decay, bonus, last, reverse, cu_seqlens)
-    _forward.run(k.dtype, FORWARD.pack(**head, o=o, o_batch=o.stride(0)), units, k.numel() * 4)
+    _forward.run(k.dtype, _forward.pack(**head, o=o, o_batch=o.stride(0)), units, k.numel() * 4)
     return o, last
 
 
@@ -327,7 +307,7 @@ def backward(do, dlast, k, v, decay, bonus, state, reverse, cu_seqlens):
     dw = empty(k.shape, k.dtype) if timed else k.new_empty(len(state), k.shape[2])
     du = k.new_empty(len(state), k.shape[2])
     carry = dlast.clone(memory_format=torch.contiguous_format)
-    slots = BACKWARD.pack(
+    slots = _backward.pack(
         **head, do=do, out_batch=dk.stride(0), dk=dk, dv=dv, dw=dw, du=du, dw_time=timed, carries=carry
     )
     _backward.run(k.dtype, slots, units, k.numel() * 8)

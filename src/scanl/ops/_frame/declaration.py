@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scanl.errors import ShapeError, unknown
+from scanl.ops._frame.summary import Effect
 
 HALF = (torch.bfloat16, torch.float16)
 FLOATING = (torch.float32, torch.float64)
@@ -87,26 +88,46 @@ class Call(TypedDict, total=False):
     backend: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpSpec:
+    """What an op declares beside its reference and its operands.
+
+    neutral: values of the operands for a step that does not change the state.   divides: pairs of axes; the size of the
+    first must divide that of the second (G divides H).   derived: state axes whose size is computed from the other
+    sizes.   real: operands that must be real even if others are complex.   wide: operands that may be float32 when the
+    others are half precision; they do not widen the others.   initial: the first state, from zeros.
+    form: for a state of several tensors, a function `form(sizes, options, dtype, device)` that returns the empty state.
+    A state passed in must match it; without a state, backends get None.   check: a function of the operands, the
+    options and cu_seqlens that raises for arguments that fail further checks, before any work.   widens: whether
+    half-precision operands are widened for the reference, as they are for a backend that does not declare their dtype.
+    excused: tests that this op need not pass, each with the reason, which the tests report.   effect: how a piece of a
+    sequence acts on the state; None if not linearly.
+    """
+
+    id: str | None
+    equation: str
+    source: str
+    neutral: Mapping[str, float]
+    dtypes: tuple[torch.dtype, ...]
+    divides: Mapping[str, str] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)
+    real: Sequence[str] = ()
+    wide: Sequence[str] = ()
+    initial: Callable[[Tensor], Tensor] = lambda zeros: zeros
+    form: Callable[[Mapping[str, Any], Mapping[str, Any], torch.dtype, torch.device], Any] | None = None
+    check: Callable[..., None] | None = None
+    widens: bool = True
+    excused: Mapping[str, str] = field(default_factory=dict)
+    effect: Effect | None = None
+
+
 class Declaration:
     """The operands of an op, and the checks of a call against them.
 
-    divides: pairs of axes; the size of the first must divide that of the second (G divides H).   derived: state axes
-    whose size is computed from the other sizes.   real: operands that must be real even if others are complex.
-    wide: operands that may be float32 when the others are half precision; they do not widen the others.
     parameters: those of the reference. Its keywords that are not operands are the options.
     """
 
-    def __init__(
-        self,
-        name: str,
-        line: str,
-        parameters: Mapping[str, inspect.Parameter],
-        dtypes: tuple[torch.dtype, ...],
-        divides: Mapping[str, str] | None,
-        derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None,
-        real: Sequence[str],
-        wide: Sequence[str],
-    ):
+    def __init__(self, name: str, line: str, parameters: Mapping[str, inspect.Parameter], spec: OpSpec):
         self.name = name
         operands, output = line.split("->")
         self.operands = tuple(_parse(operand) for operand in operands.split(","))
@@ -120,10 +141,8 @@ class Declaration:
         self._absent: dict[str, Tensor | None] = dict.fromkeys(self.names)
         self._defaults = {name: option.default for name, option in self.options.items()}
         self.required = tuple(name for name, option in self.options.items() if option.default is option.empty)
-        self.dtypes = dtypes
-        self.divides = divides or {}
-        self.derived = derived or {}
-        self.real, self.wide = tuple(real), tuple(wide)
+        self.dtypes, self.divides, self.derived = spec.dtypes, spec.divides, spec.derived
+        self.real, self.wide = tuple(spec.real), tuple(spec.wide)
 
     def bind(self, args: Sequence[Any], more: Mapping[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
         """Return the operands and the options of a call, by name. Raises TypeError for unknown arguments."""

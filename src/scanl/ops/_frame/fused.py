@@ -16,7 +16,7 @@ from scanl.ops._frame.dispatch import in_forward_mode, preferred, transforming
 LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time than to choose
 
 
-def able(*operands: Tensor) -> bool:
+def supported(*operands: Tensor) -> bool:
     """Return whether compiled loops may take the place of a plain form for these operands."""
     return (
         all(
@@ -36,9 +36,9 @@ def able(*operands: Tensor) -> bool:
     )
 
 
-def worthwhile(*operands: Tensor) -> bool:
+def is_faster(*operands: Tensor) -> bool:
     """Return whether they may, and the first operand has so many numbers that they take less time."""
-    return operands[0].numel() >= LEAST and able(*operands)
+    return operands[0].numel() >= LEAST and supported(*operands)
 
 
 def kernels(name: str) -> Any:

@@ -47,7 +47,7 @@ class HigherOrder(Generic[P, R]):
         return self._function(*args, **kwargs)
 
     def instance(self, declaration: str, **declared: Any) -> Callable[[Callable[..., Any]], Op[..., Any]]:
-        """Declare the decorated reference as an instance; `declared` as in `Op`."""
+        """Declare the decorated reference as an instance; `declared` as in `OpSpec`."""
 
         def add(reference: Callable[..., Any]) -> Op[..., Any]:
             own = {"id": self.id, "equation": self.equation, "source": self.source, "dtypes": self.dtypes}

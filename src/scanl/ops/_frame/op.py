@@ -25,10 +25,11 @@ from scanl.ops._frame.declaration import (
     Call,
     Cases,
     Declaration,
+    OpSpec,
     Sample,
 )
 from scanl.ops._frame.dispatch import Backend, in_forward_mode, preferred
-from scanl.ops._frame.summary import Effect, Run, Summary
+from scanl.ops._frame.summary import Run, Summary
 from scanl.ops.offsets import check_kind, check_numbers
 
 P = ParamSpec("P")
@@ -40,49 +41,21 @@ class Op(Declaration, Generic[P, S]):
 
     declaration.py describes the declaration. A state of None is zeros, or `initial(zeros)`. The options are the
     reference's keywords. After the reference, `@NAME.samples` and `@NAME.errors` decorate generators of arguments for
-    the tests, and `@NAME.backend` decorates other implementations.
-
-    form: for a state of several tensors, a function `form(sizes, options, dtype, device)` that returns the empty state.
-    A state passed in must match it; without a state, backends get None.   check: a function of the operands, the
-    options and cu_seqlens that raises for arguments that fail further checks, before any work.   widens: whether
-    half-precision operands are widened for the reference, as they are for a backend that does not declare their dtype.
-    excused: tests that this op need not pass, each with the reason, which the tests report.
+    the tests, and `@NAME.backend` decorates other implementations. `declared` is as in `OpSpec`.
     """
 
-    def __init__(
-        self,
-        reference: Callable[P, tuple[Tensor, S]],
-        declaration: str,
-        *,
-        id: str | None,
-        equation: str,
-        source: str,
-        neutral: Mapping[str, float],
-        dtypes: tuple[torch.dtype, ...],
-        divides: Mapping[str, str] | None = None,
-        derived: Mapping[str, Callable[[Mapping[str, Any]], int]] | None = None,
-        initial: Callable[[Tensor], Tensor] = lambda zeros: zeros,
-        real: Sequence[str] = (),
-        wide: Sequence[str] = (),
-        form: Callable[[Mapping[str, Any], Mapping[str, Any], torch.dtype, torch.device], S] | None = None,
-        check: Callable[..., None] | None = None,
-        widens: bool = True,
-        excused: Mapping[str, str] | None = None,
-        effect: Effect | None = None,
-    ):
+    def __init__(self, reference: Callable[P, tuple[Tensor, S]], declaration: str, **declared: Any):
+        spec = OpSpec(**declared)
         functools.update_wrapper(self, reference)
         self.__signature__ = _signature(reference)
-        parameters = inspect.signature(reference).parameters
-        super().__init__(reference.__name__, declaration, parameters, dtypes, divides, derived, real, wide)
-        self.initial, self.form, self.check = initial, form, check
-        self.excused = excused or {}
-        self.effect = effect  # how a piece acts on the state; None if not linearly
-        self.id, self.equation, self.source = id, equation, source
+        super().__init__(reference.__name__, declaration, inspect.signature(reference).parameters, spec)
+        self.id, self.equation, self.source = spec.id, spec.equation, spec.source
+        self.initial, self.form, self.check = spec.initial, spec.form, spec.check
+        self.neutral, self.excused, self.effect = spec.neutral, spec.excused, spec.effect
         self.samples: Cases[Sample] = Cases()
         self.errors: Cases[tuple[Sample, str]] = Cases()  # invalid arguments, each with a part of the error message
-        self.neutral = neutral  # values of the operands for a step that does not change the state
         self.backends: dict[str, Backend] = {}
-        self.backend("reference", dtypes=FLOATING + COMPLEX if widens else dtypes)(reference)
+        self.backend("reference", dtypes=FLOATING + COMPLEX if spec.widens else spec.dtypes)(reference)
         self._plans: dict[tuple, tuple] = {}
 
     def backend(self, name: str, *, package: str | None = None, **declared: Any) -> Callable[[Callable], Callable]:
@@ -280,7 +253,7 @@ REGISTRY: dict[str, Op[..., Any]] = {}
 
 
 def op(declaration: str, **declared: Any) -> Callable[[Callable[P, tuple[Tensor, S]]], Op[P, S]]:
-    """Declare the decorated reference as an op and register it; `declared` as in `Op`."""
+    """Declare the decorated reference as an op and register it; `declared` as in `OpSpec`."""
 
     def register(reference: Callable[P, tuple[Tensor, S]]) -> Op[P, S]:
         REGISTRY[reference.__name__] = made = Op(reference, declaration, **declared)

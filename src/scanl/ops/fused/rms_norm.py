@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.ops._cpu._memory import laid_out
-from scanl.ops._frame.fused import differentiable, kernels, worthwhile
+from scanl.ops._cpu._memory import contiguous
+from scanl.ops._frame.fused import differentiable, is_faster, kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
     tensor([[ 4.2426, 11.3137]])
     """
     operands = [x] if weight is None else [x, weight]
-    if not (worthwhile(*operands) and all(each.shape == x.shape[-1:] for each in operands[1:])):
+    if not (is_faster(*operands) and all(each.shape == x.shape[-1:] for each in operands[1:])):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return _Norm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
@@ -35,8 +35,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Any:
-        rows = laid_out(x.reshape(-1, x.shape[-1]))
-        w = x.new_ones(x.shape[-1]) if weight is None else laid_out(weight)
+        rows = contiguous(x.reshape(-1, x.shape[-1]))
+        w = x.new_ones(x.shape[-1]) if weight is None else contiguous(weight)
         y, r = kernels("rms_norm").forward(rows, w, eps)
         ctx.save_for_backward(x, weight, r)
         ctx.eps = eps
@@ -49,7 +49,7 @@ class _Norm(torch.autograd.Function):
             operands = [x] if weight is None else [x, weight]
             found = differentiable(lambda x, *w: F.rms_norm(x, x.shape[-1:], *w, eps=ctx.eps), operands, [dy])
             return found[0], None if weight is None else found[1], None
-        rows, cotangent = (laid_out(each.reshape(-1, x.shape[-1])) for each in (x, dy))
-        w = x.new_ones(x.shape[-1]) if weight is None else laid_out(weight)
+        rows, cotangent = (contiguous(each.reshape(-1, x.shape[-1])) for each in (x, dy))
+        w = x.new_ones(x.shape[-1]) if weight is None else contiguous(weight)
         dx, dw = kernels("rms_norm").backward(cotangent, rows, w, r)
         return dx.view(x.shape), None if weight is None else dw, None

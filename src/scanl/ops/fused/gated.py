@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, unknown
-from scanl.ops._cpu._memory import laid_out
-from scanl.ops._frame.fused import differentiable, kernels, worthwhile
+from scanl.ops._cpu._memory import contiguous
+from scanl.ops._frame.fused import differentiable, is_faster, kernels
 
 SLOPE = 2 * math.sqrt(2 / math.pi)
 POLYNOMIALS = {"silu": (1.0, 0.0), "gelu_tanh": (SLOPE, 0.044715 * SLOPE)}  # p and q: f(a) = a σ(a (p + q a²))
@@ -34,7 +34,7 @@ def gated(a: Tensor, b: Tensor, activation: str = "silu") -> Tensor:
     """
     if activation not in POLYNOMIALS:
         raise ConfigError(f"gated: {unknown('activation', activation, list(POLYNOMIALS))}")
-    if a.shape != b.shape or not worthwhile(a, b):
+    if a.shape != b.shape or not is_faster(a, b):
         return plain(a, b, activation)
     return _Gated.apply(a, b, activation)
 
@@ -49,12 +49,12 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, activation: str) -> Any:
         ctx.save_for_backward(a, b)
         ctx.activation = activation
-        return kernels("gated").forward(laid_out(a), laid_out(b), POLYNOMIALS[activation])
+        return kernels("gated").forward(contiguous(a), contiguous(b), POLYNOMIALS[activation])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         (dy,), (a, b) = cotangents, ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             return *differentiable(lambda a, b: plain(a, b, ctx.activation), (a, b), [dy]), None
-        given = map(laid_out, (dy, a, b))
+        given = map(contiguous, (dy, a, b))
         return *kernels("gated").backward(*given, POLYNOMIALS[ctx.activation]), None

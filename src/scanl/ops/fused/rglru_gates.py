@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.ops._cpu._memory import laid_out
-from scanl.ops._frame.fused import differentiable, kernels, worthwhile
+from scanl.ops._cpu._memory import contiguous
+from scanl.ops._frame.fused import differentiable, is_faster, kernels
 
 
 class BoundedSqrt(torch.autograd.Function):
@@ -41,7 +41,7 @@ def rglru_gates(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, le
     >>> round(a.item(), 4), round(u.item(), 4)
     (0.6065, 1.5901)
     """
-    if least.requires_grad or not worthwhile(x, i_gate, r_gate, log_decay, least):
+    if least.requires_grad or not is_faster(x, i_gate, r_gate, log_decay, least):
         return plain(x, i_gate, r_gate, log_decay, least)
     return _Gates.apply(x, i_gate, r_gate, log_decay, least)
 
@@ -55,7 +55,7 @@ def plain(x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, least: T
 
 
 def _flat(x: Tensor) -> Tensor:
-    return laid_out(x.reshape(-1, x.shape[-1]))
+    return contiguous(x.reshape(-1, x.shape[-1]))
 
 
 class _Gates(torch.autograd.Function):
@@ -65,7 +65,7 @@ class _Gates(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, i_gate, r_gate, log_decay, least)
         given = (_flat(each) for each in (x, i_gate, r_gate))
-        u, a = kernels("rglru_gates").forward(*given, laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1)))
+        u, a = kernels("rglru_gates").forward(*given, contiguous(log_decay), contiguous(least.expand(*x.shape[:2], 1)))
         return u.view(x.shape), a.view(x.shape)
 
     @staticmethod
@@ -75,6 +75,6 @@ class _Gates(torch.autograd.Function):
             operands = (x, i_gate, r_gate, log_decay)
             return *differentiable(lambda x, i, r, log: plain(x, i, r, log, least), operands, cotangents), None
         given = (_flat(each) for each in (*cotangents, x, i_gate, r_gate))
-        narrow = laid_out(log_decay), laid_out(least.expand(*x.shape[:2], 1))
+        narrow = contiguous(log_decay), contiguous(least.expand(*x.shape[:2], 1))
         *by, dlog = kernels("rglru_gates").backward(*given, *narrow)
         return *(each.view(x.shape) for each in by), dlog, None
