@@ -122,6 +122,36 @@ def test_sequences_of_different_lengths_in_one_program():
     _truth(ops.gru, operands, cu_seqlens=bounds)
 
 
+def _rows_of_channels(x, z, state):
+    """Six numbers are channels only when no axis follows them."""
+    return torch.cat([z.flip(-1), z[..., :1]], -1).sum(1), torch.tanh(x + state)
+
+
+def _rows_times_a_matrix(x, z, w, state):
+    """Twelve rows of z are twice the six channels."""
+    rows = z @ w
+    return rows[:, 0] - rows[:, 7], torch.tanh(x + state)
+
+
+@pytest.mark.parametrize(
+    ("step", "declaration", "shapes"),
+    [
+        (_rows_of_channels, "x: B T D, z: B T H K", {"x": (2, 3, 6), "z": (2, 3, 2, 5)}),
+        (_rows_times_a_matrix, "x: B T D, z: B T H D, w: D D", {"x": (2, 3, 6), "z": (2, 3, 12, 6), "w": (6, 6)}),
+    ],
+    ids=["sum", "product"],
+)
+def test_single_numbers_that_would_be_channels_of_a_fixed_number(step, declaration, shapes):
+    axes = sorted(set("DHK") & set(declaration))
+    op = Cell(step, f"{declaration}, state: B D -> B T D", static=axes, equation="", source="")
+    operands = {name: _draw(*shape).to(DEVICE) for name, shape in shapes.items()}
+    reason = "its step uses channels on the last axis of a value that are single numbers before another axis"
+    assert reason in op.explain(**operands).splitlines()[0]
+    with pytest.raises(BackendError, match=reason):
+        op(**operands, backend="triton")
+    torch.testing.assert_close(op(**operands), op(**operands, backend="reference"))
+
+
 def test_no_steps():
     operands = {"x": torch.zeros(2, 0, 3), "w": torch.ones(3), "state": torch.randn(2, 3)}
     operands = {name: value.to(DEVICE).requires_grad_() for name, value in operands.items()}

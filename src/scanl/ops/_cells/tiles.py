@@ -128,6 +128,19 @@ class Tiles:
         """Return how many tiles a value of this shape has."""
         return math.prod(size for kind, size, _ in self.split(shape, (0,) * len(shape)) if kind == "each")
 
+    def counts(self, shape: Sequence[int], outer: int) -> tuple[int, int]:
+        """Return how many tiles the first `outer` axes of a shape have, and the others. Raises Unsupported.
+
+        A fixed number of channels is looked for on the last axis alone. So the first axes of a value may be single
+        numbers, and the same axes without the others be channels.
+        """
+        parts = shape[:outer], shape[outer:]
+        together, *alone = ([each[:2] for each in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts))
+        if together != sum(alone, []):
+            raise Unsupported("channels on the last axis of a value that are single numbers before another axis")
+        first, second = map(self.count, parts)
+        return first, second
+
 
 def _views(plan: Plan) -> Iterator[Ref]:
     yield from (root.ref for root in plan.roots)

@@ -208,8 +208,8 @@ class Writer:
         if not all(axes):
             raise Unsupported("a product with a matrix that has not the channels on both axes")
         *heads, terms, columns = right.shape
-        count = self.tiles.count(result.shape[:-1])
-        wide, high = len(results) // count, len(lefts) // count
+        count, wide = self.tiles.counts(result.shape, len(result.shape) - 1)
+        _, high = self.tiles.counts(left.shape, len(left.shape) - 1)
         groups = self.tiles.groups if heads and heads[0] % self.tiles.groups == 0 else 1
         each = heads[0] // groups if heads else 1  # matrices that a program reads
         if each != (self.tiles.count(heads) if heads else 1):
@@ -248,7 +248,7 @@ class Writer:
         if any(kind == "group" for kind, _, _ in self.tiles.split(tail, (0,) * inner)):
             raise Unsupported(f"{name} over {self.tiles.group}")
         axis = next((kind for kind, _, _ in self.tiles.split(tail, (0,) * inner) if kind != "each"), "")
-        many = self.tiles.count(tail)
+        _, many = self.tiles.counts(source.shape, outer)
         names = self.read(source)
         if source.node.truth:
             names = [self.translated(f"(c(1) if {each} else c(0))") for each in names]
