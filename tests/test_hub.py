@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
 
@@ -308,6 +309,10 @@ def _is_patched(module):
     return "_scanl_forward" in module.__dict__
 
 
+def _is_model(module):
+    return "_scanl_reads" not in module.__dict__
+
+
 @each_model
 @torch.no_grad()
 def test_copies_are_their_own(name, model):
@@ -450,6 +455,76 @@ def test_every_patch_is_tried():
         found |= {row.kind for row in report.accelerated}
     paths = {path for name in patches.names() for path in patches.get(name).modules}
     assert {path.split(".")[1] for path in paths if not path.startswith("torch.nn.")} == found  # those: test_hub_rnn.py
+
+
+class Wrapped(nn.Module):
+    """A module as an adapter wraps it: its weight is there, and its call adds something."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "module" else getattr(self.module, name)
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs) + 1
+
+
+@each_model
+@torch.no_grad()
+def test_hooks_and_adapters_have_an_effect_or_are_refused(name, model):
+    """Of each module with weights inside a patched one, and of each that the original calls."""
+
+    def calls():
+        called = set()
+        hooks = [m.register_forward_hook(lambda m, *_: called.add(m)) for m in model.modules()]
+        try:
+            model(tokens())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return called
+
+    called = calls()
+    hub.accelerate(model)
+    for kind in {type(module) for module in model.modules() if _is_patched(module) and not _is_model(module)}:
+        patched = next(module for module in model.modules() if type(module) is kind)
+        children = [
+            (path, module)
+            for path, module in patched.named_modules()
+            if path and (module in called or list(module.parameters(recurse=False)))
+        ]
+        for path, module in children:
+            seen = []
+            hook = module.register_forward_hook(lambda m, *_, seen=seen: seen.append(m))
+            if path in patched._scanl_reads:
+                with pytest.raises(ConfigError, match=f": {path} has a forward hook, expected none because"):
+                    model(tokens())
+                hook.remove()
+                setattr(patched, path, Wrapped(module))
+                with pytest.raises(ConfigError, match=f": {path} is a test_hub.Wrapped, expected a plain "):
+                    model(tokens())
+                hub.restore(model)
+                (reason,) = [row.note for row in hub.accelerate(model) if not row.now]
+                assert reason == f"its {path} is a test_hub.Wrapped, and the patch reads the weights of a plain module"
+                setattr(patched, path, module)
+                hub.accelerate(model)
+            else:
+                model(tokens())
+                assert seen or path.rpartition(".")[0] in patched._scanl_reads
+                hook.remove()
+    model(tokens())
+
+
+def test_a_hook_before_the_patch_leaves_a_module_alone():
+    model = CASES["mamba"].build()
+    hook = model.backbone.layers[1].mixer.dt_proj.register_forward_hook(lambda *_: None)
+    first, second = hub.accelerate(model)
+    assert first.now
+    assert (second.now, second.note.startswith("accelerated MambaMixer: dt_proj has a forward hook")) == ("", True)
+    hook.remove()
+    assert len(hub.accelerate(model).accelerated) == 2
 
 
 @pytest.mark.parametrize("name", ["rwkv", "recurrent_gemma", "xlstm"])

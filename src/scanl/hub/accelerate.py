@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError
 from scanl.hub import call, forwards, patches
 from scanl.hub.patches import Patch
+from scanl.layers.adapters import check_read
 
 OLDEST = 5, 23  # oldest version of transformers: older caches do not keep every state
 _MODELS, _TORCH = "transformers.models.", "torch.nn.modules.rnn"
+_PLAIN = "transformers.", "torch.nn.modules."  # where the inner modules are whose weights a patch reads
 
 
 class Row(NamedTuple):
@@ -61,9 +64,10 @@ def accelerate(model: nn.Module) -> Report:
     changed; `restore` undoes it. Results differ by rounding, except where the original is wrong. Prompts in pieces,
     padding and packed sequences (`cu_seq_lens_q`, `seq_idx`) then give the right results, and the report says so.
 
-    A module is not patched when its forward is not the library's own, or when its weights are on no device yet. The
-    report gives the reason. On CUDA a module keeps the compiled kernels that transformers found for it, and a module of
-    torch keeps torch's.
+    A module is not patched when its forward is not the library's own, when its weights are on no device yet, or when an
+    inner module whose weights the patch reads has hooks or is wrapped. The report gives the reason. A hook or a wrapper
+    that comes later makes the next call raise ConfigError: it would have no effect. On CUDA a module keeps the compiled
+    kernels that transformers found for it, and a module of torch keeps torch's.
 
     Raises ConfigError when `model` is not a module, or when transformers is older than OLDEST.
     """
@@ -83,6 +87,7 @@ def accelerate(model: nn.Module) -> Report:
             reason = _unable(module, patch)
             if not reason and not forwards.replaced(module):
                 module.__dict__["_scanl_layer"] = _number(name)
+                module.__dict__["_scanl_reads"] = _kinds(module, patch)
                 forwards.replace(module, functools.partial(_forward, patch))
             needs.update(patch.needs_call)
             note = reason or "; ".join(patch.corrects)
@@ -99,6 +104,7 @@ def restore(model: nn.Module) -> None:
     """Undo `accelerate`. Every module then gives exactly the original results."""
     for module in filter(forwards.replaced, model.modules()):
         module.__dict__.pop("_scanl_layer", None)
+        module.__dict__.pop("_scanl_reads", None)
         forwards.restore(module)
 
 
@@ -148,7 +154,32 @@ def _unable(module: nn.Module, patch: type[Patch]) -> str:
         return "its forward was replaced by another library"
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its weights are not loaded yet, or are offloaded; accelerate the model when they are on a device"
+    for path, defining in _kinds(module, patch).items():
+        if not defining.__module__.startswith(_PLAIN):
+            found = f"{defining.__module__}.{defining.__qualname__}"
+            return f"its {path} is a {found}, and the patch reads the weights of a plain module"
+    try:
+        _check_reads(module, _kinds(module, patch))
+    except ConfigError as error:
+        return str(error)
     return patch.unable(module)
+
+
+def _kinds(module: nn.Module, patch: type[Patch]) -> dict[str, type[nn.Module]]:
+    """Return the classes that define the forward of the inner modules that a patch reads, by the modules' names."""
+    there = {path: type(child) for path, child in module.named_children() if path in patch.reads}
+    return {path: next(cls for cls in kind.__mro__ if "forward" in cls.__dict__) for path, kind in there.items()}
+
+
+def _check_reads(module: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> None:
+    """Raise ConfigError if an inner module that the patch reads has hooks, or something else stands in its place.
+
+    Hooks for offloading move weights and do no more.
+    """
+    for path, kind in kinds.items():
+        child = module._modules.get(path)
+        if child is not None and not (hasattr(child, "_hf_hook") and forwards.is_own(child)):
+            check_read(f"accelerated {type(module).__name__}", module, path, kind)
 
 
 def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -157,6 +188,7 @@ def _forward(patch: type[Patch], module: nn.Module, original: Any, /, *args: Any
     on_cuda = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
     if on_cuda and _has_kernels(type(module), patch):
         return original(*args, **kwargs)
+    _check_reads(module, module.__dict__["_scanl_reads"])
     return patch.forward(module, *args, **kwargs)
 
 

@@ -55,9 +55,13 @@ def _check_forward(who: str, path: str, module: nn.Module, kind: type[nn.Module]
                 _check_forward(who, inner, child, kind)
     elif forward is not kind.forward:
         found = f"is a {type(module).__module__}.{type(module).__qualname__}"
-        raise _unread(who, path, found, f"a plain nn.{kind.__name__}")
-    elif "forward" in module.__dict__:
-        raise _unread(who, path, "has a forward of its own", f"that of nn.{kind.__name__}")
+        raise _unread(who, path, found, f"a plain {_name(kind)}")
+    elif "forward" in module.__dict__ and getattr(module.__dict__["forward"], "__func__", None) is not forward:
+        raise _unread(who, path, "has a forward of its own", f"that of {_name(kind)}")
+
+
+def _name(kind: type[nn.Module]) -> str:
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
 
 
 def _unread(who: str, path: str, found: str, expected: str) -> ConfigError:

@@ -24,6 +24,7 @@ class Patch(ABC):
     runs: ClassVar[str] = ""  # the ops that run with the patch
     corrects: ClassVar[tuple[str, ...]] = ()  # cases in which the original is wrong
     kernels: ClassVar[tuple[str, ...]] = ()  # functions of the module's file that may be compiled kernels
+    reads: ClassVar[tuple[str, ...]] = ()  # inner modules that it computes from their weights, without calling them
     needs_call: ClassVar[tuple[str, ...]] = ()  # what it can learn only from a `Call`: "padding", "packing"
 
     @staticmethod

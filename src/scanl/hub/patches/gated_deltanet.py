@@ -63,6 +63,7 @@ def _log_decay(module: Any, a: Tensor) -> Tensor:
 
 class _GatedPatch(DeltaRulePatch):
     kernels: ClassVar = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn")
+    reads: ClassVar = ("conv1d", "norm")
 
 
 @register("gated_deltanet")
@@ -108,6 +109,7 @@ class GatedDeltaNetApartPatch(_GatedPatch):
     """OLMo Hybrid: queries, keys and values have separate projections. Write strengths may be up to 2."""
 
     modules: ClassVar = ("olmo_hybrid.OlmoHybridGatedDeltaNet",)
+    reads: ClassVar = ("conv1d", "o_norm")
 
     @staticmethod
     def run(

@@ -13,6 +13,7 @@ from scanl.layers.base import widen
 
 class _KimiPatch(DeltaRulePatch):
     kernels: ClassVar = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", "causal_conv1d_fn")
+    reads: ClassVar = ("conv1d", "forget_gate", "o_norm")
 
 
 def _run(

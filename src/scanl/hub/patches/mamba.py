@@ -17,6 +17,7 @@ class MambaPatch(CachedPatch):
     runs: ClassVar = "short_convolution, selective_scan"
     corrects: ClassVar = ("a prompt in several pieces keeps its state", "packed sequences are kept apart")
     kernels: ClassVar = ("mamba_selective_scan", "causal_conv1d_fn")
+    reads: ClassVar = ("conv1d", "dt_proj")
     needs_call: ClassVar = ("packing",)
 
     @staticmethod
@@ -54,6 +55,7 @@ class MambaHeadsPatch(CachedPatch):
     runs: ClassVar = MambaPatch.runs
     corrects: ClassVar = MambaPatch.corrects
     kernels: ClassVar = MambaPatch.kernels
+    reads: ClassVar = ("conv1d",)
     needs_call: ClassVar = MambaPatch.needs_call
 
     @staticmethod

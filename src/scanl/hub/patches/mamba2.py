@@ -29,6 +29,7 @@ class Mamba2Patch(CachedPatch):
         "biases add nothing at left padding",
     )
     kernels: ClassVar = ("mamba2_chunk_scan", "causal_conv1d_fn")
+    reads: ClassVar = ("conv1d",)
     needs_call: ClassVar = ("packing",)
 
     @staticmethod

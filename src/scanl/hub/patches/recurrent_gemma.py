@@ -38,6 +38,7 @@ class RecurrentGemmaPatch(Patch):
         "padding is left out",
         "packed sequences are kept apart",
     )
+    reads: ClassVar = ("conv_1d", "rg_lru")
     needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod

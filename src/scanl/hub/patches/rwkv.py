@@ -29,6 +29,7 @@ class RWKVPatch(Patch):
     before: ClassVar = "a Python loop over the steps"
     runs: ClassVar = "weighted_average"
     corrects: ClassVar = (*_CORRECTS, "beam search works")
+    reads: ClassVar = ("time_shift",)
     needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod
@@ -68,6 +69,7 @@ class RWKVChannelMixPatch(Patch):
     before: ClassVar = "plain PyTorch"
     runs: ClassVar = "the same, without padding and across no packed sequence"
     corrects: ClassVar = _CORRECTS
+    reads: ClassVar = RWKVPatch.reads
     needs_call: ClassVar = RWKVPatch.needs_call
 
     @staticmethod

@@ -16,6 +16,7 @@ class GatedConvolutionPatch(CachedPatch):
     runs: ClassVar = "short_convolution"
     corrects: ClassVar = ("padding adds nothing where projections have biases", "packed sequences are kept apart")
     kernels: ClassVar = ("causal_conv1d_fn",)
+    reads: ClassVar = ("conv",)
     needs_call: ClassVar = ("packing",)
 
     @staticmethod
@@ -37,6 +38,7 @@ class ResidualConvolutionPatch(CachedPatch):
     runs: ClassVar = GatedConvolutionPatch.runs
     corrects: ClassVar = ("packed sequences are kept apart",)
     kernels: ClassVar = GatedConvolutionPatch.kernels
+    reads: ClassVar = ("conv1d",)
     needs_call: ClassVar = ("packing",)
 
     @staticmethod

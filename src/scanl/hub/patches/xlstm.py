@@ -27,6 +27,7 @@ class XLSTMPatch(Patch):
     before: ClassVar = "chunks, then a Python loop over the last steps"
     runs: ClassVar = "linear_attention"
     corrects: ClassVar = ("padding is left out", "packed sequences are kept apart")
+    reads: ClassVar = ("mlstm_backend", "multihead_norm")
     needs_call: ClassVar = ("padding", "packing")
 
     @staticmethod

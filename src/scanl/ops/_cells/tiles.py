@@ -135,11 +135,10 @@ class Tiles:
         numbers, and the same axes without the others be channels.
         """
         parts = shape[:outer], shape[outer:]
-        together, *alone = ([each[:2] for each in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts))
-        if together != sum(alone, []):
+        whole, first, second = ([each[:2] for each in self.split(axes, (0,) * len(axes))] for axes in (shape, *parts))
+        if whole != first + second:
             raise Unsupported("channels on the last axis of a value that are single numbers before another axis")
-        first, second = map(self.count, parts)
-        return first, second
+        return self.count(parts[0]), self.count(parts[1])
 
 
 def _views(plan: Plan) -> Iterator[Ref]:
