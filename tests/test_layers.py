@@ -141,7 +141,8 @@ def test_tokens_equal_the_whole(streaming):
     assert_same(state, last)
 
 
-def test_the_output_may_be_changed_in_place(every):
+@pytest.mark.parametrize("which", ["output", "state"])
+def test_results_may_be_changed_in_place(every, which):
     """As `torch.relu_(layer(x)[0])`, which torch's own recurrent modules allow: gradients are those of a copy."""
     layer, x = make(every), inputs(2, 9)
     found = []
@@ -149,9 +150,13 @@ def test_the_output_may_be_changed_in_place(every):
         given = x.clone().requires_grad_()
         torch.manual_seed(3)  # of the layers that draw noise
         y, last = layer(given)
-        y = change(y, torch.where(y.detach() > 0, 2.0, 0.5))
+        parts = [part for _, part in states.leaves(last) if part.is_floating_point()]
+        if which == "output":
+            y = change(y, torch.where(y.detach() > 0, 2.0, 0.5))
+        else:
+            parts = [change(part, 0.5) for part in parts]
         loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
-        loss = loss + sum(part.square().sum() for _, part in states.leaves(last) if part.is_floating_point())
+        loss = loss + sum(part.square().sum() for part in parts)
         parameters = [p for p in layer.parameters() if p.requires_grad]
         found.append([loss, *torch.autograd.grad(loss, [given, *parameters], materialize_grads=True)])
     for a, b in zip(*found, strict=True):

@@ -217,6 +217,22 @@ def test_wrong_options_are_refused(build, message):
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("steps", [0, 1])
+def test_one_row_of_ligru_in_training_is_normalised_as_in_evaluation_and_hooks_see_it(steps):
+    layer, x, calls = in_use(LiGRU(DIM)), torch.randn(1, steps, DIM, dtype=torch.float64, requires_grad=True), []
+    evaluated, _ = layer.eval()(x)
+    before = [value.clone() for value in layer.norm.buffers()]
+    layer.train().norm.register_forward_hook(lambda *_: calls.append(1))
+    y, _ = layer(x)
+    (y * y).sum().backward()
+    assert calls == [1]
+    torch.testing.assert_close(y, evaluated)
+    assert all(map(torch.equal, layer.norm.buffers(), before))
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert x.grad.any() == bool(steps)
+
+
 def test_gate_penalty_of_ligru_is_the_mean_of_its_gates():
     layer, x, h, penalty = LiGRU(DIM, "layernorm"), torch.randn(1, T, DIM), torch.randn(1, DIM), []
     found = layer.gate_penalty(x, h)

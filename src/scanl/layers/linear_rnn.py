@@ -4,6 +4,7 @@ r"""Base class of linear recurrent models: projections, short convolution, recur
 """
 
 import math
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import Layer, register
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.state import Device, DType, State, cat, index
+from scanl.layers.state import Device, DType, State, cat, index, map_leaves
 from scanl.ops import linear_scan
 
 
@@ -135,10 +136,11 @@ class LinearRNN(Layer):
             h = F.silu(h)
         if not self._custom:
             y, recurrent = self.recur(h, recurrent, cu_seqlens)
-        elif cu_seqlens is None:
-            y, recurrent = self.recurrent_forward(h, recurrent)
         else:
-            y, recurrent = self._each_alone(h, recurrent, cu_seqlens)
+            one = self.recurrent_forward if cu_seqlens is None else partial(self._each_alone, cu_seqlens=cu_seqlens)
+            y, recurrent = one(h, recurrent)
+            # The subclass's backward pass may need its state, and a caller may change what is returned in place.
+            recurrent = map_leaves(Tensor.clone, recurrent)
         y, gate = y.to(z.dtype), F.silu(z)  # a custom recurrence may return float32
         y = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
         return self.out_proj(y), LinearRNNState(recurrent, cache)

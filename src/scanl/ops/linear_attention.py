@@ -203,7 +203,8 @@ def noncausal_linear_attention(
     S = k.to(wide).movedim(1, 2).unsqueeze(2).mT @ values
     if state is not None:
         S = S + state.to(wide).unflatten(1, (sizes["G"], -1))
-    return (shared @ S).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), S.flatten(1, 2)
+    # The backward pass needs S, and a caller may change what is returned in place.
+    return (shared @ S).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), S.flatten(1, 2).clone()
 
 
 @linear_attention.samples

@@ -82,4 +82,5 @@ def dense_scan(u: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None)
     for x in u.unbind(1):
         state = torch.einsum("dnm,bdm->bdn", A, state) + B * x[..., None]
         ys.append((C * state).sum(-1))
-    return (torch.stack(ys, 1) if ys else u), state
+    # The backward pass needs the last state, and a caller may change what is returned in place.
+    return (torch.stack(ys, 1) if ys else u), state.clone()

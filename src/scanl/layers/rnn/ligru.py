@@ -20,13 +20,22 @@ from scanl.ops import ligru
 NORMALIZATIONS = ["batchnorm", "layernorm"]
 
 
+class _BatchNorm(nn.BatchNorm1d):
+    """Batch norm of rows. A single row has no variance: the running statistics normalise it, and stay as they are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(input) > 1 or not self.training:
+            return super().forward(input)
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
 @register("ligru")
 class LiGRU(SolvedLayer):
     """Light GRU: one gate, no reset gate, a rectified candidate, and a norm that keeps it from growing.
 
     With batch norm in training mode, the mean and variance are those of all steps of all rows. So an output depends on
-    every step of the batch. In evaluation mode they are the running statistics from training. A single step is always
-    normalised by the running statistics, because it has no variance.
+    every step of the batch. In evaluation mode they are the running statistics from training. A single step of a
+    single row is always normalised by the running statistics, because it has no variance, and does not change them.
     Differs: the dropout mask of the candidate is omitted. `gate_penalty` is a term of a loss that draws the gates to 0
     or 1.
 
@@ -63,7 +72,7 @@ class LiGRU(SolvedLayer):
         self.w, self.u = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         nn.init.orthogonal_(self.u.weight)
         batch = normalization == "batchnorm"
-        self.norm = nn.BatchNorm1d(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
+        self.norm = _BatchNorm(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
@@ -89,8 +98,4 @@ class LiGRU(SolvedLayer):
         return (4 * z * (1 - z)).mean()
 
     def _normed(self, given: Tensor) -> Tensor:
-        norm, rows = self.norm, given.flatten(0, 1)
-        if isinstance(norm, nn.LayerNorm) or not norm.training or rows.shape[0] > 1:
-            return norm(rows).view_as(given)
-        kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
-        return F.batch_norm(rows, *kept, eps=norm.eps).view_as(given)
+        return self.norm(given.flatten(0, 1)).view_as(given)

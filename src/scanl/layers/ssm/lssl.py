@@ -42,7 +42,11 @@ class LSSL(Layer):
 
     Parameters: P, Q, d (1 or D, N) and T (1 or D, 3, N), the tridiagonal matrix below, on and above its diagonal, of
     which the first number below and the last above are not read; log_dt (D); C (D, N); skip, the D of the equation (D);
-    output_linear (D, D). A and Δ have no weight decay; with learn=0 they are buffers. B, a buffer, stays as P starts.
+    output_linear (D, D). A and Δ have no weight decay; with learn=0 they are buffers. B_n = sqrt(2n+1), HiPPO-LegS's,
+    is a buffer of all channels: it starts equal to P, and stays when P is learned.
+    Differs from the authors' code, github.com/state-spaces/s4: there B = P b, where b starts as ones and is learned
+    with A, so B moves with P; Δ is learned by an option of its own, which is off; several outputs a channel, a bias
+    before the GELU, dropout after it, noise, and other measures than LegS can be chosen.
     Initialisation: P = Q = sqrt(2n+1), d = -n/(2n+1), T = I minus ones below the diagonal, so -A is HiPPO-LegS; Δ
     log-uniform in [dt_min, dt_max]; C and skip N(0, 1); the linear map as in PyTorch.
     State: s (B, D, N).
@@ -169,4 +173,5 @@ def _timed_scan(
         right = ((eye - half) @ s[..., None])[..., 0] + steps * B * x[..., None]
         s = torch.linalg.solve(eye + half, right)
         ys.append((C * s).sum(-1))
-    return (torch.stack(ys, 1) if ys else u).to(given.dtype), s.to(given.dtype)
+    # The backward pass needs the last state, and a caller may change what is returned in place.
+    return (torch.stack(ys, 1) if ys else u).to(given.dtype), s.to(given.dtype, copy=True)

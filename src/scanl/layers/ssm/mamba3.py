@@ -193,7 +193,9 @@ class Mamba3(Layer):
         o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.heads, -1)))
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
-        state = Mamba3State(S, torch.remainder(last, 2 * math.pi).to(S.dtype), key, value)
+        angle = torch.remainder(last, 2 * math.pi).to(S.dtype)
+        # The backward pass needs key and value, and a caller may change what is returned in place.
+        state = Mamba3State(S, angle, key.clone(), value.clone())
         return self._gated(o, z).to(dtype), state
 
     def _turned(self, norm: GatedRMSNorm, x: Tensor, bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
