@@ -5,7 +5,7 @@ known, and a line whose value is large or not finite is drawn again.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+import cell_interpreter
 import laws
 from scanl.errors import ConfigError
+from scanl.ops._cells import compiled
 from scanl.ops.registry import Cell
 
 SHORT = 60  # draws of every run; with --all there are a thousand
@@ -360,32 +362,57 @@ class Draw:
 PACKED = [0, 1, 1, 4]
 
 
-def _results(op: Cell, operands: Mapping[str, Any], more: Mapping[str, Any], backend: str) -> dict[str, Tensor]:
-    """Return the outputs, the last state and all gradients."""
+def _loss(values: Sequence[Tensor]) -> Tensor:
+    weighted = [(v * torch.linspace(-1, 1, v.numel(), dtype=v.dtype).cos().view_as(v)).sum() for v in values]
+    return torch.stack(weighted).sum()
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _results(
+    op: Cell,
+    operands: Mapping[str, Any],
+    more: Mapping[str, Any],
+    backend: str,
+    *,
+    change: Callable[[Tensor], Tensor] = _same,
+    second: bool = False,
+) -> dict[str, Tensor]:
+    """Return the outputs, the last state and all gradients; `second` for the gradients of gradients, too.
+
+    change: of the outputs and of the last state, before the loss.
+    """
     operands = laws.differentiable(operands)
     leaves = laws.leaves(operands)
     y, last = op(**operands, **more, backend=backend)
-    results = [y, *pytree.tree_leaves(last)]
-    loss = sum((each * torch.linspace(-1, 1, each.numel(), dtype=each.dtype).cos().view_as(each)).sum()
-               for each in results)  # fmt: skip
-    found = {f"result {i}": each for i, each in enumerate(results)}
-    assert isinstance(loss, Tensor)
-    grads = [torch.zeros_like(leaf) for leaf in leaves.values()]
-    if loss.requires_grad:
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    results = [change(each) for each in (y, *pytree.tree_leaves(last))]
+    values = {f"result {i}": each for i, each in enumerate(results)}
+    for order in "d", "dd":
+        loss = _loss(results)
+        results = [torch.zeros_like(leaf) for leaf in leaves.values()]
+        if loss.requires_grad:
+            wanted = list(leaves.values())
+            results = list(torch.autograd.grad(loss, wanted, create_graph=second, materialize_grads=True))
+        values |= {f"{order}{name}": grad for name, grad in zip(leaves, results, strict=True)}
+        if not second:
+            break
+    return values
+
+
+def _call(seed: int, dtype: torch.dtype) -> tuple[Draw, Cell, dict[str, Any], dict[str, Any]]:
+    """Return a random cell, its operands, and the options of a call."""
+    draw = Draw(seed)
+    more: dict[str, Any] = {"reverse": seed % 3 == 0, "way": ("sin", "other")[seed // 2 % 2]}
+    if seed % 5 == 0:
+        more["cu_seqlens"] = torch.tensor(PACKED)
+    return draw, draw.cell(), draw.operands(dtype, "cu_seqlens" in more), more
 
 
 def _check(seed: int, backend: str) -> bool:
     """Compare a random cell with the loop. Return False if it has no numbers to be held to, or cannot run."""
-    draw = Draw(seed)
-    op = draw.cell()
-    dtype = (torch.float64, torch.float32)[seed % 2]
-    packed = seed % 5 == 0
-    operands = draw.operands(dtype, packed)
-    more: dict[str, Any] = {"reverse": seed % 3 == 0, "way": ("sin", "other")[seed // 2 % 2]}
-    if packed:
-        more["cu_seqlens"] = torch.tensor(PACKED)
+    draw, op, operands, more = _call(seed, (torch.float64, torch.float32)[seed % 2])
     given = {key: value for key, value in more.items() if key != "reverse"}
     line = next(line for line in op.explain(**operands, **given).splitlines() if line.startswith(backend))
     reason = line.removeprefix(f"{backend}: ").removeprefix("device cpu (runs on cuda); ")
@@ -410,9 +437,61 @@ def _check(seed: int, backend: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("first", range(0, SHORT, 10))
+@pytest.fixture
+def _in_python(monkeypatch):
+    """Kernels for a CPU run by Python, not by numba."""
+    monkeypatch.setattr(compiled, "load", cell_interpreter.load)
+
+
+@pytest.mark.usefixtures("_in_python")
+@pytest.mark.parametrize("first", range(0, SHORT, 20))
+def test_kernels_for_a_cpu_in_python(first):
+    assert sum(_check(seed, "cpu") for seed in range(first, first + 20)) >= 16
+
+
+@pytest.mark.parametrize("first", range(0, SHORT, 20))
 def test_kernels_for_a_cpu(first):
-    assert sum(_check(seed, "cpu") for seed in range(first, first + 10)) >= 8
+    """To compile one takes more than a second, so each fifth is compiled here."""
+    assert sum(_check(seed, "cpu") for seed in range(first, first + 20, 5)) >= 3
+
+
+@pytest.mark.usefixtures("_in_python")
+@pytest.mark.parametrize("first", range(1, SHORT, 15))
+def test_second_derivatives(first):
+    """Those of a kernel are the loop's."""
+    for seed in range(first, first + 15, 3):
+        _, op, operands, more = _call(seed, torch.float64)
+        kernel, loop = (_results(op, operands, more, backend, second=True) for backend in ("cpu", "reference"))
+        torch.testing.assert_close(kernel, loop, msg=lambda text, seed=seed: f"{seed}: {text}")
+
+
+@pytest.mark.usefixtures("_in_python")
+@pytest.mark.parametrize("first", range(0, SHORT, 15))
+def test_results_may_be_changed_in_place(first):
+    """The outputs and each field of the last state: gradients are those of copies."""
+    for seed in range(first, first + 15, 2):
+        _, op, operands, more = _call(seed, torch.float64)
+        kernel = _results(op, operands, more, "cpu", change=lambda value: value.mul_(0.5))
+        loop = _results(op, operands, more, "reference", change=lambda value: value * 0.5)
+        torch.testing.assert_close(kernel, loop, msg=lambda text, seed=seed: f"{seed}: {text}")
+
+
+@pytest.mark.usefixtures("_in_python")
+@pytest.mark.parametrize("first", range(0, SHORT, 15))
+def test_nan(first):
+    """A kernel gives NaN where the loop does.
+
+    A gradient is NaN in some more places: where the state has no gradient, a kernel multiplies zeros by NaN.
+    """
+    for seed in range(first, first + 15, 2):
+        draw, op, operands, more = _call(seed, torch.float64)
+        for name in ("x", "z"):
+            operands[name].view(-1)[draw.random.randrange(operands[name].numel())] = torch.nan
+        kernel, loop = (_results(op, operands, more, backend) for backend in ("cpu", "reference"))
+        for name, value in loop.items():
+            gone = kernel[name].isnan()
+            assert torch.equal(gone, value.isnan()) if name.startswith("result") else not (value.isnan() & ~gone).any()
+            torch.testing.assert_close(kernel[name][~gone], value[~gone], msg=lambda text, seed=seed: f"{seed}: {text}")
 
 
 @pytest.mark.parametrize("first", range(0, SHORT, 20))
@@ -458,8 +537,16 @@ STEPS = {
     "a size in a parameter": lambda x, w, a, s: torch.tanh(x + s * (a / a.shape[0] ** 0.5)),
     "integers and truths": lambda x, w, a, s: torch.where(a > 0, s * torch.arange(4), (x > 0) * (s > 0) * x),
     "in place on a parameter": lambda x, w, a, s: _in_place(x, a, s),
+    "parts of operands": lambda x, w, a, s: torch.tanh(_twice(x[:, 1:3]) + s[:, :1] @ w[2:3] * a[::3].sum()),
+    "no part of a parameter twice": lambda x, w, a, s: torch.cat([s[:, 2:] @ w[:2, 1:3], x[:, :2]], 1) * a[1],
+    "means": lambda x, w, a, s: torch.tanh(x - _twice(s.unflatten(1, (2, 2)).mean(1)) + x.mean(-1, keepdim=True)),
+    "least": lambda x, w, a, s: x * _twice(s.unflatten(1, (2, 2)).amin(1)) + s.amin(-1, keepdim=True) * a,
     "extremes": lambda x, w, a, s: x - s.amax(-1, keepdim=True) * x.amin(-1, keepdim=True) + s.mean(-1, keepdim=True),
 }
+
+
+def _twice(value):
+    return torch.cat([value, value], 1)
 
 
 def _in_place(x, a, s):
@@ -469,9 +556,18 @@ def _in_place(x, a, s):
     return torch.tanh(x + s * more + double)
 
 
+@pytest.mark.parametrize("name", ["integers and truths", "where on a parameter", "least"])
+def test_compiled_steps(name):
+    _hold(_alone(STEPS[name]))
+
+
+@pytest.mark.usefixtures("_in_python")
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_that_were_wrong(name):
-    op = _alone(STEPS[name])
+    _hold(_alone(STEPS[name]))
+
+
+def _hold(op):
     generator = torch.Generator().manual_seed(0)
     shapes = {"x": (3, 5, 4), "w": (4, 4), "a": (4,), "state": (3, 4)}
     operands = {key: torch.randn(shape, generator=generator, dtype=torch.float64) / 2 for key, shape in shapes.items()}

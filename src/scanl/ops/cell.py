@@ -133,8 +133,10 @@ class Cell(Op[..., Any]):
         return super().explain(cu_seqlens=cu_seqlens, **self._pack(operands, cu_seqlens)[0], **options)
 
     def _unpacked(self, last: Tensor, sizes: Mapping[str, Any]) -> Any:
-        """Return a state as the step has it."""
-        return last if self.fields is None else self.fields.unpack(last, sizes)
+        """Return a state as the step has it: copies, because torch lets nobody change several views in place."""
+        if self.fields is None:
+            return last
+        return self.fields.kind(*[part.clone() for part in self.fields.unpack(last, sizes)])
 
     def _loop(self) -> Callable[..., tuple[Tensor, Any]]:
         """Return the loop over time. Its signature is that of the step with `state=None` and the keywords of `Call`."""
