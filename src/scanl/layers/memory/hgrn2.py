@@ -74,7 +74,8 @@ class HGRN2(LowerBounded):
     ) -> tuple[Tensor, Tensor]:
         self._check(x, state, cu_seqlens)
         q, f, v = F.silu(self.q_proj(x)), widen(self.f_proj(x)), self.i_proj(x)
-        k = (1 - self.lower_bound()) * (-f).sigmoid()
+        # The sigmoid of -f by its logarithm: where it rounds to 1, its derivative does not round to 0.
+        k = (1 - self.lower_bound()) * F.logsigmoid(-f).exp()
         g = F.logsigmoid(f) if self._bound is None else torch.log1p(-k)  # without a bound, k may round to 1
         q, k, v, g = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v, g))
         o, last = linear_attention(q, k, v, g, state=state, cu_seqlens=cu_seqlens)
