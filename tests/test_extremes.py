@@ -1,4 +1,4 @@
-"""Gates at their ends, and sizes at which a layer computes in another way: values and gradients against float64 loops."""
+"""Gates at their ends, and sizes at which a layer computes another way: values and gradients of float64 loops."""
 
 import math
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from scanl import layers, ops
+from scanl import ops
+from scanl.layers.memory.hgrn2 import HGRN2
 from scanl.layers.rnn.esn import ESN
+from scanl.layers.ssm.rglru import RGLRU
 from scanl.ops.rglru_gates import rglru_gates
 
 EPS = torch.finfo(torch.float32).eps
@@ -41,7 +43,7 @@ def _hgrn2(x, weights, bound, heads):
 def test_hgrn2_with_gates_at_their_ends(gates, depth):
     """The decay is about 2e-9 at -20, and rounds to 0 and 1 further out."""
     torch.manual_seed(0)
-    stack = [layers.build("hgrn2", 8, head_dim=4) for _ in range(2)]
+    stack = [HGRN2(8, head_dim=4) for _ in range(2)]
     if depth is not None:
         for i, one in enumerate(stack):
             one.enter_stack(i, stack)
@@ -68,7 +70,7 @@ def test_hgrn2_with_gates_at_their_ends(gates, depth):
 
 
 @pytest.mark.parametrize("steps", [5, 4096], ids=["in torch", "in a kernel"])
-@pytest.mark.parametrize("log_decay, gate", [(0.0, 0.5), (-1.0, -200.0)], ids=["rate 0", "gate 0"])
+@pytest.mark.parametrize(("log_decay", "gate"), [(0.0, 0.5), (-1.0, -200.0)], ids=["rate 0", "gate 0"])
 def test_rglru_with_a_decay_of_exactly_one(log_decay, gate, steps):
     """a = 1 and sqrt(1 - a²) = 0: the input does not enter. The root's derivative is 1000, so that of u by log a is
     -2000 i x, as 1 - a² = 1 - e^(2 log a) has the derivative -2.
@@ -92,7 +94,7 @@ def test_rglru_with_a_decay_of_exactly_one(log_decay, gate, steps):
 
 
 def test_rglru_that_keeps_its_state_exactly():
-    layer = layers.build("rglru", 8)
+    layer = RGLRU(8, 2)
     with torch.no_grad():
         layer.a_param.fill_(-200.0)  # softplus is 0 in float32, so a = 1
     x = torch.randn(2, 50, 8, requires_grad=True)
