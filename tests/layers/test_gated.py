@@ -233,6 +233,15 @@ def test_one_row_of_ligru_in_training_is_normalised_as_in_evaluation_and_hooks_s
     assert x.grad.any() == bool(steps)
 
 
+@pytest.mark.usefixtures("double")
+def test_two_rows_of_ligru_in_training_have_statistics():
+    layer, x = LiGRU(DIM), torch.randn(1, 2, DIM)
+    first, second = (x[0] @ layer.w.weight.T).detach()
+    layer(x)
+    torch.testing.assert_close(layer.norm.running_mean, 0.05 * (first + second) / 2)
+    torch.testing.assert_close(layer.norm.running_var, 0.95 + 0.05 * (first - second).square() / 2)
+
+
 def test_gate_penalty_of_ligru_is_the_mean_of_its_gates():
     layer, x, h, penalty = LiGRU(DIM, "layernorm"), torch.randn(1, T, DIM), torch.randn(1, DIM), []
     found = layer.gate_penalty(x, h)
