@@ -11,6 +11,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers import Attention, WindowAttention
 from scanl.layers import state as states
 from scanl.layers.attention.forgetting_attention import ForgettingAttention
+from scanl.layers.attention.multi_state_attention import BLOCK
 
 
 def attention(layer, xs):
@@ -243,6 +244,22 @@ def test_multi_state_attention_with_room_for_all_is_attention():
     window = WindowAttention(DIM, 2, 2, window=4, rope_fraction=1.0)
     window.load_state_dict(layer.state_dict() | {"o_proj.bias": torch.zeros(DIM)})
     torch.testing.assert_close(layer(x)[0], window(x)[0])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("policy", ["tova", "window"])
+def test_blocks_of_multi_state_attention_are_its_steps(policy):
+    """Over several blocks, values, the gradient and the last state are those of a loop, and those of pieces."""
+    layer = layers.build("multi_state_attention", DIM, num_heads=4, num_kv_heads=2, window=6, policy=policy)
+    x = torch.randn(1, 2 * BLOCK + 3, DIM, requires_grad=True)
+    y, state = layer(x)
+    loop = torch.stack(multi_state_attention(layer, x[0]))[None]
+    torch.testing.assert_close(y, loop)
+    torch.testing.assert_close(*(torch.autograd.grad(each.sin().sum(), x) for each in (y, loop)))
+    first, kept = layer(x[:, : BLOCK - 5])
+    second, kept = layer(x[:, BLOCK - 5 :], kept)
+    torch.testing.assert_close(torch.cat([first, second], 1), y)
+    torch.testing.assert_close(kept, state)
 
 
 WRONG = [

@@ -18,6 +18,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.layers.state import Device, DType
+from scanl.ops._frame.nonfinite import faulty, replaced, suspected
 from scanl.ops._frame.opaque import opaque
 
 
@@ -32,6 +33,9 @@ class MultiState(NamedTuple):
     position: Tensor
 
 
+BLOCK = 128  # steps; of a longer block the chosen rows cost more, of a shorter one the copies of the cache
+
+
 def _shapes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, tova: bool) -> list[Tensor]:
     return [torch.empty_like(q), torch.empty_like(rows)]
 
@@ -40,20 +44,63 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, tov
     "multi_state_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor position, bool tova) -> Tensor[]", _shapes
 )
 def _attended(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position: Tensor, tova: bool) -> list[Tensor]:
-    """Attend and drop a row, step by step. q: (B, T, H, K), scaled.   k, v: (B, T, G, K)."""
+    """Attend in blocks of steps, and return y with the last rows. q: (B, T, H, K), scaled.   k, v: (B, T, G, K).
+
+    The rows that the steps of a block see are among the M rows at its start and its own. So the scores of a block are
+    one product of matrices. Only the choice of the rows takes one step after the other.
+
+    In a block a row that is not seen has weight zero, and zero times NaN is NaN. So numbers of rows that are not finite
+    are replaced by zeros, and steps that see such a row are NaN afterwards.
+    """
     kept, width = rows.shape[1], k.shape[-1]
-    slots = torch.arange(kept + 1, device=q.device)
     q, new, ys = q.unflatten(2, (k.shape[2], -1)), torch.cat([k, v], -1), []
-    for t in range(q.shape[1]):
-        rows = torch.cat([rows, new[:, t : t + 1]], 1)
-        blank = slots < kept - t - position[:, None]
-        scores = torch.einsum("bgrk,bjgk->bgrj", q[:, t], rows[..., :width])
-        weights = scores.masked_fill(blank[:, None, None], -torch.inf).softmax(-1)
-        ys.append(torch.einsum("bgrj,bjgv->bgrv", weights, rows[..., width:]))
-        least = weights.detach().sum((1, 2)).masked_fill(blank, -1).argmin(-1, keepdim=True) if tova else 0
-        stay = slots[:-1] + (slots[:-1] >= least)
-        rows = rows.gather(1, stay.expand(len(rows), kept)[:, :, None, None].expand(-1, -1, *rows.shape[2:]))
-    return [torch.stack(ys, 1).flatten(2, 3), rows]
+    doubtful = suspected(rows, new)
+    for first in range(0, q.shape[1], BLOCK):
+        queries, rows = q[:, first : first + BLOCK], torch.cat([rows, new[:, first : first + BLOCK]], 1)
+        steps, slots = queries.shape[1], torch.arange(rows.shape[1], device=q.device)
+        keys, values = (replaced(rows) if doubtful else rows).transpose(1, 2).split(width, -1)
+        scores = queries.permute(0, 2, 3, 1, 4).flatten(2, 3) @ keys.mT
+        scores = scores.unflatten(2, (-1, steps))  # (B, G, H / G, steps, rows)
+        blank = slots < kept - first - position[:, None]
+        seen, stay = (_tova if tova else _window)(scores.detach().flatten(1, 2), blank, kept)
+        weights = (scores + seen[:, None, None]).softmax(-1).flatten(2, 3)
+        y = (weights @ values).unflatten(2, (-1, steps))
+        if doubtful:
+            fault_k, fault_v = faulty(rows).transpose(1, 2).split(width, -1)
+            fault = (fault_k.any(-1, keepdim=True) | fault_v).to(y.dtype)
+            y = y * torch.where((seen == 0).to(y.dtype)[:, None] @ fault > 0, torch.nan, 1.0).to(y.dtype).unsqueeze(2)
+        ys.append(y.permute(0, 3, 1, 2, 4))
+        rows = rows.gather(1, stay[:, :, None, None].expand(-1, -1, *rows.shape[2:]))
+    return [torch.cat(ys, 1).flatten(2, 3), rows]
+
+
+def _window(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Return what each step sees and which rows stay, as `_tova` does, if each step drops the oldest row."""
+    steps, size = scores.shape[2:]
+    age = torch.arange(size, device=scores.device) - torch.arange(steps, device=scores.device)[:, None]
+    hidden = (age < 0) | (age > kept) | blank[:, None]
+    stay = torch.arange(steps, size, device=scores.device)
+    return scores.new_zeros(()).masked_fill(hidden, -torch.inf), stay.expand(len(scores), kept)
+
+
+@torch.no_grad()
+def _tova(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Return 0 for each row that a step sees and -inf for others, (B, steps, rows), and the rows that stay, (B, M).
+
+    scores: of M rows and of the block's own, (B, H, steps, M + steps).   blank: (B, M + steps), rows without a token.
+    """
+    batch, _, steps, size = scores.shape
+    slots = torch.arange(size, device=scores.device)
+    # A row with a token has rank 0, and its weight decides. A blank row goes before it, an absent one never.
+    rank = scores.new_zeros(batch, size).masked_fill(blank, -1).masked_fill(slots >= kept, torch.inf)
+    seen = []
+    for t in range(steps):
+        rank = torch.where(slots == kept + t, 0, rank)
+        seen.append(torch.zeros_like(rank).masked_fill(rank != 0, -torch.inf))
+        weights = (scores[:, :, t] + seen[-1][:, None]).softmax(-1).sum(1)
+        least = torch.where(rank == 0, weights, rank).argmin(-1, keepdim=True)
+        rank = rank.scatter(1, least, torch.inf)
+    return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :kept]
 
 
 @register("multi_state_attention")
@@ -62,7 +109,8 @@ class MultiStateAttention(SoftmaxAttention):
 
     TOVA means token omission via attention. A step attends to the rows of the cache and to itself. Then the row with
     the least weight, as a mean over all heads, is dropped. This may be the step's own row. All heads keep the same
-    tokens. Keys are cached with the rotation of their true position. The steps are computed one after the other.
+    tokens. Keys are cached with the rotation of their true position. Rows are chosen one step after the other, from the
+    scores of 128 steps at once: H T (M + 128) scores of each sequence are in memory.
     Differs: the authors drop rows once after a whole prompt, by the weights of its last token. Here each step drops one
     row, so a prompt gives the same as its tokens one by one.
 
