@@ -29,6 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFUSED = {
     "cfc_cell": "has not the channels on both axes",
     "cfc_ncp_cell": "a value with its channels in another order",
+    "gated_outer_product_cell": "the axes H and V beside their channels",
     "hippo_rnn_cell": "has not the channels on both axes",
     "hippo_rnn_window_cell": "has not the channels on both axes",
     "lmu_cell": "has not the channels on both axes",

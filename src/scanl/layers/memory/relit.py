@@ -6,6 +6,7 @@ r"""Recurrent linear transformer: an outer-product memory whose every entry has 
 """
 
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -14,8 +15,61 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.parts.cell_layer import samples
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops.cell import cell
+from scanl.ops.registry import Sample
+
+SOURCE = (
+    'Pramanik, Elelimy, Machado and White, "Recurrent Linear Transformers", arXiv:2310.15719, sec. 3, with the '
+    "queries of the released code"
+)
+
+
+@cell(
+    "q: B T H K, k: B T H K, g: B T H K, v: B T H V, b: B T H V, state: B H V K -> B T H V",
+    equation="C_t = (1 - b g^T) * C_{t-1} + (b g^T) * (v k^T),  o_t = C_t q_t",
+    source=SOURCE,
+)
+def gated_outer_product_cell(q, k, g, v, b, state):
+    """Step a memory of outer products whose entry of row n and column m has the gate b_n g_m, and read it.
+
+    q, k: queries and keys, (B, T, H, K).   g: gates of columns, in [0, 1], likewise.   v: values, (B, T, H, V).
+    b: gates of rows, in [0, 1], likewise.   state: C, (B, H, V, K).
+    """
+    write = b[..., None] * g[..., None, :]
+    state = (1 - write) * state + write * (v[..., None] * k[..., None, :])
+    return (state * q[..., None, :]).sum(-1), state
+
+
+@gated_outer_product_cell.backend("parallel")
+def _as_scan(q: Tensor, k: Tensor, g: Tensor, v: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Make the gates and the writes of all steps, and scan each entry for itself."""
+    write = b.unsqueeze(-1) * g.unsqueeze(-2)
+    C, last = linear_scan(write * v.unsqueeze(-1) * k.unsqueeze(-2), 1 - write, state)
+    return torch.einsum("...vk,...k->...v", C, q), last
+
+
+@gated_outer_product_cell.samples
+def _samples() -> Iterator[Sample]:
+    return samples(
+        lambda draw, batch, steps, rows: {
+            **{name: draw(batch, steps, 2, 3) for name in "qk"},
+            "g": draw(batch, steps, 2, 3).sigmoid(),
+            "v": draw(batch, steps, 2, 4),
+            "b": draw(batch, steps, 2, 4).sigmoid(),
+            "state": draw(rows, 2, 4, 3),
+        }
+    )
+
+
+@gated_outer_product_cell.errors
+def _errors() -> Iterator[tuple[Sample, str]]:
+    q, v = torch.zeros(2, 5, 2, 3), torch.zeros(2, 5, 2, 4)
+    operands = {"q": q, "k": q, "g": q, "v": v, "b": v}
+    yield Sample({**operands, "b": v[..., :3]}), "b has shape (2, 5, 2, 3), expected (B, T, H, V)"
+    yield Sample({**operands, "state": v[:, 0]}), "state has shape (2, 2, 4), expected (B, H, V, K)"
 
 
 class GatedOuterProducts(Layer):
@@ -58,10 +112,11 @@ def expand(x: Tensor, p: Tensor) -> Tensor:
 class ReLiT(GatedOuterProducts):
     """ReLiT (later GaLiTe): learned expansions of keys and queries, and a gate for each entry of the memory.
 
-    The gate is 1 - β γᵀ, which is not a product of a decay of rows and a decay of columns. So a step needs H K (K + 1)
-    η numbers. They are computed for all steps at once, so long sequences need much memory. `arelit` approximates this
-    layer. Two things are not part of it: the authors' block, which has gates in place of residual sums, and their reset
-    at the start of an episode.
+    The gate is 1 - β γᵀ, which is not a product of a decay of rows and a decay of columns. So each of the H K (K + 1) η
+    numbers of the memory has a gate of its own in each step. A compiled kernel keeps them in the processor's cache.
+    Where there is no kernel, as on a GPU, the numbers of all steps are in memory. `arelit` approximates this layer. Two
+    things are not part of it: the authors' block, which has gates in place of residual sums, and their reset at the
+    start of an episode.
 
     Args:
         dim: D, model width.
@@ -83,11 +138,8 @@ class ReLiT(GatedOuterProducts):
         "C_t = (1 - b g^T) * C_{t-1} + (b g^T) * (v k^T),  s_t = (1 - g) * s_{t-1} + g * k,  "
         "o_t = C_t q_t / (s_t . q_t),  k = ReLU(W_k x) (x) ReLU(W_1 x),  g = sigmoid(W_g x) (x) sigmoid(W_3 x)"
     )
-    source = (
-        'Pramanik, Elelimy, Machado and White, "Recurrent Linear Transformers", arXiv:2310.15719, sec. 3, with the '
-        "queries of the released code"
-    )
-    op = "linear_scan"
+    source = SOURCE
+    op = "gated_outer_product_cell"
     sample: ClassVar = {"num_heads": 2, "head_dim": 9, "eta": 8}  # with few channels, all ReLUs of a step may be 0
 
     def __init__(
@@ -117,8 +169,6 @@ class ReLiT(GatedOuterProducts):
         q = torch.einsum("...hk,hmk->...hm", q, widen(self.query_weight)) + widen(self.query_bias)
         q = expand(*q.relu().split([self.head_dim, self.eta], -1))
         v, beta = F.pad(v, (0, 1), value=1.0), F.pad(beta.sigmoid(), (0, 1), value=1.0)  # the last row is s
-        write = beta.unsqueeze(-1) * gamma.unsqueeze(-2)
-        C, last = linear_scan(write * v.unsqueeze(-1) * k.unsqueeze(-2), 1 - write, state, cu_seqlens=cu_seqlens)
-        o = torch.einsum("...vk,...k->...v", C, q)
+        o, last = gated_outer_product_cell(q, k, gamma, v, beta, state, cu_seqlens=cu_seqlens)
         o = o[..., :-1] / (o[..., -1:] + self.eps)
         return self.project(o.flatten(-2).to(x.dtype)), last
