@@ -58,6 +58,16 @@ def test_the_default_widths_of_gated_deltanet_are_the_published_ones():
         assert layers.build("gated_deltanet", 64, num_heads=4).head_dim == 12
 
 
+def test_the_default_widths_of_qwen3_next_deltanet_are_in_the_released_proportions():
+    """Queries and keys of D, values of 2 D: config.json of Qwen3-Next has 16 and 32 heads of 128 at its 2,048."""
+    with torch.device("meta"):
+        for dim in (64, 256, 1024, 2048):
+            layer = layers.build("qwen3_next_deltanet", dim)
+            assert (layer.q_proj.out_features, layer.k_proj.out_features) == (dim, dim)
+            assert (layer.v_proj.out_features, layer.g_proj.out_features) == (2 * dim, 2 * dim)
+            assert layer.memory == (32, dim // 16, dim // 16)
+
+
 def trained(layer, x, autocast=False):
     """The output, the state, and the gradient of every parameter, in float64; without one where there is none."""
     layer.zero_grad()

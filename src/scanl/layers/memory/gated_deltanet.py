@@ -63,6 +63,7 @@ class GatedDeltaNet(QueryKeyValue):
     sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4}
     residual_out = "o_proj"
     hints: ClassVar = dict.fromkeys(("A_log", "dt_bias"), UNDECAYED)
+    keys_by_dim: ClassVar[float] = 0.75  # channels of all heads of keys over D, by default
 
     g_proj: nn.Module | None
 
@@ -85,7 +86,7 @@ class GatedDeltaNet(QueryKeyValue):
         super().__init__()
         heads = num_heads if num_v_heads is None else num_v_heads
         if head_dim is None:
-            head_dim = max(1, round(3 * dim / (4 * max(1, num_heads))))
+            head_dim = max(1, round(self.keys_by_dim * dim / max(1, num_heads)))
         if min(head_dim, num_heads, num_householder, conv_size) < 1:
             found = f"head_dim is {head_dim}, num_heads is {num_heads}, num_householder is {num_householder} and "
             found += f"conv_size is {conv_size}"
@@ -174,15 +175,17 @@ class GatedDeltaNetNegativeEigenvalues(GatedDeltaNet):
     source = 'Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv:2411.12537'
 
 
-@preset("qwen3_next_deltanet", expand_v=1.0, head_dim=128, num_heads=16, num_v_heads=32, norm_eps=1e-6)
+@preset("qwen3_next_deltanet", expand_v=1.0, num_heads=16, num_v_heads=32, norm_eps=1e-6)
 class Qwen3NextDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet with the sizes of Qwen3-Next: 16 heads of keys and 32 of values, with 128 channels each.
+    """Gated DeltaNet in the proportions of Qwen3-Next: 16 heads of keys and 32 of values, with D / 16 channels each.
 
-    These sizes are those of the released model, whose width is 2,048. They do not depend on `dim`.
+    Here the default of head_dim is D / num_heads, rounded. So at the width of the released model, 2,048, the heads have
+    its 128 channels.
     """
 
     id = "S-deltanet"
     equation = GatedDeltaNet.equation
+    keys_by_dim = 1.0
     source = 'Qwen team, "Qwen3-Next", 2025, as Qwen3NextGatedDeltaNet in transformers'
 
 
