@@ -277,17 +277,17 @@ def _pairs(x: Tensor, different: float, same: float, *, lower: bool = False) -> 
 def _monomials(x: Tensor, degree: int) -> Tensor:
     """Return the monomials of this degree, each times the root of the number of ways to order its factors.
 
-    Products with matrices of zeros and ones select the factors, as in `_pairs`.
+    Those whose first factor is x_i are x_i times the last monomials of one degree less: those of x_i, x_{i+1}, ...
     """
-    factors = torch.combinations(torch.arange(x.shape[-1]), degree, with_replacement=True)
-    counts = torch.nn.functional.one_hot(factors, x.shape[-1]).sum(1).double()
-    weights = torch.exp((math.lgamma(degree + 1) - torch.lgamma(counts + 1).sum(1)) / 2).to(x)
-    product: Tensor | None = None
-    for column in factors.unbind(1):
-        chosen = x @ torch.nn.functional.one_hot(column, x.shape[-1]).mT.to(x)
-        product = chosen if product is None else product * chosen
-    assert product is not None
-    return product * weights
+    width = x.shape[-1]
+    product, sizes = x, list(range(width, 0, -1))  # sizes: how many monomials have no factor before x_i
+    for _ in range(degree - 1):
+        many = product.shape[-1]
+        product = torch.cat([x[..., i : i + 1] * product[..., many - size :] for i, size in enumerate(sizes)], -1)
+        sizes = [sum(sizes[i:]) for i in range(width)]
+    factors = torch.combinations(torch.arange(width), degree, with_replacement=True)
+    counts = torch.nn.functional.one_hot(factors, width).sum(1).double()
+    return product * torch.exp((math.lgamma(degree + 1) - torch.lgamma(counts + 1).sum(1)) / 2).to(x)
 
 
 def _fourier(x: Tensor, w: Tensor) -> Tensor:

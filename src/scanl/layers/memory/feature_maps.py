@@ -29,7 +29,10 @@ class UnnormalisedLinearAttention(LinearAttention):
 
 @preset("polynomial_attention", feature_map="polynomial")
 class PolynomialAttention(LinearAttention):
-    """Linear attention whose kernel is a polynomial of the inner product, by default of degree 2."""
+    """Linear attention whose kernel is a polynomial of the inner product, by default of degree 2.
+
+    A head with more than 256 features reads the steps of a block by the kernel, and only earlier ones by features.
+    """
 
     id = "S-polyfeat"
     equation = "o_t = sum_{j<=t} (1 + q_t . k_j)^p v_j / sum_{j<=t} (1 + q_t . k_j)^p,  p = 2"

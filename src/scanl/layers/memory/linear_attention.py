@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, register, widen
+from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.parts.feature_map import FeatureMap
+from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.query_key_value import whole_heads
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention, noncausal_linear_attention
+
+MANY = 256  # features of a head; up to there a kernel of `linear_attention` costs less than scores of pairs of steps
 
 
 class LinearAttentionState(NamedTuple):
@@ -118,6 +121,8 @@ class LinearAttention(Layer):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=bias) for width in (key, key, value))
         self.q_norm, self.k_norm = (nn.LayerNorm(key) if norm_qk else None for _ in range(2))
         self.feature_map = FeatureMap(feature_map, num_heads, head_k_dim, num_features, nu, horizon, degree)
+        plain = causal and not (gate or norm_q or norm_k)
+        self.by_kernel = plain and self.feature_map.has_kernel and self.feature_map.width > MANY
         self.gate_proj = nn.Linear(dim, num_heads) if gate else None
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
         self.o_proj = nn.Linear(value, dim, bias=bias)
@@ -146,22 +151,31 @@ class LinearAttention(Layer):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
-        q, k = self.feature_map(q, steps), self.feature_map(k, steps)
-        q = q / (q.sum(-1, keepdim=True) + 1e-4) if self.norm_q else q
-        k = k / (k.sum(-1, keepdim=True) + 1e-4) if self.norm_k else k
-        g = None
-        if self.gate_proj is not None:
-            gate = widen(self.gate_proj(x))
-            g, k = F.logsigmoid(gate), k * (-gate).sigmoid()[..., None]
         v = F.pad(v, (0, 1), value=1.0) if self.normalize else v
-        if self.causal:
-            o, S = linear_attention(q, k, v, g, state=S, scale=1.0, cu_seqlens=cu_seqlens)
+        if self.by_kernel and cu_seqlens is None and x.shape[1] > 1 and not torch.compiler.is_compiling():
+            with as_widened(x):
+                start = None if state is None else S
+                o, S = attend_by_kernel(self.feature_map, widen(q), widen(k), widen(v), start)
         else:
-            o, S = _all(q, k, widen(v), S, cu_seqlens)
+            o, S = self._by_features(x, q, k, v, S, steps, cu_seqlens)
         if self.normalize:
             o = o[..., :-1] / o[..., -1:].clamp(min=self.eps)
         o = o.to(x.dtype) if self.norm is None else self.norm(o, None).to(x.dtype)
         return self.o_proj(o.flatten(-2)), LinearAttentionState(S, read)
+
+    def _by_features(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor, steps: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        q, k = self.feature_map(q, steps), self.feature_map(k, steps)
+        q = q / (q.sum(-1, keepdim=True) + 1e-4) if self.norm_q else q
+        k = k / (k.sum(-1, keepdim=True) + 1e-4) if self.norm_k else k
+        if not self.causal:
+            return _all(q, k, widen(v), S, cu_seqlens)
+        g = None
+        if self.gate_proj is not None:
+            gate = widen(self.gate_proj(x))
+            g, k = F.logsigmoid(gate), k * (-gate).sigmoid()[..., None]
+        return linear_attention(q, k, v, g, state=S, scale=1.0, cu_seqlens=cu_seqlens)
 
 
 def _all(q: Tensor, k: Tensor, v: Tensor, S: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,20 @@ class FeatureMap(Module):
         drawn = random_projection(math.prod(heads) * features, width, generator=generator, orthogonal=not heads)
         self.projection.copy_(drawn.view_as(self.projection))
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether φ(q)·φ(k) is a function of q·k, which `kernel` computes."""
+        return self.name in ("polynomial", "taylor", "quadratic")
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return φ(q_i)·φ(k_j), (..., I, J), of queries (..., I, K) and keys (..., J, K), without their features."""
+        scores = widen(q) @ widen(k).mT
+        if self.name in _SCALED:
+            scores = scores * self.head_dim**-0.5
+        if self.name == "quadratic":
+            return scores.square()
+        return (1 + scores) ** self.degree if self.name == "polynomial" else (1 + scores).square() / 2 + 0.5
+
     def forward(self, x: Tensor, steps: Tensor | None) -> Tensor:
         """Apply φ. steps: (B, T), position of each step in its sequence; needed if the map is `positional`."""
         x = widen(x)
