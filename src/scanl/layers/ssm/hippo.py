@@ -264,6 +264,7 @@ class HiPPO(Layer):
         entering = torch.stack(last[:-1], 1)  # (B, blocks, D, N)
         mask = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=u.device).tril()
         written = torch.where(mask[..., None], written, 0)
+        C = C.expand(*written.shape[:2], -1, -1)  # one product for each block: of a plain C torch transposes the result
         by_input = (C @ written.permute(0, 1, 4, 2, 3).flatten(3)).unflatten(3, (BLOCK, BLOCK))
         by_state = (C @ kept.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.size))
         y = self._applied(by_input, x) + self._applied(by_state, entering)
@@ -275,4 +276,5 @@ class HiPPO(Layer):
         """Return each map of (S, blocks, D, steps, N) at the rows of x (B, blocks, D, N): (B, blocks, D, steps)."""
         if len(maps) == len(x):
             return (maps @ x[..., None])[..., 0]
-        return (maps[0] @ x.permute(1, 2, 3, 0).contiguous()).permute(3, 0, 1, 2)
+        y = torch.einsum("pdtn,bpdn->bpdt", maps.squeeze(0), x)
+        return y * 1.0  # so its gradient is dense: one that is expanded, as of a sum, torch copies matrix by matrix
