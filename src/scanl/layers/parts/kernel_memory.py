@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from scanl.layers.parts.feature_map import FeatureMap
-from scanl.ops._chunks import chunks, joined
 from scanl.ops._frame.nonfinite import replaced, suspected
 from scanl.ops._matrix_memory import spoilt
 
@@ -29,26 +28,27 @@ def attend_by_kernel(
         k, v = replaced(k), replaced(v)
     size, ys = CHUNK * -(-2 * features.width // CHUNK), []
     for start in range(0, q.shape[1], size):
-        queries, keys, values = (part[:, start : start + size] for part in (q, k, v))
+        queries, keys, values = (part[:, start : start + size].transpose(1, 2).contiguous() for part in (q, k, v))
         y = _block(features, queries, keys, values)
         if state is not None:
-            y = y + torch.einsum("bthk,bhkv->bthv", features(queries, None), state)
-        written = torch.einsum("bthk,bthv->bhkv", features(keys, None), values)
+            y = y + features(queries, None) @ state
+        written = features(keys, None).mT @ values
         state = written if state is None else state + written
-        ys.append(y)
+        ys.append(y.transpose(1, 2))
     assert state is not None
     y = torch.cat(ys, 1)
     return (y, state) if spoil is None else (y * spoil, state * spoil[:, -1].unsqueeze(-2))
 
 
 def _block(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Let each step read the steps up to itself: chunk by chunk, those before the chunk and those in it."""
-    steps = q.shape[1]
-    qs, ks, vs = (chunks(part, CHUNK, part.shape[2]).squeeze(2) for part in (q, k, v))  # (B, H, chunks, steps, ·)
-    inside = features.kernel(qs, ks).tril() @ vs
-    keys, values = (part.transpose(1, 2).contiguous() for part in (k, v))
-    ys = [inside[:, :, :1]]
-    for n in range(1, qs.shape[2]):
-        before = features.kernel(qs[:, :, n], keys[:, :, : n * CHUNK]) @ values[:, :, : n * CHUNK]
-        ys.append((inside[:, :, n] + before).unsqueeze(2))
-    return joined(torch.cat(ys, 2).unsqueeze(2), steps)
+    """Let each step read the steps up to itself: chunk by chunk, those before the chunk and those in it.
+
+    q, k: (B, H, steps, K).   v: (B, H, steps, V).
+    """
+    ys = []
+    for n, (queries, keys, values) in enumerate(zip(*(part.split(CHUNK, 2) for part in (q, k, v)), strict=True)):
+        y = features.kernel(queries, keys).tril() @ values
+        if n:
+            y = y + features.kernel(queries, k[:, :, : n * CHUNK]) @ v[:, :, : n * CHUNK]
+        ys.append(y)
+    return torch.cat(ys, 2)
