@@ -262,6 +262,19 @@ def test_blocks_of_multi_state_attention_are_its_steps(policy):
     torch.testing.assert_close(kept, state)
 
 
+@pytest.mark.usefixtures("double")
+def test_a_full_cache_beside_an_empty_one():
+    """A sequence that has read more than M tokens, and one that begins, give in one batch what they give alone."""
+    layer = layers.build("multi_state_attention", DIM, num_heads=2, window=6)
+    x, (_, full) = torch.randn(2, 20, DIM), layer(torch.randn(1, 9, DIM))
+    parts = [full, layer.init_state(1)]
+    y, state = layer(x, type(full)(*(torch.cat(leaves) for leaves in zip(*parts, strict=True))))
+    for row, part in enumerate(parts):
+        alone, kept = layer(x[row : row + 1], part)
+        torch.testing.assert_close(y[row : row + 1], alone)
+        torch.testing.assert_close(states.index(state, [row]), kept)
+
+
 WRONG = [
     ("path_attention", {"num_heads": 3}, "path_attention: num_heads is 3, expected a divisor of dim=8"),
     ("path_attention", {"num_kv_heads": 3}, "path_attention: num_kv_heads is 3, expected a divisor of num_heads=8"),

@@ -18,7 +18,7 @@ from scanl.layers.packing import each_alone
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
 from scanl.layers.state import Device, DType
-from scanl.ops._frame.nonfinite import faulty, replaced, suspected
+from scanl.ops._frame.nonfinite import faulty, readable, replaced, suspected
 from scanl.ops._frame.opaque import opaque
 
 
@@ -93,13 +93,17 @@ def _tova(scores: Tensor, blank: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     slots = torch.arange(size, device=scores.device)
     # A row with a token has rank 0, and its weight decides. A blank row goes before it, an absent one never.
     rank = scores.new_zeros(batch, size).masked_fill(blank, -1).masked_fill(slots >= kept, torch.inf)
+    # How many steps drop a blank row, whatever the weights are.
+    free = min(blank.sum(1).tolist(), default=0) if readable(blank) else 0
     seen = []
     for t in range(steps):
         rank = torch.where(slots == kept + t, 0, rank)
         seen.append(torch.zeros_like(rank).masked_fill(rank != 0, -torch.inf))
-        weights = (scores[:, :, t] + seen[-1][:, None]).softmax(-1).sum(1)
-        least = torch.where(rank == 0, weights, rank).argmin(-1, keepdim=True)
-        rank = rank.scatter(1, least, torch.inf)
+        order = rank
+        if t >= free:
+            weights = (scores[:, :, t] + seen[-1][:, None]).softmax(-1).sum(1)
+            order = torch.where(rank == 0, weights.nan_to_num(0), rank)
+        rank = rank.scatter(1, order.argmin(-1, keepdim=True), torch.inf)
     return torch.stack(seen, 1), (rank == torch.inf).int().argsort(dim=1, stable=True)[:, :kept]
 
 
