@@ -6,8 +6,9 @@ import pytest
 import torch
 from by_hand import DIM, assert_normal, assert_uniform, gelu_tanh, linear, rms, sigmoid, silu, softplus, unit
 from test_memory import assert_time_steps, convolved, projected, undecayed
+from torch.utils._pytree import tree_flatten
 
-from scanl import layers
+from scanl import layers, ops
 from scanl.errors import ConfigError
 
 
@@ -454,6 +455,45 @@ def test_log_linear_with_equal_weights_is_the_linear_form(name, plain):
     for each in (layer, linear_form):  # without its ε, the norm takes the factor out
         (each.norm if plain == "mamba2" else each.o_norm).eps = 0.0
     torch.testing.assert_close(layer(x)[0], linear_form(x)[0])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", ["log_linear_mamba2", "log_linear_gated_deltanet"])
+@pytest.mark.parametrize("length", [65, 128, 201, 330])
+def test_levels_of_a_sequence_from_its_start_are_those_of_its_steps(name, length):
+    """The weights differ between levels. The other side is the plain loop of one op, in two calls with a state between.
+
+    The lengths are one step over a chunk, whole chunks, an odd number of chunks, and a level of four chunks.
+    """
+    groups = {"ngroups": 2, "d_state": 3, "headdim": 4} if name == "log_linear_mamba2" else {"head_dim": 3}
+    layer = layers.build(name, DIM, max_length=700, **groups)
+    layer.L.data = torch.rand_like(layer.L) * 3
+    x = torch.randn(2, length, DIM, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+
+    def with_gradients(y, state):
+        parts = [y, *(part for part in tree_flatten(state)[0] if part.is_floating_point())]
+        torch.manual_seed(1)
+        return [*parts, *torch.autograd.grad(sum((part * torch.randn_like(part)).sum() for part in parts), leaves)]
+
+    at_once = with_gradients(*layer(x))
+    with ops.backend("reference"):
+        first, state = layer(x[:, :1])
+        rest, state = layer(x[:, 1:], state)
+    for own, other in zip(at_once, with_gradients(torch.cat([first, rest], 1), state), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("fault", [math.nan, math.inf])
+def test_levels_keep_what_is_not_finite_out_of_earlier_steps(fault):
+    layer = layers.build("log_linear_mamba2", DIM, d_state=3, headdim=4, max_length=300)
+    x = torch.randn(2, 200, DIM)
+    clean = layer(x)[0]
+    x[1, 150, 2] = fault
+    y = layer(x)[0]
+    torch.testing.assert_close(y[0], clean[0])
+    torch.testing.assert_close(y[1, :150], clean[1, :150])
+    assert not y[1, 150].isfinite().any()
 
 
 def test_init_of_t2r():

@@ -19,6 +19,7 @@ from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.query_key_value import Windows
 from scanl.layers.state import Device, DType
 from scanl.ops import delta_rule
+from scanl.ops._frame.nonfinite import readable
 from scanl.ops.delta_rule import unit
 from scanl.ops.offsets import sequences
 
@@ -106,8 +107,11 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
     def forward(  # type: ignore[override]
         self, x: Tensor, state: LevelsState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LevelsState]:
+        count = self.levels
         if state is None:
             state = self.init_state(sequences(x, cu_seqlens))
+            if readable(x):  # no step reads a level above these; all above hold the same, for which the last one stands
+                count = min(count, max(0, x.shape[1] - 1).bit_length() + 2)
         qkv, (memories, read), conv = self._read(x, state, cu_seqlens)
         check_length(self._who(), x, read, cu_seqlens, self.max_length)
         q, k = (unit(widen(part).unflatten(-1, (self.num_heads, -1)), 1e-6) for part in qkv[:2])
@@ -116,7 +120,7 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
         assert g is not None
         weights = F.softplus(widen(self.L) * widen(self.l_proj(x)).unflatten(-1, (self.num_v_heads, self.levels)))
         places, position = positions(read, x.shape[1], cu_seqlens)
-        at = levels(places, self.levels)
+        at = levels(places, count)
         g = g[..., None].masked_fill(at.begins[:, :, None], -torch.inf)
         values = torch.where(at.writes[:, :, None, :, None], v[:, :, :, None], 0)
         strengths = beta[..., None].expand(g.shape)
@@ -126,13 +130,15 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
             values.flatten(2, 3),
             strengths.flatten(2, 3),
             g.flatten(2, 3),
-            memories.flatten(1, 2),
+            memories[:, :, : count - 1].flatten(1, 2),
             cu_seqlens=cu_seqlens,
         )
-        among = torch.where(at.reads[:, :, None], weights[..., 1:], 0)
+        among = torch.where(at.reads[:, :, None], weights[..., 1:count], 0)
         y = (among[..., None] * o.unflatten(2, (self.num_v_heads, -1))).sum(3)
         own = (q * k).sum(-1).repeat_interleave(self.num_v_heads // self.num_heads, 2) / math.sqrt(self.head_dim)
         y = y + (weights[..., 0] * beta * own)[..., None] * v
         y = self.o_norm(y, None if self.g_proj is None else self.g_proj(x).view_as(y))
-        recurrent = (memories.unflatten(1, (self.num_v_heads, -1)), position)
+        memories = memories.unflatten(1, (self.num_v_heads, -1))
+        memories = torch.cat([memories, *[memories[:, :, -1:]] * (self.levels - count)], 2)
+        recurrent = (memories, position)
         return self.o_proj(y.to(x.dtype).flatten(-2)), LevelsState(recurrent, conv)

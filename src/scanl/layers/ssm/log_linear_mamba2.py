@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import UNDECAYED, register, widen
-from scanl.layers.parts.levels import count_levels, levels
+from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.mamba2 import Mamba2
@@ -94,6 +94,7 @@ class LogLinearMamba2(Mamba2):
     ) -> tuple[Tensor, LogLinearMamba2State]:
         self._check(x, state, cu_seqlens)
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.max_length)
+        begins = state is None and cu_seqlens is None
         if state is None:
             state = self.init_state(sequences(x, cu_seqlens))
         sizes = [self.widths[0], sum(self.widths), self.heads, self.heads * self.levels]
@@ -105,9 +106,15 @@ class LogLinearMamba2(Mamba2):
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         weights = F.softplus(widen(self.L) * widen(weights).unflatten(-1, (self.heads, self.levels)))
         written = dt[..., None] * u
+        decay = dt * -widen(self.A_log).exp()
         places, position = positions(state.position, x.shape[1], cu_seqlens)
+        if begins and divisible(C, B, written, decay, weights):
+            y, ssm = divided(C, B, written, decay, weights)
+            y = y + widen(self.D)[:, None] * u
+            y = self.out_proj(self.norm(y.flatten(-2), z).to(z.dtype))
+            return y, LogLinearMamba2State(ssm, conv, position)
         at = levels(places, self.levels)
-        g = (dt * -widen(self.A_log).exp())[..., None].masked_fill(at.begins[:, :, None], -torch.inf)
+        g = decay[..., None].masked_fill(at.begins[:, :, None], -torch.inf)
         values = torch.where(at.writes[:, :, None, :, None], written[:, :, :, None], 0)
         o, ssm = linear_attention(
             C,
