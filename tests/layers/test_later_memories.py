@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten
 
 from scanl import layers, ops
 from scanl.errors import ConfigError
+from scanl.layers.memory import mesanet as mesanet_module
 
 
 def mamba3(layer, xs):
@@ -356,6 +357,33 @@ def test_init_of_mesanet():
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.usefixtures("double")
+def test_mesanet_stops_when_all_steps_are_solved(monkeypatch):
+    """Its outputs and gradients are those of a direct solve, and 16 unknowns need no 200 iterations."""
+    made = []
+    product = mesanet_module._product
+    monkeypatch.setattr(mesanet_module, "_product", lambda *given: made.append(0) or product(*given))
+    q, k = (torch.randn(2, 9, 2, 16, requires_grad=True) for _ in range(2))
+    damping = (1 + torch.rand(2, 16)).requires_grad_()
+    g = torch.nn.functional.logsigmoid(torch.randn(2, 9, 2))
+
+    def direct(q, k, damping):
+        G, xs = torch.zeros(2, 2, 16, 16), []
+        for t in range(9):
+            G = g[:, t, :, None, None].exp() * G + 0.5 * k[:, t, :, :, None] * k[:, t, :, None]
+            xs.append(torch.linalg.solve(G + torch.diag_embed(damping), q[:, t]))
+        return torch.stack(xs, 1)
+
+    with torch.no_grad():
+        k /= k.norm(dim=-1, keepdim=True)
+    x, other = mesanet_module._solve(q, k, 0.5 * k, g, damping, None, None, 200), direct(q, k, damping)
+    assert len(made) < 40
+    torch.testing.assert_close(x, other)
+    cotangent = torch.randn_like(x)
+    for own, by_hand in zip(*(torch.autograd.grad(y, (q, k, damping), cotangent) for y in (x, other)), strict=True):
+        torch.testing.assert_close(own, by_hand)
+
+
 def test_mesanet_recalls_a_linear_map():
     """Without decay and almost without damping, keys that span their space and values W k give W back."""
     layer = layers.build("mesanet", 4, num_heads=1, head_dim=4, use_short_conv=False, lambda_lower_bound=0.0)

@@ -17,6 +17,7 @@ from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
 from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
+from scanl.ops._frame.nonfinite import readable
 from scanl.ops.delta_rule import unit
 
 
@@ -50,14 +51,14 @@ class MesaNet(QueryKeyValue):
         use_short_conv: convolutions over q and k.
         conv_size, conv_bias: W, the window of the convolutions, and their bias.
         lambda_lower_bound: least λ.
-        cg_steps: iterations; in exact arithmetic K of them are enough.
+        cg_steps: iterations at most; in exact arithmetic K of them are enough.
         norm_eps: ε of the norm.
 
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj (H K, D); a_proj, b_proj (H, D) with a bias;
     lambda_params (H K), without weight decay; q_conv1d, k_conv1d with weight (H K, 1, W); g_proj (H K, D) for the gate;
     o_norm.weight (K); o_proj (D, H K).
-    Differs: the iterations start from 0. Where nothing is left to solve, an iteration changes nothing. The released
-    code instead adds 1e-5 to its divisors.
+    Differs: the iterations start from 0. A step whose residual is the rounding error of its query is solved: a further
+    iteration does not change it. The released code instead adds 1e-5 to its divisors and makes all iterations.
     Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch and
     in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
     State: G and S, (B, H, K, K) each, zeros, and the last inputs of the convolutions.
@@ -147,6 +148,8 @@ def _product(
 class _Solved(torch.autograd.Function):
     """Solve (G_t + Diag(λ)) x_t = q_t for every step by conjugate gradients.
 
+    A step is solved once its residual is at most eps of its right-hand side: later iterations leave it as it is, and
+    none is made when all steps are solved. So the result of a step does not depend on the others.
     With w the solution for the gradient dx as right-hand side, dq = w, and the operands of G get the gradient of
     -w · (G_t + Diag(λ)) x_t, x constant.
     """
@@ -165,14 +168,17 @@ class _Solved(torch.autograd.Function):
     ) -> Tensor:
         x, r, p = torch.zeros_like(q), q, q
         left = (r * r).sum(-1, keepdim=True)
+        least = torch.finfo(q.dtype).eps ** 2 * left
         for _ in range(steps):
             moved = _product(p, k, write, g, damping, keys, cu_seqlens)
             curvature = (p * moved).sum(-1, keepdim=True)
-            size = torch.where(curvature > 0, left / curvature, 0)
-            x, r = x + size * p, r - size * moved
+            size = torch.where((curvature > 0) & ~(left <= least), left / curvature, 0)
+            x, r = torch.addcmul(x, size, p), torch.addcmul(r, size, moved, value=-1)
             after = (r * r).sum(-1, keepdim=True)
-            p = r + torch.where(left > 0, after / left, 0) * p
+            p = torch.addcmul(r, torch.where(left > 0, after / left, 0), p)
             left = after
+            if readable(left) and bool((left <= least).all()):
+                break
         ctx.save_for_backward(x, k, write, g, damping, keys, cu_seqlens)
         ctx.steps = steps
         return x
