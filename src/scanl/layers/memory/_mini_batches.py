@@ -23,13 +23,24 @@ EPS = 1e-6  # of the memory's norm
 
 
 class Rates(NamedTuple):
-    """Coefficients of C steps: a (None for 1), f and e (B, H, C), and G and E (B, H, C, C), lower triangular."""
+    """Coefficients of C steps, for W and Z beside each other.
 
-    a: Tensor | None
-    f: Tensor
-    e: Tensor
-    G: Tensor
-    E: Tensor
+    read: a and f of each step, (B, H, C, 2).   carry: what W and Z after the steps take of those before, (B, H, 2, 2).
+    within: G, lower triangular, (B, H, C, C).   write: what W and Z take of each step, the last rows of G and E,
+    (B, H, 2, C).
+    """
+
+    read: Tensor
+    carry: Tensor
+    within: Tensor
+    write: Tensor
+
+
+def rates(a: Tensor, f: Tensor, e: Tensor, G: Tensor, E: Tensor) -> Rates:
+    """Return the coefficients of the equations above: a, f, e (..., C) and G, E (..., C, C), lower triangular."""
+    none = torch.zeros_like(e[..., -1])
+    carry = torch.stack([a[..., -1], f[..., -1], none, e[..., -1]], -1).unflatten(-1, (2, 2))
+    return Rates(torch.stack([a, f], -1), carry, G, torch.stack([G[..., -1, :], E[..., -1, :]], -2))
 
 
 class Norm(NamedTuple):
@@ -94,13 +105,12 @@ def in_mini_batches(
     index = at.clamp(max=steps - 1).transpose(0, 1).flatten(1)[:, :, None, None].expand(-1, -1, *joined.shape[2:])
     taken = joined.gather(1, index).unflatten(1, (parts, width)).permute(1, 0, 3, 2, 4)
     taken = torch.where(holds[:, :, None, :, None], taken, 0).split(widths, -1)
-    rates = coefficients(taken, within.clamp(max=size), holds)
+    rates = zip(*coefficients(taken, within.clamp(max=size), holds), strict=True)
     outputs = []
-    for index, ends in enumerate(begins + size <= steps):
-        own = [part[index] for part in taken]
-        alone = None if rates.a is None else rates.a[index]
-        of_part = Rates(alone, *(each[index] for each in rates[1:]))
-        y, state = run(own, of_part, None if (index + 1) * size <= steps else ends, state)
+    # Parts are unbound, since the gradient of an index is as large as all parts.
+    for index, (own, of_part) in enumerate(zip(zip(*taken, strict=True), rates, strict=True)):
+        done = None if (index + 1) * size <= steps else begins[index] + size <= steps
+        y, state = run(own, Rates(*of_part), done, state)
         outputs.append(y)
     every = torch.arange(steps, device=joined.device)
     part = (read[:, None] + every) // size
@@ -112,8 +122,7 @@ def in_mini_batches(
 
 def learn(
     start: Sequence[Tensor],
-    now: Sequence[Tensor],
-    moving: Sequence[Tensor] | None,
+    memory: Sequence[Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -121,22 +130,24 @@ def learn(
     norm: Norm,
     *,
     bias: bool,
-    moves: bool = True,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    kept: int,
+) -> tuple[Tensor, list[Tensor]]:
     """Take the gradients at `start`, read with W_i of each step, and return the outputs and the last W and Z.
 
-    start, now, moving: the matrices where the mini-batch began, W and Z, (B, H, rows, columns); with `bias` their last
-    row is a bias. None for a Z of zeros.   q, k, v: (B, H, C, K).   moves: whether the last Z is wanted.
+    start: the matrices where the mini-batch began, (B, H, rows, columns); with `bias` their last row is a bias.
+    memory: W and Z beside each other, (B, H, 2, rows, columns), or W alone (B, H, 1, rows, columns), where a is 1 and
+    Z is 0.   q, k, v: (B, H, C, K).   kept: 2 for W and Z of the results, 1 for W alone.
+    One product reads W and Z, one scales and adds them, and one writes to both.
     """
 
     def given(u: Tensor) -> Tensor:
         return F.pad(u, (0, 1), value=1.0) if bias else u
 
     def products(index: int, u: Tensor) -> Tensor:
-        own = u @ now[index]
-        own = own if rates.a is None else rates.a[..., None] * own
-        own = own if moving is None else own + rates.f[..., None] * (u @ moving[index])
-        return _less(own, u @ inputs[index].mT * rates.G, gradients[index])
+        matrix, scores = memory[index], u @ inputs[index].mT * rates.within
+        if matrix.shape[2] == 2:
+            u = (u.unsqueeze(3) * rates.read[..., None]).flatten(3)
+        return _less(u @ matrix.flatten(2, 3), scores, gradients[index])
 
     hidden, inputs = [], [given(k)]
     for weight in start[:-1]:
@@ -150,16 +161,13 @@ def learn(
     for index in range(len(start) - 1):
         u = given(F.gelu(products(index, u), approximate="tanh"))
     y = q + norm(products(len(start) - 1, u))
-    after, later = [], []
-    for index, (u, delta) in enumerate(zip(inputs, gradients, strict=True)):
-        W, Z = now[index], None if moving is None else moving[index]
-        W = W if rates.a is None else rates.a[:, :, -1, None, None] * W
-        W = W if Z is None else W + rates.f[:, :, -1, None, None] * Z
-        after.append(_less(W, (u * rates.G[:, :, -1, :, None]).mT, delta))
-        if moves:
-            Z = torch.zeros_like(W) if Z is None else rates.e[:, :, -1, None, None] * Z
-            later.append(_less(Z, (u * rates.E[:, :, -1, :, None]).mT, delta))
-    return y, after, later
+    after = []
+    for matrix, u, delta in zip(memory, inputs, gradients, strict=True):
+        if (matrix.shape[2], kept) != (1, 1):
+            matrix = rates.carry[:, :, :kept, : matrix.shape[2]] @ matrix.flatten(3)
+        written = (u.mT.unsqueeze(2) * rates.write[:, :, :kept, None]).flatten(2, 3)
+        after.append(_less(matrix.view(*written.shape[:3], delta.shape[-1]), written, delta).unflatten(2, (kept, -1)))
+    return y, after
 
 
 def _less(x: Tensor, left: Tensor, right: Tensor) -> Tensor:

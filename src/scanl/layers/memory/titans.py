@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import as_widened, register, widen
-from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn
+from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
@@ -72,21 +72,24 @@ def _titans(
         A = A * holds[:, :, None, None]
         f = (A @ e[..., None]).squeeze(-1)
         E = E * theta.mT
-        return Rates(a, f, e, A @ E, E)
+        return rates(a, f, e, A @ E, E)
 
     def run(
         operands: Sequence[Tensor], rates: Rates, done: Tensor | None, state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
-        start, now, momentum = state[:count], state[count : 2 * count], state[2 * count :]
-        o, after, momentum = learn(start, now, momentum, q, k, v, rates, norm, bias=False)
+        start, memory = state[:count], state[count:]
+        o, memory = learn(start, memory, q, k, v, rates, norm, bias=False, kept=2)
+        after = [each[:, :, 0] for each in memory]
         if done is not None:
             ends = done[:, None, None, None]
-            start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
-        return o, [*(after if done is None else start), *after, *momentum]
+            after = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
+        return o, [*after, *memory]
 
-    o, state = in_mini_batches(size, position, (q, k, v, gates), matrices, coefficients, run)
-    return [o, *state]
+    start, now, momentum = matrices[:count], matrices[count : 2 * count], matrices[2 * count :]
+    memory = [torch.stack(pair, 2) for pair in zip(now, momentum, strict=True)]
+    o, state = in_mini_batches(size, position, (q, k, v, gates), [*start, *memory], coefficients, run)
+    return [o, *state[:count], *(each[:, :, n] for n in range(2) for each in state[count:])]
 
 
 @register("titans")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from scanl.errors import ConfigError
 from scanl.layers.base import Layer, as_widened, register, widen
-from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn
+from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.rotary import rotate_pairs
 from scanl.layers.state import Device, DType
@@ -52,29 +52,37 @@ def _ttt(
     size: int,
 ) -> list[Tensor]:
     """Return o (B, T, H, K), the weights and the sums. gate: g_j (B, T, H, 1).   factor: c_i (size,)."""
-    norm, count = Norm(weight, bias), len(weights)
+    norm = Norm(weight, bias)
 
     def coefficients(operands: Sequence[Tensor], within: Tensor, holds: Tensor) -> Rates:
         g = operands[3]
         c = factor[within - 1][:, :, None]
         E = g.mT.expand(*g.shape[:4], g.shape[3]).tril()
-        return Rates(None, c, torch.ones_like(c), c[..., None] * E, E)
+        one = torch.ones_like(c)
+        c, one = (each.expand(E.shape[:-1]) for each in (c, one))
+        return rates(one, c, one, c[..., None] * E, E)
 
     def run(
         operands: Sequence[Tensor], rates: Rates, done: Tensor | None, state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         q, k, v, _ = operands
-        start, sums = state[:count], state[count:] or None  # a mini-batch that begins has no sums
-        o, after, later = learn(start, start, sums, q, k, v, rates, norm, bias=True, moves=done is not None)
-        if done is None:
+        start = [each[:, :, 0] for each in state]
+        o, after = learn(start, state, q, k, v, rates, norm, bias=True, kept=1 if done is None else 2)
+        if done is None:  # a mini-batch that begins has no sums
             return o, after
         ends = done[:, None, None, None]
-        start = [torch.where(ends, new, old) for new, old in zip(after, start, strict=True)]
-        return o, [*start, *(torch.where(ends, 0, each) for each in later)]
+        pairs = (
+            (torch.where(ends, new[:, :, 0], old), torch.where(ends, 0, new[:, :, 1]))
+            for new, old in zip(after, start, strict=True)
+        )
+        return o, [torch.stack(pair, 2) for pair in pairs]
 
-    state = list(weights) if position is None else [*weights, *sums]
+    state = [each.unsqueeze(2) for each in weights]
+    if position is not None:
+        state = [torch.stack(pair, 2) for pair in zip(weights, sums, strict=True)]
     o, state = in_mini_batches(size, position, (q, k, v, gate), state, coefficients, run)
-    return [o, *state, *(torch.zeros_like(each) for each in state[: 2 * count - len(state)])]
+    state = [F.pad(each, (0, 0, 0, 0, 0, 2 - each.shape[2])) for each in state]
+    return [o, *(each[:, :, n] for n in range(2) for each in state)]
 
 
 @register("ttt_linear")
