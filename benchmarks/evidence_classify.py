@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from evidence_results import RESULTS, Results, learn
-from scanl.data.recordings import UCR, Problem
+from scanl.data.files import folders
+from scanl.data.readers import ts
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import SeriesClassifier, optimise
 from scanl.learning.evaluation import measures
@@ -39,11 +40,10 @@ class Data(NamedTuple):
 
 def problem(name: str) -> Data:
     """Read a problem of the archive with its published training and test part."""
-    train, test = (Problem(UCR, f"{name}_{part}.ts", "") for part in ("TRAIN", "TEST"))
-    longest = max(len(row) for part in (train, test) for row in part.rows)
-    return Data(
-        _padded(train.rows, longest), np.array(train.answers), _padded(test.rows, longest), np.array(test.answers)
-    )
+    parts = [ts.series(folders["ucr"], f"{name}_{part}.ts", "") for part in ("TRAIN", "TEST")]
+    longest = max(len(row) for rows, _ in parts for row in rows)
+    (train, classes), (test, answers) = ((_padded(rows, longest), np.array(named)) for rows, named in parts)
+    return Data(train, classes, test, answers)
 
 
 def _padded(rows: list[Any], length: int) -> Numbers:
@@ -114,14 +114,15 @@ def _kept(name: str, layer: str, seed: int) -> Any:
 def _minirocket(name: str) -> dict[str, Any]:
     from aeon.classification.convolution_based import MiniRocketClassifier
 
-    train, test = (
-        Problem(UCR, f"{name}{'_eq' if name in UNEQUAL else ''}_{part}.ts", "") for part in ("TRAIN", "TEST")
+    stem = f"{name}_eq" if name in UNEQUAL else name
+    (rows, classes), (others, answers) = (
+        ts.series(folders["ucr"], f"{stem}_{part}.ts", "") for part in ("TRAIN", "TEST")
     )
-    x, asked = (np.stack(part.rows).transpose(0, 2, 1) for part in (train, test))
+    train, test = (np.stack(part).transpose(0, 2, 1) for part in (rows, others))
     begin = time.perf_counter()
-    model = MiniRocketClassifier(random_state=0, n_jobs=1).fit(x, np.array(train.answers))
+    model = MiniRocketClassifier(random_state=0, n_jobs=1).fit(train, np.array(classes))
     minutes = (time.perf_counter() - begin) / 60
-    return {"accuracy": float((model.predict(asked) == np.array(test.answers)).mean()), "minutes": minutes}
+    return {"accuracy": float((model.predict(test) == np.array(answers)).mean()), "minutes": minutes}
 
 
 DIGITS = {"dim": 64, "depth": 2, "dropout": 0.2, "lr": 5e-3, "batch_size": 32, "steps": 600}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evidence_results import RESULTS, Results
 from scanl.cli.train import start_from
-from scanl.data.language import Enwik8
+from scanl.data import sources
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.evaluation import measures
 from scanl.learning.run.checkpoint import read_checkpoint
@@ -128,7 +128,7 @@ def listops(seeds: int) -> None:
 
 def enwik8(seeds: int) -> None:
     """Bits per byte of the last five million bytes of enwik8: layers, two compressors and counts of five bytes."""
-    results, (train_part, _, test) = Results("enwik8"), Enwik8().texts
+    results, (train_part, _, test) = Results("enwik8"), sources.get("enwik8")().texts
     text = test.tobytes()
     others: dict[str, Callable[[], float]] = {
         "gzip -9": lambda: 8 * len(gzip.compress(text, 9)) / len(text),

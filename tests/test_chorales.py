@@ -8,8 +8,8 @@ import pytest
 
 import published
 from published import compressed_score, note
-from scanl.data import chorales
 from scanl.data.chorales import BachChorales, frames, score
+from scanl.data.files import folders
 from scanl.errors import DataError
 
 CHORD, TIE, DOT = "<chord/>", '<tie type="start"/>', "<dot/>"
@@ -96,7 +96,7 @@ def test_counts_are_verified(folder, monkeypatch):
         ("scores", 12, "has 11 scores, exp"),
         ("different chorales of four parts", 9, "has 10 diff"),
     ):
-        monkeypatch.setattr(chorales.CHORALES, "counts", {what: count})
+        monkeypatch.setattr(folders["bach_chorales"], "counts", {what: count})
         with pytest.raises(DataError, match=message):
             BachChorales(0).check()
     for path in (folder / "bach").iterdir():

@@ -17,12 +17,14 @@ import torch
 
 import published
 from scanl.cli import main
-from scanl.data import audio, language, recordings, sources
+from scanl.data import audio, images, language, sources
 from scanl.data import files as files_module
 from scanl.data import get as get_module
 from scanl.data.files import Files, Package, folders
 from scanl.data.get import get
 from scanl.data.images import permutation
+from scanl.data.published import add, records
+from scanl.data.readers import ts, wav
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 
@@ -101,10 +103,10 @@ def test_a_cut_file_is_refused(name, root):
 
 def test_a_digest_and_a_count_are_verified(root, monkeypatch):
     folder = published.written(root, "enwik8")
-    monkeypatch.setattr(language.ENWIK8, "counts", {"bytes": 100})
+    monkeypatch.setattr(folders["enwik8"], "counts", {"bytes": 100})
     with pytest.raises(DataError, match=rf"{folder} has 2,000 bytes, expected 100 as published; run `scanl data get"):
         source_of("enwik8").check()
-    monkeypatch.setattr(language.ENWIK8, "sha256", {"enwik8": "0" * 64})
+    monkeypatch.setattr(folders["enwik8"], "sha256", {"enwik8": "0" * 64})
     with pytest.raises(DataError, match=r"is damaged: its SHA-256 is \w{12}..., expected 000000000000...; run"):
         source_of("enwik8").check()
 
@@ -402,10 +404,10 @@ def test_intervals_of_a_genome_are_extended_on_both_sides():
 
 def test_a_series_file_is_read_as_published(root):
     folder = published.written(root, "ucr")
-    problem = recordings.Problem(recordings.UCR, "Small_TRAIN.ts", "")
-    np.testing.assert_array_equal(problem.rows[0], [[1.5, 0], [2.5, 1]])
-    assert problem.rows[1].shape == (5, 2)
-    assert problem.answers[:3] == ["a", "b", "a"]
+    rows, answers = ts.series(folders["ucr"], "Small_TRAIN.ts", "")
+    np.testing.assert_array_equal(rows[0], [[1.5, 0], [2.5, 1]])
+    assert rows[1].shape == (5, 2)
+    assert answers[:3] == ["a", "b", "a"]
     for text, message in (
         ("@data\n1:2:a\n1,2:a", "line 3 has 1 channels, expected 2"),
         ("@data\n1,x:3,4:a", "line 2: could not convert string to float"),
@@ -415,7 +417,7 @@ def test_a_series_file_is_read_as_published(root):
     ):
         (folder / "Small_TRAIN.ts").write_text(f"{text}\n")
         with pytest.raises(DataError, match=message):
-            recordings.Problem(recordings.UCR, "Small_TRAIN.ts", "")
+            ts.series(folders["ucr"], "Small_TRAIN.ts", "")
     written_test = folder / "Small_TEST.ts"
     published.ucr(folder)
     written_test.write_text(written_test.read_text().replace(":b", ":c"))
@@ -423,11 +425,21 @@ def test_a_series_file_is_read_as_published(root):
         TrainConfig(task="ucr", task_options={"problem": "Small"}).source().check()
 
 
-def test_the_source_of_the_page_works(root, monkeypatch):
-    """CONTRIBUTING's source, with the file that it reads."""
+def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
+    """CONTRIBUTING's sources, with the files that they read: one is its record alone, one has a class."""
     page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
     code = re.findall(r"```python\n(# src/scanl/data/.*?)```", page, re.DOTALL)
+    (tmp_path / "catalogue").mkdir()
+    for name, record in re.findall(r"```toml\n# src/scanl/data/catalogue/(\w+.toml)\n(.*?)```", page, re.DOTALL):
+        (tmp_path / "catalogue" / name).write_text(record, "utf-8")
     try:
+        assert add(tmp_path / "catalogue") == ["kuzushiji"]
+        (root / "kuzushiji").mkdir(parents=True)
+        published.mnist(root / "kuzushiji")
+        monkeypatch.setattr(folders["kuzushiji"], "counts", {"training images": 24, "test images": 10})
+        batch = next(iter(TrainConfig(task="kuzushiji", task_options={"aside": 4}).source().exam(None).examples))
+        np.testing.assert_allclose(batch.inputs[..., 0], published.random(10, 28, 28).reshape(10, 784) / 255, rtol=1e-6)
+        np.testing.assert_array_equal(batch.targets, np.arange(10))
         exec(compile(code[0], "CONTRIBUTING.md", "exec"), {"__name__": "page"})
         (root / "rain").mkdir(parents=True)
         values = np.random.default_rng(0).random((20, 31)).round(2)
@@ -436,9 +448,13 @@ def test_the_source_of_the_page_works(root, monkeypatch):
         source = TrainConfig(task="rain").source()
         assert source.batch(0, 3).inputs.shape == (3, 30, 1)
         assert [len(part.answers) for part in source.parts] == [14, 2, 4]
+        assert source.chance == 0.5
     finally:
-        sources.remove("rain")
-        folders.pop("rain", None)
+        for name in ("rain", "kuzushiji"):
+            sources.remove(name)
+            folders.pop(name, None)
+            records.pop(name, None)
+        vars(images).pop("KuzushijiImages", None)
 
 
 def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
@@ -448,7 +464,7 @@ def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
     batch = source.batch(0, 2)
     assert batch.inputs.shape == (2, 16000, 1)
     assert not batch.inputs[:, 20:].any()
-    with audio.wave.open(str(folder / "zero" / "1a_nohash_0.wav")) as file:
+    with wav.wave.open(str(folder / "zero" / "1a_nohash_0.wav")) as file:
         samples = np.frombuffer(file.readframes(100), np.int16)
     place = [path.parent.name for path in source.parts.validation.rows.paths].index("zero")
     np.testing.assert_array_equal(source.parts.validation.rows[place], samples)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from scanl.cli import main
-from scanl.data import IGNORED, Table
+from scanl.data import IGNORED, Table, sources
 from scanl.data.base import LEVELS
-from scanl.data.forecasts import ETTh1
 from scanl.data.naive import naive, season_errors
 from scanl.models import Forecaster, SequenceRegressor
 from scanl.models.heads import make_head
@@ -232,7 +231,7 @@ def test_who_does_not_learn_by_hand(tmp_path):
 
 def test_scores_of_a_long_horizon_by_a_loop():
     """In units of each column's deviation in training; numbers that are missing do not count."""
-    source, draw = object.__new__(ETTh1), np.random.default_rng(0)
+    source, draw = object.__new__(sources.get("etth1")), np.random.default_rng(0)
     rows, steps, columns = 3, 48, 2
     scales = ((5.0, 4.0), (0.0, 0.5))
     source.__dict__ |= {

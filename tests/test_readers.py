@@ -17,7 +17,7 @@ import published
 from scanl.data import Question, Source, audio
 from scanl.data.files import folders
 from scanl.data.fixed import FromFiles, Part
-from scanl.data.pickles import plain
+from scanl.data.readers.pickles import plain
 from scanl.data.videos import SUBJECTS
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig

@@ -13,19 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Question, register
+from scanl.data.base import IGNORED, Question
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.published import published
 from scanl.errors import ConfigError, DataError
 
 SIDE = 84  # pixels of a side of the screen
 MOST = 100_000  # transitions of a checkpoint that are read
-REPLAY = Files(
-    "atari",
-    "folders GAME/1/replay_logs of the DQN Replay Dataset, with the files $store$_NAME_ckpt.N.gz of checkpoints",
-    ("Breakout/1/replay_logs",),
-    licence="Apache-2.0",
-)
 
 
 class Episode(NamedTuple):
@@ -56,7 +51,7 @@ def stored(files: Files, path: Path, form: tuple[int, ...], most: int, folder: s
         raise files.damaged(path, f"it is no packed array: {error}", folder) from error
 
 
-@register("atari")
+@published("atari")
 @dataclass
 class AtariReplay(FixedRows):
     """Atari, offline: which action a player takes next, from the screen and the points that it will still get.
@@ -72,9 +67,6 @@ class AtariReplay(FixedRows):
     before it for validation. The score is the share of right actions. It cannot be compared with the published score,
     which is the return in the game and needs the game.
 
-    Source: Agarwal et al., "An Optimistic Perspective on Offline Reinforcement Learning", arXiv:1907.04543; as in Chen
-    et al., "Decision Transformer", arXiv:2106.01345, section 4.1.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         game: name of its folder, such as Breakout, Qbert, Pong or Seaquest.
@@ -86,8 +78,6 @@ class AtariReplay(FixedRows):
         choice_seed: seed of the choice of checkpoints.
     """
 
-    id = "B-atari"
-    needs = REPLAY
     positive = ("window", "transitions", "visit", "screens")
 
     game: str = "Breakout"
@@ -112,25 +102,25 @@ class AtariReplay(FixedRows):
         return f"{self.game}/1/replay_logs"
 
     def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), most: int = MOST) -> NDArray[Any]:
-        path = REPLAY.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
-        return stored(REPLAY, path, form, most, self.folder)
+        path = self.files.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
+        return stored(self.files, path, form, most, self.folder)
 
     @cached_property
     def _logged(self) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.float32]], list[Episode]]:
         """The actions and the returns to go of each checkpoint, and the episodes that are read."""
-        paths = REPLAY.below(self.logs, "$store$_action_ckpt.*.gz", self.folder)
+        paths = self.files.below(self.logs, "$store$_action_ckpt.*.gz", self.folder)
         actions: dict[int, NDArray[np.int64]] = {}
         returns: dict[int, NDArray[np.float32]] = {}
         left: dict[int, list[Episode]] = {}
         for path in paths:
             if not (suffix := path.name.split(".")[-2]).isdigit():
-                raise REPLAY.damaged(path, f"its checkpoint {suffix!r} is no number", self.folder)
+                raise self.files.damaged(path, f"its checkpoint {suffix!r} is no number", self.folder)
             number = int(suffix)
             columns = [self._stored(what, number) for what in ("action", "reward", "terminal")]
             if len({len(column) for column in columns}) > 1 or columns[0].min(initial=0) < 0:
                 lengths = ", ".join(str(len(column)) for column in columns)
                 why = f"actions, rewards and terminals are {lengths}, expected equal numbers, and actions from 0 on"
-                raise REPLAY.damaged(path, why, self.folder)
+                raise self.files.damaged(path, why, self.folder)
             ends = np.flatnonzero(columns[2]) + 1
             bounds = zip([0, *ends[:-1]], ends, strict=True) if len(ends) else ()
             left[number] = [Episode(number, int(begin), int(end)) for begin, end in bounds]
@@ -158,9 +148,9 @@ class AtariReplay(FixedRows):
         found = {number: self._stored("observation", number, (SIDE, SIDE), end) for number, end in last.items()}
         for number, screens in found.items():
             if len(screens) < last[number] or screens.dtype != np.uint8:
-                path = REPLAY.path(f"{self.logs}/$store$_observation_ckpt.{number}.gz", self.folder)
+                path = self.files.path(f"{self.logs}/$store$_observation_ckpt.{number}.gz", self.folder)
                 why = f"it has {len(screens)} screens of {screens.dtype}, expected {last[number]} of uint8"
-                raise REPLAY.damaged(path, why, self.folder)
+                raise self.files.damaged(path, why, self.folder)
         return found
 
     @property

@@ -2,13 +2,11 @@
 
 import math
 import re
-import wave
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question, Signal, register
-from scanl.data.files import Files, lines
+from scanl.data.base import IGNORED, Question, Signal
+from scanl.data.files import lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.published import kind, published
+from scanl.data.readers.wav import RATE, opened
 from scanl.data.signals import Recording, expanded, linear, mu_law, spread
 
-RATE = 16_000
 TEN = "yes no up down left right on off stop go".split()  # noqa: SIM905
 NUMBERS = "zero one two three four five six seven eight nine".split()  # noqa: SIM905
 WORDS = sorted(
@@ -31,35 +30,9 @@ WORDS = sorted(
         *"sheila stop tree up visual wow yes".split(),  # noqa: SIM905
     ]
 )
-SPEECH = Files(
-    "speech_commands",
-    "the content of speech_commands_v0.02.tar.gz: a folder of WAV files for each word, and two lists",
-    ("validation_list.txt", "testing_list.txt", *WORDS),
-    counts={
-        "training clips": 84_843,
-        "validation clips": 9_981,
-        "test clips": 11_005,
-        "whole clips of ten words": 34_975,
-    },
-    licence="CC BY 4.0",
-)
 
 
-@contextmanager
-def opened(files: Files, path: Path, folder: str) -> Iterator[wave.Wave_read]:
-    """Open a WAV file of one channel of 16 bits at 16 kHz. Raises DataError for another, or a damaged one."""
-    try:
-        with path.open("rb") as content, wave.open(content) as file:
-            form = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            if form != (1, 2, RATE) or not file.getnframes():
-                why = f"it has {form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, expected 1 of 16 at {RATE}"
-                raise files.damaged(path, why, folder)
-            yield file
-    except (OSError, wave.Error, EOFError, ValueError) as error:
-        raise files.damaged(path, f"it is no WAV file: {error}", folder) from error
-
-
-@register("speech_commands")
+@published("speech_commands")
 @dataclass
 class SpeechCommands(FixedRows):
     """Speech Commands: which of 35 words a recording says, sample by sample. T = 16,000 steps.
@@ -68,19 +41,12 @@ class SpeechCommands(FixedRows):
     2^15, and a shorter clip is followed by zeros. The programs of S4 and S5 also standardise each of the 16,000
     positions over the training part; here it is not done. Files are read when a batch needs them.
 
-    Source: Warden, "Speech Commands", arXiv:1804.03209.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: samples of a clip that are read, and steps of a row.
-    Chance: 1 of 35.
     """
 
-    id = "B-sc35"
-    aliases = ("SC35",)
-    needs = SPEECH
     question = Question("class", channels=1, classes=len(WORDS))
-    chance = 1 / len(WORDS)
     words = WORDS
     positive = ("most",)
 
@@ -91,18 +57,18 @@ class SpeechCommands(FixedRows):
         return self.most
 
     def read(self) -> Parts:
-        listed = [set(lines(SPEECH.text(name, self.folder))) for name in SPEECH.needs[:2]]
+        listed = [set(lines(self.files.text(name, self.folder))) for name in self.files.needs[:2]]
         paths: tuple[list[Path], ...] = ([], [], [])
         labels: tuple[list[int], ...] = ([], [], [])
         for label, word in enumerate(self.words):
-            for path in SPEECH.below(word, "*.wav", self.folder):
+            for path in self.files.below(word, "*.wav", self.folder):
                 name = f"{word}/{path.name}"
                 part = 1 if name in listed[0] else 2 if name in listed[1] else 0
                 paths[part].append(path)
                 labels[part].append(label)
         if self.words is WORDS:
             for what, found in zip(("training clips", "validation clips", "test clips"), paths, strict=True):
-                SPEECH.counted({what: len(found)}, self.folder)
+                self.files.counted({what: len(found)}, self.folder)
         return Parts(
             *(
                 Part(FromFiles(found, self.clip), np.array(answers, np.int64))
@@ -112,7 +78,7 @@ class SpeechCommands(FixedRows):
 
     def clip(self, path: Path) -> NDArray[np.int16]:
         """Return the samples of a file."""
-        with opened(SPEECH, path, self.folder) as file:
+        with opened(self.files, path, self.folder) as file:
             return np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -147,7 +113,7 @@ def mfcc(samples: Tensor) -> Tensor:
     return bands @ cosines.to(bands)
 
 
-@register("sc10")
+@published("sc10")
 @dataclass
 class TenWords(SpeechCommands):
     """SC10: which of ten words a recording of one second says, sample by sample or by 161 frames of coefficients.
@@ -157,20 +123,13 @@ class TenWords(SpeechCommands):
     another order of the files. Samples are divided by 2^15. Each position, or with `mfcc` each coefficient, is
     standardised by the training part, with 1e-5 added to the deviation. The training part is read once for this.
 
-    Source: Kidger et al., "Neural Controlled Differential Equations", arXiv:2005.08926, section 6.2; samples as in
-    Gu et al., arXiv:2111.00396, section 4.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: samples of a clip; clips of another length are left out.
         mfcc: 20 coefficients of each of 1 + most // 100 frames, in place of samples; see `mfcc`.
         split_seed: seed of the split.
-    Chance: 1 of 10.
     """
 
-    id = "B-sc10mfcc"
-    aliases = ("speech_commands_10",)
-    chance = 1 / len(TEN)
     words = TEN
 
     mfcc: bool = False
@@ -188,7 +147,7 @@ class TenWords(SpeechCommands):
         paths: tuple[list[Path], ...] = ([], [], [])
         labels: tuple[list[int], ...] = ([], [], [])
         for label, word in enumerate(self.words):
-            whole = [path for path in SPEECH.below(word, "*.wav", self.folder) if self._samples(path) == self.most]
+            whole = [path for path in self.files.below(word, "*.wav", self.folder) if self._samples(path) == self.most]
             order = np.random.default_rng((self.split_seed, label)).permutation(len(whole))
             aside = round(0.15 * len(whole))
             for place, part in zip(
@@ -196,12 +155,12 @@ class TenWords(SpeechCommands):
             ):
                 paths[part].extend(whole[number] for number in np.sort(place))
                 labels[part].extend([label] * len(place))
-        SPEECH.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
+        self.files.counted({"whole clips of ten words": sum(map(len, paths))}, self.folder)
         parts = zip(paths, labels, strict=True)
         return Parts(*(Part(FromFiles(some, self.clip), np.array(them, np.int64)) for some, them in parts))
 
     def _samples(self, path: Path) -> int:
-        with opened(SPEECH, path, self.folder) as file:
+        with opened(self.files, path, self.folder) as file:
             return file.getnframes()
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -264,21 +223,20 @@ class Quantised(FixedRows):
         return nats / math.log(2), int((targets != IGNORED).sum())
 
 
-@register("sc09")
+@published("sc09")
 @dataclass
 class SpokenNumbers(Quantised, SpeechCommands):
     """SC09: predict each sample of a spoken digit from those before it, in 256 steps of the mu-law. T = 16,000.
 
     The clips of zero to nine of Speech Commands, by the published lists.
 
-    Source: Donahue et al., "Adversarial Audio Synthesis", arXiv:1802.04208; as in Goel et al., "It's Raw!",
-    arXiv:2202.09729. Args: see `SpeechCommands`. Chance: 8 bits.
+    Args: see `SpeechCommands`.
     """
 
-    id = "B-sc09"
     words = NUMBERS
 
 
+@kind
 @dataclass
 class Pieces(Quantised):
     """Long recordings in pieces of equal length. The rest at the end of a recording is dropped.
@@ -286,29 +244,40 @@ class Pieces(Quantised):
     The files `*.wav` of the folder, in the natural order of their names, 2 before 10: the first 88 % are for training,
     the next 6 % for validation, the last 6 % for test. Pieces are read when a batch needs them.
 
+    A record may give `quantization`: "mu-law", or "linear" for equal steps.
+
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         piece: samples of a piece, and steps of a row.
     """
 
     positive = ("piece",)
+    readers: ClassVar[Mapping[str, Callable[..., Any]]] = {"wav": opened}
+    splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
+    quantization: ClassVar[str] = "mu-law"
 
     piece: int = 128_000
+
+    def encode(self, samples: NDArray[np.number]) -> NDArray[np.int64]:
+        return (linear if self.quantization == "linear" else mu_law)(samples)
+
+    def decode(self, tokens: NDArray[np.int64]) -> NDArray[np.floating]:
+        return (spread if self.quantization == "linear" else expanded)(tokens)
 
     @property
     def length(self) -> int:
         return self.piece
 
     def read(self) -> Parts:
-        assert self.needs is not None
-        found = self.needs.below(self.needs.needs[0], "*.wav", self.folder)
+        ((name,),) = self.files.laid_out(self.folder).parts.values()
+        found = self.files.below(name, "*.wav", self.folder)
         found.sort(key=lambda path: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)])
         parts = []
         for low, high in ((0, 0.88), (0.88, 0.94), (0.94, 1)):
             paths: list[Path] = []
             starts: list[tuple[int]] = []
             for path in found[int(low * len(found)) : int(high * len(found))]:
-                with opened(self.needs, path, self.folder) as file:
+                with opened(self.files, path, self.folder) as file:
                     pieces = file.getnframes() // self.piece
                 paths += [path] * pieces
                 starts += [(number * self.piece,) for number in range(pieces)]
@@ -317,44 +286,9 @@ class Pieces(Quantised):
 
     def cut(self, path: Path, start: int) -> NDArray[np.int16]:
         """Return the samples of a piece."""
-        assert self.needs is not None
-        with opened(self.needs, path, self.folder) as file:
+        with opened(self.files, path, self.folder) as file:
             file.setpos(start)
             samples = np.frombuffer(file.readframes(self.piece), "<i2")
         if len(samples) != self.piece:
-            raise self.needs.damaged(path, f"it ends after {start + len(samples)} samples", self.folder)
+            raise self.files.damaged(path, f"it ends after {start + len(samples)} samples", self.folder)
         return samples
-
-
-@register("beethoven")
-@dataclass
-class Beethoven(Pieces):
-    """Beethoven's piano sonatas: each sample from those before it, in 256 equal steps. Pieces of 8 seconds.
-
-    Source: Mehri et al., "SampleRNN", arXiv:1612.07837; as in Goel et al., "It's Raw!", arXiv:2202.09729.
-    Args: see `Pieces`. Chance: 8 bits.
-    """
-
-    id = "B-beethoven"
-    needs = Files(
-        "beethoven", "a folder beethoven of WAV files, clips of 8 seconds at 16 kHz of 32 sonatas", ("beethoven",)
-    )
-
-    encode, decode = staticmethod(linear), staticmethod(spread)
-
-
-@register("youtubemix")
-@dataclass
-class YouTubeMix(Pieces):
-    """YouTubeMix, four hours of piano: each sample from those before it, by the mu-law. Pieces of 131,072 samples.
-
-    Source: DeepSound, SampleRNN for PyTorch; as in Goel et al., "It's Raw!", arXiv:2202.09729. Args: see `Pieces`.
-    Chance: 8 bits.
-    """
-
-    id = "B-youtubemix"
-    needs = Files(
-        "youtubemix", "a folder youtubemix of WAV files, the minutes of a recording at 16 kHz", ("youtubemix",)
-    )
-
-    piece: int = 131_072

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Question, padded, register
-from scanl.data.files import Files
+from scanl.data.base import IGNORED, Question, padded
+from scanl.data.files import folders
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
-from scanl.data.pickles import plain
+from scanl.data.published import published
+from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError
 
 VIEW = (7, 7, 3)  # cells before the bot, and of each its thing, colour and state
@@ -20,12 +21,7 @@ KINDS = (11, 6, 4)  # of things, colours, states
 SEEN = sum(KINDS) * 49  # numbers that are 0 or 1
 DIRECTIONS, ACTIONS = 4, 7
 LEVEL = "BabyAI-GoToObj-v0"
-BABYAI = Files(
-    "babyai",
-    "the files LEVEL_agent.pkl and LEVEL_agent_valid.pkl, which scripts/make_agent_demos.py of mila-iqia/babyai writes",
-    (f"{LEVEL}_agent.pkl", f"{LEVEL}_agent_valid.pkl"),
-    licence="BSD-3-Clause",
-)
+BABYAI = folders["babyai"]
 
 
 class Demonstrations(Sequence[NDArray[np.int16]]):
@@ -100,7 +96,7 @@ def _unpacked(packed: bytes, where: Demonstrations) -> bytes:
         raise BABYAI.damaged(where.path, f"blosc cannot unpack its images: {error}", where.folder) from error
 
 
-@register("babyai")
+@published("babyai")
 @dataclass
 class BabyAIDemonstrations(FixedRows):
     """BabyAI: which of seven actions a bot takes next, from its mission, what it sees and the action before.
@@ -113,15 +109,10 @@ class BabyAIDemonstrations(FixedRows):
     The score is the share of right actions. The published score is the share of fulfilled missions, which needs the
     game.
 
-    Source: Chevalier-Boisvert et al., "BabyAI", arXiv:1810.08272.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         level: name of the level, as files begin with it.
     """
-
-    id = "B-babyai"
-    needs = BABYAI
 
     level: str = LEVEL
 

@@ -15,29 +15,10 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import register
-from scanl.data.files import Files, Package
 from scanl.data.fixed import Part, Parts
 from scanl.data.music import Polyphony, roll
+from scanl.data.published import published
 
-CHORALES = Files(
-    "bach_chorales",
-    "the folder corpus/bach of the package music21 10.5.1, in which each file bwv*.mxl is a score",
-    ("bach",),
-    counts={"scores": 408, "different chorales of four parts": 362},
-    packages=(
-        Package(
-            "pip",
-            "music21",
-            "10.5.1",
-            "music21-10.5.1-py3-none-any.whl",
-            "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1",
-            {"bach/": "music21/corpus/bach/"},
-            ("--only-binary", ":all:"),
-        ),
-    ),
-    licence="stated for the whole corpus of music21: some encodings not for commercial use",
-)
 STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}  # above C, in semitones
 BROKEN = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError),  # of the archive
@@ -45,7 +26,7 @@ BROKEN = (
 )
 
 
-@register("bach_chorales")
+@published("bach_chorales")
 @dataclass
 class BachChorales(Polyphony):
     """Bach's chorales: which notes sound next, a frame a quarter note. 218, 72 and 72 pieces, a split of our own.
@@ -57,22 +38,20 @@ class BachChorales(Polyphony):
     not the split of `jsb_chorales`, nor are these its chorales, so scores do not compare with published ones. Several
     chorales harmonise the same melody, and one is there in two keys.
 
-    Source: the corpus of Cuthbert and Ariza, "music21", ISMIR 2010. Args: see `Polyphony`.
+    Args: see `Polyphony`.
     """
-
-    needs = CHORALES
 
     def read(self) -> Parts:
         rolls: dict[bytes, NDArray[np.float32]] = {}
-        paths = sorted(CHORALES.below("bach", "bwv*.mxl", self.folder), key=lambda path: path.name)
+        paths = sorted(self.files.below("bach", "bwv*.mxl", self.folder), key=lambda path: path.name)
         for path in paths:
             try:
-                parts = score(CHORALES.read(f"bach/{path.name}", self.folder)).findall("part")
+                parts = score(self.files.read(f"bach/{path.name}", self.folder)).findall("part")
                 if len(parts) == 4:
                     rolls.setdefault((one := roll(frames(parts))).tobytes(), one)
             except BROKEN as error:
-                raise CHORALES.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
-        CHORALES.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
+                raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
+        self.files.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
         whole = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
         fifth = np.arange(len(rolls)) % 5
         return Parts(*(whole.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))

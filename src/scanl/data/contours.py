@@ -10,22 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, register
-from scanl.data.files import Files
+from scanl.data.base import Question
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.published import kind
 
 HARD = "curv_contour_length_14"
 
 
-def _files(side: int) -> Files:
-    return Files(
-        f"pathfinder{side}",
-        f"the folder {HARD} of the folder pathfinder{side} of lra_release.gz, with imgs and metadata",
-        (f"{HARD}/metadata", f"{HARD}/imgs"),
-        counts={"pictures": 200_000},
-    )
-
-
+@kind
 @dataclass
 class PublishedPathfinder(FixedRows):
     """Published pictures of dashed paths: whether two dots are the ends of one path.
@@ -40,7 +32,6 @@ class PublishedPathfinder(FixedRows):
         side: pixels of a side; with `folder`, another size of the release is read, 64 or 256.
     """
 
-    chance = 0.5
     question = Question("class", channels=1, classes=2)
     instead: ClassVar = {"sequence_length": "a picture has as many steps as pixels"}
     positive = ("side",)
@@ -50,11 +41,6 @@ class PublishedPathfinder(FixedRows):
     @property
     def length(self) -> int:
         return self.side**2
-
-    @property
-    def files(self) -> Files:
-        assert self.needs is not None
-        return self.needs
 
     def read(self) -> Parts:
         lists = self.files.below(f"{HARD}/metadata", "*.npy", self.folder)
@@ -104,36 +90,3 @@ class PublishedPathfinder(FixedRows):
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return (np.stack(rows) / np.float32(255)).astype(np.float32)
-
-
-@register("lra_pathfinder")
-@dataclass
-class LRAPathfinder(PublishedPathfinder):
-    """Pathfinder, the published pictures: whether two dots are the ends of one dashed path. T = 1024 steps.
-
-    `pathfinder` draws such pictures by the published rules.
-
-    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.5. Args: see `PublishedPathfinder`.
-    Chance: 1 of 2.
-    """
-
-    id = "B-lra-pathfinder"
-    needs = _files(32)
-
-
-@register("lra_path_x")
-@dataclass
-class LRAPathX(PublishedPathfinder):
-    """Path-X, the published pictures of 128 x 128 pixels: as `lra_pathfinder`. T = 16,384 steps.
-
-    `path_x` draws such pictures by the published rules.
-
-    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.6. Args: see `PublishedPathfinder`.
-    Chance: 1 of 2.
-    """
-
-    id = "B-lra-pathx"
-
-    needs = _files(128)
-
-    side: int = 128

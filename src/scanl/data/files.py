@@ -8,16 +8,11 @@ import gzip
 import hashlib
 import lzma
 import os
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from scanl.errors import DataError
 
@@ -55,6 +50,20 @@ class Package:
         return f"{self.manager}: {self.name} {self.version}"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """In which files each part of a data set is, and what reads them.
+
+    reader: name of a format, by which a kind of source finds the function that reads it.   parts: the files of "train"
+    and "test" and perhaps "validation", or of "whole" for a data set without a split; empty where a class names them.
+    options: keyword arguments of the reader.
+    """
+
+    reader: str
+    parts: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class Files:
     """The files of a data set.
@@ -66,6 +75,7 @@ class Files:
     counts: published numbers of what is in the files, which a reader gives to `counted`.
     packages: the packages that contain the files.   licence: of the data.
     or_needs: paths of another form of the same data, which will do in place of `needs`.
+    layout, other_layout: how the files of the two forms are read; None where a class has the code.
     """
 
     name: str
@@ -76,9 +86,8 @@ class Files:
     packages: tuple[Package, ...] = ()
     licence: str = "not stated"
     or_needs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        folders[self.name] = self
+    layout: Layout | None = None
+    other_layout: Layout | None = None
 
     def folder(self, given: str = "") -> Path:
         """Return the folder with the files: the given one, or that of the data set."""
@@ -96,6 +105,12 @@ class Files:
     def other(self, folder: str = "") -> bool:
         """Whether the files have the form of `or_needs`."""
         return bool(self.or_needs) and all(self.find(name, folder) is not None for name in self.or_needs)
+
+    def laid_out(self, folder: str = "") -> Layout:
+        """Return how the files are read that are there."""
+        layout = self.other_layout if self.other(folder) else self.layout
+        assert layout is not None
+        return layout
 
     def path(self, name: str, folder: str = "") -> Path:
         """Return the path of a file or folder. Raises DataError, which says what to get, if there is none."""
@@ -127,16 +142,6 @@ class Files:
         except UnicodeDecodeError as error:
             raise self.damaged(self.path(name, folder), f"it is not {encoding}: {error.reason}", folder) from error
 
-    def arrays(self, name: str, wanted: Sequence[str], folder: str = "") -> list[NDArray[Any]]:
-        """Return arrays of an .npz file, by name. Nothing in it is unpickled. Raises DataError as `read` does."""
-        content = BytesIO(self.read(name, folder))
-        try:
-            with np.load(content, allow_pickle=False) as found:
-                return [found[each] for each in wanted]
-        except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
-            why = f"it is no npz file with {', '.join(wanted)}: {error}"
-            raise self.damaged(self.path(name, folder), why, folder) from error
-
     def below(self, name: str, pattern: str, folder: str = "") -> list[Path]:
         """Return the files below a folder that match a pattern, sorted. Raises DataError if there are none."""
         found = sorted(self.path(name, folder).glob(pattern))
@@ -167,7 +172,7 @@ class Files:
         return f"run `scanl data get {self.name}` ({', '.join(map(str, self.packages))}), or {where}"
 
 
-folders: dict[str, Files] = {}
+folders: dict[str, Files] = {}  # of all data sets, by name
 
 
 def whole_lines(text: str) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import Exam, Examples, Source, check_positive, check_types, padded
+from scanl.data.files import Files
 from scanl.data.order import shuffled
 from scanl.errors import CheckpointError, ConfigError, DataError
 
@@ -98,6 +99,12 @@ class FixedRows(Source):
     @property
     def length(self) -> int:
         return self.steps
+
+    @property
+    def files(self) -> Files:
+        """The files of the data set."""
+        assert self.needs is not None
+        return self.needs
 
     def __post_init__(self) -> None:
         check_types(self.name, self, [option.name for option in fields(self)])

@@ -1,28 +1,19 @@
 """Polyphonic music: which notes sound in the next frame of a piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, padded, register
-from scanl.data.files import Files
+from scanl.data.base import Question, padded
 from scanl.data.fixed import Part, Parts
-from scanl.data.pickles import plain
+from scanl.data.published import kind
+from scanl.data.readers.pickles import plain
 from scanl.data.yes_no import YesNo
 
 LOWEST, NOTES = 21, 88  # of a piano, as MIDI numbers them
-
-
-def _files(name: str, file: str, training: int, validation: int, test: int) -> Files:
-    return Files(
-        name,
-        f"the file {file} of http://www-etud.iro.umontreal.ca/~boulanni/icml2012",
-        (file,),
-        counts={"training pieces": training, "validation pieces": validation, "test pieces": test},
-    )
 
 
 @dataclass
@@ -44,6 +35,7 @@ class Polyphony(YesNo):
         return padded(list(part.rows), self.length)
 
 
+@kind
 @dataclass
 class PublishedPieces(Polyphony):
     """A published set of pieces, with its split. A frame is an eighth note, or a quarter note in the chorales.
@@ -54,9 +46,12 @@ class PublishedPieces(Polyphony):
     Args: see `FixedRows`.
     """
 
+    readers: ClassVar[Mapping[str, Callable[..., Any]]] = {"pickles": plain}
+    splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
+
     def read(self) -> Parts:
-        assert self.needs is not None
-        files, name = self.needs, self.needs.needs[0]
+        files = self.files
+        ((name,),) = files.laid_out(self.folder).parts.values()
         path = files.path(name, self.folder)
         pieces = plain(files.read(name, self.folder), files, path, self.folder)
         if not isinstance(pieces, dict) or not {"train", "valid", "test"} <= pieces.keys():
@@ -84,49 +79,3 @@ def roll(piece: Sequence[Sequence[int]]) -> NDArray[np.float32]:
                 raise ValueError(f"note {note!r}, expected from {LOWEST} to {LOWEST + NOTES - 1}")
             frame[note - LOWEST] = 1
     return found
-
-
-@register("jsb_chorales")
-@dataclass
-class JSBChorales(PublishedPieces):
-    """JSB chorales: which notes sound next in a chorale of Bach, a frame a quarter note. 229, 76 and 77 pieces.
-
-    Source: Boulanger-Lewandowski et al., "Modeling Temporal Dependencies in High-Dimensional Sequences",
-    arXiv:1206.6392. Args: see `PublishedPieces`. Published by Bai et al., arXiv:1803.01271, in nats per step and
-    without the first frame: an LSTM 8.45, a TCN 8.10.
-    """
-
-    needs = _files("jsb_chorales", "JSB Chorales.pickle", 229, 76, 77)
-
-
-@register("nottingham")
-@dataclass
-class Nottingham(PublishedPieces):
-    """Nottingham: which notes sound next in a folk tune with chords. 694, 173 and 170 pieces.
-
-    Source: see `JSBChorales`. Args: see `PublishedPieces`.
-    """
-
-    needs = _files("nottingham", "Nottingham.pickle", 694, 173, 170)
-
-
-@register("piano_midi")
-@dataclass
-class PianoMidi(PublishedPieces):
-    """Piano-midi.de: which notes sound next in a classical piece for piano. 87, 12 and 25 pieces.
-
-    Source: see `JSBChorales`. Args: see `PublishedPieces`.
-    """
-
-    needs = _files("piano_midi", "Piano-midi.de.pickle", 87, 12, 25)
-
-
-@register("muse_data")
-@dataclass
-class MuseData(PublishedPieces):
-    """MuseData: which notes sound next in a classical piece for orchestra or piano. 524, 135 and 124 pieces.
-
-    Source: see `JSBChorales`. Args: see `PublishedPieces`.
-    """
-
-    needs = _files("muse_data", "MuseData.pickle", 524, 135, 124)

@@ -10,26 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Examples, Question, register
+from scanl.data.base import Examples, Question
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
 from scanl.data.fresh import FreshRows
+from scanl.data.published import published
 from scanl.errors import ConfigError, DataError
 
-IMAGENET = Files(
-    "imagenet",
-    "the folders train and val of ImageNet (ILSVRC2012), each with a folder of JPEG files for each of 1,000 classes",
-    ("train", "val"),
-    counts={"classes": 1_000, "training images": 1_281_167, "test images": 50_000},
-    licence="for research that is not commercial",
-)
 MINI_PARTS = ("train", "val", "test")
-MINI = Files(
-    "miniimagenet",
-    "the files train.csv, val.csv and test.csv of Ravi and Larochelle, and the folder images with their JPEG files",
-    (*(f"{part}.csv" for part in MINI_PARTS), "images"),
-    counts={"images": 60_000, "train classes": 64, "val classes": 16, "test classes": 20},
-)
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colours of ImageNet
 
 
@@ -50,7 +38,7 @@ def square(files: Files, path: Path, side: int, whole: int, folder: str = "") ->
         raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error
 
 
-@register("imagenet")
+@published("imagenet")
 @dataclass
 class ImageNetPatches(FixedRows):
     """ImageNet: which of 1,000 things a photograph shows, patch by patch. T = 196 steps of 768 channels.
@@ -60,19 +48,13 @@ class ImageNetPatches(FixedRows):
     literature, there is no augmentation. `aside` training images are set aside for validation. The test part is the
     published validation part of 50,000 images. Files are read when a batch needs them.
 
-    Source: Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", arXiv:1409.0575; patches as in
-    Dosovitskiy et al., arXiv:2010.11929.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         side: pixels of a side.
         patch: pixels of a side of a patch, a divisor of `side`.
         aside: number of training images that are set aside; which ones, the seed 42 decides.
-    Chance: 1 of the classes.
     """
 
-    id = "B-imagenet1k"
-    needs = IMAGENET
     positive = ("aside",)
 
     side: int = 224
@@ -91,8 +73,8 @@ class ImageNetPatches(FixedRows):
     @cached_property
     def classes(self) -> list[str]:
         """Names of the folders of the training part, sorted."""
-        found = sorted(path.name for path in IMAGENET.path("train", self.folder).iterdir() if path.is_dir())
-        IMAGENET.counted({"classes": len(found)}, self.folder)
+        found = sorted(path.name for path in self.files.path("train", self.folder).iterdir() if path.is_dir())
+        self.files.counted({"classes": len(found)}, self.folder)
         return found
 
     @property
@@ -114,15 +96,15 @@ class ImageNetPatches(FixedRows):
         paths: list[Path] = []
         answers: list[int] = []
         for number, name in enumerate(self.classes):
-            some = IMAGENET.below(f"{part}/{name}", "*.JPEG", self.folder)
+            some = self.files.below(f"{part}/{name}", "*.JPEG", self.folder)
             paths += some
             answers += [number] * len(some)
-        IMAGENET.counted({what: len(paths)}, self.folder)
+        self.files.counted({what: len(paths)}, self.folder)
         return Part(FromFiles(paths, self.photograph), np.array(answers, np.int64))
 
     def photograph(self, path: Path) -> NDArray[np.uint8]:
         """Return the patches of a file: (T, 3 patch ** 2)."""
-        pixels = square(IMAGENET, path, self.side, round(self.side * 8 / 7), self.folder)
+        pixels = square(self.files, path, self.side, round(self.side * 8 / 7), self.folder)
         across, size = self.side // self.patch, self.patch
         patches = pixels.reshape(across, size, across, size, 3).swapaxes(1, 2)
         return patches.reshape(across**2, size**2 * 3)
@@ -132,7 +114,7 @@ class ImageNetPatches(FixedRows):
         return ((colours - MEAN) / DEVIATION).astype(np.float32).reshape(len(rows), self.length, -1)
 
 
-@register("miniimagenet")
+@published("miniimagenet")
 @dataclass
 class MiniImageNetEpisodes(FreshRows):
     """mini-ImageNet: to which of five new classes a photograph belongs, after a few examples of each.
@@ -142,19 +124,13 @@ class MiniImageNetEpisodes(FreshRows):
     last step has no class: this class is the answer. The examples come in random order. Every training step has new
     episodes. Training draws from 64 classes, measurements during training from 16 others, and the exam from 20 more.
 
-    Source: Vinyals et al., "Matching Networks for One Shot Learning", arXiv:1606.04080; classes of Ravi and Larochelle,
-    "Optimization as a Model for Few-Shot Learning", 2017; as a sequence in Irie et al., arXiv:2202.05780, section 4.2.
-
     Args:
         seed, eval_examples: see `FreshRows`.
         folder: where the files lie; none: in the folder of the data set.
         ways: classes of an episode.
         shots: examples of each class; 1 or 5 in the literature.
-    Chance: 1 of `ways`.
     """
 
-    id = "B-miniimagenet"
-    needs = MINI
     noun = "data"
     drawn_from = "the files"
     metric = "accuracy"
@@ -174,6 +150,12 @@ class MiniImageNetEpisodes(FreshRows):
                 raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}, expected at least {least}")
 
     @property
+    def files(self) -> Files:
+        """The files of the data set."""
+        assert self.needs is not None
+        return self.needs
+
+    @property
     def length(self) -> int:
         return self.ways * self.shots + 1
 
@@ -191,26 +173,26 @@ class MiniImageNetEpisodes(FreshRows):
         parts = []
         for part in MINI_PARTS:
             classes: dict[str, list[Path]] = {}
-            path, images = MINI.path(f"{part}.csv", self.folder), MINI.path("images", self.folder)
-            header, *rows = csv.reader(MINI.text(f"{part}.csv", self.folder).splitlines() or [""])
+            path, images = self.files.path(f"{part}.csv", self.folder), self.files.path("images", self.folder)
+            header, *rows = csv.reader(self.files.text(f"{part}.csv", self.folder).splitlines() or [""])
             if header != ["filename", "label"]:
-                raise MINI.damaged(path, f"its header is {header}, expected filename, label", self.folder)
+                raise self.files.damaged(path, f"its header is {header}, expected filename, label", self.folder)
             for row in rows:
                 if len(row) != 2 or "/" in row[0]:
-                    raise MINI.damaged(path, f"line {row} is not the name of a file and a class", self.folder)
+                    raise self.files.damaged(path, f"line {row} is not the name of a file and a class", self.folder)
                 classes.setdefault(row[1], []).append(images / row[0])
-            MINI.counted({f"{part} classes": len(classes)}, self.folder)
+            self.files.counted({f"{part} classes": len(classes)}, self.folder)
             least = min(map(len, classes.values()), default=0)
             if len(classes) < self.ways or least <= self.shots:
                 why = f"it has {len(classes)} classes of {least} photographs or more, expected {self.ways} of"
-                raise MINI.damaged(path, f"{why} {self.shots + 1}", self.folder)
+                raise self.files.damaged(path, f"{why} {self.shots + 1}", self.folder)
             parts.append([classes[name] for name in sorted(classes)])
-        MINI.counted({"images": sum(len(some) for part in parts for some in part)}, self.folder)
+        self.files.counted({"images": sum(len(some) for part in parts for some in part)}, self.folder)
         return parts
 
     def check(self) -> None:
         for part in self.parts:
-            square(MINI, part[0][0], self.side, self.side, self.folder)
+            square(self.files, part[0][0], self.side, self.side, self.folder)
 
     def _rows(self, count: int, *seed: int) -> Examples:
         return self._episodes(count, np.random.default_rng((self.seed, *seed)), self.parts[seed[0]])
@@ -229,7 +211,7 @@ class MiniImageNetEpisodes(FreshRows):
             places = [list(random.choice(len(classes[one]), self.shots + 1, replace=False)) for one in drawn]
             for step, number in enumerate([*shown, answers[row]]):
                 path = classes[drawn[number]][places[number].pop()]
-                pixels = square(MINI, path, self.side, self.side, self.folder)
+                pixels = square(self.files, path, self.side, self.side, self.folder)
                 inputs[row, step, : -self.ways] = ((pixels / 255 - MEAN) / DEVIATION).reshape(-1)
                 inputs[row, step, number - self.ways] = step < len(shown)
         return Examples(inputs, answers)

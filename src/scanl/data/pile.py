@@ -9,20 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.base import Question, check_positive, check_types, register
+from scanl.data.base import Question, check_positive, check_types
 from scanl.data.corpus import SEPARATOR, Bytes
-from scanl.data.files import Files
 from scanl.data.language import Published
+from scanl.data.published import published
 from scanl.errors import ConfigError
 
-PILE = Files(
-    "pile",
-    "the folder train with 00.jsonl.zst and so on, and the files val.jsonl.zst and test.jsonl.zst of The Pile",
-    ("train", "val.jsonl.zst", "test.jsonl.zst"),
-)
 
-
-@register("pile")
+@published("pile")
 @dataclass
 class PileDocuments(Published):
     """The Pile by bytes: documents of 22 sources in the order of the files, a zero byte between two.
@@ -30,17 +24,12 @@ class PileDocuments(Published):
     The whole Pile has 825 GiB. Of each part, documents are read until they have `most` bytes. The literature uses the
     tokens of GPT-NeoX, and its score is bits per byte or the perplexity of a token.
 
-    Source: Gao et al., "The Pile", arXiv:2101.00027.
-
     Args:
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
         most: bytes of a part that are read.
         only: name of a source, such as Github or ArXiv: only its documents are read. Empty: those of all sources.
     """
 
-    id = "B-pile"
-    needs = PILE
-    chance = 8.0
     reads_bytes = True
     question = Question("next token", vocab_size=256)
 
@@ -54,8 +43,8 @@ class PileDocuments(Published):
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
-        shards = PILE.below("train", "*.jsonl.zst", self.folder)
-        parts = [shards, *([PILE.path(name, self.folder)] for name in PILE.needs[1:])]
+        shards = self.files.below("train", "*.jsonl.zst", self.folder)
+        parts = [shards, *([self.files.path(name, self.folder)] for name in self.files.needs[1:])]
         train, validation, test = (self._joined(paths) for paths in parts)
         return train, validation, test
 
@@ -71,7 +60,9 @@ class PileDocuments(Published):
             if count > self.most:
                 break
         if not found:
-            raise PILE.damaged(paths[0], f"it has no document{f' of {self.only}' if self.only else ''}", self.folder)
+            raise self.files.damaged(
+                paths[0], f"it has no document{f' of {self.only}' if self.only else ''}", self.folder
+            )
         return np.frombuffer(SEPARATOR.join(found)[: self.most], np.uint8)
 
     def _documents(self, path: Path) -> Iterator[bytes]:
@@ -89,4 +80,4 @@ class PileDocuments(Published):
                     if not self.only or row["meta"]["pile_set_name"] == self.only:
                         yield row["text"].encode()
         except (OSError, ValueError, LookupError, TypeError, AttributeError, zstandard.ZstdError) as error:
-            raise PILE.damaged(path, f"line {number} is no document: {error!r}", self.folder) from error
+            raise self.files.damaged(path, f"line {number} is no document: {error!r}", self.folder) from error

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, register
+from scanl.data.base import Question
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.published import published
 
 BINS = 129
 CORE = (  # speakers
@@ -23,13 +24,6 @@ DEVELOPMENT = (
     "FAKS0 FDAC1 FJEM0 MGWT0 MJAR0 MMDB1 MMDM2 MPDF0 FCMH0 FKMS0 MBDG0 MBWM0 MCSH0 FADG0 FDMS0 FEDW0 MGJF0 MGLB0 MRTK0 "
     "MTAA0 MTDT0 MTHC0 MWJG0 FNMR0 FREW0 FSEM0 MBNS0 MMJR0 MDLS0 MDLF0 MDVC0 MERS0 FMAH0 FDRW0 MRCS0 MRJM4 FCAL1 MMWH0 "
     "FJSJ0 MAJC0 MJSW0 MREB0 FGJD0 FJMG0 MROA0 MTEB0 MJFC0 MRJR0 FMML0 MRWS1"
-)
-TIMIT = Files(
-    "timit",
-    "the folders TRAIN and TEST of TIMIT (LDC93S1), with a NIST SPHERE file .WAV for each sentence",
-    ("TRAIN", "TEST"),
-    counts={"training sentences": 3_696, "development sentences": 400, "core test sentences": 192},
-    licence="of the Linguistic Data Consortium",
 )
 
 
@@ -73,7 +67,7 @@ def spectrum(samples: NDArray[np.float64]) -> NDArray[np.float32]:
     return (10 * (1e-5 + found.abs().square()).log10()).float().numpy()
 
 
-@register("timit")
+@published("timit")
 @dataclass
 class TIMITFrames(FixedRows):
     """TIMIT: the next of 129 levels of the spectrum of a spoken sentence, at every 16 ms.
@@ -83,16 +77,12 @@ class TIMITFrames(FixedRows):
     sentences of 24 speakers. The literature counts 3,640 for training, and does not say which. The score is the mean
     squared error of a level in decibels.
 
-    Source: Wisdom et al., "Full-Capacity Unitary Recurrent Neural Networks", arXiv:1611.00035, section 4.3.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         exchanged: exchange the parts for validation and test, as Lezcano and Casado (arXiv:1901.08428) and Erichson et
             al. (Lipschitz RNN, arXiv:2006.12070) do.
     """
 
-    id = "B-timit"
-    needs = TIMIT
     metric = "mean squared error"
     higher_is_better = False
     best = 0.0
@@ -110,20 +100,20 @@ class TIMITFrames(FixedRows):
         return ((longest - 1024) // 2 + 1) // 2 // 128
 
     def read(self) -> Parts:
-        train = TIMIT.below("TRAIN", "*/*/S[IX]*.WAV", self.folder)
-        test = TIMIT.below("TEST", "*/*/S[IX]*.WAV", self.folder)
+        train = self.files.below("TRAIN", "*/*/S[IX]*.WAV", self.folder)
+        test = self.files.below("TEST", "*/*/S[IX]*.WAV", self.folder)
         parts = [train, *([path for path in test if path.parent.name in who.split()] for who in (DEVELOPMENT, CORE))]
         for what, part in zip(("training", "development", "core test"), parts, strict=True):
-            TIMIT.counted({f"{what} sentences": len(part)}, self.folder)
+            self.files.counted({f"{what} sentences": len(part)}, self.folder)
         if self.exchanged:
             parts[1:] = parts[:0:-1]
         return Parts(*(Part(FromFiles(part, self.frames), np.zeros(len(part), np.int64)) for part in parts))
 
     def frames(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a sentence: (t, 129)."""
-        samples = read_sphere(TIMIT, path, self.folder)
+        samples = read_sphere(self.files, path, self.folder)
         if len(samples) < 512:
-            raise TIMIT.damaged(path, f"it has {len(samples)} samples, expected two frames, 512", self.folder)
+            raise self.files.damaged(path, f"it has {len(samples)} samples, expected two frames, 512", self.folder)
         return spectrum(halved(samples))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -12,32 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question, register
+from scanl.data.base import IGNORED, Question
 from scanl.data.files import Files, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.published import published
 from scanl.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
-WMT14 = Files(
-    "wmt14",
-    "the files train.en, train.de, newstest2013.en, newstest2013.de, newstest2014.en and newstest2014.de of WMT14",
-    tuple(f"{part}.{language}" for part in ("train", "newstest2013", "newstest2014") for language in ("en", "de")),
-)
 MEASURED = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-IWSLT14 = Files(
-    "iwslt14",
-    "the files train.tags.de-en.* and IWSLT14.*.de-en.*.xml of de-en.tgz of IWSLT 2014",
-    tuple(
-        name
-        for language in ("de", "en")
-        for name in (
-            f"train.tags.de-en.{language}",
-            *(f"IWSLT14.{part}.de-en.{language}.xml" for part in MEASURED),
-        )
-    ),
-    counts={"test pairs": 6_750},
-    licence="CC BY-NC-ND 4.0",
-)
 
 
 class Joined(Sequence[NDArray[np.uint8]]):
@@ -127,7 +109,7 @@ class Translation(FixedRows):
         return list(zip(first, second, strict=True))
 
 
-@register("wmt14")
+@published("wmt14")
 @dataclass
 class WMT14Pairs(Translation):
     """WMT14: English news to German, byte by byte. Validation is newstest2013, test newstest2014.
@@ -135,17 +117,11 @@ class WMT14Pairs(Translation):
     The files are lines of text, one sentence a line, such as those of the Stanford NLP group, 4.5 million pairs. Other
     pairs of the same form are read with the options: WMT17 from Chinese with `first` zh and `second` en.
 
-    Source: Bojar et al., "Findings of the 2014 Workshop on Statistical Machine Translation", 2014; as in Vaswani et
-    al., arXiv:1706.03762, section 5.1. Chance: 8 bits.
-
     Args:
         seed, eval_examples, folder, most: see `Translation`.
         first, second: endings of the files: the language of the sentence, and that of its translation.
         validated_on, tested_on: names of the files of these parts.
     """
-
-    id = "B-wmt"
-    needs = WMT14
 
     first: str = "en"
     second: str = "de"
@@ -158,11 +134,11 @@ class WMT14Pairs(Translation):
 
     def _read(self, part: str) -> Pairs:
         names = [f"{part}.{language}" for language in (self.first, self.second)]
-        texts = [whole_lines(WMT14.text(name, self.folder)) for name in names]
-        return self.parallel(WMT14, names, [[" ".join(line.split()) for line in lines] for lines in texts])
+        texts = [whole_lines(self.files.text(name, self.folder)) for name in names]
+        return self.parallel(self.files, names, [[" ".join(line.split()) for line in lines] for lines in texts])
 
 
-@register("iwslt14")
+@published("iwslt14")
 @dataclass
 class IWSLT14Pairs(Translation):
     """IWSLT14: German talks to English, byte by byte, in small letters. About 160,000, 7,300 and 6,750 pairs.
@@ -172,24 +148,20 @@ class IWSLT14Pairs(Translation):
     the other. In the literature words are Moses' tokens. Here they are what stands between blanks, so the numbers of
     pairs differ a little.
 
-    Source: Cettolo et al., "Report on the 11th IWSLT Evaluation Campaign", 2014; the split of fairseq (Ott et al.,
-    arXiv:1904.01038). Args: see `Translation`. Chance: 8 bits.
+    Args: see `Translation`.
     """
-
-    id = "B-iwslt"
-    needs = IWSLT14
 
     def pairs(self) -> tuple[Pairs, Pairs, Pairs]:
         names = [f"train.tags.de-en.{language}" for language in ("de", "en")]
-        spoken = self.parallel(IWSLT14, names, [list(self._spoken(name)) for name in names])
+        spoken = self.parallel(self.files, names, [list(self._spoken(name)) for name in names])
         train = [pair for pair in spoken if _alike(*pair)]
         test = [pair for part in MEASURED for pair in self._segments(part)]
-        IWSLT14.counted({"test pairs": len(test)}, self.folder)
+        self.files.counted({"test pairs": len(test)}, self.folder)
         return [pair for i, pair in enumerate(train, 1) if i % 23], train[22::23], test
 
     def _spoken(self, name: str) -> Iterator[str]:
         """Yield the lines of a training file, without those of a tag but title and description."""
-        for line in whole_lines(IWSLT14.text(name, self.folder)):
+        for line in whole_lines(self.files.text(name, self.folder)):
             if not re.match(r"\s*<(url|talkid|keywords|speaker|reviewer|translator|/?doc)", line):
                 yield _plain(re.sub(r"</?(title|description)>", "", line))
 
@@ -197,11 +169,11 @@ class IWSLT14Pairs(Translation):
         names = [f"IWSLT14.{part}.de-en.{language}.xml" for language in ("de", "en")]
         found = []
         for name in names:
-            segments = re.findall(r"<seg id=\"\d+\">(.*?)</seg>", IWSLT14.text(name, self.folder))
+            segments = re.findall(r"<seg id=\"\d+\">(.*?)</seg>", self.files.text(name, self.folder))
             if not segments:
-                raise IWSLT14.damaged(IWSLT14.path(name, self.folder), "it has no sentence <seg>", self.folder)
+                raise self.files.damaged(self.files.path(name, self.folder), "it has no sentence <seg>", self.folder)
             found.append([_plain(segment) for segment in segments])
-        return self.parallel(IWSLT14, names, found)
+        return self.parallel(self.files, names, found)
 
 
 def _plain(line: str) -> str:

@@ -11,40 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, padded, register
+from scanl.data.base import Question, padded
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
+from scanl.data.published import published
 from scanl.data.yes_no import YesNo
 from scanl.errors import ConfigError, DataError
 
 JOINTS, BODIES = 25, 2
 SUBJECTS = (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)  # of the training part
-NTU = Files(
-    "ntu",
-    "the folder nturgb+d_skeletons of nturgbd_skeletons_s001_to_s017.zip, with one .skeleton file a clip",
-    ("nturgb+d_skeletons",),
-    counts={"clips": 56_880},
-    licence="for research that is not commercial",
-)
-CHARADES = Files(
-    "charades",
-    "the files Charades_v1_train.csv and Charades_v1_test.csv, and a folder features with an array ID.npy for each "
-    "video: numbers of its frames at equal distances, by a network of your own",
-    ("Charades_v1_train.csv", "Charades_v1_test.csv", "features"),
-    counts={"training videos": 7_985, "test videos": 1_863},
-    licence="for research that is not commercial",
-)
-AVA = Files(
-    "ava",
-    "the files ava_train_v2.2.csv and ava_val_v2.2.csv, those of excluded_timestamps, and a folder features with an "
-    "array ID.npy for each video: numbers of each second from 902 to 1798, by a network of your own",
-    (
-        *(f"ava_{part}{what}_v2.2.csv" for part in ("train", "val") for what in ("", "_excluded_timestamps")),
-        "features",
-    ),
-    counts={"training videos": 235, "test videos": 64},
-    licence="CC BY 4.0",
-)
 
 
 def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]:
@@ -72,7 +47,7 @@ def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.floa
     return found
 
 
-@register("ntu")
+@published("ntu")
 @dataclass
 class Skeletons(FixedRows):
     """NTU RGB+D: which of 60 actions a clip shows, from the skeletons of one or two people. T = 20 steps.
@@ -82,17 +57,12 @@ class Skeletons(FixedRows):
     each part. A tenth of the training clips is set aside for validation. 302 of the 56,880 clips are known to lack
     skeletons. They are read like the others.
 
-    Source: Shahroudy et al., "NTU RGB+D", arXiv:1604.02808; frames as in Li et al., "IndRNN", arXiv:1803.04831.
-
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         across: "subject": 20 of 40 people are for training; or "view": the cameras 2 and 3 of three are.
         frames: steps of a row.
-    Chance: 1 of 60.
     """
 
-    id = "B-ntu"
-    needs = NTU
     question = Question("class", channels=BODIES * JOINTS * 3, classes=60)
     chance = 1 / 60
     positive = ("frames",)
@@ -110,14 +80,14 @@ class Skeletons(FixedRows):
         return self.frames
 
     def read(self) -> Parts:
-        found = NTU.below("nturgb+d_skeletons", "*.skeleton", self.folder)
-        NTU.counted({"clips": len(found)}, self.folder)
+        found = self.files.below("nturgb+d_skeletons", "*.skeleton", self.folder)
+        self.files.counted({"clips": len(found)}, self.folder)
         paths: tuple[list[Path], list[Path]] = ([], [])
         answers: tuple[list[int], list[int]] = ([], [])
         for path in found:
             named = re.fullmatch(r"S\d{3}C(\d{3})P(\d{3})R\d{3}A(\d{3})", path.stem)
             if named is None or not 1 <= int(named[3]) <= 60:
-                raise NTU.damaged(path, "its name is not SsssCcccPpppRrrrAaaa with an action of 60", self.folder)
+                raise self.files.damaged(path, "its name is not SsssCcccPpppRrrrAaaa with an action of 60", self.folder)
             camera, person, action = map(int, named.groups())
             test = int(person not in SUBJECTS if self.across == "subject" else camera == 1)
             paths[test].append(path)
@@ -129,7 +99,7 @@ class Skeletons(FixedRows):
 
     def clip(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a clip: (frames, 150)."""
-        whole = read_skeleton(NTU, path, self.folder)
+        whole = read_skeleton(self.files, path, self.folder)
         middles = (np.arange(self.frames) + 0.5) * len(whole) / self.frames
         return whole[middles.astype(np.int64)].reshape(self.frames, -1)
 
@@ -200,36 +170,34 @@ class Videos(YesNo):
         return found
 
 
-@register("charades")
+@published("charades")
 @dataclass
 class Charades(Videos):
     """Charades: which of 157 actions go on at each step of a video, from features of its frames.
 
     A step is the middle of one of t equal parts of the video.
 
-    Source: Sigurdsson et al., "Hollywood in Homes", arXiv:1604.01753. Args: see `Videos`.
+    Args: see `Videos`.
     """
 
-    id = "B-charades"
-    needs = CHARADES
     actions = 157
 
     def annotated(self, part: str) -> dict[str, Any]:
         name = f"Charades_v1_{part}.csv"
-        path = CHARADES.path(name, self.folder)
+        path = self.files.path(name, self.folder)
         found: dict[str, Any] = {}
-        for row in csv.DictReader(StringIO(CHARADES.text(name, self.folder), newline="")):
+        for row in csv.DictReader(StringIO(self.files.text(name, self.folder), newline="")):
             try:
                 spans = [span.split() for span in row["actions"].split(";") if span]
                 about = [(int(action[1:]), float(begin), float(end)) for action, begin, end in spans]
                 found[row["id"]] = (float(row["length"]), about)
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 why = f"row {len(found) + 1} has no id, length and actions: {error!r}"
-                raise CHARADES.damaged(path, why, self.folder) from error
+                raise self.files.damaged(path, why, self.folder) from error
             if any(not 0 <= action < self.actions for action, *_ in about):
-                raise CHARADES.damaged(path, f"row {len(found)} has an action that is not c000 to c156", self.folder)
+                raise self.files.damaged(path, f"row {len(found)} has an action that is not c000 to c156", self.folder)
         if not found:
-            raise CHARADES.damaged(path, "it has no video", self.folder)
+            raise self.files.damaged(path, "it has no video", self.folder)
         return found
 
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:
@@ -240,7 +208,7 @@ class Charades(Videos):
         return targets
 
 
-@register("ava")
+@published("ava")
 @dataclass
 class AVA22(Videos):
     """AVA 2.2: which of 80 actions anyone in a film does at each second from 902 to 1798, from features of the second.
@@ -248,11 +216,9 @@ class AVA22(Videos):
     The published question also asks where each person is. A model of steps cannot answer that, so the boxes are left
     out. Seconds that are published as excluded are not asked for.
 
-    Source: Gu et al., "AVA", arXiv:1705.08421. Args: see `Videos`.
+    Args: see `Videos`.
     """
 
-    id = "B-ava"
-    needs = AVA
     actions = 80
     first: ClassVar[int] = 902
 
@@ -267,10 +233,12 @@ class AVA22(Videos):
             for video, second in self.lines(f"ava_{name}_excluded_timestamps_v2.2.csv", 2):
                 found.setdefault(video, ([], []))[1].append(int(second))
         except ValueError as error:
-            path = AVA.path(f"ava_{name}_v2.2.csv", self.folder)
-            raise AVA.damaged(path, f"it is no table of actions: {error}", self.folder) from error
+            path = self.files.path(f"ava_{name}_v2.2.csv", self.folder)
+            raise self.files.damaged(path, f"it is no table of actions: {error}", self.folder) from error
         if not found:
-            raise AVA.damaged(AVA.path(f"ava_{name}_v2.2.csv", self.folder), "it has no video", self.folder)
+            raise self.files.damaged(
+                self.files.path(f"ava_{name}_v2.2.csv", self.folder), "it has no video", self.folder
+            )
         return found
 
     def targets(self, about: Any, steps: int) -> NDArray[np.float32]:

@@ -7,14 +7,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Examples, Question, register
-from scanl.data.files import Files
+from scanl.data.base import Examples, Question
+from scanl.data.files import folders
 from scanl.data.fresh import FreshRows
-from scanl.data.images import FASHION_MNIST, MNIST, read_mnist
+from scanl.data.images import read_images
+from scanl.data.published import published
 from scanl.errors import ConfigError
 
 SIDE, ITEM, SPEED = 64, 28, 0.1
-ITEMS = {"mnist": MNIST, "fashion_mnist": FASHION_MNIST}
+ITEMS = ("mnist", "fashion_mnist")
 
 
 def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int64]:
@@ -34,7 +35,7 @@ def paths(random: np.random.Generator, count: int, steps: int) -> NDArray[np.int
     return np.stack(found, 1)
 
 
-@register("bouncing_digits")
+@published("bouncing_digits")
 @dataclass
 class BouncingDigits(FreshRows):
     """Bouncing digits: the next frame of two digits that bounce in 64 x 64 pixels.
@@ -42,8 +43,6 @@ class BouncingDigits(FreshRows):
     20 frames; at each of the first 19 the next one is asked for, and the last 10 are scored. Pixels are in [0, 1].
     Where items overlap, the brighter pixel counts. Every step has new sequences. Training draws items from the
     training images of the set, measurements from its test images.
-
-    Source: Srivastava et al., "Unsupervised Learning of Video Representations using LSTMs", arXiv:1502.04681.
 
     Args:
         seed, eval_examples: see `FreshRows`.
@@ -53,8 +52,6 @@ class BouncingDigits(FreshRows):
         frames: number of frames.
     """
 
-    id = "B-bouncing"
-    needs: ClassVar[Files] = MNIST  # pyright: ignore[reportIncompatibleVariableOverride]
     metric = "mean squared error"
     higher_is_better = False
     best = 0.0
@@ -79,7 +76,7 @@ class BouncingDigits(FreshRows):
     @cached_property
     def images(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Images of the training and of the test part: (N, 28, 28)."""
-        train, test = read_mnist(ITEMS[self.items], self.folder)
+        train, test = read_images(folders[self.items], self.folder, (ITEM, ITEM, 1))
         return np.asarray(train.rows).reshape(-1, ITEM, ITEM), np.asarray(test.rows).reshape(-1, ITEM, ITEM)
 
     def check(self) -> None:

@@ -1,0 +1,46 @@
+"""PNG files: one picture, or one whose every row is an image."""
+
+import json
+import math
+from collections.abc import Sequence
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.files import Files
+from scanl.data.fixed import Part
+
+
+def pixels(files: Files, name: str, folder: str, mode: str) -> NDArray[np.uint8]:
+    """Return the pixels of a picture: (height, width) for the mode "L", (height, width, 3) for "RGB"."""
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(files.read(name, folder)), formats=["PNG"]) as image:
+            return np.asarray(image.convert(mode))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise files.damaged(files.path(name, folder), f"Pillow cannot read it: {error}", folder) from error
+
+
+def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> Part:
+    """Return the images (N, pixels, numbers) of pictures whose rows they are, and the classes of a JSON list.
+
+    The list is the last file.
+    """
+    *pictures, labels = names
+    size, rows = math.prod(shape[:2]), []
+    for name in pictures:
+        rows.append(pixels(files, name, folder, "RGB" if shape[2] == 3 else "L"))
+        if rows[-1].shape[1] != size:
+            why = f"its rows have {rows[-1].shape[1]} pixels, expected {size}"
+            raise files.damaged(files.path(name, folder), why, folder)
+    images = np.concatenate(rows).reshape(-1, size, shape[2])
+    try:
+        answers = np.array(json.loads(files.text(labels, folder)))
+    except ValueError as error:
+        raise files.damaged(files.path(labels, folder), str(error), folder) from error
+    if answers.shape != (len(images),) or not np.issubdtype(answers.dtype, np.integer):
+        why = f"{len(images)} images have {answers.shape} labels"
+        raise files.damaged(files.path(labels, folder), why, folder)
+    return Part(images, answers.astype(np.int64))

@@ -1,0 +1,185 @@
+"""The records of published data: what the files of a catalogue say of data sets, and of the sources that ask them.
+
+A catalogue is a folder. A data set is one file NAME.toml, which says
+
+    form, licence, needs, or_needs, counts, sha256   as `Files` has them; without `needs`, the files of the layout
+    [layout], [other_layout]                         `reader`, `train`, `validation` and `test` or `whole`, and options
+    [packages.PACKAGE]                               the path in the archive of each file that a package has
+    [sources.SOURCE]                                 what is asked, as `Record` has it, and facts of its kind
+
+The file packages.toml says for each package what `Package` has.
+"""
+
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin
+
+from scanl.data.files import Files, Layout, Package
+from scanl.errors import ConfigError, DataError, nearest
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+PACKAGES = "packages.toml"
+PARTS = ("train", "validation", "test", "whole")
+Types = Mapping[str, Any]
+OF_DATA_SETS: Types = {
+    **dict.fromkeys(("form", "licence"), str),
+    **dict.fromkeys(("needs", "or_needs"), tuple[str, ...]),
+    **dict.fromkeys(("layout", "other_layout"), Mapping[str, Any]),
+    "counts": Mapping[str, int],
+    "sha256": Mapping[str, str],
+    "packages": Mapping[str, Mapping[str, str]],
+    "sources": Mapping[str, Mapping[str, Any]],
+}
+OF_LAYOUTS: Types = {"reader": str, **dict.fromkeys(PARTS, tuple[str, ...])}
+OF_PACKAGES: Types = {**dict.fromkeys(("manager", "version", "archive", "sha256"), str), "options": tuple[str, ...]}
+OF_SOURCES: Types = {
+    **dict.fromkeys(("class", "kind", "id", "about", "more", "citation", "split"), str),
+    "aliases": tuple[str, ...],
+    "chance": float,
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a catalogue says of a source.
+
+    path: the file that says it.   files: of the data set.   citation: who has published the data and the question.
+    split: which rows are for training, validation and test.   chance: score of guessing; None if it is not known. With
+    the fact `classes` it is that of guessing one of them.   id, aliases: as `Source` has them.
+    kind: name of the class that reads the data; empty for a source with code of its own.   made: name of the class that
+    is made of a record with a kind.   about, more: the first paragraph of its description, and the others.
+    facts: the other entries: class variables of the kind, and defaults of its options.
+    """
+
+    name: str
+    path: Path
+    files: Files
+    facts: Mapping[str, Any]
+    citation: str
+    split: str
+    id: str = ""
+    aliases: tuple[str, ...] = ()
+    chance: float | None = None
+    kind: str = ""
+    made: str = ""
+    about: str = ""
+    more: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"catalogue: {self.path}: sources.{self.name}"
+
+
+def read(folder: Path) -> list[Record]:
+    """Read a catalogue. Raises ConfigError for an entry that is not known, is lacking, or has another type."""
+    if not (tables := {path: _parsed(path) for path in sorted(folder.glob("*.toml"))}):
+        raise DataError(f"catalogue: {folder} has no file *.toml, expected one for each data set")
+    packages, where = tables.pop(folder / PACKAGES, {}), f"catalogue: {folder / PACKAGES}"
+    typed(where, packages, dict.fromkeys(packages, Mapping[str, Any]))
+    required = OF_PACKAGES.keys() - {"options"}
+    packages = {name: typed(f"{where}: {name}", table, OF_PACKAGES, required) for name, table in packages.items()}
+    return [record for path, table in tables.items() for record in _records(path, table, packages)]
+
+
+def _records(path: Path, table: dict[str, Any], packages: Mapping[str, Mapping[str, Any]]) -> list[Record]:
+    where = f"catalogue: {path}"
+    table = typed(where, table, OF_DATA_SETS, ("form", "sources"))
+    layouts = [_layout(f"{where}: {key}", table.pop(key, None)) for key in ("layout", "other_layout")]
+    for name in (contents := table.pop("packages", {})):
+        if name not in packages:
+            raise nearest(f"package of {path}", name, list(packages))
+    sources = table.pop("sources")
+    table["form"] = " ".join(table["form"].split())
+    table.setdefault("needs", _names(layouts[0]) or tuple(table.get("sha256", ())))
+    table.setdefault("or_needs", _names(layouts[1]))
+    if not table["needs"]:
+        raise ConfigError(f"{where} names no file, expected needs, a layout or sha256")
+    files = Files(
+        path.stem,
+        packages=tuple(Package(name=name, members=members, **packages[name]) for name, members in contents.items()),
+        layout=layouts[0],
+        other_layout=layouts[1],
+        **table,
+    )
+    return [_record(name, path, files, source) for name, source in sources.items()]
+
+
+def _names(layout: Layout | None) -> tuple[str, ...]:
+    return tuple(name for part in layout.parts.values() for name in part) if layout else ()
+
+
+def _layout(where: str, table: Mapping[str, Any] | None) -> Layout | None:
+    if table is None:
+        return None
+    own = typed(where, {key: value for key, value in table.items() if key in OF_LAYOUTS}, OF_LAYOUTS, ("reader",))
+    parts = {name: own[name] for name in PARTS if name in own}
+    return Layout(own["reader"], parts, {key: value for key, value in table.items() if key not in OF_LAYOUTS})
+
+
+def _record(name: str, path: Path, files: Files, table: Mapping[str, Any]) -> Record:
+    own = {key: value for key, value in table.items() if key in OF_SOURCES}
+    facts = {key: value for key, value in table.items() if key not in OF_SOURCES}
+    required = ("citation", "split", *(("class", "about") if "kind" in table else ()))
+    own = typed(f"catalogue: {path}: sources.{name}", own, OF_SOURCES, required)
+    own |= {key: " ".join(own[key].split()) for key in ("citation", "split", "about") if key in own}
+    if type(facts.get("classes")) is int:
+        own.setdefault("chance", 1 / facts["classes"])
+    return Record(name, path, files, facts, made=own.pop("class", ""), **own)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"catalogue: {path} is no file of TOML: {error}") from error
+
+
+def typed(where: str, table: Mapping[str, Any], types: Types, required: Collection[str] = ()) -> dict[str, Any]:
+    """Return the entries of a table as these types have them, with tuples for lists.
+
+    Raises ConfigError for an entry that is not among the types or not of its type, and for a required one that is
+    lacking or empty.
+    """
+    for name, value in table.items():
+        if name not in types:
+            raise nearest(f"entry of {where.removeprefix('catalogue: ')}", name, list(types))
+        if not _fits(value, types[name]):
+            raise ConfigError(f"{where}: {name} is {value!r}, expected {_named(types[name])}")
+    if lacking := sorted(name for name in required if table.get(name) in (None, "", [], {})):
+        raise ConfigError(f"{where} has no {lacking[0]}, expected {', '.join(sorted(required))}")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is ClassVar:
+        return _fits(value, inner[0])
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False
+        hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(hints) and all(map(_fits, value, hints))
+    if origin is not None and issubclass(origin, Mapping):
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _named(hint: Any) -> str:
+    """Return the name of a type as TOML has it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is ClassVar:
+        return _named(inner[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_named(one) for one in inner if one is not type(None))
+    if origin is tuple:
+        return f"a list of {_named(inner[0])}" + ("" if inner[-1] is Ellipsis else f", {len(inner)} of them")
+    if origin is not None:
+        return "a table" + ("" if inner[1] is Any else f" of {_named(inner[1])}")
+    return str(getattr(hint, "__name__", hint))
