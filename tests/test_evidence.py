@@ -168,7 +168,7 @@ def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeyp
     from statsmodels.tsa.ar_model import AutoReg
 
     monkeypatch.setattr(evidence_forecast, "DAY", {**evidence_forecast.DAY, "horizon": 4, "lags": 3})
-    source = sources.get("hourly_electricity")(["x"], "forecast", "y", horizon=4, sequence_length=20)
+    source = sources.get("hourly_electricity")(horizon=4, sequence_length=20)
     seen = {}
     monkeypatch.setattr(source, "scores", lambda q, t: seen.update(q=q, t=t) or {"CRPS": (0.0, 1)})
     AUTOREGRESSION(source, source.exam(None))

@@ -236,7 +236,7 @@ def test_scores_of_a_long_horizon_by_a_loop():
     scales = ((5.0, 4.0), (0.0, 0.5))
     source.__dict__ |= {
         "question": type("Asked", (), {"scales": scales, "kind": "horizon"}), "table": (["p", "q"], None),
-        "ask": "forecast", "metric": "MSE",
+        "metric": "MSE",
     }  # fmt: skip
     quantiles = np.sort(draw.normal(size=(rows, steps, columns, len(LEVELS))), -1)
     numbers = draw.normal(size=(rows, steps, columns))

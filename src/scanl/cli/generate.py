@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         _of_run(folder, prompt, 500 if args.bytes is None else args.bytes, _sampling(args, 0.8))
         return 0
     signal = source.signal
-    if signal is None and not (isinstance(source, Table) and source.needs is None):
+    if signal is None and not isinstance(source, Table):
         raise ConfigError(
             f"generate: {args.run} was trained on {folder.config().source_name}, expected a run on text, a signal or a "
             "table; scanl eval scores it"

@@ -1,11 +1,12 @@
 """Published series to forecast: ETT, electricity, weather, traffic, air, power, sunspots, carbon dioxide."""
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,17 +18,16 @@ from scanl.data.files import Files
 from scanl.data.published import kind
 from scanl.data.readers import csv
 from scanl.data.series import Collection, Series
-from scanl.data.table import TEST, Table
-from scanl.errors import nearest
+from scanl.data.series_source import TEST, SeriesSource
 
 
 @kind
 @dataclass
-class PublishedSeries(Table):
-    """A published table. All columns are forecast, and all are read.
+class PublishedSeries(SeriesSource):
+    """A published table, of which columns are forecast, and no other is read.
 
-    A subclass defines `needs`, whose first file is read, and the facts below. The scores are those of `Table`. The
-    model standardises each column by its training part. Without `borders` the parts are shares of the rows, in order.
+    The scores are those of a forecast of `Table`. The model standardizes each column by its training part. A record may
+    give the facts below. Without `borders` the parts are shares of the rows, in order.
 
     Args:
         horizon, season, distribution, sequence_length, origins, seed: the options of `scanl train`; see `Table`.
@@ -38,31 +38,24 @@ class PublishedSeries(Table):
     chosen: ClassVar[tuple[str, ...]] = ()  # those to forecast; none: all the others
     usual_season: ClassVar[int] = 1
     shares: ClassVar[tuple[float, float]] = (0.1, 0.2)  # of validation and test
-    borders: ClassVar[tuple[int, int, int] | None] = None  # first row after training, validation and test
-    published_rows: ClassVar[int] = 0  # of which `borders` are
+    # First row after training, validation and test, and the number of all rows.
+    borders: ClassVar[tuple[int, int, int, int] | None] = None
     every: ClassVar[int] = 1  # rows of which the mean is taken
     readers: ClassVar[Mapping[str, Callable[..., tuple[list[str], NDArray[np.float64]]]]] = {"csv": csv.columns}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
     instead: ClassVar[Mapping[str, str]] = {"data": "give --task-options.folder"}
+    kind = "horizon"
 
+    horizon: int = 12
+    season: int | None = None
+    distribution: str = "gaussian"
+    sequence_length: int = 256
+    origins: int | None = None
+    seed: int = 0
     folder: str = ""
 
-    @classmethod
-    def reads(cls) -> frozenset[str]:
-        shared = ("horizon", "season", "distribution", "sequence_length", "origins", "seed", "task_options")
-        return frozenset((*shared, *cls.stops))
-
-    @classmethod
-    def open(cls, options: Mapping[str, Any]) -> "PublishedSeries":
-        own = [field.name for field in fields(cls) if field.name not in {one.name for one in fields(Table)}]
-        for name in options["task_options"]:
-            if name not in own:
-                raise nearest(f"option of {cls.name}", name, own)
-        shared = {name: options[name] for name in cls.reads() - {*cls.stops, "task_options"}}
-        return cls(data=[cls.name], ask="forecast", target=cls.name, **shared, **options["task_options"])
-
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.check_options()
         self.validation, self.test = self.shares
         check_types(self.name, self, ["folder"])
 
@@ -78,6 +71,10 @@ class PublishedSeries(Table):
     @property
     def targets(self) -> list[str]:
         return self.table[0]
+
+    @property
+    def names(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.targets
 
     @cached_property
     def table(self) -> tuple[list[str], NDArray[np.float64]]:
@@ -101,11 +98,15 @@ class PublishedSeries(Table):
         one = Series("", values, none, np.zeros(0), none, None, np.arange(len(values), dtype=np.float64))
         return Collection([one], [], self.usual_season, f"{len(values):,} rows of {len(columns)} series")
 
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.name} {super().digest()}".encode()).hexdigest()
+
     @cached_property
     def parts(self) -> list[list[tuple[int, int, int]]]:
         if self.borders is None:
             return self._by_time(self.collection.each)
-        first, second, last = (border * len(self.table[1]) // self.published_rows for border in self.borders)
+        *borders, rows = self.borders
+        first, second, last = (border * len(self.table[1]) // rows for border in borders)
         return [[(0, 0, first)], [(0, first, second)], [(0, second, last)]]
 
 
