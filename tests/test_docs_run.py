@@ -135,7 +135,13 @@ def try_command(words: list[str], monkeypatch) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_are_of_known_kinds(page):
-    assert {language for language, _ in FENCE.findall(PAGES[page])} <= {"python", "console", "text"}
+    assert {language for language, _ in FENCE.findall(PAGES[page])} <= {"python", "console", "text", "toml"}
+
+
+def test_records_are_tried_by_the_tests_of_their_pages():
+    """tests/test_data.py reads those of CONTRIBUTING.md, tests/test_catalogue.py those of docs/data.md."""
+    pages = {page for page in PAGES for language, _ in FENCE.findall(PAGES[page]) if language == "toml"}
+    assert pages == {"CONTRIBUTING.md", "docs/data.md"}
 
 
 @pytest.fixture

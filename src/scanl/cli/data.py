@@ -8,6 +8,7 @@ from scanl.data import sources
 from scanl.data.base import Opener, Source, summary
 from scanl.data.files import Files, folders, root
 from scanl.data.get import get
+from scanl.data.published import records
 from scanl.errors import ConfigError, DataError, ScanlError, nearest
 from scanl.learning import TrainConfig
 
@@ -65,17 +66,18 @@ def state(source: type[Opener]) -> str:
 
 
 def table() -> str:
-    """Return a Markdown table of the sources of published data."""
-    rows = ["| source | id | predicts | files | from |", "|---|---|---|---|---|"]
-    for name in sources.names():
-        source = sources.get(name)
-        if source.needs is None:
-            continue
-        packages = ", ".join(
-            f"{package.manager} `{package.name}` {package.version}" for package in source.needs.packages
-        )
-        about = summary(source).rstrip(".").replace("|", "")
-        rows.append(f"| `{name}` | {source.id} | {about} | `{source.needs.name}` | {packages or source.needs.form} |")
+    """Return a Markdown table of the sources of published data, as the catalogue has them."""
+    rows = [
+        "| source | id | predicts | split | chance | licence | citation | files | from |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, record in sorted(records.items()):
+        files = record.files
+        packages = ", ".join(f"{package.manager} `{package.name}` {package.version}" for package in files.packages)
+        about = summary(sources.get(name)).rstrip(".").replace("|", "")
+        chance = "" if record.chance is None else f"{record.chance:.4g}"
+        cells = (f"`{name}`", record.id, about, record.split, chance, files.licence, record.citation, f"`{files.name}`")
+        rows.append(f"| {' | '.join((*cells, packages or files.form))} |")
     return "\n".join(rows)
 
 
