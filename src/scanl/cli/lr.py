@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(f"the loss is lowest at {found.lowest:.2g}; a tenth of that is a good start: --lr {found.suggestion:.2g}")
     if args.picture is not None:
-        save_search(found, Path(args.picture), f"{config.source_name}: {config.model.layer}")
+        save_search(found, Path(args.picture), f"{config.source_name}: {config.stack.layer}")
     return 0
 
 

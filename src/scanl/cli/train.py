@@ -140,7 +140,7 @@ def _describe(config: TrainConfig, model: Model, source: Source) -> str:
     steps, minutes = config.optimiser.steps, config.optimiser.minutes
     length = f"{steps:,} steps" if steps is not None else f"{minutes:g} minutes"
     sequences = config.data.batch_size * config.run.devices * config.optimiser.accumulate
-    return f"{config.model.layer}, {parameters:,} parameters, {length} of {sequences} {source.describe()}"
+    return f"{config.stack.layer}, {parameters:,} parameters, {length} of {sequences} {source.describe()}"
 
 
 def flat(argv: Sequence[str]) -> list[str]:

@@ -109,7 +109,8 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
                     f"the blocks and norms that scanl.hub.load makes for model_type {fmt.name}"
                 )
             return fmt, entries
-    parts = (part for block in formats.blocks(model) for part in (block.mixer, block.channel) if part is not None)
+    channels = [block.channel for block in formats.blocks(model)]
+    parts = (part for part in (*model.stack.mixers(), *channels) if part is not None)
     found = " and ".join(dict.fromkeys(type(part).__name__ for part in parts))
     known = ", ".join(formats.names())
     raise CheckpointError(
@@ -120,4 +121,4 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
 
 def _parts(model: LanguageModel) -> tuple[Any, ...]:
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    return repr(model), shapes, model.stack.residual_in_float32
+    return repr(model), shapes, formats.in_float32(model)

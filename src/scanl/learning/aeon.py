@@ -20,7 +20,7 @@ from torch import Tensor
 from scanl.data.rows import scale_of
 from scanl.errors import DataError
 from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimise, seeded
-from scanl.models import Forecaster
+from scanl.models import Channels, Forecaster, Stack
 
 
 class AeonClassifier(Trained, BaseClassifier):
@@ -67,7 +67,7 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
 
     Args:
         horizon: H. A `Forecaster` is trained that forecasts the next H steps at once.
-        layer, dim, depth, layer_options, dropout: of the model.   lags: last values that a linear map adds.
+        layer, dim, depth, stack_options: as in `Trained`.   lags: last values that a linear map adds.
         sequence_length: steps of the windows that are learnt.
         steps, batch_size, lr, random_state: of training.
 
@@ -82,8 +82,7 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
         layer: str = "hawk",
         dim: int = 32,
         depth: int = 1,
-        layer_options: Mapping[str, Any] | None = None,
-        dropout: float = 0.0,
+        stack_options: Mapping[str, Any] | None = None,
         lags: int = 1,
         sequence_length: int = 128,
         steps: int = 300,
@@ -92,7 +91,7 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
         random_state: int = 0,
     ) -> None:
         self.layer, self.dim, self.depth = layer, dim, depth
-        self.layer_options, self.dropout = layer_options, dropout
+        self.stack_options = stack_options
         self.lags, self.sequence_length = lags, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
         super().__init__(horizon=horizon, axis=1)
@@ -114,10 +113,9 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
             return self.model_.loss(rows[:, :length, None], targets)[0]
 
         with seeded(self.random_state):
-            self.model_ = Forecaster(
-                self.horizon, self.dim, self.depth, self.layer, layer_options=self.layer_options, dropout=self.dropout,
-                lags=self.lags, scales=[list(scale_of(series.numpy()))],
-            )  # fmt: skip
+            stack = Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
+            channels = Channels(scales=[list(scale_of(series.numpy()))])
+            self.model_ = Forecaster(self.horizon, stack, channels, lags=self.lags)
             optimise(self.model_, self.steps, self.lr, self.random_state, once)
         return self
 

@@ -23,7 +23,7 @@ from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError, DivergenceError
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.optimizer import Plan, make_optimizer, rate
-from scanl.models import SequenceClassifier, SequenceRegressor
+from scanl.models import Features, SequenceClassifier, SequenceRegressor, Stack
 from scanl.whole import whole_number
 
 ROWS = 256  # of a batch of predictions
@@ -73,7 +73,10 @@ def optimise(
 
 
 class Trained:
-    """The options of a model and of its training, each kept under its name, as scikit-learn and aeon want it."""
+    """The options of a model and of its training, each kept under its name, as scikit-learn and aeon want it.
+
+    layer, dim, depth: of the `Stack`.   stack_options: its further arguments, by name.
+    """
 
     def __init__(
         self,
@@ -81,15 +84,14 @@ class Trained:
         dim: int = 32,
         depth: int = 1,
         *,
-        layer_options: Mapping[str, Any] | None = None,
-        dropout: float = 0.0,
+        stack_options: Mapping[str, Any] | None = None,
         steps: int = 300,
         batch_size: int = 32,
         lr: float = 3e-3,
         random_state: int = 0,
     ) -> None:
         self.layer, self.dim, self.depth = layer, dim, depth
-        self.layer_options, self.dropout = layer_options, dropout
+        self.stack_options = stack_options
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
         super().__init__()
 
@@ -121,17 +123,12 @@ class _Estimator(Trained, BaseEstimator):
             raise ValueError(f"X has {found} channels, expected {self.channels_} as in fit")
         return torch.from_numpy(np.ascontiguousarray(x.reshape(*x.shape[:2], found))), answers
 
-    def _options(self, x: Tensor) -> dict[str, Any]:
-        return {
-            "dim": self.dim,
-            "depth": self.depth,
-            "layer": self.layer,
-            "layer_options": self.layer_options,
-            "dropout": self.dropout,
-            "input_dim": x.shape[2],
-            "scales": [list(scale_of(channel.numpy())) for channel in x.flatten(0, 1).unbind(1)],
-            "missing": True,
-        }
+    def _stack(self) -> Stack:
+        return Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
+
+    def _inputs(self, x: Tensor) -> Features:
+        scales = [list(scale_of(channel.numpy())) for channel in x.flatten(0, 1).unbind(1)]
+        return Features(x.shape[2], scales, missing=True)
 
     def _train(self, x: Tensor, step_loss: Callable[[Tensor], Tensor]) -> None:
         """Train `model_` with `step_loss(rows)`, where rows are drawn anew for each step."""
@@ -163,7 +160,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
     """Classify series, as an estimator of scikit-learn: `fit`, `predict`, `predict_proba`.
 
     Args:
-        layer, dim, depth, layer_options, dropout: as in `SequenceClassifier`.
+        layer, dim, depth, stack_options: as in `Trained`.
         steps, batch_size, lr: of training.   random_state: seed of weights and order, a whole number.
 
     Fitted: `classes_`, and `model_`, a `SequenceClassifier`.
@@ -178,7 +175,7 @@ class SeriesClassifier(ClassifierMixin, _Estimator):
         self.classes_, codes = np.unique(answers, return_inverse=True)
         classes = torch.from_numpy(codes)
         with seeded(self._seed):
-            self.model_ = SequenceClassifier(len(self.classes_), **self._options(x))
+            self.model_ = SequenceClassifier(len(self.classes_), self._stack(), self._inputs(x))
             self._train(x, lambda rows: F.cross_entropy(self.model_(x[rows])[0], classes[rows]))
         return self
 
@@ -213,7 +210,9 @@ class SeriesRegressor(RegressorMixin, _Estimator):
         numbers = torch.from_numpy(np.asarray(answers, np.float64).reshape(len(x), -1))
         scales = [list(scale_of(number.numpy())) for number in numbers.unbind(1)]
         with seeded(self._seed):
-            self.model_ = SequenceRegressor(numbers.shape[1], pool="mean", output_scales=scales, **self._options(x))
+            self.model_ = SequenceRegressor(
+                numbers.shape[1], self._stack(), self._inputs(x), pool="mean", output_scales=scales
+            )
             self._train(x, lambda rows: self.model_.loss(x[rows], numbers[rows])[0])
         return self
 

@@ -4,7 +4,7 @@ This module imports pandas and scikit-learn: `pip install 'scanl[series,sklearn]
 with the loss, the optimiser and the learning rates of `scanl train`, and leaves no folder.
 """
 
-import inspect
+from dataclasses import fields
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -18,13 +18,14 @@ from scanl.data.series import continued
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError, nearest
 from scanl.learning.estimators import check_sizes, optimise, seeded
-from scanl.learning.questions import loss, model_for, parts
+from scanl.learning.questions import FORECASTER, loss, model_for, parts
+from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
 from scanl.whole import whole_number
 
 COLUMNS = ("unique_id", "ds", "y")
+STACK = [field.name for field in fields(StackConfig)]
 PATH = Path("frame")  # stands for the frame in messages
-SET = ("self", "horizon", "targets", "past", "static", "future", "distribution", "timed", "scales")  # of the model
 
 
 class FrameForecaster:
@@ -37,7 +38,7 @@ class FrameForecaster:
             the times are numbers. None: what pandas infers for each series. As in `Table`, steps that are absent are
             missing numbers if they are few.
         steps, batch_size, lr, random_state: of training.
-        options: of the model: layer, dim, depth, recursive, lags, ...
+        options: of the model: arguments of `Stack` such as layer, dim and depth; recursive, lags and span.
 
     Fitted: `model`, a `Forecaster`.
     """
@@ -58,19 +59,20 @@ class FrameForecaster:
         random_state: int = 0,
         **options: Any,
     ) -> None:
-        known = [name for name in inspect.signature(Forecaster.__init__).parameters if name not in SET]
+        stack = {"dim": 32, "depth": 1, **{name: options[name] for name in options.keys() & set(STACK)}}
+        head = {name: options[name] for name in options.keys() & set(FORECASTER)}
         if "future" in options:
             raise ConfigError(
                 f"FrameForecaster: future is {options['future']!r}, expected none because predict gets no values of "
                 "later steps; use scanl train --future or scanl.models.Forecaster"
             )
         for name in options:
-            if name not in known:
-                raise nearest("option of FrameForecaster", name, known)
+            if name not in (*STACK, *FORECASTER):
+                raise nearest("option of FrameForecaster", name, [*STACK, *FORECASTER])
         self.horizon, self.past, self.static, self.season, self.freq = horizon, past, static, season, freq
         self.distribution, self.sequence_length = distribution, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
-        self.options = {"dim": 32, "depth": 1, "layer": "hawk", "tie_embeddings": False, **options}
+        self.stack, self.head = StackConfig(**stack), head
         self.model: Forecaster | None = None
 
     def fit(self, frame: pd.DataFrame) -> Self:
@@ -112,7 +114,7 @@ class FrameForecaster:
             return loss(source.question, model, inputs, targets, None)[0]
 
         with seeded(seed):
-            model = _forecaster(model_for(source.question, self.options))
+            model = _forecaster(model_for(source.question, make_stack(self.stack), self.head))
             optimise(model, self.steps, self.lr, seed, once)
         self.model = model
         return self

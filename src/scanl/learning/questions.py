@@ -10,22 +10,33 @@ from scanl.data.base import IGNORED, LEVELS, Question
 from scanl.errors import ConfigError
 from scanl.layers.base import widen
 from scanl.layers.state import State
-from scanl.models import Forecaster, LanguageModel, SequenceClassifier, SequenceLabeller, SequenceRegressor
+from scanl.models import (
+    Backbone,
+    Channels,
+    Features,
+    Forecaster,
+    LanguageModel,
+    Normalization,
+    SequenceClassifier,
+    SequenceLabeller,
+    SequenceRegressor,
+    Tokens,
+)
 
 Model = LanguageModel | SequenceClassifier | SequenceRegressor | SequenceLabeller | Forecaster
 
 FORECASTER = {"recursive": False, "lags": None, "span": None}  # options of a forecaster alone
 
 
-def model_for(question: Question, options: Mapping[str, Any]) -> Model:
-    """Make the model that answers a question.
+def model_for(question: Question, stack: Backbone, options: Mapping[str, Any]) -> Model:
+    """Make the model that answers a question, over a stack.
 
     It is a language model for tokens at every step; a labeller for classes or numbers at steps of features; a
     classifier or a regressor for one answer to the whole sequence; and a forecaster for a horizon. For a number, the
     regressor reads the last step. Raises ConfigError for an option that the model does not have.
     """
-    given = dict(options)
-    own = {name: given.pop(name, default) for name, default in FORECASTER.items()}
+    own = {name: options.get(name, default) for name, default in FORECASTER.items()}
+    tied = options.get("tie_embeddings", False)
     if question.kind != "horizon":
         for name, value in own.items():
             if value != FORECASTER[name]:
@@ -34,47 +45,46 @@ def model_for(question: Question, options: Mapping[str, Any]) -> Model:
                     f"--{name.replace('_', '-')}"
                 )
     if question.every_step and question.vocab_size is not None:
-        return LanguageModel(question.vocab_size, **given)
-    if given.pop("tie_embeddings"):
+        return LanguageModel(question.vocab_size, stack, tie_embeddings=tied)
+    if tied:
         raise ConfigError(
             "train: tie_embeddings is True, but the answers are not tokens of the input; leave out --tie-embeddings"
         )
     if question.kind == "horizon":
-        return _forecaster(question, {**given, **own})
-    reads = {
-        "vocab_size": question.vocab_size,
-        "input_dim": question.channels,
-        "scales": None if question.scales is None else [list(pair) for pair in question.scales],
-        "missing": question.missing,
-    }
+        return _forecaster(question, stack, own)
+    if question.vocab_size is not None:
+        inputs = Tokens(question.vocab_size)
+    else:
+        assert question.channels is not None
+        scales = None if question.scales is None else [list(pair) for pair in question.scales]
+        inputs = Features(question.channels, scales, question.missing)
     if question.kind == "number":
         answers = None if question.answer_scale is None else [list(question.answer_scale)]
-        return SequenceRegressor(1, distribution=question.distribution, output_scales=answers, **reads, **given)
+        return SequenceRegressor(1, stack, inputs, distribution=question.distribution, output_scales=answers)
     if question.kind == "numbers":
-        return SequenceLabeller(question.targets, **reads, **given)
+        return SequenceLabeller(question.targets, stack, inputs)
     assert question.classes is not None
     kind = SequenceLabeller if question.kind == "label" else SequenceClassifier
-    return kind(question.classes, **reads, **given)
+    return kind(question.classes, stack, inputs)
 
 
-def _forecaster(question: Question, options: Mapping[str, Any]) -> Forecaster:
+def _forecaster(question: Question, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:
     assert question.horizon is not None
     assert question.channels is not None
     once = question.channels - question.future * question.horizon - question.timed
     scales = None
     if question.scales is not None:  # those of the covariates that are known ahead are the same for each of the steps
         scales = [list(pair) for pair in question.scales[: once + question.future]]
-    lags = question.season if options["lags"] is None else options["lags"]
+    past = once - question.targets - question.static
+    channels = Channels(question.targets, past, question.static, question.future, question.timed, scales)
     return Forecaster(
         question.horizon,
-        targets=question.targets,
-        static=question.static,
-        past=once - question.targets - question.static,
-        future=question.future,
+        stack,
+        channels,
         distribution=question.distribution,
-        timed=question.timed,
-        scales=scales,
-        **{**options, "lags": lags},
+        recursive=options["recursive"],
+        lags=question.season if options["lags"] is None else options["lags"],
+        normalization=Normalization(options["span"]),
     )
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.attention.attention import Attention
 from scanl.layers.memory.t2r import T2R
-from scanl.models import Block, LanguageModel
+from scanl.models import LanguageModel, Stack
 
 L = TypeVar("L", Attention, T2R)
 
@@ -26,8 +26,8 @@ def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
     model: a `LanguageModel` all of whose mixers are `attention`, as `scanl.load` makes from a Llama checkpoint.
     num_features: m, features of a head. Raises ConfigError for another mixer.
 
-    >>> teacher = LanguageModel(50, 16, 1, "attention", layer_options={"num_heads": 2})
-    >>> convert(teacher, num_features=4).stack.blocks[0].mixer.phi_weight.shape
+    >>> teacher = LanguageModel(50, Stack(16, 1, "attention", layer_options={"num_heads": 2}))
+    >>> convert(teacher, num_features=4).stack.mixers()[0].phi_weight.shape
     torch.Size([2, 4, 8])
     """
     mixer = _mixers(model, Attention)[0]
@@ -40,7 +40,8 @@ def convert(model: LanguageModel, num_features: int = 64) -> LanguageModel:
         "rope_fraction": mixer.rotated / mixer.head_dim,
         "bias": mixer.q_proj.bias is not None,
     }
-    converted = LanguageModel(**{**model.config, "layer": "t2r", "layer_options": options})
+    stack = Stack(**{**model.stack.config, "layer": "t2r", "layer_options": options})
+    converted = LanguageModel(**{**model.config, "stack": stack})
     weight = next(model.parameters())
     converted.to(weight.device, weight.dtype)
     missing = converted.load_state_dict(model.state_dict(), strict=False).missing_keys
@@ -88,8 +89,8 @@ def learn_feature_maps(
 
 
 def _mixers(model: LanguageModel, kind: type[L]) -> list[L]:
-    found = [block.mixer for block in model.stack.blocks if isinstance(block, Block)]
-    for mixer in found:
+    mixers = model.stack.mixers()
+    for mixer in mixers:
         if type(mixer) is not kind:
             raise ConfigError(f"t2r: a mixer of the model is {mixer.name!r}, expected {kind.name!r} in every block")
-    return cast(list[L], found)
+    return cast(list[L], mixers)

@@ -64,6 +64,16 @@ def embedded(who: str, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
         raise ShapeError(f"{who}: token {int(odd[0])} is out of range, expected 0 to {size - 1} of {size}") from error
 
 
+def check_timed(layer: Layer) -> None:
+    """Raise ConfigError unless the layer takes the durations of steps, `timespans`."""
+    if "timespans" not in layer.takes:
+        able = ", ".join(name for name in names() if "timespans" in get(name).takes)
+        raise ConfigError(
+            f"block: timespans is given, expected none because {type(layer).__name__} takes none; layers that take "
+            f"them: {able}"
+        )
+
+
 class BlockState(NamedTuple):
     """State of a `Block`.
 
@@ -137,12 +147,7 @@ class Block(Module):
         mixer, channel = (None, None) if state is None else state
         more: dict[str, Any] = {"memo": memo} if "memo" in self.mixer.takes else {}
         if timespans is not None:
-            if "timespans" not in self.mixer.takes:
-                able = ", ".join(name for name in names() if "timespans" in get(name).takes)
-                raise ConfigError(
-                    f"block: timespans is given, expected none because {type(self.mixer).__name__} takes none; layers "
-                    f"that take them: {able}"
-                )
+            check_timed(self.mixer)
             more["timespans"] = timespans
         if "residual" in self.mixer.takes:
             more["residual"] = x

@@ -1,18 +1,18 @@
 """Turn a trained language model of Hyena into one that streams with a small state."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
-from scanl import layers
 from scanl.errors import ConfigError
+from scanl.layers.base import Layer
+from scanl.layers.designation import label, layer_class
 from scanl.layers.ssm.hyena import Hyena
 from scanl.layers.ssm.laughing_hyena import Fit, distil
 from scanl.models.block import Block
-from scanl.models.dna import HyenaDNA
 from scanl.models.language_model import LanguageModel
+from scanl.models.stack import Stack
 
 
 @torch.no_grad()
@@ -21,30 +21,31 @@ def distil_model(
 ) -> tuple[LanguageModel, list[Fit]]:
     """Return a model with `laughing_hyena` for each `hyena` of `model`, and how well the filters are fitted.
 
-    All else is copied. From a `HyenaDNA` comes a `LanguageModel` with the same blocks.
+    All else is copied.
     tolerance, largest: as in `scanl.layers.ssm.laughing_hyena.fit_modes`.
     Raises ConfigError if the model has no Hyena.
     """
-    kind, config = type(model), dict[str, Any](model.config)
-    if isinstance(model, HyenaDNA):
-        kind, config = LanguageModel, dict(model.general)
-    blocks = [cast(Block, block) for block in model.stack.blocks]
+    stack = model.stack
+    blocks = [cast(Block, block) for block in stack.blocks] if isinstance(stack, Stack) else []
     made = {i: distil(b.mixer, tolerance=tolerance, largest=largest) for i, b in enumerate(blocks)
             if isinstance(b.mixer, Hyena)}  # fmt: skip
     if not made:
-        raise ConfigError(f"distil_model: layer is {config['layer']!r}, expected a model with hyena")
+        names = [mixer.name for mixer in stack.mixers()]
+        raise ConfigError(f"distil_model: layers are {names}, expected a model with hyena")
     modes = max(layer.d_state for layer, _ in made.values())
     first = next(iter(made.values()))[0]
     options = {"d_state": modes, "order": first.order, "short_filter_order": first.short_filter.kernel_size[0]}
-    given = config["layer"]
-    if isinstance(given, str):
+    config = dict(stack.config)
+    layer = config["layer"]
+    if isinstance(layer, str | type | Layer):
         config |= {"layer": "laughing_hyena", "layer_options": options}
     else:
-        theirs = {name for name in given if issubclass(layers.get(name), Hyena)}
-        others: Mapping[str, Any] = {n: o for n, o in (config["layer_options"] or {}).items() if n not in theirs}
-        pattern = ["laughing_hyena" if name in theirs else name for name in given]
+        theirs = {label(part) for part in layer if issubclass(layer_class(part), Hyena)}
+        others = {name: own for name, own in (config["layer_options"] or {}).items() if name not in theirs}
+        pattern = ["laughing_hyena" if label(part) in theirs else part for part in layer]
         config |= {"layer": pattern, "layer_options": {**others, "laughing_hyena": options}}
-    result = kind(**config).to(model.embedding.weight).train(model.training)
+    result = type(model)(**{**model.config, "stack": type(stack)(**config)})
+    result = result.to(model.embedding.weight).train(model.training)
     state = {name: value for name, value in model.state_dict().items()
              if not any(name.startswith(f"stack.blocks.{i}.mixer.") for i in made)}  # fmt: skip
     for i, (layer, _) in made.items():

@@ -13,7 +13,7 @@ from scanl.layers.packing import pack, reversed_steps, unpack
 from scanl.models.block import check_tokens, embedded
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
-from scanl.models.stack import Stack
+from scanl.models.stack import Backbone, Stack, check_backbone
 
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
 MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"
@@ -59,8 +59,8 @@ def complements(size: int = VOCABULARY) -> Tensor:
     return table
 
 
-class HyenaDNA(LanguageModel):
-    """HyenaDNA: the next base from up to a million before it, by Hyena.
+def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> LanguageModel:
+    """Return HyenaDNA: the next base from up to a million before it, by Hyena.
 
     A `LanguageModel` of blocks `hyena_dna`, each with an MLP; tokens as of `encode`. Differs: there is no dropout of
     the embedding.
@@ -79,71 +79,59 @@ class HyenaDNA(LanguageModel):
     Initialisation: linear weights, those of the filters too, and the embedding N(0, 0.02²); the maps into the residual
     stream divided by sqrt(2 L); biases of linear maps 0.
     """
-
-    def __init__(self, dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size: int = VOCABULARY) -> None:
-        if max_length < 1:
-            raise ConfigError(f"hyena dna: max_length is {max_length}, expected at least 1")
-        super().__init__(
-            vocab_size, dim, depth, "hyena_dna", layer_options={"l_max": max_length + 2}, channel_mixer="mlp",
-            norm="layernorm", norm_eps=1e-5, residual_in_float32=True, tie_embeddings=True,
-        )  # fmt: skip
-        self.general = self.config  # the arguments of `LanguageModel`
-        self.config = {"dim": dim, "depth": depth, "max_length": max_length, "vocab_size": vocab_size}
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        for name, parameter in self.named_parameters():
-            if name.endswith(("out_proj.weight", "fc2.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth))
+    if max_length < 1:
+        raise ConfigError(f"hyena dna: max_length is {max_length}, expected at least 1")
+    stack = Stack(
+        dim, depth, "hyena_dna", layer_options={"l_max": max_length + 2}, channel_mixer="mlp",
+        norm="layernorm", norm_eps=1e-5, residual_in_float32=True,
+    )  # fmt: skip
+    model = LanguageModel(vocab_size, stack, tie_embeddings=True)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("out_proj.weight", "fc2.weight")):
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth))
+    return model
 
 
-class Caduceus(Saved):
-    """Caduceus: predict the base at each position of a strand of DNA, from both sides.
+class StrandModel(Saved):
+    """Predict the base at each position of a strand of DNA, from both sides. `caduceus` makes one.
 
-    The blocks are `caduceus`, which read forwards and backwards. With `both_strands` (Caduceus-PS) the same weights
-    also read the reverse complement, and the logits of its positions are added to those of the opposite positions. So
-    reversing and complementing the strand does the same to the logits. Without `both_strands` (Caduceus-Ph), average
-    the logits of both strands yourself if the strand must not matter.
-
-    The released model keeps both strands side by side, in 2 D channels. Each block acts on them as here. With its
-    default, a fused norm, the two exchange their channels before each block: that is `swap_strands`. Its weights then
-    need it; the model is equivariant with and without.
+    With `both_strands` the same weights also read the reverse complement, and the logits of its positions are added to
+    those of the opposite positions. So reversing and complementing the strand does the same to the logits. Without
+    `both_strands`, average the logits of both strands yourself if the strand must not matter.
 
     Args:
-        dim: D, width of one strand.
-        depth: L, blocks.
-        both_strands: read the reverse complement too.
-        layer_options: options of `caduceus`.
-        swap_strands: before each block, a strand takes the numbers of the other one, with positions and channels
-            reversed. Needs `both_strands`.
         vocab_size: V, at least 12; tokens as of `encode`.
+        stack: bidirectional layers, of the width of one strand.
+        both_strands: read the reverse complement too.
+        swap_strands: before each block, a strand takes the numbers of the other one, with positions and channels
+            reversed. Needs `both_strands` and a `Stack`.
 
-    Source: Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234,
-    sec. 3 and 4. Train it on places whose token is [MASK], 15 % of them.
-    Initialisation: embedding and head N(0, 0.02²), the head tied to the embedding, as there; blocks as of `Stack`.
+    Initialisation: embedding and head N(0, 0.02²), the head tied to the embedding.
     """
 
+    who = "strand model"
+
     def __init__(
-        self,
-        dim: int = 256,
-        depth: int = 8,
-        both_strands: bool = True,
-        layer_options: Mapping[str, Any] | None = None,
-        vocab_size: int = VOCABULARY,
-        *,
-        swap_strands: bool = False,
+        self, vocab_size: int, stack: Backbone, *, both_strands: bool = True, swap_strands: bool = False
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
+        check_backbone(self.who, stack, causal=False)
         if swap_strands and not both_strands:
-            raise ConfigError("caduceus: swap_strands is True, expected False because of both_strands=False")
+            raise ConfigError("strand model: swap_strands is True, expected False because of both_strands=False")
+        if swap_strands and not isinstance(stack, Stack):
+            kind = type(stack).__name__
+            raise ConfigError(f"strand model: swap_strands is True, expected False because the stack is a {kind}")
         if vocab_size < FIRST + len(BASES):
-            raise ConfigError(f"caduceus: vocab_size is {vocab_size}, expected at least {FIRST + len(BASES)}")
+            raise ConfigError(f"strand model: vocab_size is {vocab_size}, expected at least {FIRST + len(BASES)}")
         self.vocab_size, self.both_strands, self.swap_strands = vocab_size, both_strands, swap_strands
-        self.embedding = nn.Embedding(vocab_size, dim)
+        self.embedding = nn.Embedding(vocab_size, stack.dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
+        self.stack = stack
 
     def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Map tokens (B, T) to logits (B, T, V). mask: (B, T) bool, True at valid tokens; elsewhere logits are 0."""
@@ -163,7 +151,7 @@ class Caduceus(Saved):
 
     def _strands(self, tokens: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Return the hidden numbers at each place, of one strand or of both."""
-        check_tokens("caduceus", "tokens", tokens)
+        check_tokens("strand model", "tokens", tokens)
         tokens, cu_seqlens = tokens.long(), None  # a tensor of bytes as an index is a mask
         if mask is not None:
             tokens, cu_seqlens = pack(tokens, mask)
@@ -172,17 +160,50 @@ class Caduceus(Saved):
             return [one]
         table = complements(self.vocab_size).to(tokens.device)
         other = self._read(_turned(table[tokens], cu_seqlens), cu_seqlens)
-        if self.swap_strands and len(self.stack.blocks) % 2:  # each ends where the other began
+        if self.swap_strands and len(self.stack.mixers()) % 2:  # each ends where the other began
             one, other = other, one
         return [one, _turned(other, cu_seqlens)]
 
     def _read(self, tokens: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        x = embedded("caduceus", self.embedding, tokens)
+        x = embedded("strand model", self.embedding, tokens)
         if not self.swap_strands:
             return self.stack(x, cu_seqlens=cu_seqlens)[0]
+        assert isinstance(self.stack, Stack)
         for block in self.stack.blocks:
             x, _ = block(_turned(x, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)
         return self.stack.norm(x)
+
+
+def caduceus(
+    dim: int = 256,
+    depth: int = 8,
+    both_strands: bool = True,
+    layer_options: Mapping[str, Any] | None = None,
+    vocab_size: int = VOCABULARY,
+    *,
+    swap_strands: bool = False,
+) -> StrandModel:
+    """Return Caduceus: predict the base at each position of a strand of DNA, from both sides.
+
+    A `StrandModel` of blocks `caduceus`, which read forwards and backwards: Caduceus-PS with `both_strands`, and
+    without it Caduceus-Ph.
+
+    The released model keeps both strands side by side, in 2 D channels. Each block acts on them as here. With its
+    default, a fused norm, the two exchange their channels before each block: that is `swap_strands`. Its weights then
+    need it; the model is equivariant with and without.
+
+    Args:
+        dim: D, width of one strand.
+        depth: L, blocks.
+        layer_options: options of `caduceus`.
+        vocab_size, both_strands, swap_strands: as in `StrandModel`.
+
+    Source: Schiff et al., "Caduceus: Bi-Directional Equivariant Long-Range DNA Sequence Modeling", arXiv:2403.03234,
+    sec. 3 and 4. Train it on places whose token is [MASK], 15 % of them.
+    Initialisation: embedding and head as of `StrandModel`, as there; blocks as of `Stack`.
+    """
+    stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
+    return StrandModel(vocab_size, stack, both_strands=both_strands, swap_strands=swap_strands)
 
 
 def _turned(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -1,27 +1,29 @@
 """A forecaster of series that can use any layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
-from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
 from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor
 from scanl.models.generation import Generation
 from scanl.models.heads import LEVELS, as_levels, check_counts, make_head
+from scanl.models.inputs import Channels
 from scanl.models.lags import Lags
-from scanl.models.reader import Features, Scales, Standard
+from scanl.models.reader import FeatureMap, Standard
 from scanl.models.running import Running, nothing_read, running
 from scanl.models.sampling import as_most, check_options
-from scanl.models.saving import Saved
-from scanl.models.stack import Stack, StackState
+from scanl.models.saving import Options, Saved
+from scanl.models.stack import Backbone, check_backbone
 from scanl.ops.offsets import sequences
 from scanl.whole import whole_number
 
@@ -35,7 +37,7 @@ class ForecasterState(NamedTuple):
     2 C), the last values of the targets and whether each is known, in float64.
     """
 
-    stack: StackState
+    stack: State
     running: Running
     lags: Tensor
 
@@ -50,6 +52,21 @@ class Forecast(NamedTuple):
     quantiles: Tensor
 
 
+@dataclass(frozen=True)
+class Normalization(Options):
+    """Normalisation of a series by the running mean and variance of its past.
+
+    span: after this many further numbers, a number has lost about two thirds of its weight in mean and variance.
+        None: it keeps its weight.
+    """
+
+    span: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.span is not None and not self.span > 1:
+            raise ConfigError(f"normalization: span is {self.span}, expected above 1")
+
+
 class Forecaster(Saved):
     r"""Forecast the next numbers of series: a stack reads the normalised series, and a head gives distributions.
 
@@ -59,8 +76,8 @@ class Forecaster(Saved):
 
     p_t are the parameters of the distributions of y_{t+1} ... y_{t+H}, in units of s_t about m_t.
 
-    Reversible normalisation (`normalise`): m_t and s_t are the running mean and the root of the running variance of the
-    targets up to step t. The forecast from step t is scaled back by the same m_t and s_t. Source: Kim et al.,
+    Reversible normalisation (`normalization`): m_t and s_t are the running mean and the root of the running variance of
+    the targets up to step t. The forecast from step t is scaled back by the same m_t and s_t. Source: Kim et al.,
     "Reversible Instance Normalization", ICLR 2022, eq. (1) to (3). Differs: their statistics are those of the whole
     input window. These are causal, so a series gives the same forecasts sample by sample as at once. While few numbers
     are known, the scale of `scales` counts too (`running`). RevIN adds 1e-5 to every variance; here it is added only
@@ -73,67 +90,48 @@ class Forecaster(Saved):
 
     Args:
         horizon: H, number of steps to forecast.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, dropout: passed to `Stack`.
-        targets: C, number of series that are forecast together.
-        past: number of covariates that are known up to the present.
-        static: number of covariates that are constant over a series.
-        future: F, number of covariates that are known H steps ahead.
+        stack: the layers between the input and the head, all causal: `Stack(32, 2, "hawk")`.
+        channels: C targets, and the covariates.
         distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
         recursive: True: the head forecasts one step, and a longer forecast reads its own steps from the kept state.
             False: the head forecasts all H steps at once.
         lags: q, number of last values that a linear map adds to the forecast; 0 for no such map.
-        normalise: whether to normalise by the past. Otherwise only `scales` is used.
-        span: after this many further numbers, a number has lost about two thirds of its weight in mean and variance.
-            None: it keeps its weight.
-        timed: whether the steps have durations, `timespans`. The durations are an input. If all layers take them, the
-            layers get them too.
-        scales: (location, scale) of the targets, the past, the static and the future covariates, in this order,
-            measured on the training data; None: 0 and 1.
+        normalization: how the targets are normalised by their past; None: only `channels.scales` is used.
 
     A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out.
     x: (B, T, C + past).   parameters: (B, T, H, C, P); H is 1 if recursive.
     State: ForecasterState, of constant size.
     """
 
+    who = "forecaster"
+
     def __init__(
         self,
-        horizon: int,
-        dim: int,
-        depth: int,
-        layer: Designation | Sequence[Designation] = "hawk",
+        horizon: Annotated[int, at_least(1)],
+        stack: Backbone,
+        channels: Channels = Channels(),  # noqa: B008 (frozen)
         *,
-        targets: int = 1,
-        past: int = 0,
-        static: int = 0,
-        future: int = 0,
         distribution: str = "gaussian",
         recursive: bool = False,
-        lags: int = 1,
-        normalise: bool = True,
-        span: float | None = None,
-        timed: bool = False,
-        scales: Scales | None = None,
-        layer_options: Mapping[str, Any] | None = None,
-        channel_mixer: str = "gated_mlp",
-        channel_options: Mapping[str, Any] | None = None,
-        norm: str = "rmsnorm",
-        dropout: float = 0.0,
+        lags: Annotated[int, at_least(0)] = 1,
+        normalization: Normalization | None = Normalization(),
     ) -> None:
-        super().__init__(locals())
-        for name, least in (("horizon", 1), ("targets", 1), ("past", 0), ("static", 0), ("future", 0), ("lags", 0)):
-            if self.config[name] < least:
-                raise ConfigError(f"forecaster: {name} is {self.config[name]}, expected at least {least}")
-        if span is not None and not span > 1:
-            raise ConfigError(f"forecaster: span is {span}, expected above 1")
-        self.stack = Stack(**self.options_of(Stack))
-        if self.stack.bidirectional:
-            raise ConfigError(f"forecaster: layer {layer!r} is bidirectional, expected causal ones only")
-        self.horizon, self.targets, self.past, self.static, self.future = horizon, targets, past, static, future
-        self.recursive, self.normalise, self.span, self.timed = recursive, normalise, span, timed
+        super().__init__()
+        check_backbone(self.who, stack, causal=True)
+        if not isinstance(channels, Channels):
+            raise ConfigError(f"forecaster: channels is {channels!r}, expected Channels(target=1, past=3)")
+        if not isinstance(normalization, Normalization | None):
+            raise ConfigError(f"forecaster: normalization is {normalization!r}, expected Normalization() or None")
+        self.stack = stack
+        self.horizon, self.distribution = horizon, distribution
+        self.targets, self.past, self.static = channels.target, channels.past, channels.static
+        self.future, self.timed = channels.future, channels.timed
+        self.recursive, self.normalization = recursive, normalization
         self.ahead = 1 if recursive else horizon
-        self.standard = Standard("forecaster", targets + past + static + future, scales)
-        self.input = Features(targets + past + static + future * self.ahead + timed, dim, missing=True)
-        self.head = make_head(distribution, dim, self.ahead * targets)
+        once = self.targets + self.past + self.static
+        self.standard = Standard("forecaster", once + self.future, channels.scales)
+        self.input = FeatureMap(once + self.future * self.ahead + self.timed, stack.dim, missing=True)
+        self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ForecasterState:
@@ -253,7 +251,7 @@ class Forecaster(Saved):
         if not self.recursive:
             mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, wanted.to(parameters))
             return Forecast(mean, quantiles), state
-        paths = 1 if self.config["distribution"] == "points" else paths
+        paths = 1 if self.distribution == "points" else paths
         generator = torch.Generator(x.device).manual_seed(seed)
         ahead = states.repeat(state, paths)
         repeated = parameters.repeat_interleave(paths, 0)
@@ -429,8 +427,9 @@ class Forecaster(Saved):
 
     def _statistics(self, y: Tensor, before: Running, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Running]:
         """Return location and scale of standardised targets y (B, T, C) after each step, and the last statistics."""
-        mean, variance, after = running(y, before, self.span, cu_seqlens, EPSILON)
-        if not self.normalise:
+        span = None if self.normalization is None else self.normalization.span
+        mean, variance, after = running(y, before, span, cu_seqlens, EPSILON)
+        if self.normalization is None:
             return torch.zeros_like(mean), torch.ones_like(mean), after
         if self.head.counts:
             return torch.zeros_like(mean), mean + 1 / self.standard.scale[: self.targets], after

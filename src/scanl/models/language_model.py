@@ -1,22 +1,22 @@
 """A language model that can use any layer."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.configured import above, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import soft_cap
-from scanl.layers.designation import Designation
 from scanl.layers.packing import pack, unpack
-from scanl.layers.state import Device, DType
-from scanl.models.block import check_tensor, check_tokens, embedded, make_norm
+from scanl.layers.state import Device, DType, State
+from scanl.models.block import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
 from scanl.models.sampling import as_most, check_options, sample
 from scanl.models.saving import Saved
-from scanl.models.stack import Stack, StackState
+from scanl.models.stack import Backbone, check_backbone
 
 
 class LanguageModel(Saved):
@@ -24,8 +24,7 @@ class LanguageModel(Saved):
 
     Args:
         vocab_size: V; 256 for bytes.
-        dim, depth, layer, layer_options, channel_mixer, channel_options, norm, norm_eps, residual_in_float32,
-            dropout: passed to `Stack`.
+        stack: the layers between the embedding and the logits, all causal: `Stack(256, 6, "hawk")`.
         embedding_norm: add a norm between the embedding and the first block, as in RWKV.
         embedding_scale: factor on the embedding, as in RecurrentGemma; None for 1.
         logit_cap: c; the logits become c tanh(logits / c), in (-c, c). None for no cap.
@@ -38,41 +37,31 @@ class LanguageModel(Saved):
     the residual stream by depth.
     """
 
+    who = "language model"
+
     def __init__(
         self,
-        vocab_size: int,
-        dim: int,
-        depth: int,
-        layer: Designation | Sequence[Designation] = "hawk",
+        vocab_size: Annotated[int, at_least(1)],
+        stack: Backbone,
         *,
-        layer_options: Mapping[str, Any] | None = None,
-        channel_mixer: str = "gated_mlp",
-        channel_options: Mapping[str, Any] | None = None,
-        norm: str = "rmsnorm",
-        norm_eps: float = 1e-6,
-        residual_in_float32: bool = False,
-        dropout: float = 0.0,
         embedding_norm: bool = False,
         embedding_scale: float | None = None,
-        logit_cap: float | None = None,
+        logit_cap: Annotated[float | None, above(0)] = None,
         tie_embeddings: bool = False,
         padding_idx: int | None = None,
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         if padding_idx is not None and not -vocab_size <= padding_idx < vocab_size:
             expected = f"{-vocab_size} to {vocab_size - 1} because of vocab_size"
             raise ConfigError(f"language model: padding_idx is {padding_idx}, expected {expected}")
-        if logit_cap is not None and not logit_cap > 0:
-            raise ConfigError(f"language model: logit_cap is {logit_cap}, expected more than 0")
-        self.stack = Stack(**self.options_of(Stack))
-        if self.stack.bidirectional:
-            raise ConfigError(f"language model: layer {layer!r} is bidirectional, expected causal ones only")
+        check_backbone(self.who, stack, causal=True)
+        self.stack = stack
         self.vocab_size = vocab_size
         self.embedding_scale = embedding_scale
         self.logit_cap = logit_cap
-        self.embedding = nn.Embedding(vocab_size, dim, padding_idx)
-        self.embedding_norm = make_norm(norm, dim, norm_eps) if embedding_norm else None
-        self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
+        self.embedding = nn.Embedding(vocab_size, stack.dim, padding_idx)
+        self.embedding_norm = stack.make_norm() if embedding_norm else None
+        self.head = None if tie_embeddings else nn.Linear(stack.dim, vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         if padding_idx is not None:
             nn.init.zeros_(self.embedding.weight[padding_idx])
@@ -84,17 +73,17 @@ class LanguageModel(Saved):
         options = {"embedding_scale": self.embedding_scale, "logit_cap": self.logit_cap}
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> StackState:
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return self.stack.init_state(batch_size, device=device, dtype=dtype)
 
     def forward(
         self,
         tokens: Tensor,
-        state: StackState | None = None,
+        state: State | None = None,
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, StackState]:
+    ) -> tuple[Tensor, State]:
         """Map tokens (B, T) to logits (B, T, V) and the state.
 
         mask: (B, T) bool, True at valid tokens. Padding may be left or right; logits are zero there.
@@ -105,14 +94,14 @@ class LanguageModel(Saved):
         return (logits if mask is None else unpack(logits, mask)), state
 
     def next_logits(
-        self, tokens: Tensor, state: StackState | None = None, *, mask: Tensor | None = None
-    ) -> tuple[Tensor, StackState]:
+        self, tokens: Tensor, state: State | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Read tokens (B, T), T at least 1. Return logits (B, V) after the last valid token of each row."""
         hidden, state, mask = self._hidden(tokens, state, mask, None)
         last = hidden[:, -1] if mask is None else hidden[0, mask.sum(1).cumsum(0) - 1]
         return self._read_out(last), state
 
-    def logits_at(self, tokens: Tensor, places: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
+    def logits_at(self, tokens: Tensor, places: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Read tokens (B, T). Return logits (n, V) where the mask `places` (B, T) is True, in row-major order."""
         hidden, state, _ = self._hidden(tokens, state, None, None)
         return self._read_out(hidden[places]), state
@@ -120,7 +109,7 @@ class LanguageModel(Saved):
     def generate(
         self,
         prompt: Tensor,
-        state: StackState | None = None,
+        state: State | None = None,
         *,
         max_new_tokens: int | None = None,
         temperature: float = 1.0,
@@ -153,8 +142,8 @@ class LanguageModel(Saved):
         return Generation(draw, prompt, state, most=most, seed=seed, mask=mask, stop=stop)
 
     def _hidden(
-        self, tokens: Tensor, state: StackState | None, mask: Tensor | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, StackState, Tensor | None]:
+        self, tokens: Tensor, state: State | None, mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State, Tensor | None]:
         check_tokens("language model", "tokens", tokens)
         if mask is not None:
             if cu_seqlens is not None:

@@ -1,4 +1,4 @@
-"""MEGA and Megalodon as language models: their blocks, their norms and their initial values."""
+"""MEGA and Megalodon as language models: their stacks, their norms and their initial values."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,18 @@ from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.layers.ssm.megalodon import Megalodon
 from scanl.layers.state import Device, DType, State
 from scanl.models.language_model import LanguageModel
-from scanl.models.saving import Saved
 from scanl.models.stack import Stack
 
 
-class MegaModel(LanguageModel):
-    """MEGA: the next token, by gated attention over a moving average, and a feed-forward network.
+def mega(
+    vocab_size: int = 256,
+    dim: int = 512,
+    depth: int = 12,
+    expand: float = 2.0,
+    layer_options: Mapping[str, Any] | None = None,
+    tie_embeddings: bool = True,
+) -> LanguageModel:
+    """Return MEGA: the next token, by gated attention over a moving average, and a feed-forward network.
 
     A `LanguageModel` of blocks `mega`, each with an `mlp` with SiLU. A LayerNorm stands before both, and after the last
     block. The embedding is multiplied by sqrt(D). Its matrix is the output's matrix, too.
@@ -37,49 +43,55 @@ class MegaModel(LanguageModel):
     Initialisation as there: linear weights N(0, 0.02²), biases 0; the embedding, and a head of its own, N(0, 1/D);
     blocks as of `mega`.
     """
-
-    def __init__(
-        self,
-        vocab_size: int = 256,
-        dim: int = 512,
-        depth: int = 12,
-        expand: float = 2.0,
-        layer_options: Mapping[str, Any] | None = None,
-        tie_embeddings: bool = True,
-    ) -> None:
-        options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "bias": "rotary"} | dict(layer_options or {})
-        super().__init__(
-            vocab_size, dim, depth, "mega", layer_options=options, channel_mixer="mlp",
-            channel_options={"expand": expand, "activation": "silu"}, norm="layernorm", norm_eps=1e-5,
-            embedding_scale=math.sqrt(dim), tie_embeddings=tie_embeddings,
-        )  # fmt: skip
-        self.config = {
-            "vocab_size": vocab_size, "dim": dim, "depth": depth, "expand": expand, "layer_options": layer_options,
-            "tie_embeddings": tie_embeddings,
-        }  # fmt: skip
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-        for matrix in (self.embedding, self.head):
-            if matrix is not None:
-                nn.init.normal_(matrix.weight, std=dim**-0.5)
+    options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "bias": "rotary"} | dict(layer_options or {})
+    stack = Stack(
+        dim, depth, "mega", layer_options=options, channel_mixer="mlp",
+        channel_options={"expand": expand, "activation": "silu"}, norm="layernorm", norm_eps=1e-5,
+    )  # fmt: skip
+    model = LanguageModel(vocab_size, stack, embedding_scale=math.sqrt(dim), tie_embeddings=tie_embeddings)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    for matrix in (model.embedding, model.head):
+        if matrix is not None:
+            nn.init.normal_(matrix.weight, std=dim**-0.5)
+    return model
 
 
 class MegalodonStack(Stack):
     """Blocks of `megalodon`, and a timestep norm after the last.
 
-    State: the states of the blocks, then that of the norm.
+    Each block has a feed-forward network that reads the LayerNorm of x + y and is added to x, the block's input: the
+    two-hop residual.   State: the states of the blocks, then that of the last norm.
+
+    Args:
+        dim: D, width.
+        depth: L, blocks.
+        expand: the network has int(expand D) features.
+        swiglu: a gated network, W_2 (SiLU(W_1 x) * W_3 x), rather than W_2 SiLU(W_1 x). Neither has biases.
+        layer_options: options of `megalodon`.
+
+    Initialisation: linear weights normal with deviation 1/sqrt(3 fan_in); all else as of `megalodon`.
     """
 
-    def __init__(self, dim: int, depth: int, norm_groups: int | None, options: Mapping[str, Any], swiglu: bool,
-                 expand: float) -> None:  # fmt: skip
-        channel: dict[str, Any] = {"expand": expand, "bias": False, "activation": "silu"}
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        *,
+        expand: float = 2.5,
+        swiglu: bool = False,
+        layer_options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(
-            dim, depth, "megalodon", layer_options={"norm_groups": norm_groups, **options},
-            channel_mixer="gated_mlp" if swiglu else "mlp", channel_options=channel, norm="layernorm", norm_eps=1e-5,
+            dim, depth, "megalodon", layer_options=layer_options, channel_mixer="gated_mlp" if swiglu else "mlp",
+            channel_options={"expand": expand, "bias": False, "activation": "silu"}, norm="layernorm", norm_eps=1e-5,
             own_norm=True, two_hop=True,
         )  # fmt: skip
-        self.norm = TimestepNorm(dim, cast(Megalodon, self._each()[0].mixer).timenorm.groups)
+        self.norm = TimestepNorm(dim, cast(Megalodon, self.mixers()[0]).timenorm.groups)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, a=math.sqrt(5))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         blocks = super().init_state(batch_size, device=device, dtype=dtype)
@@ -99,12 +111,19 @@ class MegalodonStack(Stack):
         return y.to(x.dtype), (*blocks, norm)
 
 
-class MegalodonModel(LanguageModel):
-    """Megalodon: the next token, by attention within chunks over a complex moving average, for texts of any length.
+def megalodon(
+    vocab_size: int = 256,
+    dim: int = 1024,
+    depth: int = 12,
+    *,
+    scale_embedding: bool = False,
+    tie_embeddings: bool = False,
+    **options: Any,
+) -> LanguageModel:
+    """Return Megalodon: the next token, by attention within chunks over a complex moving average, for texts of any
+    length.
 
-    Blocks `megalodon`, each with a feed-forward network that reads the LayerNorm of x + y and is added to x, the
-    block's input: the two-hop residual. A timestep norm stands after the last block.   State: those of the blocks,
-    then that of this norm.
+    A `LanguageModel` over a `MegalodonStack`.
 
     Differs: there is no dropout, and no `rescale_nffn`, which the released models switch off. The parameters of the
     LayerNorms are the gains themselves, not the gains minus 1.
@@ -113,44 +132,23 @@ class MegalodonModel(LanguageModel):
         vocab_size: V.
         dim: D, width.
         depth: L, blocks.
-        expand: the network has int(expand D) features.
-        swiglu: a gated network, W_2 (SiLU(W_1 x) * W_3 x), rather than W_2 SiLU(W_1 x). Neither has biases.
-        norm_groups: groups of the timestep norms; by default as of `megalodon`.
-        layer_options: further options of `megalodon`.
         scale_embedding: factor sqrt(D) on the embedding.
         tie_embeddings: use the embedding matrix for the output too.
+        options: further arguments of `MegalodonStack`.
 
     Sizes of the authors: 200M, dim 1024, depth 12, expand 2.5, norm_groups 32. 1.3B, dim 2048, depth 24, expand 2.375,
     num_heads 2, norm_groups 64; for PG-19 expand 1.75, with swiglu, scale_embedding and tie_embeddings. 7B, dim 4096,
-    depth 32, expand 2 with swiglu, num_heads 4, norm_groups 64.
+    depth 32, expand 2 with swiglu, num_heads 4, norm_groups 64. norm_groups and num_heads are options of the layer.
     Source: Ma et al., "Megalodon: Efficient LLM Pretraining and Inference with Unlimited Context Length",
     arXiv:2404.08801, sec. 3, and its code.
-    Initialisation as there: linear weights normal with deviation 1/sqrt(3 fan_in); embedding and head normal with
-    deviation 1/sqrt(D), cut off at three deviations; blocks as of `megalodon`.
+    Initialisation as there: embedding and head normal with deviation 1/sqrt(D), cut off at three deviations; the stack
+    as of `MegalodonStack`.
     """
-
-    def __init__(
-        self,
-        vocab_size: int = 256,
-        dim: int = 1024,
-        depth: int = 12,
-        expand: float = 2.5,
-        swiglu: bool = False,
-        norm_groups: int | None = None,
-        layer_options: Mapping[str, Any] | None = None,
-        scale_embedding: bool = False,
-        tie_embeddings: bool = False,
-    ) -> None:
-        Saved.__init__(self, locals())
-        self.stack = MegalodonStack(dim, depth, norm_groups, layer_options or {}, swiglu, expand)
-        self.vocab_size, self.logit_cap, self.embedding_norm = vocab_size, None, None
-        self.embedding_scale = math.sqrt(dim) if scale_embedding else None
-        self.embedding = nn.Embedding(vocab_size, dim)
-        self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
-        for module in self.stack.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.kaiming_normal_(module.weight, a=math.sqrt(5))
-        for matrix in (self.embedding, self.head):
-            if matrix is not None:
-                deviation = dim**-0.5
-                nn.init.trunc_normal_(matrix.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
+    scale = math.sqrt(dim) if scale_embedding else None
+    stack = MegalodonStack(dim, depth, **options)
+    model = LanguageModel(vocab_size, stack, embedding_scale=scale, tie_embeddings=tie_embeddings)
+    for matrix in (model.embedding, model.head):
+        if matrix is not None:
+            deviation = dim**-0.5
+            nn.init.trunc_normal_(matrix.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
+    return model

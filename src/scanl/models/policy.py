@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers.state import State
+from scanl.models.inputs import Features
 from scanl.models.labeller import SequenceLabeller
 from scanl.models.sampling import as_generator, as_most, check_options, sample
-from scanl.models.stack import StackState
 from scanl.whole import whole_number
 
 
@@ -20,7 +21,7 @@ class PolicyState(NamedTuple):
     action: (B,) int64, the last action; -1 before the first step, where `to_go` is the target.
     """
 
-    stack: StackState
+    stack: State
     to_go: Tensor
     action: Tensor
 
@@ -53,13 +54,13 @@ class Policy:
     """
 
     def __init__(self, model: SequenceLabeller, *, unit: float = 1.0) -> None:
-        if model.input_dim is None:
+        if not isinstance(model.inputs, Features):
             raise ConfigError("policy: the model reads tokens, expected features: a return, an action, an observation")
         self.actions: int = model.head.out_features
-        self.channels = model.input_dim - 1 - self.actions
+        self.channels = model.inputs.channels - 1 - self.actions
         if self.channels < 1:
             raise ConfigError(
-                f"policy: the model reads {model.input_dim} channels, expected at least {2 + self.actions}: the "
+                f"policy: the model reads {model.inputs.channels} channels, expected at least {2 + self.actions}: the "
                 f"return, {self.actions} for the action before, and the observation"
             )
         if not unit > 0:

@@ -1,17 +1,17 @@
 """A feature of a whole sequence: the mean over its steps, or the last one."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scanl.errors import ConfigError
 from scanl.layers.packing import sequence_index
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor
+from scanl.models.inputs import Features, Tokens
 from scanl.models.reader import Reader
-from scanl.models.stack import StackState
+from scanl.models.stack import Backbone
 from scanl.ops.offsets import sequences
 
 
@@ -22,19 +22,19 @@ class PooledState(NamedTuple):
     steps: (B,), number of steps read.
     """
 
-    stack: StackState
+    stack: State
     pooled: Tensor
     steps: Tensor
 
 
 class Pooled(Reader):
-    """A reader whose answer is for the whole sequence. Abstract. It reads the argument `pool` too."""
+    """A reader whose answer is for the sequence as one. Abstract. pool: "mean" over the steps, or the "last" step."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        super().__init__(arguments)
-        self.pool = self.config["pool"]
-        if self.pool not in ("mean", "last"):
-            raise ConfigError(f"{self.who}: pool is {self.pool!r}, expected 'mean' or 'last'")
+    def __init__(self, stack: Backbone, inputs: Tokens | Features, pool: str) -> None:
+        super().__init__(stack, inputs)
+        if pool not in ("mean", "last"):
+            raise ConfigError(f"{self.who}: pool is {pool!r}, expected 'mean' or 'last'")
+        self.pool = pool
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PooledState:
         weight = self.input.weight

@@ -1,8 +1,8 @@
 """The common part of models that read tokens or features: the map of their input, and the stack behind it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers.packing import pack
 from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.state import Device, DType
+from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor, check_tokens, embedded
+from scanl.models.inputs import Features, Scales, Tokens
 from scanl.models.saving import Saved
-from scanl.models.stack import Stack, StackState
-
-Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
+from scanl.models.stack import Backbone, check_backbone
 
 
 class Standard(nn.Module):
@@ -55,7 +54,7 @@ class Standard(nn.Module):
         return (x.double() - self.location) / self.scale
 
 
-class Features(nn.Linear):
+class FeatureMap(nn.Linear):
     """A linear map of features. missing: NaN is read as 0, and a flag beside each feature says whether it is known."""
 
     def __init__(self, channels: int, dim: int, missing: bool = False) -> None:
@@ -70,34 +69,22 @@ class Features(nn.Linear):
 
 
 class Reader(Saved):
-    """A model that reads tokens (B, T) or features (B, T, C) with a stack of blocks. Abstract.
+    """A model that reads tokens (B, T) or features (B, T, C) with a stack of blocks. Abstract."""
 
-    A subclass begins as one of `Saved` does. The arguments that are read here: vocab_size, input_dim, scales, missing,
-    and those of `Stack`.
-    """
-
-    who: ClassVar[str]  # its name in messages
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        super().__init__(arguments)
-        given = self.config
-        vocab_size, input_dim, scales, missing = (
-            given[name] for name in ("vocab_size", "input_dim", "scales", "missing")
-        )
-        if (vocab_size is None) == (input_dim is None):
-            raise ConfigError(
-                f"{self.who}: vocab_size is {vocab_size} and input_dim is {input_dim}, expected one of them"
-            )
-        if vocab_size is not None and (scales is not None or missing):
-            raise ConfigError(f"{self.who}: scales and missing are given, expected neither because the input is tokens")
-        self.vocab_size, self.input_dim = vocab_size, input_dim
-        self.standard = None if scales is None else Standard(self.who, input_dim, scales)
-        if vocab_size is None:
-            self.input = Features(input_dim, given["dim"], missing)
-        else:
-            self.input = nn.Embedding(vocab_size, given["dim"])
+    def __init__(self, stack: Backbone, inputs: Tokens | Features) -> None:
+        super().__init__()
+        check_backbone(self.who, stack, causal=False)
+        self.inputs, self.standard = inputs, None
+        if isinstance(inputs, Tokens):
+            self.input = nn.Embedding(inputs.vocab_size, stack.dim)
             nn.init.normal_(self.input.weight, std=0.02)
-        self.stack = Stack(**self.options_of(Stack))
+        elif isinstance(inputs, Features):
+            self.input = FeatureMap(inputs.channels, stack.dim, inputs.missing)
+            if inputs.scales is not None:
+                self.standard = Standard(self.who, inputs.channels, inputs.scales)
+        else:
+            raise ConfigError(f"{self.who}: inputs is {inputs!r}, expected Tokens(vocab_size) or Features(channels)")
+        self.stack = stack
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Any:
         """Return the state before any step."""
@@ -106,18 +93,19 @@ class Reader(Saved):
     def _hidden(
         self,
         x: Tensor,
-        state: StackState | None,
+        state: State | None,
         mask: Tensor | None,
         cu_seqlens: Tensor | None,
         timespans: Tensor | None,
-    ) -> tuple[Tensor, StackState, Tensor | None]:
+    ) -> tuple[Tensor, State, Tensor | None]:
         """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
-        if self.vocab_size is not None:
+        if isinstance(self.inputs, Tokens):
             check_tokens(self.who, "x", x)
         else:
-            check_tensor(self.who, "x", x, f"(B, T, {self.input_dim})")
-            if x.ndim != 3 or x.shape[2] != self.input_dim:
-                raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected (B, T, {self.input_dim})")
+            shape = f"(B, T, {self.inputs.channels})"
+            check_tensor(self.who, "x", x, shape)
+            if x.ndim != 3 or x.shape[2] != self.inputs.channels:
+                raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected {shape}")
         check_timespans(self.who, timespans, x)
         if mask is not None:
             if cu_seqlens is not None:

@@ -1,16 +1,17 @@
 """A regressor of sequences that can use any layer."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from scanl.configured import at_least
 from scanl.errors import ShapeError
-from scanl.layers.designation import Designation
 from scanl.models.heads import check_counts, make_head
+from scanl.models.inputs import Features, Scales, Tokens
 from scanl.models.pooling import Pooled, PooledState
-from scanl.models.reader import Scales, Standard
+from scanl.models.reader import Standard
+from scanl.models.stack import Backbone
 
 
 class SequenceRegressor(Pooled):
@@ -18,8 +19,7 @@ class SequenceRegressor(Pooled):
 
     Args:
         outputs: O, how many numbers.
-        dim, depth, layer, vocab_size, input_dim, scales, missing, layer_options, channel_mixer, channel_options, norm,
-            dropout: as in `SequenceClassifier`.
+        stack, inputs: as in `SequenceClassifier`.
         pool: the "last" step, or "mean" over the steps.
         distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
         output_scales: (location, scale) of each number; the head works in standardised units. The location of counts
@@ -34,27 +34,17 @@ class SequenceRegressor(Pooled):
 
     def __init__(
         self,
-        outputs: int,
-        dim: int,
-        depth: int,
-        layer: Designation | Sequence[Designation] = "hawk",
+        outputs: Annotated[int, at_least(1)],
+        stack: Backbone,
+        inputs: Tokens | Features,
         *,
-        vocab_size: int | None = None,
-        input_dim: int | None = None,
         pool: str = "last",
         distribution: str = "points",
         output_scales: Scales | None = None,
-        scales: Scales | None = None,
-        missing: bool = False,
-        layer_options: Mapping[str, Any] | None = None,
-        channel_mixer: str = "gated_mlp",
-        channel_options: Mapping[str, Any] | None = None,
-        norm: str = "rmsnorm",
-        dropout: float = 0.0,
     ) -> None:
-        super().__init__(locals())
+        super().__init__(stack, inputs, pool)
         self.outputs = outputs
-        self.head = make_head(distribution, dim, outputs)
+        self.head = make_head(distribution, stack.dim, outputs)
         self.answer = Standard(self.who, outputs, output_scales)
         if self.head.counts:
             self.answer.location.zero_()
@@ -68,7 +58,7 @@ class SequenceRegressor(Pooled):
         cu_seqlens: Tensor | None = None,
         timespans: Tensor | None = None,
     ) -> tuple[Tensor, PooledState]:
-        """Map tokens (B, T) or features (B, T, input_dim) to parameters (B, O, P), and the state.
+        """Map tokens (B, T) or features (B, T, channels) to parameters (B, O, P), and the state.
 
         mask, cu_seqlens, timespans: as in `SequenceClassifier.forward`.
         """

@@ -1,41 +1,59 @@
-"""Save models to folders: weights as safetensors, with the class and its configuration in the file's header."""
+"""Save models to folders: weights as safetensors, with the class and its configuration in the file's header.
 
-import inspect
+A configuration is nested: {"class": "LanguageModel", "config": {"vocab_size": 256, "stack": {"class": "Stack", ...}}}.
+"""
+
+import dataclasses
+import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from scanl.configured import Configured
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.base import Layer
-from scanl.layers.designation import recorded
+from scanl.layers.designation import layer_class
+from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
 
 WEIGHTS = "model.safetensors"
 
 
-class Saved(Module):
-    """A model that keeps its constructor arguments: `type(model)(**model.config)` makes another of the same shape.
+def class_name(cls: type) -> str:
+    """Return the name of a class in files: its own name for a class of scanl, `module:Class` for others."""
+    own = cls.__module__.partition(".")[0] == "scanl"
+    return cls.__name__ if own else f"{cls.__module__}:{cls.__qualname__}"
 
-    The constructor of a subclass begins with `super().__init__(locals())`. At that point `locals` holds only the
-    arguments.
+
+class Part:
+    """A part of a model's configuration: `type(part)(**part.config)` makes another of the same shape.
+
+    Models, stacks and groups of options are parts. A file holds the name of the class and the `config`.
     """
 
-    config: dict[str, Any]  # the arguments of the constructor, by name
-    kinds: ClassVar[dict[str, type["Saved"]]] = {}  # by class name, as in the header
+    config: Mapping[str, Any]  # the arguments of the constructor, by name
+    classes: ClassVar[dict[str, type["Part"]]] = {}  # by the name in files
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.config = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Part.classes[class_name(cls)] = cls
 
-    def options_of(self, part: Callable[..., Any]) -> dict[str, Any]:
-        """Return those constructor arguments that `part` accepts by the same names."""
-        return {name: self.config[name] for name in inspect.signature(part).parameters if name in self.config}
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        Saved.kinds[cls.__name__] = cls
+class Options(Part):
+    """A group of arguments that belong together. Subclasses are frozen dataclasses."""
+
+    @property
+    def config(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        return {field.name: getattr(self, field.name) for field in fields}
+
+
+class Saved(Part, Module, metaclass=Configured):
+    """A model that can be saved and loaded: `save` and `load`. `config` holds the arguments of its constructor."""
+
+    who: ClassVar[str] = "model"  # its name in messages
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model.safetensors into the folder `path`, atomically. `load` reads it, without unpickling."""
@@ -49,18 +67,22 @@ class Saved(Module):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a model from a folder that `save` or `scanl train` wrote, in evaluation mode, on the CPU.
 
-        Raises CheckpointError when the model is missing, damaged or of another class.
+        The file names classes as `module:Class` that are not of scanl. They are imported: load only files that you
+        trust. Raises CheckpointError when the model is missing, damaged or of another class.
         """
         file = Path(path, WEIGHTS)
         if not file.is_file():
             raise CheckpointError(f"load: {path} has no {WEIGHTS}; name a folder of `save`, or a run that has ended")
         tensors, about = load_tensors(file, "load")
-        found = about.get("class")
-        kind = Saved.kinds.get(str(found))
+        name = about.get("class")
+        kind = _model_class(name)
         if kind is None or not issubclass(kind, cls):
-            hint = "name a folder that `save` has written" if kind is None else f"load it with {found}.load"
-            raise CheckpointError(f"load: {file} holds {found or 'no model of scanl'}, expected {cls.__name__}; {hint}")
-        model = kind(**about["config"])
+            hint = "name a folder that `save` has written" if kind is None else f"load it with {kind.__name__}.load"
+            raise CheckpointError(f"load: {file} holds {name or 'no model of scanl'}, expected {cls.__name__}; {hint}")
+        try:
+            model = kind(**restored(about["config"]))
+        except (ConfigError, TypeError) as error:
+            raise CheckpointError(f"load: {file} has a configuration that cannot be made: {error}") from error
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -71,15 +93,47 @@ class Saved(Module):
 
 def save_model(model: Saved, path: Path, more: Mapping[str, Any] | None = None) -> None:
     """Write one file with the weights, the class, its configuration and the metadata in `more`."""
-    config = dict(model.config)
-    if "layer" in config:
-        config["layer"] = _recorded(config["layer"])
+    about = recorded(model)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     try:
-        save_tensors(tensors, path, {"class": type(model).__name__, "config": config, **(more or {})})
+        save_tensors(tensors, path, {**about, **(more or {})})
     except TypeError as error:
-        raise ConfigError(f"save: config is {model.config}, expected what JSON can hold: {error}") from error
+        raise ConfigError(f"save: config is {about['config']}, expected what JSON can hold: {error}") from error
 
 
-def _recorded(layer: Any) -> str | list[str]:
-    return recorded(layer) if isinstance(layer, str | type | Layer) else [recorded(each) for each in layer]
+def recorded(value: Any) -> Any:
+    """Return what a file holds for a value of a configuration. `restored` is the inverse.
+
+    A part or a layer becomes its class and its configuration, and the class of a layer its name.
+    """
+    if isinstance(value, Part):
+        return {"class": class_name(type(value)), "config": recorded(value.config)}
+    if isinstance(value, type | Layer):
+        return layer_name(value)
+    if isinstance(value, Mapping):
+        return {name: recorded(entry) for name, entry in value.items()}
+    return [recorded(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def restored(value: Any) -> Any:
+    """Return the value of a configuration from what a file holds. Raises ConfigError for an unknown class."""
+    if isinstance(value, Mapping):
+        entries = {name: restored(entry) for name, entry in value.items()}
+        if entries.keys() != {"class", "config"}:
+            return entries
+        cls = Part.classes.get(entries["class"]) or layer_class(entries["class"])
+        return cls(**entries["config"])
+    return [restored(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _model_class(name: Any) -> type[Saved] | None:
+    """Return the class of a model from its name in a file. None for no model."""
+    if not isinstance(name, str):
+        return None
+    if name not in Part.classes and ":" in name:
+        try:
+            importlib.import_module(name.partition(":")[0])
+        except (ImportError, ValueError):
+            return None
+    kind = Part.classes.get(name)
+    return kind if kind is not None and issubclass(kind, Saved) else None

@@ -5,8 +5,8 @@ from torch import nn
 
 from scanl.errors import ConfigError
 from scanl.layers.module import Module
+from scanl.layers.state import State
 from scanl.models.language_model import LanguageModel
-from scanl.models.stack import StackState
 
 
 class SoftPrompt(Module):
@@ -33,7 +33,7 @@ class SoftPrompt(Module):
         rows = torch.randint(model.vocab_size, (count,), device=model.embedding.weight.device)
         self.vectors = nn.Parameter(model.embedding.weight.detach()[rows].clone())
 
-    def forward(self, model: LanguageModel, batch_size: int) -> StackState:
+    def forward(self, model: LanguageModel, batch_size: int) -> State:
         """Return the model's state after the prompt, for a batch."""
         x = self.vectors if model.embedding_scale is None else self.vectors * model.embedding_scale
         x = x if model.embedding_norm is None else model.embedding_norm(x)

@@ -1,12 +1,13 @@
 """SpaceTime: a network of companion systems that forecasts a series in closed loop."""
 
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.configured import at_least
+from scanl.errors import ShapeError
 from scanl.layers.module import Module
 from scanl.layers.ssm.spacetime import SpaceTime
 from scanl.models.saving import Saved
@@ -79,11 +80,17 @@ class SpaceTimeNet(Saved):
     and appendix; sizes of the released code: D = 128, N = 64, 16 kernels in the first block.
     """
 
-    def __init__(self, dim: int = 128, depth: int = 1, d_state: int = 64, kernels: int = 16, dropout: float = 0.25):
-        super().__init__(locals())
-        for name, size in (("dim", dim), ("depth", depth)):
-            if size < 1:
-                raise ConfigError(f"spacetime: {name} is {size}, expected at least 1")
+    who = "spacetime"
+
+    def __init__(
+        self,
+        dim: Annotated[int, at_least(1)] = 128,
+        depth: Annotated[int, at_least(1)] = 1,
+        d_state: int = 64,
+        kernels: int = 16,
+        dropout: float = 0.25,
+    ) -> None:
+        super().__init__()
         self.d_state = d_state
         self.blocks = nn.ModuleList(
             SpaceTimeBlock(dim, d_state, dim if i else kernels, dropout, first=i == 0) for i in range(depth)

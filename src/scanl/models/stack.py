@@ -1,24 +1,70 @@
-"""A stack of residual blocks, of one layer or of a repeating pattern of layers."""
+"""The backbone of a model: a stack of residual blocks, of one layer or of a repeating pattern of layers."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import Configured, at_least
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, registry, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
 from scanl.layers.module import Module
-from scanl.layers.state import Device, DType
-from scanl.models.block import Block, BlockState, make_norm, normed
+from scanl.layers.state import Device, DType, State
+from scanl.models.block import CHANNEL_MIXERS, NORMS, Block, BlockState, make_norm, normed
 from scanl.models.presets import presets
+from scanl.models.saving import Part
 
 StackState = tuple[BlockState, ...]
 
 
-class Stack(Module):
+class Backbone(Part, Module, metaclass=Configured):
+    """What stands between the input and the head of a model. Abstract. It maps (B, T, dim) to (B, T, dim).
+
+    `Stack` is the usual one. A subclass with another state or another wiring works in every model, and is saved with
+    it.   dim: D, width.
+    """
+
+    who: ClassVar[str] = "stack"  # its name in messages
+    dim: int
+
+    def mixers(self) -> list[Layer]:
+        """Return the layers that mix steps, the lowest first."""
+        raise NotImplementedError
+
+    def make_norm(self) -> nn.RMSNorm | nn.LayerNorm:
+        """Return a new norm, of the kind that stands before each layer."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
+        """Return the state before any step."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        timespans: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """Map x (B, T, dim) to y (B, T, dim) and the state."""
+        raise NotImplementedError
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether any layer reads future steps."""
+        return any(mixer.bidirectional for mixer in self.mixers())
+
+    @property
+    def timed(self) -> bool:
+        """Whether every layer takes the durations of steps, `timespans`."""
+        return all("timespans" in mixer.takes for mixer in self.mixers())
+
+
+class Stack(Backbone):
     """`depth` blocks and a final norm; maps (B, T, dim) to (B, T, dim) and the state.
 
     Args:
@@ -37,6 +83,8 @@ class Stack(Module):
         own_norm: the layers have norms of their own, so none stands before them.
         two_hop: a channel mixer's output is added to the block's input (see `Block`).
 
+    `scanl train` has an option for each argument.
+
     The initial weights of projections into the residual stream are divided by the square root of the number of such
     projections in the stack, so that the stream's variance does not grow with depth. Layers whose authors publish
     another scale (`residual_by_depth`) use that scale. State: one BlockState for each block.
@@ -44,25 +92,34 @@ class Stack(Module):
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
-        layer: Designation | Sequence[Designation] = "hawk",
+        dim: Annotated[int, at_least(1), "model width"],
+        depth: Annotated[int, at_least(1), "number of blocks"],
+        layer: Annotated[
+            Designation | Sequence[Designation],
+            "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)",
+        ] = "hawk",
         *,
-        layer_options: Mapping[str, Any] | None = None,
-        channel_mixer: str = "gated_mlp",
-        channel_options: Mapping[str, Any] | None = None,
-        norm: str = "rmsnorm",
-        norm_eps: float = 1e-6,
-        residual_in_float32: bool = False,
-        dropout: float = 0.0,
-        own_norm: bool = False,
-        two_hop: bool = False,
+        layer_options: Annotated[
+            Mapping[str, Any] | None, "the layer's options; for a pattern, by layer: {lru: {...}}"
+        ] = None,
+        channel_mixer: Annotated[
+            str, f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}"
+        ] = "gated_mlp",
+        channel_options: Annotated[Mapping[str, Any] | None, "the channel mixer's options"] = None,
+        norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm",
+        norm_eps: Annotated[float, at_least(0), "epsilon of the norms"] = 1e-6,
+        residual_in_float32: Annotated[
+            bool, "keep the sum of the blocks in float32 where the parameters are narrower"
+        ] = False,
+        dropout: Annotated[float, "fraction of a layer's or mixer's output that is dropped before it is added"] = 0.0,
+        own_norm: Annotated[bool, "no norm before the layers, which have their own"] = False,
+        two_hop: Annotated[bool, "add a channel mixer's output to the input of its block"] = False,
     ) -> None:
         super().__init__()
         single = isinstance(layer, str | type | Layer)
         pattern = [part for each in ([layer] if single else layer) for part in _layers_of(each)]
-        if depth < 1 or not pattern:
-            raise ConfigError(f"stack: depth is {depth} and layers are {pattern}, expected at least one of each")
+        if not pattern:
+            raise ConfigError("stack: layer is an empty pattern, expected at least one layer")
         options = _options_by_name(pattern, layer_options or {}, single=single and pattern == [layer])
         mixers = [make_layer(part, dim, options[label(part)]) for part in (pattern * depth)[:depth]]
         self.dim = dim
@@ -74,19 +131,16 @@ class Stack(Module):
         for layers in (mixers, channels):
             for index, entering in enumerate(layers):
                 entering.enter_stack(index, layers)
-        self.norm = make_norm(norm, dim, norm_eps)
+        self.norm_kind, self.norm_eps = norm, norm_eps
+        self.norm = self.make_norm()
         self.residual_in_float32 = residual_in_float32
         self._scale_residual_writers()
 
-    @property
-    def bidirectional(self) -> bool:
-        """Whether any layer reads future steps."""
-        return any(block.mixer.bidirectional for block in self._each())
+    def mixers(self) -> list[Layer]:
+        return [block.mixer for block in self._each()]
 
-    @property
-    def timed(self) -> bool:
-        """Whether every layer takes the durations of steps, `timespans`."""
-        return all("timespans" in block.mixer.takes for block in self._each())
+    def make_norm(self) -> nn.RMSNorm | nn.LayerNorm:
+        return make_norm(self.norm_kind, self.dim, self.norm_eps)
 
     def _each(self) -> list[Block]:
         return cast(list[Block], list(self.blocks))
@@ -127,6 +181,17 @@ class Stack(Module):
             x, after = block(x, before, cu_seqlens=cu_seqlens, timespans=timespans, memo=memo)
             states.append(after)
         return x, tuple(states)
+
+
+def check_backbone(who: str, stack: Any, causal: bool) -> None:
+    """Raise ConfigError for what is no `Backbone`, and for a bidirectional one if the model is causal."""
+    if not isinstance(stack, Backbone):
+        value = f"a layer, {type(stack).__name__}" if isinstance(stack, Layer) else repr(stack)
+        raise ConfigError(f"{who}: stack is {value}, expected a stack of layers, such as Stack(256, 6, 'hawk')")
+    if causal:
+        for mixer in stack.mixers():
+            if mixer.bidirectional:
+                raise ConfigError(f"{who}: layer {label(mixer)!r} is bidirectional, expected causal ones only")
 
 
 def _layers_of(layer: Designation) -> tuple[Designation, ...]:

@@ -1,63 +1,76 @@
-"""Vision Mamba: a classifier of images whose patches are read in both directions."""
+"""A classifier of images as sequences of patches, and Vision Mamba."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least
 from scanl.errors import ConfigError, ShapeError
-from scanl.models.saving import Saved
-from scanl.models.stack import Stack
+from scanl.models.saving import Options, Saved
+from scanl.models.stack import Backbone, Stack, check_backbone
 
 UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 
 
-class Vim(Saved):
-    """Vision Mamba: patches of an image as a sequence, with a token for the class in its middle.
+@dataclass(frozen=True)
+class Patches(Options):
+    """Images (B, channels, height, width) that are cut into square patches, each a step of a sequence.
 
-    The model has a linear map of each patch, a learned vector for each position, blocks of `vim` without a channel
-    mixer, an RMSNorm, and a linear map at the class token. Differs: training has no stochastic depth.
+    image: height and width in pixels, each a multiple of `size`.   channels: of a pixel.   size: height and width of a
+    patch.
+    """
+
+    image: Sequence[int] = (224, 224)
+    channels: int = 3
+    size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or len(self.image) != 2 or min(self.image) < 1 or any(side % self.size for side in self.image):
+            raise ConfigError(
+                f"patches: image is {tuple(self.image)}, expected two multiples of the patch's size={self.size}"
+            )
+
+
+class ImageClassifier(Saved):
+    """Classify an image: its patches as a sequence, with a token for the class in its middle. `vim` makes one.
+
+    The model has a linear map of each patch, a learned vector for each position, the layers of the stack, and a linear
+    map at the class token.
 
     Args:
         num_classes: C.
-        image: height and width in pixels, each a multiple of `patch`.
-        channels: of a pixel.
-        patch: height and width of a patch.
-        dim: D, width; 192, 384 and 768 are Vim-Ti, Vim-S and Vim-B.
-        depth: blocks.
-        layer_options: options of `vim`.
+        stack: bidirectional layers; causal ones read the patches before the token alone.
+        patches: the images, and how they are cut.
 
-    Parameters beside the blocks: patches, a convolution (D, channels, patch, patch); positions (1, M + 1, D) for the M
+    Parameters beside the stack: patches, a convolution (D, channels, size, size); positions (1, M + 1, D) for the M
     patches and the token; token (1, 1, D); head (C, D).
-    Initialisation as in the authors' code: positions, token and the weight of head normal with deviation 0.02; the
-    weight of patches normal with deviation 1/sqrt(channels patch²), after a cut at two deviations; both biases 0; the
-    blocks as of `Stack`.
-    Source: Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model",
-    arXiv:2401.09417, sec. 3, and its code for the place of the token.
+    Initialisation: positions, token and the weight of head normal with deviation 0.02; the weight of patches normal
+    with deviation 1/sqrt(channels size²), after a cut at two deviations; both biases 0.
     """
+
+    who = "image classifier"
 
     def __init__(
         self,
-        num_classes: int,
-        image: tuple[int, int] = (224, 224),
-        channels: int = 3,
-        patch: int = 16,
-        dim: int = 192,
-        depth: int = 24,
-        layer_options: Mapping[str, Any] | None = None,
+        num_classes: Annotated[int, at_least(1)],
+        stack: Backbone,
+        patches: Patches = Patches(),
     ) -> None:
-        super().__init__(locals())
-        if patch < 1 or len(image) != 2 or min(image) < 1 or any(size % patch for size in image):
-            raise ConfigError(f"vim: image is {tuple(image)}, expected two multiples of patch={patch}")
-        self.image, self.channels = tuple(image), channels
-        self.patches = nn.Conv2d(channels, dim, patch, patch)
-        count = image[0] * image[1] // patch**2
-        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count + 1, dim), std=0.02))
-        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
-        self.stack = Stack(dim, depth, "vim", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
-        self.head = nn.Linear(dim, num_classes)
-        deviation = (channels * patch**2) ** -0.5 / UNCUT
+        super().__init__()
+        check_backbone(self.who, stack, causal=False)
+        size, channels = patches.size, patches.channels
+        self.shape = (channels, *patches.image)
+        self.patches = nn.Conv2d(channels, stack.dim, size, size)
+        count = math.prod(patches.image) // size**2
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count + 1, stack.dim), std=0.02))
+        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, stack.dim), std=0.02))
+        self.stack = stack
+        self.head = nn.Linear(stack.dim, num_classes)
+        deviation = (channels * size**2) ** -0.5 / UNCUT
         nn.init.trunc_normal_(self.patches.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         for biased in (self.patches, self.head):
@@ -65,11 +78,35 @@ class Vim(Saved):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, channels, height, width) to logits (B, C)."""
-        expected = (self.channels, *self.image)
-        if images.ndim != 4 or images.shape[1:] != expected:
-            sizes = ", ".join(map(str, expected))
-            raise ShapeError(f"vim: images has shape {tuple(images.shape)}, expected (B, {sizes})")
+        if images.ndim != 4 or images.shape[1:] != self.shape:
+            sizes = ", ".join(map(str, self.shape))
+            raise ShapeError(f"image classifier: images has shape {tuple(images.shape)}, expected (B, {sizes})")
         x = self.patches(images).flatten(2).mT
         middle = x.shape[1] // 2
         x = torch.cat([x[:, :middle], self.token.expand(len(x), -1, -1), x[:, middle:]], 1) + self.positions
         return self.head(self.stack(x)[0][:, middle])
+
+
+def vim(
+    num_classes: int,
+    patches: Patches = Patches(),
+    dim: int = 192,
+    depth: int = 24,
+    layer_options: Mapping[str, Any] | None = None,
+) -> ImageClassifier:
+    """Return Vision Mamba: a classifier of images whose patches are read in both directions.
+
+    An `ImageClassifier` of blocks `vim` without a channel mixer. Differs: training has no stochastic depth.
+
+    Args:
+        num_classes, patches: as in `ImageClassifier`.
+        dim: D, width; 192, 384 and 768 are Vim-Ti, Vim-S and Vim-B.
+        depth: blocks.
+        layer_options: options of `vim`.
+
+    Initialisation: as of `ImageClassifier`, as in the authors' code; the blocks as of `Stack`.
+    Source: Zhu et al., "Vision Mamba: Efficient Visual Representation Learning with Bidirectional State Space Model",
+    arXiv:2401.09417, sec. 3, and its code for the place of the token.
+    """
+    stack = Stack(dim, depth, "vim", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
+    return ImageClassifier(num_classes, stack, patches)

@@ -10,4 +10,5 @@ from scanl.hub.formats import xlstm as xlstm
 from scanl.hub.formats.base import Format as Format
 from scanl.hub.formats.base import blocks as blocks
 from scanl.hub.formats.base import get as get
+from scanl.hub.formats.base import in_float32 as in_float32
 from scanl.hub.formats.base import names as names

@@ -11,7 +11,7 @@ from torch import nn
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers import Layer
 from scanl.layers.parts.norm import RMSNorm
-from scanl.models import Block, LanguageModel
+from scanl.models import Block, LanguageModel, Stack
 from scanl.registry import Registry
 
 MOST = torch.finfo(torch.float32).max  # the largest number accepted in config.json
@@ -37,7 +37,10 @@ class Format(ABC):
     @staticmethod
     @abstractmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `LanguageModel`. config has all keys of `defaults`."""
+        """Return the arguments of `LanguageModel`; "stack" has those of its `Stack`.
+
+        config has all keys of `defaults`.
+        """
 
     @staticmethod
     @abstractmethod
@@ -52,7 +55,7 @@ class Format(ABC):
     @classmethod
     def holds(cls, model: LanguageModel) -> bool:
         """Whether the blocks of the model have the mixer, channel mixer and norm of this format."""
-        return all(
+        return bool(blocks(model)) and all(
             type(block.mixer) in cls.mixers
             and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
             and type(block.mixer_norm) is cls.norm
@@ -81,7 +84,7 @@ class Format(ABC):
     def build(arguments: Mapping[str, Any]) -> LanguageModel:
         """Make the model without initialising its weights."""
         with torch.device("meta"):
-            return LanguageModel(**arguments)
+            return LanguageModel(**{**arguments, "stack": Stack(**arguments["stack"])})
 
     @classmethod
     def begin_of_blocks(cls) -> str:
@@ -105,7 +108,13 @@ register, names, get = registry.add, registry.names, registry.get
 
 
 def blocks(model: LanguageModel) -> list[Block]:
-    return cast(list[Block], list(model.stack.blocks))
+    """Return the blocks of the model's `Stack`. A stack of another class has none."""
+    return cast(list[Block], list(model.stack.blocks)) if type(model.stack) is Stack else []
+
+
+def in_float32(model: LanguageModel) -> bool:
+    """Whether the residual stream of the model's `Stack` is kept in float32."""
+    return isinstance(model.stack, Stack) and model.stack.residual_in_float32
 
 
 def whole_ratio(part: int, of: int) -> float | int:

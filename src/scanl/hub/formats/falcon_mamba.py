@@ -17,7 +17,9 @@ class FalconMambaFormat(MambaFormat):
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         arguments = MambaFormat.arguments(config)
-        return {**arguments, "layer_options": {**arguments["layer_options"], "norm_eps": config["mixer_rms_eps"]}}
+        stack = arguments["stack"]
+        options = {**stack["layer_options"], "norm_eps": config["mixer_rms_eps"]}
+        return {**arguments, "stack": {**stack, "layer_options": options}}
 
     @staticmethod
     def entries(model: LanguageModel) -> dict[str, Any]:

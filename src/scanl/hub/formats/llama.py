@@ -64,8 +64,7 @@ class LlamaFormat(Format):
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         heads, rope = config["num_attention_heads"], checked(config["rope_parameters"] or {}, ROPE)
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
             "layer": "attention",
@@ -80,6 +79,10 @@ class LlamaFormat(Format):
             "channel_mixer": "gated_mlp",
             "channel_options": {"intermediate_size": config["intermediate_size"]},
             "norm_eps": config["rms_norm_eps"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "tie_embeddings": config["tie_word_embeddings"],
             "padding_idx": padding_of(config),
         }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from scanl import layers
-from scanl.hub.formats.base import Format, blocks, register, whole_ratio
+from scanl.hub.formats.base import Format, blocks, in_float32, register, whole_ratio
 from scanl.models import LanguageModel
 
 
@@ -39,8 +39,7 @@ class MambaFormat(Format):
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
             "layer": "mamba",
@@ -55,6 +54,10 @@ class MambaFormat(Format):
             "channel_mixer": "none",
             "norm_eps": config["layer_norm_epsilon"],
             "residual_in_float32": config["residual_in_fp32"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "tie_embeddings": config["tie_word_embeddings"],
         }
 
@@ -85,7 +88,7 @@ class MambaFormat(Format):
             "use_bias": mixer.in_proj.bias is not None,
             "use_conv_bias": mixer.conv1d.bias is not None,
             "layer_norm_epsilon": block.mixer_norm.eps,
-            "residual_in_fp32": model.stack.residual_in_float32,
+            "residual_in_fp32": in_float32(model),
             "tie_word_embeddings": model.head is None,
         }
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from scanl import layers
 from scanl.errors import ConfigError
-from scanl.hub.formats.base import Format, blocks, register, whole_ratio
+from scanl.hub.formats.base import Format, blocks, in_float32, register, whole_ratio
 from scanl.hub.formats.mamba import MambaFormat
 from scanl.models import LanguageModel
 
@@ -40,8 +40,7 @@ class Mamba2Format(Format):
         inner, split = config["expand"] * config["hidden_size"], config["num_heads"] * config["head_dim"]
         if inner != split:
             raise ConfigError(f"num_heads * head_dim is {split}, expected {inner} because of expand * hidden_size")
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
             "layer": "mamba2",
@@ -58,6 +57,10 @@ class Mamba2Format(Format):
             "channel_mixer": "none",
             "norm_eps": config["layer_norm_epsilon"],
             "residual_in_float32": config["residual_in_fp32"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "tie_embeddings": config["tie_word_embeddings"],
         }
 
@@ -94,6 +97,6 @@ class Mamba2Format(Format):
             "use_bias": mixer.in_proj.bias is not None,
             "use_conv_bias": mixer.conv1d.bias is not None,
             "layer_norm_epsilon": block.mixer_norm.eps,
-            "residual_in_fp32": model.stack.residual_in_float32,
+            "residual_in_fp32": in_float32(model),
             "tie_word_embeddings": model.head is None,
         }

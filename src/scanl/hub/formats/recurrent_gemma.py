@@ -89,8 +89,7 @@ class RecurrentGemmaFormat(Format):
                 "bias": config["attention_bias"],
             },
         }
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": dim,
             "depth": config["num_hidden_layers"],
             "layer": [LAYERS[kind] for kind in types],
@@ -103,6 +102,10 @@ class RecurrentGemmaFormat(Format):
             },
             "norm": "zero_centered_rmsnorm",
             "norm_eps": config["rms_norm_eps"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "embedding_scale": torch.tensor(dim**0.5, dtype=torch.bfloat16, device="cpu").item(),  # rounded as there
             "logit_cap": config["logits_soft_cap"],
             "tie_embeddings": config["tie_word_embeddings"],

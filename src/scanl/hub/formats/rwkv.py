@@ -47,8 +47,7 @@ class RwkvFormat(Format):
 
     @staticmethod
     def arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
             "layer": "rwkv4",
@@ -57,6 +56,10 @@ class RwkvFormat(Format):
             "channel_options": {"intermediate_size": config["intermediate_size"]},
             "norm": "layernorm",
             "norm_eps": config["layer_norm_epsilon"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "embedding_norm": True,
             "tie_embeddings": config["tie_word_embeddings"],
         }

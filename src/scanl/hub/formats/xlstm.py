@@ -56,8 +56,7 @@ class XLSTMFormat(Format):
         for key, same in (("embedding_dim", "hidden_size"), ("num_blocks", "num_hidden_layers")):
             if config[key] not in (None, config[same]):
                 raise ConfigError(f"{key} is {config[key]}, expected {config[same]} because of {same}")
-        return {
-            "vocab_size": config["vocab_size"],
+        stack = {
             "dim": config["hidden_size"],
             "depth": config["num_hidden_layers"],
             "layer": "mlstm_large",
@@ -75,6 +74,10 @@ class XLSTMFormat(Format):
                 "round_up_to_multiple_of": config["ffn_round_up_to_multiple_of"],
             },
             "norm_eps": config["norm_eps"],
+        }
+        return {
+            "vocab_size": config["vocab_size"],
+            "stack": stack,
             "logit_cap": config["output_logit_soft_cap"],
         }
 

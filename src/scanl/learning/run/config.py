@@ -1,8 +1,9 @@
-"""The configuration of a training run, in four parts. The command line is generated from their fields."""
+"""The configuration of a training run, in five parts. The command line is generated from their fields."""
 
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -16,28 +17,42 @@ from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.questions import Model, model_for
-from scanl.models.block import CHANNEL_MIXERS, NORMS
+from scanl.models import Stack
 from scanl.models.heads import HEADS
 
 OF_FOLDERS = {source.asks: source.name for source in (Folders, OwnSignals)}  # by the question
 
 
-@dataclass
-class ModelConfig:
-    """The model, except what the source's question determines."""
+DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
 
-    layer: Annotated[str, "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)"] = "hawk"
-    layer_options: Annotated[dict[str, Any], "the layer's options; for a pattern, by layer: {lru: {...}}"] = field(
-        default_factory=dict
-    )
-    dim: Annotated[int, "model width"] = 256
-    depth: Annotated[int, "number of blocks"] = 4
-    channel_mixer: Annotated[str, f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}"] = (
-        "gated_mlp"
-    )
-    channel_options: Annotated[dict[str, Any], "the channel mixer's options"] = field(default_factory=dict)
-    norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm"
-    dropout: Annotated[float, "fraction of a layer's or mixer's output that is dropped before it is added"] = 0.0
+
+def _kind(hint: Any) -> Any:
+    """Return the type of an argument on the command line: a mapping is a dictionary, and a layer is text."""
+    kinds = get_args(hint) or (hint,)
+    if any(get_origin(kind) is Mapping for kind in kinds):
+        return dict[str, Any]
+    return str if str in kinds else hint
+
+
+def _stack_fields() -> Iterator[tuple[str, Any, Any]]:
+    """Yield a field for each argument of `Stack`: its name, its type with its meaning, and its default."""
+    hints = get_type_hints(Stack.__init__, include_extras=True)
+    for name, parameter in list(inspect.signature(Stack.__init__).parameters.items())[1:]:
+        hint, *_, meaning = get_args(hints[name])
+        kind, default = _kind(hint), DEFAULTS.get(name, parameter.default)
+        value = field(default_factory=dict) if get_origin(kind) is dict else field(default=default)
+        yield name, Annotated[kind, meaning], value
+
+
+StackConfig = make_dataclass("StackConfig", _stack_fields())
+StackConfig.__module__ = __name__
+StackConfig.__doc__ = "The arguments of `Stack`, as values that a file can hold. `layer` may be names with commas."
+
+
+@dataclass
+class HeadConfig:
+    """What the model does with the output of its stack, except what the source's question determines."""
+
     tie_embeddings: Annotated[bool, "use one matrix for input and output"] = False
     recursive: Annotated[bool, "of a forecast: one step at a time, from the kept state; else all steps at once"] = False
     lags: Annotated[int | None, "of a forecast: how many last values a linear map adds to it; none: a season"] = None
@@ -121,7 +136,13 @@ class RunConfig:
     precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
 
-PARTS = {"model": ModelConfig, "data": DataConfig, "optimiser": OptimiserConfig, "run": RunConfig}
+PARTS: dict[str, Any] = {
+    "stack": StackConfig,
+    "head": HeadConfig,
+    "data": DataConfig,
+    "optimiser": OptimiserConfig,
+    "run": RunConfig,
+}
 
 
 class Option(NamedTuple):
@@ -143,8 +164,6 @@ def _options() -> dict[str, Option]:
 
 OPTIONS = _options()  # by the flat names of the command line: names of the fields, but `data` for `paths`
 COUNTS = (
-    "dim",
-    "depth",
     "sequence_length",
     "batch_size",
     "devices",
@@ -163,7 +182,8 @@ class TrainConfig:
     Options given together with their part change a copy of the part.
     """
 
-    model: ModelConfig
+    stack: Any  # a `StackConfig`
+    head: HeadConfig
     data: DataConfig
     optimiser: OptimiserConfig
     run: RunConfig
@@ -325,19 +345,22 @@ def layer_names(layer: str) -> list[str]:
     return [name.strip() for name in layer.split(",")]
 
 
-def build_model(config: TrainConfig) -> Model:
-    """Make the model from the options and the source's question. Raises ConfigError for options that do not fit."""
-    pattern = layer_names(config.model.layer)
-    options = {**vars(config.model), "layer": pattern if len(pattern) > 1 else pattern[0]}
-    question = config.source().question
+def make_stack(config: Any) -> Stack:
+    """Make the stack of a `StackConfig`. Raises ConfigError for options that do not fit."""
+    pattern = layer_names(config.layer)
     try:
-        return model_for(question, options)
+        return Stack(**{**vars(config), "layer": pattern if len(pattern) > 1 else pattern[0]})
     except ScanlError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         # A layer's constructor got a value of a wrong type, such as "width": "wide".
-        given = {**config.model.layer_options, **config.model.channel_options}
-        raise ConfigError(f"train: options {given} do not fit {config.model.layer}: {error}") from error
+        options = {**config.layer_options, **config.channel_options}
+        raise ConfigError(f"train: options {options} do not fit {config.layer}: {error}") from error
+
+
+def build_model(config: TrainConfig) -> Model:
+    """Make the model from the options and the source's question. Raises ConfigError for options that do not fit."""
+    return model_for(config.source().question, make_stack(config.stack), vars(config.head))
 
 
 def seeded_model(config: TrainConfig) -> Model:

@@ -38,7 +38,7 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> "RunFolder":
         """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
         stem = "-".join(
-            filter(None, [config.data.task or config.data.question, *map(label, layer_names(config.model.layer))])
+            filter(None, [config.data.task or config.data.question, *map(label, layer_names(config.stack.layer))])
         )
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
@@ -124,7 +124,7 @@ def check_tensors(source: Path, shapes: dict[str, tuple[int, ...]], model: Model
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes == expected:
         return
-    wanted = config.model
+    wanted = config.stack
     odd = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
     raise CheckpointError(
         f"run: {source} does not fit config.yaml, which describes {wanted.layer} of dim {wanted.dim} and depth "

@@ -65,7 +65,7 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
     if trainer.is_global_zero:
         folder.save_model(model, source.digest())
         if rows := read_metrics(folder):
-            title = f"{config.source_name}: {config.model.layer}, dim {config.model.dim}, depth {config.model.depth}"
+            title = f"{config.source_name}: {config.stack.layer}, dim {config.stack.dim}, depth {config.stack.depth}"
             save_loss_curve(folder, rows, title, source)
         if not keeper.interrupted and source.reads_bytes:
             assert isinstance(model, LanguageModel)
