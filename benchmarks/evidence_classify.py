@@ -16,7 +16,11 @@ from scanl.learning import TrainConfig
 from scanl.learning.estimators import SeriesClassifier, optimise
 from scanl.learning.evaluation import measures
 from scanl.learning.run.config import seeded_model
-from scanl.models import SequenceClassifier
+from scanl.models import (
+    Features,
+    SequenceClassifier,
+    Stack,
+)
 
 Numbers = NDArray[np.float32]
 
@@ -25,7 +29,8 @@ PROBLEMS = (  # of those that packages bring, the ones with the fewest numbers t
 )  # fmt: skip
 UNEQUAL = ("JapaneseVowels", "PickupGestureWiimoteZ")  # lengths; MiniRocket reads the archive's version of equal ones
 LAYERS = ("hawk", "gru", "lru")
-RECIPE: dict[str, Any] = {"dim": 32, "depth": 2, "dropout": 0.1, "lr": 1e-2, "batch_size": 32, "steps": 400}
+STACK = {"dropout": 0.1}  # of the recipe
+RECIPE: dict[str, Any] = {"dim": 32, "depth": 2, "lr": 1e-2, "batch_size": 32, "steps": 400}
 STEPS, COPIES = 64, 9  # most steps that a layer reads: a longer series is folded; varied copies of each training series
 
 
@@ -97,7 +102,9 @@ def _classified(name: str, data: Data, layer: str, seed: int) -> dict[str, Any]:
     begin = time.perf_counter()
     draw = np.random.default_rng((seed, zlib.crc32(name.encode())))
     x = folded(varied(data.train, COPIES, draw), STEPS)
-    model = SeriesClassifier(layer, random_state=seed, **RECIPE).fit(x, np.tile(data.classes, COPIES + 1))
+    model = SeriesClassifier(layer, stack_options=STACK, random_state=seed, **RECIPE).fit(
+        x, np.tile(data.classes, COPIES + 1)
+    )
     minutes = (time.perf_counter() - begin) / 60
     found = model.predict_proba(folded(data.test, STEPS))
     path = _kept(name, layer, seed)
@@ -145,7 +152,7 @@ IRREGULAR = ("ItalyPowerDemand", "GunPoint")
 TIMED = {"lru": {}, "cfc": {"backbone_units": 32}, "gru": {}}  # gru takes no durations
 TOLD = ("nothing", "a channel", "timespans")  # how a model is told how long a step lasts
 DROPPED = (0.3, 0.5, 0.7)
-RARE = {"dim": 32, "depth": 1, "dropout": 0.1}
+RARE: dict[str, Any] = {"dim": 32, "depth": 1, "dropout": 0.1}
 RARE_STEPS = 100
 
 
@@ -182,7 +189,8 @@ def _rare(data: Data, dropped: float, layer: str, told: str, seed: int) -> dict[
         x, asked = np.concatenate([x, spans[..., None]], -1), np.concatenate([asked, also[..., None]], -1)
     names, codes = np.unique(data.classes, return_inverse=True)
     torch.manual_seed(seed)
-    model = SequenceClassifier(len(names), layer=layer, layer_options=TIMED[layer], input_dim=x.shape[2], **RARE)
+    stack = Stack(layer=layer, layer_options=TIMED[layer], **RARE)
+    model = SequenceClassifier(len(names), stack, Features(x.shape[2]))
     inputs, durations, classes = map(torch.from_numpy, (x, spans, codes))
     order = np.random.default_rng(seed)
 

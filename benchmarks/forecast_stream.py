@@ -18,7 +18,7 @@ import time
 import torch
 from torch import Tensor
 
-from scanl.models import Forecaster
+from scanl.models import Forecaster, Normalization, Stack
 
 PLACES, WINDOW = 20, 200  # forecasts that are compared; forecasts that are timed, at the beginning and at the end
 
@@ -35,7 +35,9 @@ def series(steps: int) -> Tensor:
 def stream(layer: str, steps: int, piece: int) -> tuple[float, float, float, float]:
     """Return the error, the error of the whole in float32 from float64, MiB gained, and slowing down."""
     torch.manual_seed(0)
-    model = Forecaster(12, 16, 1, layer, distribution="quantiles", lags=24, span=500.0).eval()
+    model = Forecaster(
+        12, Stack(16, 1, layer), distribution="quantiles", lags=24, normalization=Normalization(500.0)
+    ).eval()
     for parameter in model.parameters():  # the map of lags begins at zero
         parameter.add_(torch.randn_like(parameter), alpha=0.02)
     x, calls = series(steps), steps // piece

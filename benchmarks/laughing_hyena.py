@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from primitives import medians
 from run import RESULTS, machine
-from scanl.models import LanguageModel, distil_model
+from scanl.models import LanguageModel, Stack, distil_model
 
 TRAINED = 256  # steps of a training sequence
 
@@ -28,7 +28,7 @@ def corpus() -> Tensor:
 
 def taught(context: int, dim: int, depth: int, steps: int) -> LanguageModel:
     torch.manual_seed(0)
-    model, data = LanguageModel(256, dim, depth, "hyena", layer_options={"l_max": context}), corpus()
+    model, data = LanguageModel(256, Stack(dim, depth, "hyena", layer_options={"l_max": context})), corpus()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(steps):
         starts = torch.randint(len(data) - TRAINED - 1, (4,))

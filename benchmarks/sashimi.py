@@ -15,12 +15,12 @@ import torch
 
 from primitives import resident
 from run import RESULTS, machine
-from scanl.models import SashimiModel
+from scanl.models import LanguageModel, sashimi
 
 COMPARED = 2048
 
 
-def generate(model: SashimiModel, samples: int, parts: int = 10) -> tuple[torch.Tensor, list[dict[str, float]]]:
+def generate(model: LanguageModel, samples: int, parts: int = 10) -> tuple[torch.Tensor, list[dict[str, float]]]:
     """Return the samples, and of each part the rate in samples a second of the processor, and the peak memory in MiB.
 
     Other work on the machine disturbs the clock on the wall, and the processor's time much less.
@@ -36,7 +36,7 @@ def generate(model: SashimiModel, samples: int, parts: int = 10) -> tuple[torch.
 
 
 @torch.no_grad()
-def difference(model: SashimiModel, samples: torch.Tensor) -> float:
+def difference(model: LanguageModel, samples: torch.Tensor) -> float:
     """Return the largest difference of logits, one sample at a time beside one call, relative to the largest logit."""
     state, one_by_one = model.init_state(1), []
     for sample in samples:
@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = SashimiModel(256, options.dim, n_layers=options.blocks).eval()
+    model = sashimi(256, options.dim, n_layers=options.blocks).eval()
     print(machine("cpu"))
     made, rows = generate(model, options.samples)
     for number, row in enumerate(rows, 1):

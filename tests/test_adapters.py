@@ -16,7 +16,7 @@ from scanl.cli.layers import describe
 from scanl.errors import ConfigError
 from scanl.layers import CfC, CfCNCP
 from scanl.layers.base import Layer
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, Stack
 from test_layers import CASES, DIM, REGISTERED, inputs, make
 
 OPTIONS = {  # with modules that the samples do not have
@@ -256,7 +256,7 @@ def test_the_older_norms_of_weights_have_their_effect():
 
 def test_a_language_model_calls_its_head():
     torch.manual_seed(0)
-    model, tokens = LanguageModel(7, 8, 1, "lru", tie_embeddings=False), torch.tensor([[1, 2, 3]])
+    model, tokens = LanguageModel(7, Stack(8, 1, "lru"), tie_embeddings=False), torch.tensor([[1, 2, 3]])
     before = model(tokens)[0]
     head = model.head = Adapter(model.head, 0)
     hidden = model.stack(model.embedding(tokens))[0]

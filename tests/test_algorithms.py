@@ -11,13 +11,13 @@ from scanl.data import Question
 from scanl.layers.state import detach, leaves
 from scanl.learning.algorithms import BPTT
 from scanl.learning.questions import loss
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, Stack
 
 BYTES = Question("next token", vocab_size=7)
 
 
 def tiny() -> LanguageModel:
-    return LanguageModel(7, 6, 2, ["lru", "gru"]).double()
+    return LanguageModel(7, Stack(6, 2, ["lru", "gru"])).double()
 
 
 def gradients(model) -> dict[str, torch.Tensor]:

@@ -251,7 +251,7 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     given = ["--config", str(tmp_path / "given.yaml"), "--data", str(text), "--out", str(out), "--steps", "2"]
     assert main(["train", *given]) == 0
     written = yaml.safe_load((out / "config.yaml").read_text())
-    assert (written["model"]["layer"], written["model"]["layer_options"]) == ("mingru", {"expand": 1.5})
+    assert (written["stack"]["layer"], written["stack"]["layer_options"]) == ("mingru", {"expand": 1.5})
     assert (written["optimiser"]["steps"], written["data"]["paths"]) == (2, [str(text)])
     assert main(["train", "--config", str(out / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
     weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "again")]

@@ -14,8 +14,19 @@ from scanl.data.text import Tokens
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import build
 from scanl.layers.channel.mlp import MLP
-from scanl.models import Caduceus, HyenaDNA, LanguageModel, SoftPrompt, Vim
+from scanl.models import (
+    ImageClassifier,
+    LanguageModel,
+    Patches,
+    SoftPrompt,
+    Stack,
+    StrandModel,
+    caduceus,
+    hyena_dna,
+    vim,
+)
 from scanl.models.dna import complement, decode, encode
+from scanl.models.saving import recorded
 
 OPTIONS = {"d_state": 2, "dt_rank": 2}
 
@@ -26,7 +37,7 @@ def strand(text="ACGTNAACGTTGCA"):
 
 def test_init_of_hyena_dna():
     """The numbers of the paper's initialisation, in every linear map, the filters' too."""
-    model = HyenaDNA(64, 2, 30)
+    model = hyena_dna(64, 2, 30)
     for name, parameter in model.named_parameters():
         written = name.endswith(("out_proj.weight", "fc2.weight"))
         if name.endswith(".weight") and parameter.ndim == 2 and parameter.numel() > 2000:
@@ -43,7 +54,7 @@ def test_init_of_hyena_dna():
 def test_hyena_dna_is_the_released_program(tmp_path):
     """`standalone_hyenadna.py` ran once in float64, with sines for weights: its logits of bases at the last place."""
     found = json.loads((Path(__file__).parent / "outside" / "models.json").read_text())["hyena_dna"]
-    model = HyenaDNA(4, 2, 10).double().eval()
+    model = hyena_dna(4, 2, 10).double().eval()
     with torch.no_grad():
         for index, (_, parameter) in enumerate(sorted(model.named_parameters())):
             wave = torch.sin(1.3 * torch.arange(parameter.numel()).double() + index) / 2
@@ -51,7 +62,7 @@ def test_hyena_dna_is_the_released_program(tmp_path):
         logits, _ = model((torch.arange(20).view(2, 10) * 7 % 5) + 7)
     torch.testing.assert_close(logits[1, -1, 7:12], torch.tensor(found, dtype=torch.float64), rtol=1e-9, atol=1e-12)
     model.float().save(tmp_path)
-    assert HyenaDNA.load(tmp_path).config == model.config
+    assert recorded(LanguageModel.load(tmp_path)) == recorded(model)
 
 
 def test_tokens_of_dna():
@@ -62,7 +73,7 @@ def test_tokens_of_dna():
 
 
 def test_a_soft_prompt_is_what_a_model_reads_first():
-    model = LanguageModel(16, 8, 1, "lru", embedding_norm=True, embedding_scale=2.0)
+    model = LanguageModel(16, Stack(8, 1, "lru"), embedding_norm=True, embedding_scale=2.0)
     prompt, tokens = SoftPrompt(model, 3), torch.randint(16, (2, 5))
     with torch.no_grad():
         prompt.vectors.copy_(model.embedding.weight[[4, 9, 1]])
@@ -102,12 +113,12 @@ def test_the_length_of_sequences_doubles_while_a_run_warms_up():
 
 
 def test_caduceus_of_both_strands_does_not_care_which_is_read():
-    model, tokens = Caduceus(8, 2, layer_options=OPTIONS).double(), strand()
+    model, tokens = caduceus(8, 2, layer_options=OPTIONS).double(), strand()
     turned = complement(tokens.flip(1))
     logits = model(tokens)
     torch.testing.assert_close(model(turned), logits.flip(1)[..., complement(torch.arange(16))])
     torch.testing.assert_close(model.features(turned), model.features(tokens))
-    alone = Caduceus(8, 2, both_strands=False, layer_options=OPTIONS).double()
+    alone = caduceus(8, 2, both_strands=False, layer_options=OPTIONS).double()
     alone.load_state_dict(model.state_dict())
     assert (alone(turned) - alone(tokens).flip(1)[..., complement(torch.arange(16))]).abs().max() > 1e-3
     both = alone(tokens) + alone(turned).flip(1)[..., complement(torch.arange(16))]
@@ -118,7 +129,7 @@ def test_caduceus_of_both_strands_does_not_care_which_is_read():
 @pytest.mark.parametrize("swap", [False, True])
 def test_caduceus_is_the_model_of_two_strands_side_by_side(swap, depth):
     """Blocks of 2 D channels: the norm and the mixer act on each half in its own direction, as `reverse_complement`."""
-    model, tokens = Caduceus(8, depth, layer_options=OPTIONS, swap_strands=swap).double(), strand()
+    model, tokens = caduceus(8, depth, layer_options=OPTIONS, swap_strands=swap).double(), strand()
     table = model.embedding.weight
     x = torch.cat([table[tokens], table[complement(tokens)].flip(-1)], -1)
 
@@ -146,12 +157,14 @@ def test_caduceus_is_the_model_of_two_strands_side_by_side(swap, depth):
 
 
 def test_caduceus_swaps_no_single_strand():
-    with pytest.raises(ConfigError, match="caduceus: swap_strands is True, expected False because of both_strands=Fa"):
-        Caduceus(8, 1, both_strands=False, swap_strands=True)
+    with pytest.raises(
+        ConfigError, match="strand model: swap_strands is True, expected False because of both_strands=Fa"
+    ):
+        caduceus(8, 1, both_strands=False, swap_strands=True)
 
 
 def test_caduceus_reads_a_padded_batch_as_each_row_alone(tmp_path):
-    model = Caduceus(8, 1, layer_options=OPTIONS).double()
+    model = caduceus(8, 1, layer_options=OPTIONS).double()
     tokens = torch.cat([strand(), strand().flip(1)])
     mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[1, :6] = False
@@ -161,15 +174,15 @@ def test_caduceus_reads_a_padded_batch_as_each_row_alone(tmp_path):
     assert not logits[1, :6].any()
     torch.testing.assert_close(model.features(tokens, mask=mask)[1], model.features(tokens[1:, 6:])[0])
     model.float().save(tmp_path)
-    torch.testing.assert_close(Caduceus.load(tmp_path)(tokens), model(tokens))
-    with pytest.raises(ShapeError, match=r"caduceus: tokens is torch.float32 \(1, 2\), expected integers \(B, T\)"):
+    torch.testing.assert_close(StrandModel.load(tmp_path)(tokens), model(tokens))
+    with pytest.raises(ShapeError, match=r"strand model: tokens is torch.float32 \(1, 2\), expected integers \(B, T\)"):
         model(torch.zeros(1, 2))
-    with pytest.raises(ConfigError, match="caduceus: vocab_size is 11, expected at least 12"):
-        Caduceus(8, 1, vocab_size=11)
+    with pytest.raises(ConfigError, match="strand model: vocab_size is 11, expected at least 12"):
+        caduceus(8, 1, vocab_size=11)
 
 
 def test_vim_reads_patches_with_the_class_in_the_middle(tmp_path):
-    model, images = Vim(5, (6, 4), 3, 2, 8, 2, OPTIONS).double(), torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    model, images = vim(5, Patches((6, 4), 3, 2), 8, 2, OPTIONS).double(), torch.randn(2, 3, 6, 4, dtype=torch.float64)
     weight, bias = model.patches.weight.flatten(1), model.patches.bias
     patches = [images[:, :, i : i + 2, j : j + 2].flatten(1) @ weight.T + bias for i in (0, 2, 4) for j in (0, 2)]
     x = torch.stack([*patches[:3], model.token[0].expand(2, -1), *patches[3:]], 1) + model.positions
@@ -177,11 +190,11 @@ def test_vim_reads_patches_with_the_class_in_the_middle(tmp_path):
     model(images).square().sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
     model.float().save(tmp_path)
-    torch.testing.assert_close(Vim.load(tmp_path)(images.float()), model.float()(images.float()))
-    with pytest.raises(ShapeError, match=r"vim: images has shape \(2, 3, 4, 6\), expected \(B, 3, 6, 4\)"):
+    torch.testing.assert_close(ImageClassifier.load(tmp_path)(images.float()), model.float()(images.float()))
+    with pytest.raises(ShapeError, match=r"image classifier: images has shape \(2, 3, 4, 6\), expected \(B, 3, 6, 4\)"):
         model(images.mT.float())
-    with pytest.raises(ConfigError, match=r"vim: image is \(6, 5\), expected two multiples of patch=2"):
-        Vim(5, (6, 5), patch=2)
+    with pytest.raises(ConfigError, match=r"patches: image is \(6, 5\), expected two multiples of size=2"):
+        Patches((6, 5), size=2)
 
 
 def test_the_mlp_by_hand():
@@ -201,7 +214,7 @@ def test_the_mlp_by_hand():
 
 def test_init_of_vim():
     """Its authors': LeCun's normal numbers for the patches, cut at two deviations; 0.02 for the head; biases 0."""
-    model = Vim(500, (32, 32), 3, 8, 256, 1)
+    model = vim(500, Patches((32, 32), 3, 8), 256, 1)
     weight = model.patches.weight
     assert weight.std().item() == pytest.approx((3 * 8**2) ** -0.5, rel=0.02)
     assert weight.abs().max().item() <= 2 / 0.8796 * (3 * 8**2) ** -0.5

@@ -12,7 +12,7 @@ from scanl.cli import main
 from scanl.data import IGNORED, Table, sources
 from scanl.data.base import LEVELS
 from scanl.data.naive import naive, season_errors
-from scanl.models import Forecaster, SequenceRegressor
+from scanl.models import Channels, Features, Forecaster, SequenceRegressor, Stack
 from scanl.models.heads import make_head
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -116,7 +116,8 @@ def softplus(x):
 def test_the_unit_of_counts_is_the_running_mean_plus_one(scales):
     """Whatever the scales of training are, except that the start is their location."""
     model = constant_head(
-        Forecaster(2, 8, 1, "lru", distribution="negative_binomial", scales=scales, lags=0), [0.3, -1.0]
+        Forecaster(2, Stack(8, 1, "lru"), Channels(scales=scales), distribution="negative_binomial", lags=0),
+        [0.3, -1.0],
     )
     y = [3.0, 0.0, math.nan, 8.0, 200.0]
     found = model(torch.tensor(y, dtype=torch.float64)[None, :, None])[0][0, :, 0, 0].detach()
@@ -125,7 +126,7 @@ def test_the_unit_of_counts_is_the_running_mean_plus_one(scales):
         assert mean == pytest.approx((np.mean(known) + 1) * (softplus(0.3 + 0.5413) + 1e-4), rel=1e-6)
         assert dispersion == pytest.approx(softplus(-1 + 0.5413) + 1e-4, rel=1e-6)
     regressor = SequenceRegressor(
-        1, 8, 1, "lru", input_dim=1, distribution="negative_binomial", output_scales=[[9.0, 4.0]]
+        1, Stack(8, 1, "lru"), Features(1), distribution="negative_binomial", output_scales=[[9.0, 4.0]]
     )
     mean = constant_head(regressor, [0.3, -1.0])(torch.zeros(1, 3, 1))[0].detach()[0, 0, 0]
     assert mean == pytest.approx(4 * (softplus(0.3 + 0.5413) + 1e-4), rel=1e-6)  # 9 is no location of counts

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,10 +12,23 @@ from torch.nn import functional as F
 from scanl import data, layers
 from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import state as states
-from scanl.models import Forecaster, LanguageModel, Saved, SequenceLabeller, SequenceRegressor, heads
+from scanl.models import (
+    Channels,
+    Features,
+    Forecaster,
+    LanguageModel,
+    Normalization,
+    Saved,
+    SequenceLabeller,
+    SequenceRegressor,
+    Stack,
+    Tokens,
+    heads,
+)
 from scanl.models.heads import HEADS, make_head
 from scanl.models.lags import Lags
 from scanl.models.running import nothing_read, running
+from scanl.models.saving import recorded
 
 CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
 SCALES = [[3, 2], [5, 1.5], [1, 2], [0, 1], [0, 1], [0, 1], [1, 1], [0, 3]]
@@ -45,9 +58,11 @@ def series(rows=2, dtype=torch.float64):
 
 def forecaster(layer="lru", seed=0, **options):
     torch.manual_seed(seed)
-    options.setdefault("layer_options", dict(layers.get(layer).sample))
-    shape = {"targets": 2, "past": 1, "static": 2, "future": 3, "lags": 3, "span": 20.0, "timed": True}
-    model = Forecaster(H, 12, options.pop("depth", 2), layer, **{**shape, "scales": SCALES, **options}).double()
+    sample = options.pop("layer_options", dict(layers.get(layer).sample))
+    stack = Stack(12, options.pop("depth", 2), layer, layer_options=sample)
+    channels = Channels(target=2, past=1, static=2, future=3, timed=True, scales=SCALES)
+    channels = replace(channels, **{name: options.pop(name) for name in channels.config.keys() & options.keys()})
+    model = Forecaster(H, stack, channels, **{"lags": 3, "normalization": Normalization(20.0), **options}).double()
     if model.lags is not None:
         torch.nn.init.normal_(model.lags.weight)
     return model
@@ -73,7 +88,9 @@ def test_a_stream_is_forecast_as_the_whole(name):
     assert_same_state(state, last)
 
 
-@pytest.mark.parametrize("options", [{}, {"lags": 0, "normalise": False}, {"lags": 1, "span": None}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"lags": 0, "normalization": None}, {"lags": 1, "normalization": Normalization()}], ids=str
+)
 @pytest.mark.parametrize("recursive", [False, True])
 @pytest.mark.parametrize("distribution", HEADS)
 def test_predictions_of_a_stream_are_those_of_the_whole(distribution, recursive, options):
@@ -192,14 +209,16 @@ def test_lags_by_a_loop():
 @pytest.mark.parametrize("distribution", [name for name in HEADS if name != "negative_binomial"])
 def test_forecasts_move_with_the_series(distribution):
     """Series that differ by a location and a scale have forecasts that differ by the same, once the prior is gone."""
-    model = Forecaster(H, 12, 1, "lru", distribution=distribution, lags=2, span=3.0).double()
+    model = Forecaster(
+        H, Stack(12, 1, "lru"), distribution=distribution, lags=2, normalization=Normalization(3.0)
+    ).double()
     torch.nn.init.normal_(model.lags.weight)
     x = 10 * torch.randn(1, 400, 1).double()
     one, _ = model.predict(x)
     other, _ = model.predict(1000 + 50 * x)
     torch.testing.assert_close(other.mean, 1000 + 50 * one.mean, rtol=1e-5, atol=1e-2)
     torch.testing.assert_close(other.quantiles, 1000 + 50 * one.quantiles, rtol=1e-5, atol=1e-2)
-    plain = Forecaster(H, 12, 1, "lru", distribution=distribution, normalise=False).double()
+    plain = Forecaster(H, Stack(12, 1, "lru"), distribution=distribution, normalization=None).double()
     assert not torch.allclose(plain.predict(1000 + 50 * x)[0].mean, 1000 + 50 * plain.predict(x)[0].mean, rtol=1e-5)
 
 
@@ -276,7 +295,7 @@ def test_what_is_not_asked_for_has_no_loss():
 @pytest.mark.parametrize("distribution", ["points", "quantiles"])
 def test_losses_are_in_units_of_the_last_scale_or_a_larger_one(distribution):
     """By hand, from the forecasts in units. One series begins quietly, the other grows quiet: span is short."""
-    model = forecaster(distribution=distribution, span=3.0)
+    model = forecaster(distribution=distribution, normalization=Normalization(3.0))
     given = series()
     given.x[0, :5, :2] = 10 + torch.rand(5, 2)
     given.x[0, 5:, :2], given.x[1, 4:, :2] = 50 * torch.rand(4, 2), 7 + torch.rand(5, 2)
@@ -324,7 +343,7 @@ def test_paths_are_drawn_by_their_seed():
 def test_it_learns_a_wave(recursive):
     """Of period 6 about a level that differs from row to row: a forecast in whose interval the wave lies."""
     torch.manual_seed(0)
-    model = Forecaster(6, 12, 1, "mingru", recursive=recursive, lags=6)
+    model = Forecaster(6, Stack(12, 1, "mingru"), recursive=recursive, lags=6)
     time, level = torch.arange(46.0), torch.tensor([[0.0], [100.0], [-7.0]])
     wave = (level + 3 * torch.sin(2 * math.pi * time / 6 + level))[..., None]
     targets = wave.unfold(1, 6, 1)[:, 1:].transpose(2, 3)
@@ -342,7 +361,7 @@ def test_it_learns_a_wave(recursive):
 def test_a_long_stream_stays_small_and_finite():
     """In float32: the state has the same size, and the statistics those of float64."""
     torch.manual_seed(0)
-    model = Forecaster(2, 8, 1, "lru", lags=2)
+    model = Forecaster(2, Stack(8, 1, "lru"), lags=2)
     x = 1000 + torch.randn(1, 600, 1)
     x[:, ::7] = torch.nan
     sizes, state = set(), None
@@ -356,7 +375,7 @@ def test_a_long_stream_stays_small_and_finite():
     assert (forecast.mean - exact.mean).abs().max() <= off
 
 
-REGRESSORS = {name: SequenceRegressor(2, 8, 1, "lru", input_dim=3, distribution=name) for name in HEADS}
+REGRESSORS = {name: SequenceRegressor(2, Stack(8, 1, "lru"), Features(3), distribution=name) for name in HEADS}
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -365,14 +384,14 @@ def test_a_regressor_tells_numbers(name):
     torch.manual_seed(0)
     scales = [[0.0, 1.0], [4.0, 3.0]]
     model = SequenceRegressor(
-        2, 8, 1, "lru", input_dim=3, distribution=name, output_scales=scales, scales=[[1, 2]] * 3, missing=True
+        2, Stack(8, 1, "lru"), Features(3, scales=[[1, 2]] * 3, missing=True), distribution=name, output_scales=scales
     ).double()
     x = torch.randn(2, 5, 3).double()
     x[0, 1, 1] = torch.nan
     whole, _ = model(x)
     _, state = model(x[:, :2])
     torch.testing.assert_close(model(x[:, 2:], state)[0], whole)
-    plain = SequenceRegressor(2, 8, 1, "lru", input_dim=3, distribution=name, missing=True).double()
+    plain = SequenceRegressor(2, Stack(8, 1, "lru"), Features(3, missing=True), distribution=name).double()
     plain.load_state_dict(model.state_dict())
     raw, _ = plain((x - 1) / 2)
     location = torch.zeros(2) if name == "negative_binomial" else torch.tensor([0.0, 4.0])
@@ -390,7 +409,7 @@ def test_a_regressor_tells_numbers(name):
 
 def test_a_labeller_labels_each_step():
     torch.manual_seed(0)
-    model = SequenceLabeller(4, 8, 2, "lru", input_dim=3, missing=True).double()
+    model = SequenceLabeller(4, Stack(8, 2, "lru"), Features(3, missing=True)).double()
     x = torch.randn(2, 6, 3).double()
     x[0, 1, 1] = torch.nan
     whole, last = model(x)
@@ -409,19 +428,25 @@ def test_a_labeller_labels_each_step():
 
 
 SAVED = [
-    Forecaster(3, 8, 1, ["lru", "hawk"], targets=2, past=1, distribution="student_t", lags=4, scales=[[1, 2]] * 3),
-    SequenceRegressor(2, 8, 1, "gru", input_dim=4, distribution="quantiles", output_scales=[[1, 2]] * 2),
-    SequenceLabeller(3, 8, 1, "mingru", vocab_size=7),
+    Forecaster(
+        3,
+        Stack(8, 1, ["lru", "hawk"]),
+        Channels(target=2, past=1, scales=[[1, 2]] * 3),
+        distribution="student_t",
+        lags=4,
+    ),
+    SequenceRegressor(2, Stack(8, 1, "gru"), Features(4), distribution="quantiles", output_scales=[[1, 2]] * 2),
+    SequenceLabeller(3, Stack(8, 1, "mingru"), Tokens(7)),
 ]
 
 
 @pytest.mark.parametrize("model", SAVED, ids=lambda model: type(model).__name__)
 def test_saved_and_loaded(model, tmp_path):
-    assert set(model.config) == set(inspect.signature(type(model)).parameters)
+    assert set(model.config) == set(inspect.signature(type(model).__init__).parameters) - {"self"}
     model.save(tmp_path)
     again = Saved.load(tmp_path)
-    assert (type(again), again.config) == (type(model), model.config)
-    x = torch.tensor([[1, 2, 3]]) if model.config.get("vocab_size") else torch.randn(1, 3, model.input.in_features)
+    assert recorded(again) == recorded(model)
+    x = torch.tensor([[1, 2, 3]]) if isinstance(model, SequenceLabeller) else torch.randn(1, 3, model.input.in_features)
     x = torch.randn(1, 3, 3) if isinstance(model, Forecaster) else x
     torch.testing.assert_close(again(x)[0], model.eval()(x)[0], rtol=0, atol=0)
     with pytest.raises(CheckpointError, match="expected LanguageModel"):
@@ -429,32 +454,57 @@ def test_saved_and_loaded(model, tmp_path):
 
 
 def test_dropout_is_of_training_alone():
-    model, x = Forecaster(2, 8, 1, "lru", dropout=0.5), torch.randn(1, 4, 1)
-    plain = Forecaster(2, 8, 1, "lru")
+    model, x = Forecaster(2, Stack(8, 1, "lru", dropout=0.5)), torch.randn(1, 4, 1)
+    plain = Forecaster(2, Stack(8, 1, "lru"))
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(model.eval()(x)[0], plain(x)[0], rtol=0, atol=0)
     assert not torch.equal(model.train()(x)[0], plain(x)[0])
 
 
 def plain(**options):
-    return Forecaster(2, 8, 1, "lru", **options)
+    return Forecaster(2, Stack(8, 1, "lru"), **options)
 
 
 ONE = torch.zeros(1, 3, 1)
 WRONG = [
-    (lambda: plain(targets=0), ConfigError, "forecaster: targets is 0, expected at least 1"),
+    (lambda: plain(channels=Channels(0)), ConfigError, "channels: target is 0, expected at least 1"),
+    (lambda: plain(channels=Channels(past=-1)), ConfigError, "channels: past is -1, expected at least 0"),
+    (lambda: plain(channels=2), ConfigError, r"forecaster: channels is 2, expected Channels\("),
+    (
+        lambda: plain(normalization=True),
+        ConfigError,
+        r"forecaster: normalization is True, expected Normalization\(\) or",
+    ),
+    (lambda: Forecaster(0, Stack(8, 1)), ConfigError, "forecaster: horizon is 0, expected at least 1"),
+    (lambda: Forecaster(1, None), ConfigError, "forecaster: stack is None, expected a stack of layers"),
     (lambda: plain(lags=-1), ConfigError, "forecaster: lags is -1, expected at least 0"),
-    (lambda: plain(span=1.0), ConfigError, r"forecaster: span is 1.0, expected above 1"),
+    (lambda: Normalization(1.0), ConfigError, "normalization: span is 1.0, expected above 1"),
     (lambda: plain(distribution="gausian"), ConfigError, r"unknown distribution 'gausian'; did you mean 'gaussian'\?"),
-    (lambda: plain(scales=[[0, 0]]), ConfigError, "a location and a scale above 0 for each of 1 channels"),
-    (lambda: plain(past=1, scales=[[0, 1]]), ConfigError, "for each of 2 channels"),
-    (lambda: Forecaster(2, 8, 1, "bidirectional"), ConfigError, "'bidirectional' is bidirectional, expected causal"),
+    (
+        lambda: plain(channels=Channels(scales=[[0, 0]])),
+        ConfigError,
+        "a location and a scale above 0 for each of 1 channels",
+    ),
+    (lambda: plain(channels=Channels(past=1, scales=[[0, 1]])), ConfigError, "for each of 2 channels"),
+    (
+        lambda: Forecaster(2, Stack(8, 1, "bidirectional")),
+        ConfigError,
+        "'bidirectional' is bidirectional, expected causal",
+    ),
     (lambda: plain()(ONE[0]), ShapeError, r"x is torch.float32 \(3, 1\), expected a floating dtype and \(B, T, 1\)"),
     (lambda: plain()(ONE.long()), ShapeError, "x is torch.int64"),
-    (lambda: plain(static=2)(ONE), ShapeError, r"static is None, expected \(1, 2\) because the model was made with"),
+    (
+        lambda: plain(channels=Channels(static=2))(ONE),
+        ShapeError,
+        r"static is None, expected \(1, 2\) because the model was made with",
+    ),
     (lambda: plain()(ONE, static=ONE[0]), ShapeError, r"static has shape \(3, 1\), expected None because the model"),
-    (lambda: plain(future=1)(ONE, future=ONE), ShapeError, r"future has shape \(1, 3, 1\), expected \(1, 3, 2, 1\)"),
-    (lambda: plain(timed=True)(ONE), ShapeError, r"timespans is None, expected \(1, 3\)"),
+    (
+        lambda: plain(channels=Channels(future=1))(ONE, future=ONE),
+        ShapeError,
+        r"future has shape \(1, 3, 1\), expected \(1, 3, 2, 1\)",
+    ),
+    (lambda: plain(channels=Channels(timed=True))(ONE), ShapeError, r"timespans is None, expected \(1, 3\)"),
     (lambda: plain()(ONE, timespans=ONE[..., 0]), ShapeError, "timespans has shape .* expected None because the model"),
     (
         lambda: plain().loss(ONE, ONE),
@@ -469,15 +519,16 @@ WRONG = [
         ShapeError,
         "forecaster: mask and cu_seqlens are both given",
     ),
-    (lambda: SequenceRegressor(2, 8, 1), ConfigError, "regressor: vocab_size is None and input_dim is None"),
-    (lambda: SequenceLabeller(2, 8, 1, vocab_size=3, missing=True), ConfigError, "expected neither because the input"),
+    (lambda: SequenceRegressor(2, Stack(8, 1), None), ConfigError, "regressor: inputs is None, expected Tokens"),
+    (lambda: Tokens(0), ConfigError, "tokens: vocab_size is 0, expected at least 1"),
+    (lambda: Features(0), ConfigError, "features: channels is 0, expected at least 1"),
     (
-        lambda: SequenceRegressor(2, 8, 1, "lru", input_dim=1).loss(ONE, ONE),
+        lambda: SequenceRegressor(2, Stack(8, 1, "lru"), Features(1)).loss(ONE, ONE),
         ShapeError,
         r"regressor: targets has shape \(1, 3, 1\), expected \(1, 2\) because of x",
     ),
     (
-        lambda: SequenceRegressor(2, 8, 1, "lru", input_dim=1, output_scales=[[0, 1]]),
+        lambda: SequenceRegressor(2, Stack(8, 1, "lru"), Features(1), output_scales=[[0, 1]]),
         ConfigError,
         "a location and a scale above 0 for each of 2 channels",
     ),

@@ -15,7 +15,7 @@ from scanl.errors import ConfigError, DataError, ShapeError
 from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, seeded_model
-from scanl.models import Forecaster
+from scanl.models import Channels, Forecaster, Stack
 from scanl.models.heads import make_head
 
 SMALL = {"layer": "lru", "dim": 8, "depth": 1, "accelerator": "cpu"}
@@ -234,7 +234,7 @@ def test_numbers_of_a_table_have_a_seed_and_another_file(tmp_path, capfd):
 
 def test_a_generation_goes_on_in_constant_memory():
     torch.manual_seed(0)
-    model = Forecaster(1, 8, 1, "lru", past=1, future=2, lags=3).double()
+    model = Forecaster(1, Stack(8, 1, "lru"), Channels(past=1, future=2), lags=3).double()
     x, future = torch.randn(2, 5, 2).double(), torch.randn(2, 14, 1, 2).double()
     ahead = list(future[:, 5:, 0].unbind(1))
     whole = model.generate(x, future=future[:, :5], following=iter(ahead), seed=1)
@@ -260,13 +260,13 @@ def test_temperature_narrows_and_widens():
 
 
 def test_wrong_generation_is_refused():
-    x = torch.zeros(1, 3, 1)
+    x, stack = torch.zeros(1, 3, 1), Stack(8, 1, "lru")
     for make, error, message in (
-        (lambda: Forecaster(2, 8, 1, "lru").generate(x), ConfigError, "forecasts 2 steps at once, expected one; make"),
-        (lambda: Forecaster(1, 8, 1, "lru").generate(x[:, :0]), ShapeError, r"x has shape \(1, 0, 1\), expected"),
-        (lambda: Forecaster(1, 8, 1, "lru").generate(x, temperature=-1.0), ConfigError, "temperature is -1.0"),
+        (lambda: Forecaster(2, stack).generate(x), ConfigError, "forecasts 2 steps at once, expected one; make"),
+        (lambda: Forecaster(1, stack).generate(x[:, :0]), ShapeError, r"x has shape \(1, 0, 1\), expected"),
+        (lambda: Forecaster(1, stack).generate(x, temperature=-1.0), ConfigError, "temperature is -1.0"),
         (
-            lambda: Forecaster(1, 8, 1, "lru", future=1).generate(x, future=torch.zeros(1, 3, 1, 1)),
+            lambda: Forecaster(1, stack, Channels(future=1)).generate(x, future=torch.zeros(1, 3, 1, 1)),
             ConfigError, "following is None, expected covariates because future is 1",
         ),
     ):  # fmt: skip

@@ -21,7 +21,7 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.hub import checkpoints, formats
 from scanl.layers import param_groups
 from scanl.learning import t2r
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, Stack
 
 VOCAB = 50
 SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "vocab_size": VOCAB}
@@ -119,6 +119,10 @@ def folder(stored, tmp_path):
     return shutil.copytree(stored("mamba")[1], tmp_path / "spoilt")
 
 
+def model_of(arguments):
+    return LanguageModel(**{**arguments, "stack": Stack(**arguments["stack"])})
+
+
 def tokens(batch=2, steps=11):
     return torch.randint(1, VOCAB, (batch, steps), generator=torch.Generator().manual_seed(1))
 
@@ -207,7 +211,7 @@ def test_defaults_are_those_of_transformers(name):
 def test_a_model_of_scanl_is_written_for_transformers(name, stored, tmp_path):
     fmt = formats.get(name)
     config = fmt.defaults | json.loads((stored(name)[1] / "config.json").read_text())
-    model = LanguageModel(**fmt.arguments(config)).eval()
+    model = model_of(fmt.arguments(config)).eval()
     hub.save(model, tmp_path / "out")
     theirs = getattr(transformers, fmt.architecture).from_pretrained(tmp_path / "out").eval()
     close(model(tokens())[0], theirs(tokens()).logits)
@@ -283,7 +287,7 @@ def test_loaded_models_train_as_built_ones(stored):
     """Weight decay as the layers want it, gradients on, and tensors of their own."""
     model = hub.load(stored("mamba")[1])
     fmt = formats.get("mamba")
-    twin = LanguageModel(**fmt.arguments({**fmt.defaults, **SMALL, "state_size": 4}))
+    twin = model_of(fmt.arguments({**fmt.defaults, **SMALL, "state_size": 4}))
 
     def undecayed(model):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -313,8 +317,8 @@ def test_padding_gets_the_gradient_that_transformers_gives_it(name, pad, tmp_pat
 
 def test_a_padding_token_outside_the_vocabulary():
     with pytest.raises(ConfigError, match="padding_idx is 11, expected -11 to 10 because of vocab_size"):
-        LanguageModel(11, 8, 1, padding_idx=11)
-    assert (LanguageModel(11, 8, 1, padding_idx=3).embedding.weight[3] == 0).all()
+        LanguageModel(11, Stack(8, 1), padding_idx=11)
+    assert (LanguageModel(11, Stack(8, 1), padding_idx=3).embedding.weight[3] == 0).all()
 
 
 @torch.no_grad()
@@ -423,7 +427,7 @@ def test_sizes_are_compared_before_anything_is_built(name, stored, tmp_path, mon
     def built(**_):
         raise AssertionError("built")
 
-    monkeypatch.setattr(formats.base, "LanguageModel", built)
+    monkeypatch.setattr(formats.base, "Stack", built)
     # What no weight tells: how far attention looks back, and numbers that are no sizes.
     others = {"attention_window_size", "max_position_embeddings", "block_types", "rope_parameters", "pad_token_id"}
     others |= {key for key in found if key.endswith(("eps", "epsilon", "soft_cap"))}
@@ -617,31 +621,37 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
 
     unsaved(
         "the model is built of LRU and GatedMLP, expected a model that transformers has: falcon_mamba, llama, mamba",
-        LanguageModel(9, 8, 1, "lru"),
+        LanguageModel(9, Stack(8, 1, "lru")),
     )
-    unsaved("the model is built of Mamba and GatedMLP, expected a model", LanguageModel(9, 8, 1, "mamba"))
+    unsaved("the model is built of Mamba and GatedMLP, expected a model", LanguageModel(9, Stack(8, 1, "mamba")))
     plain = {"channel_mixer": "none"}
-    unsaved("differs from MambaForCausalLM", LanguageModel(9, 8, 1, "mamba", embedding_norm=True, **plain))
-    unsaved("expand is 1.5", LanguageModel(9, 8, 1, "mamba", layer_options={"expand": 1.5}, **plain))
-    unsaved("norm_eps of the layers is", LanguageModel(9, 8, 1, "mamba2", layer_options={"headdim": 4}, **plain))
-    rwkv = {"channel_mixer": "rwkv4", "norm": "layernorm", "embedding_norm": True}
-    unsaved("layer_norm_epsilon is 1e-06, expected 1e-05", LanguageModel(9, 8, 1, "rwkv4", **rwkv))
-    wide = LanguageModel(9, 8, 1, "rwkv4", norm_eps=1e-5, residual_in_float32=True, **rwkv)
-    unsaved("differs from RwkvForCausalLM", wide)
+    unsaved("differs from MambaForCausalLM", LanguageModel(9, Stack(8, 1, "mamba", **plain), embedding_norm=True))
+    unsaved("expand is 1.5", LanguageModel(9, Stack(8, 1, "mamba", layer_options={"expand": 1.5}, **plain)))
+    unsaved("norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"headdim": 4}, **plain)))
+    rwkv = {"channel_mixer": "rwkv4", "norm": "layernorm"}
+    unsaved(
+        "layer_norm_epsilon is 1e-06, expected 1e-05",
+        LanguageModel(9, Stack(8, 1, "rwkv4", **rwkv), embedding_norm=True),
+    )
+    wide = Stack(8, 1, "rwkv4", norm_eps=1e-5, residual_in_float32=True, **rwkv)
+    unsaved("differs from RwkvForCausalLM", LanguageModel(9, wide, embedding_norm=True))
     griffin = {"layer_options": {"hawk": {"num_heads": 2, "width": 8}, "window_attention": {"num_heads": 1}}}
-    griffin |= {"norm": "zero_centered_rmsnorm", "logit_cap": 1.0}
-    unsaved("num_heads of the layers is 1 and 2, expected one number", LanguageModel(9, 8, 3, "griffin", **griffin))
+    griffin |= {"norm": "zero_centered_rmsnorm"}
+
+    def model(depth, **head):
+        return LanguageModel(9, Stack(8, depth, "griffin", **griffin), **{"logit_cap": 1.0, **head})
+
+    unsaved("num_heads of the layers is 1 and 2, expected one number", model(3))
     griffin["layer_options"]["window_attention"] = {"num_heads": 2}
     griffin["channel_options"] = {"bias": True, "activation": "gelu_tanh"}
-    unsaved("differs from RecurrentGemmaForCausalLM", LanguageModel(9, 8, 3, "griffin", **griffin))
-    griffin["embedding_scale"] = 2.828125
-    griffin_model = LanguageModel(9, 8, 6, "griffin", **griffin)
+    unsaved("differs from RecurrentGemmaForCausalLM", model(3))
+    griffin_model = model(6, embedding_scale=2.828125)
     griffin_model.stack.blocks[5].mixer.reach = 7
     unsaved("differs from RecurrentGemmaForCausalLM", griffin_model)
     griffin_model.stack.blocks[5].mixer.reach = 1024
     hub.save(griffin_model, tmp_path / "out")
     shutil.rmtree(tmp_path / "out")
-    unsaved("logits_soft_cap is None, expected", LanguageModel(9, 8, 3, "griffin", **griffin | {"logit_cap": None}))
+    unsaved("logits_soft_cap is None, expected", model(3, embedding_scale=2.828125, logit_cap=None))
     mamba = hub.load(stored("mamba")[1])
     unsaved("is a rwkv, expected a mamba because of the model", mamba, like=stored("rwkv")[1])
 

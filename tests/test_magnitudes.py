@@ -9,7 +9,14 @@ import torch
 from scanl.data import Table
 from scanl.data.naive import naive, season_errors
 from scanl.data.rows import scale_of
-from scanl.models import Forecaster, SequenceClassifier, SequenceRegressor
+from scanl.models import (
+    Channels,
+    Features,
+    Forecaster,
+    SequenceClassifier,
+    SequenceRegressor,
+    Stack,
+)
 
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -77,11 +84,13 @@ def test_a_frame_is_forecast_in_its_unit(offset, scale):
 def test_series_of_different_sizes_are_each_forecast_in_their_unit():
     """The large one does not hide the small one: both are normalised by their own past."""
     y = wave(2000)[0]  # long enough for a layer to forget the first steps, in which the prior scale counts
-    model = Forecaster(5, 8, 1, "lru", lags=7, scales=[list(scale_of(np.array([1e9, 1e9 + 1, 1e-2])))]).eval()
+    model = Forecaster(
+        5, Stack(8, 1, "lru"), Channels(scales=[list(scale_of(np.array([1e9, 1e9 + 1, 1e-2])))]), lags=7
+    ).eval()
     torch.nn.init.normal_(model.lags.weight)
     x = torch.from_numpy(np.stack([1e9 + y, 1e-2 * y]))[..., None]
     found = model.predict(x)[0]
-    plain = Forecaster(5, 8, 1, "lru", lags=7).eval()
+    plain = Forecaster(5, Stack(8, 1, "lru"), lags=7).eval()
     plain.load_state_dict(model.state_dict())
     expected = plain.predict(torch.from_numpy(y)[None, :, None])[0]
     for of in ("mean", "quantiles"):
@@ -168,11 +177,11 @@ def test_errors_of_the_naive_whose_squares_are_nothing():
 def test_a_cast_of_the_model_leaves_its_scales(dtype):
     """Otherwise a location of 1e8 would be 99,614,720 in bfloat16, and infinite in float16."""
     x = torch.from_numpy(1e8 + wave(6, 3))[..., None]
-    options = {"input_dim": 1, "scales": [[1e8, 0.5]]}
+    inputs = Features(1, scales=[[1e8, 0.5]])
     for model in (
-        Forecaster(2, 8, 1, "lru", scales=[[1e8, 0.5]]),
-        SequenceClassifier(3, 8, 1, "lru", **options),
-        SequenceRegressor(2, 8, 1, "lru", output_scales=[[1e9, 2], [1e-9, 3]], **options),
+        Forecaster(2, Stack(8, 1, "lru"), Channels(scales=[[1e8, 0.5]])),
+        SequenceClassifier(3, Stack(8, 1, "lru"), inputs),
+        SequenceRegressor(2, Stack(8, 1, "lru"), inputs, output_scales=[[1e9, 2], [1e-9, 3]]),
     ):
         exact = model.double()(x)[0]
         cast = model.to(dtype)(x)[0]
@@ -185,8 +194,8 @@ def test_a_cast_of_the_model_leaves_its_scales(dtype):
 
 def test_a_drawn_series_goes_on_at_its_level():
     """Generation feeds back what it has drawn, in float64."""
-    model = Forecaster(1, 8, 1, "lru", recursive=True, scales=[[1e12, 1.0]]).eval()
-    plain = Forecaster(1, 8, 1, "lru", recursive=True).eval()
+    model = Forecaster(1, Stack(8, 1, "lru"), Channels(scales=[[1e12, 1.0]]), recursive=True).eval()
+    plain = Forecaster(1, Stack(8, 1, "lru"), recursive=True).eval()
     plain.load_state_dict(model.state_dict())
     y = torch.from_numpy(wave(30))[..., None]
     found = torch.stack(list(model.generate(1e12 + y, most=6, seed=1)))

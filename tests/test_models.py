@@ -2,11 +2,11 @@
 
 import copy
 import gc
-import inspect
 import itertools
 import math
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from scanl.errors import CheckpointError, ConfigError, ShapeError
 from scanl.layers import Layer
 from scanl.layers import state as states
 from scanl.models import (
+    Channels,
+    Features,
     Forecaster,
     GatedMLP,
     LanguageModel,
@@ -27,9 +29,11 @@ from scanl.models import (
     SequenceLabeller,
     SequenceRegressor,
     Stack,
+    Tokens,
 )
 from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
+from scanl.models.saving import recorded
 
 VOCAB, DIM = 11, 12
 CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
@@ -41,8 +45,8 @@ def language_model(layer="hawk", seed=0, **options):
     torch.manual_seed(seed)
     if isinstance(layer, str):
         options.setdefault("layer_options", dict(layers.get(layer).sample))
-    depth = options.pop("depth", 3)
-    return LanguageModel(VOCAB, DIM, depth, layer, **options).double()
+    head = {name: options.pop(name) for name in signature(LanguageModel.__init__).parameters.keys() & options.keys()}
+    return LanguageModel(VOCAB, Stack(DIM, options.pop("depth", 3), layer, **options), **head).double()
 
 
 def tokens(*shape, seed=1):
@@ -98,21 +102,21 @@ def test_hybrid_stack_equals_itself_token_by_token(options):
 def test_a_pattern_is_called_by_its_name():
     options = {"hawk": {"num_heads": 2}, "window_attention": {"num_heads": 2, "window": 3}}
     torch.manual_seed(1)
-    named = LanguageModel(11, 8, 4, "griffin", layer_options=options)
+    named = LanguageModel(11, Stack(8, 4, "griffin", layer_options=options))
     torch.manual_seed(1)
-    written = LanguageModel(11, 8, 4, ("hawk", "hawk", "window_attention"), layer_options=options)
+    written = LanguageModel(11, Stack(8, 4, ("hawk", "hawk", "window_attention"), layer_options=options))
     assert [type(block.mixer).name for block in named.stack.blocks] == ["hawk", "hawk", "window_attention", "hawk"]
     tokens = torch.randint(11, (2, 6))
     torch.testing.assert_close(named(tokens), written(tokens), rtol=0, atol=0)
-    assert len(LanguageModel(11, 8, 4, ("griffin", "lru"), layer_options=options).stack.blocks) == 4
+    assert len(LanguageModel(11, Stack(8, 4, ("griffin", "lru"), layer_options=options)).stack.blocks) == 4
     for wrong, message in (
         ("grifin", r"unknown layer 'grifin'; did you mean 'griffin'\?"),
         ("hwak", r"unknown layer 'hwak'; did you mean 'hawk'\?"),
     ):
         with pytest.raises(ConfigError, match=message):
-            LanguageModel(11, 8, 2, wrong)
+            LanguageModel(11, Stack(8, 2, wrong))
     with pytest.raises(ConfigError, match=r"unknown layer in layer_options 'lru'; known: hawk, window_attention"):
-        LanguageModel(11, 8, 3, "griffin", layer_options={"lru": {}})
+        LanguageModel(11, Stack(8, 3, "griffin", layer_options={"lru": {}}))
 
 
 def test_norm_options():
@@ -271,7 +275,7 @@ def test_mixed_precision_trains_and_streams(name):
 
 def test_initialisation():
     torch.manual_seed(0)
-    model = LanguageModel(256, 96, 2, "hawk", channel_options={"expand": 3})
+    model = LanguageModel(256, Stack(96, 2, "hawk", channel_options={"expand": 3}))
     for weight in (model.embedding.weight, model.head.weight):
         assert abs(weight.std() - 0.02) < 5 * 0.02 / math.sqrt(2 * weight.numel())
     for block in model.stack.blocks:  # Hawk has 2/L of the variance, L = 2; the channel mixer is one of four writes
@@ -279,14 +283,14 @@ def test_initialisation():
             std = projection.in_features**-0.5 / math.sqrt(writes)
             assert abs(projection.weight.std() - std) < 5 * std / math.sqrt(2 * projection.weight.numel())
         assert block.channel.up.weight.shape == (288, 96)
-    assert LanguageModel(256, 96, 2, "hawk", tie_embeddings=True).head is None
+    assert LanguageModel(256, Stack(96, 2, "hawk"), tie_embeddings=True).head is None
     mlp = GatedMLP(8, bias=True)
     assert not any(linear.bias.any() for linear in (mlp.gate, mlp.up, mlp.down))
 
 
 def test_it_learns():
     torch.manual_seed(0)
-    model = LanguageModel(VOCAB, 16, 2, "hawk", layer_options={"num_heads": 2})
+    model = LanguageModel(VOCAB, Stack(16, 2, "hawk", layer_options={"num_heads": 2}))
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     x = (torch.arange(24) % 5)[None] + torch.arange(4)[:, None]
     for _ in range(40):
@@ -422,7 +426,7 @@ def test_samples_follow_the_distribution():
 @pytest.mark.parametrize("layer", ["hawk", "lru"])
 def test_classifier_reads_pieces_as_the_whole(pool, layer):
     options = {"layer_options": dict(layers.get(layer).sample)}
-    model = SequenceClassifier(3, DIM, 2, layer, input_dim=4, pool=pool, **options).double()
+    model = SequenceClassifier(3, Stack(DIM, 2, layer, **options), Features(4), pool=pool).double()
     x = torch.randn(2, 7, 4, dtype=torch.float64)
     whole, last = model(x)
     assert whole.shape == (2, 3)
@@ -436,7 +440,7 @@ def test_classifier_reads_pieces_as_the_whole(pool, layer):
 @pytest.mark.parametrize("layer", ["lru", "s4d", "s5", "mamba"])
 def test_steps_of_any_length_reach_the_layers(layer):
     options = {"layer_options": dict(layers.get(layer).sample)}
-    model = SequenceClassifier(3, DIM, 2, layer, vocab_size=VOCAB, **options).double()
+    model = SequenceClassifier(3, Stack(DIM, 2, layer, **options), Tokens(VOCAB)).double()
     x, mask = ragged("left")
     spans = torch.rand(x.shape, dtype=torch.float64) + 0.5
     y = model.input(x)
@@ -457,7 +461,7 @@ def test_steps_of_any_length_reach_the_layers(layer):
 @pytest.mark.parametrize("layer", ["hawk", "bidirectional"])
 def test_classifier_of_padded_rows(side, pool, layer):
     options = {"layer_options": dict(layers.get(layer).sample)}
-    model = SequenceClassifier(3, DIM, 2, layer, vocab_size=VOCAB, pool=pool, **options).double()
+    model = SequenceClassifier(3, Stack(DIM, 2, layer, **options), Tokens(VOCAB), pool=pool).double()
     x, mask = ragged(side)
     logits, _ = model(x, mask=mask)
     for i in range(3):
@@ -473,7 +477,7 @@ def test_classifier_of_padded_rows(side, pool, layer):
 @pytest.mark.parametrize("pool", ["mean", "last"])
 def test_classifier_that_has_read_nothing(pool):
     """The logits are those of a feature of zeros, whether the sequence is whole or packed beside others."""
-    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=4, pool=pool)
+    model = SequenceClassifier(3, Stack(DIM, 1, "lru"), Features(4), pool=pool)
     x = torch.randn(1, 5, 4)
     assert torch.equal(model(x[:, :0])[0], model.head.bias[None])
     logits, _ = model(x, cu_seqlens=torch.tensor([0, 0, 5]))
@@ -491,9 +495,9 @@ def test_what_begins_has_no_state(monkeypatch):
     monkeypatch.setattr(layers.get("lru"), "forward", watched)
     x = torch.randn(2, 5, 3)
     for model in (
-        SequenceClassifier(3, DIM, 2, "lru", input_dim=3),
-        Forecaster(1, DIM, 2, "lru", targets=3),
-        LanguageModel(VOCAB, DIM, 2, "lru"),
+        SequenceClassifier(3, Stack(DIM, 2, "lru"), Features(3)),
+        Forecaster(1, Stack(DIM, 2, "lru"), Channels(target=3)),
+        LanguageModel(VOCAB, Stack(DIM, 2, "lru")),
     ):
         model(torch.zeros(2, 5, dtype=torch.int64) if isinstance(model, LanguageModel) else x)
     assert given == [None] * 6
@@ -501,7 +505,7 @@ def test_what_begins_has_no_state(monkeypatch):
 
 def test_classifier_sums_in_float32():
     """A sum in bfloat16 would stay at 256 times its first step."""
-    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=4).to(torch.bfloat16)
+    model = SequenceClassifier(3, Stack(DIM, 1, "lru"), Features(4)).to(torch.bfloat16)
     x = torch.randn(1, 600, 4).to(torch.bfloat16)
     _, state = model(x)
     outputs, _ = model.stack(model.input(x))
@@ -509,7 +513,7 @@ def test_classifier_sums_in_float32():
 
 
 def test_classifier_pools_the_stack_s_output():
-    model = SequenceClassifier(3, DIM, 1, "lru", input_dim=DIM).double()
+    model = SequenceClassifier(3, Stack(DIM, 1, "lru"), Features(DIM)).double()
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
     y, _ = model.stack(model.input(x))
     torch.testing.assert_close(model(x)[0], model.head(y.mean(1)))
@@ -547,9 +551,10 @@ WRONG = [
     (lambda: language_model().generate(tokens(1, 1), top_k=0), ConfigError, "top_k is 0, expected at least 1"),
     (lambda: language_model().generate(tokens(1, 1), top_p=0.0), ConfigError, r"top_p is 0.0, expected in \(0, 1\]"),
     (lambda: language_model("bidirectional"), ConfigError, "'bidirectional' is bidirectional, expected causal"),
-    (lambda: LanguageModel(5, 8, 1, "hwak"), ConfigError, r"unknown layer 'hwak'; did you mean 'hawk'\?"),
-    (lambda: Stack(8, 0), ConfigError, r"depth is 0 and layers are \['hawk'\], expected at least one of each"),
-    (lambda: Stack(8, 1, ()), ConfigError, r"depth is 1 and layers are \[\]"),
+    (lambda: LanguageModel(5, Stack(8, 1, "hwak")), ConfigError, r"unknown layer 'hwak'; did you mean 'hawk'\?"),
+    (lambda: Stack(8, 0), ConfigError, "stack: depth is 0, expected at least 1"),
+    (lambda: Stack(0, 1), ConfigError, "stack: dim is 0, expected at least 1"),
+    (lambda: Stack(8, 1, ()), ConfigError, "stack: layer is an empty pattern, expected at least one layer"),
     (
         lambda: Stack(8, 1, "lru", layer_options={"rmax": 1}),
         ConfigError,
@@ -570,22 +575,43 @@ WRONG = [
     ),
     (lambda: GatedMLP(8, intermediate_size=0), ConfigError, "intermediate_size is 0, expected at least 1"),
     (lambda: GatedMLP(8, round_up_to_multiple_of=0), ConfigError, "round_up_to_multiple_of is 0, expected at least 1"),
-    (lambda: LanguageModel(5, 8, 1, logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected more than 0"),
+    (lambda: LanguageModel(5, Stack(8, 1), logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected above 0"),
     (lambda: Stack(8, 1, norm="rms"), ConfigError, r"unknown norm 'rms'; did you mean 'rmsnorm'\?"),
-    (lambda: SequenceClassifier(2, 8, 1), ConfigError, "vocab_size is None and input_dim is None, expected one"),
-    (lambda: SequenceClassifier(2, 8, 1, input_dim=2, pool="max"), ConfigError, "pool is 'max', expected 'mean'"),
     (
-        lambda: SequenceClassifier(2, 8, 1, "lru", input_dim=2)(torch.zeros(1, 3)),
+        lambda: SequenceClassifier(2, Stack(8, 1), 3),
+        ConfigError,
+        r"classifier: inputs is 3, expected Tokens\(vocab_size",
+    ),
+    (
+        lambda: SequenceClassifier(0, Stack(8, 1), Tokens(3)),
+        ConfigError,
+        "classifier: num_classes is 0, expected at le",
+    ),
+    (lambda: LanguageModel(5, "hawk"), ConfigError, "language model: stack is 'hawk', expected a stack of layers"),
+    (
+        lambda: LanguageModel(5, layers.LRU(8)),
+        ConfigError,
+        "stack is a layer, LRU, expected a stack of layers, such as",
+    ),
+    (
+        lambda: SequenceClassifier(2, Stack(8, 1), Features(2), pool="max"),
+        ConfigError,
+        "pool is 'max', expected 'mean'",
+    ),
+    (
+        lambda: SequenceClassifier(2, Stack(8, 1, "lru"), Features(2))(torch.zeros(1, 3)),
         ShapeError,
         r"x has shape \(1, 3\), expected \(B, T, 2\)",
     ),
     (
-        lambda: SequenceClassifier(2, 8, 1, "lru", vocab_size=2)(torch.zeros(1, 3)),
+        lambda: SequenceClassifier(2, Stack(8, 1, "lru"), Tokens(2))(torch.zeros(1, 3)),
         ShapeError,
         r"x is torch.float32 \(1, 3\), expected integers",
     ),
     (
-        lambda: SequenceClassifier(2, 8, 1, "lru", input_dim=2)(torch.zeros(1, 3, 2), timespans=torch.ones(1, 2)),
+        lambda: SequenceClassifier(2, Stack(8, 1, "lru"), Features(2))(
+            torch.zeros(1, 3, 2), timespans=torch.ones(1, 2)
+        ),
         ShapeError,
         r"classifier: timespans is torch.float32 \(1, 2\), expected a floating dtype and \(1, 3\)",
     ),
@@ -605,21 +631,21 @@ def test_wrong_use_is_refused(case):
 
 
 SAVED = [
-    LanguageModel(11, 8, 2, ["lru", "hawk"], layer_options={"lru": {"r_min": 0.5}}, dropout=0.25, logit_cap=3.0),
-    SequenceClassifier(3, 8, 1, "gru", input_dim=4, pool="last", norm="layernorm"),
-    SequenceClassifier(3, 8, 1, "mingru", vocab_size=7, channel_mixer="none"),
+    LanguageModel(11, Stack(8, 2, ["lru", "hawk"], layer_options={"lru": {"r_min": 0.5}}, dropout=0.25), logit_cap=3.0),
+    SequenceClassifier(3, Stack(8, 1, "gru", norm="layernorm"), Features(4), pool="last"),
+    SequenceClassifier(3, Stack(8, 1, "mingru", channel_mixer="none"), Tokens(7)),
 ]
 
 
 @pytest.mark.parametrize("model", SAVED, ids=lambda model: type(model).__name__)
 def test_saved_and_loaded(model, tmp_path):
     """The class, the configuration and every weight; by the class itself or by what it is a kind of."""
-    assert set(model.config) == set(inspect.signature(type(model)).parameters)
+    assert set(model.config) == set(signature(type(model).__init__).parameters) - {"self"}
     model.save(tmp_path / "a" / "b")
     for cls in (type(model), Saved):
         again = cls.load(tmp_path / "a" / "b")
         assert type(again) is type(model)
-        assert again.config == model.config
+        assert recorded(again) == recorded(model)
         assert not again.training
         for (name, value), (same, other) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
             assert name == same
@@ -644,8 +670,8 @@ def test_loading_refuses(tmp_path):
 @pytest.mark.parametrize("make", [LanguageModel, SequenceClassifier])
 def test_dropout_is_of_training_alone(make):
     """In training a half of what is added is left out and the rest doubled; in evaluation nothing changes."""
-    first = {LanguageModel: {"vocab_size": 5}, SequenceClassifier: {"num_classes": 5, "vocab_size": 5}}[make]
-    model, plain = make(dim=8, depth=1, dropout=0.5, **first), make(dim=8, depth=1, **first)
+    more = {LanguageModel: (), SequenceClassifier: (Tokens(5),)}[make]
+    model, plain = make(5, Stack(8, 1, dropout=0.5), *more), make(5, Stack(8, 1), *more)
     plain.load_state_dict(model.state_dict())
     tokens = torch.tensor([[1, 2, 3, 4]])
     torch.testing.assert_close(model.eval()(tokens)[0], plain(tokens)[0], rtol=0, atol=0)
@@ -658,7 +684,7 @@ def test_dropout_is_of_training_alone(make):
     assert abs(added.mean().item() - 1) < 4 / 8000**0.5  # four standard deviations of 8,000 fair coins
     for wrong in (-0.1, 1.0):
         with pytest.raises(ConfigError, match=f"block: dropout is {wrong}, expected at least 0 and below 1"):
-            make(dim=8, depth=1, dropout=wrong, **first)
+            Stack(8, 1, dropout=wrong)
 
 
 class _Ones(Layer):
@@ -684,12 +710,12 @@ def test_every_layer_fits_each_model(name):
 
     Language models and forecasters run every causal layer elsewhere, and the laws of layers have the gradients.
     """
-    options = {"layer_options": dict(layers.get(name).sample), "channel_mixer": "none", "input_dim": 2, "missing": True}
+    options = {"layer_options": dict(layers.get(name).sample), "channel_mixer": "none"}
     torch.manual_seed(0)
     x = torch.randn(2, 5, 2).double()
     x[0, 1, 1] = torch.nan
     for kind, shape in ((SequenceClassifier, (2, 3)), (SequenceLabeller, (2, 5, 3)), (SequenceRegressor, (2, 3, 1))):
-        outputs, _ = kind(3, DIM, 1, name, **options).double()(x)
+        outputs, _ = kind(3, Stack(DIM, 1, name, **options), Features(2, missing=True)).double()(x)
         assert outputs.shape == shape
         assert outputs.isfinite().all()
         assert not torch.equal(outputs[0], outputs[1])

@@ -21,6 +21,7 @@ from scanl.models import (
     SequenceLabeller,
     SequenceRegressor,
     Stack,
+    Tokens,
     presets,
 )
 
@@ -114,10 +115,10 @@ class Leaky(Layer):
 
 
 MODELS = {
-    "language model": lambda layer, **more: LanguageModel(7, 8, 2, layer, **more),
-    "classifier": lambda layer, **more: SequenceClassifier(3, 8, 2, layer, vocab_size=7, **more),
-    "regressor": lambda layer, **more: SequenceRegressor(1, 8, 2, layer, vocab_size=7, **more),
-    "labeller": lambda layer, **more: SequenceLabeller(3, 8, 2, layer, vocab_size=7, **more),
+    "language model": lambda layer: LanguageModel(7, Stack(8, 2, layer)),
+    "classifier": lambda layer: SequenceClassifier(3, Stack(8, 2, layer), Tokens(7)),
+    "regressor": lambda layer: SequenceRegressor(1, Stack(8, 2, layer), Tokens(7)),
+    "labeller": lambda layer: SequenceLabeller(3, Stack(8, 2, layer), Tokens(7)),
 }
 
 
@@ -181,15 +182,15 @@ def test_a_model_is_saved_with_a_class_that_can_be_imported_alone(tmp_path):
         pass
 
     with pytest.raises(ConfigError, match=r"save: layer is the class .*Local of .*, expected one that another program"):
-        LanguageModel(7, 8, 1, Local).save(tmp_path)
+        LanguageModel(7, Stack(8, 1, Local)).save(tmp_path)
     with pytest.raises(ConfigError, match="save: layer is an instance of Leaky, expected a name or a class"):
-        LanguageModel(7, 8, 1, Leaky(8)).save(tmp_path)
+        LanguageModel(7, Stack(8, 1, Leaky(8))).save(tmp_path)
     assert layer_class(recorded(Leaky)) is Leaky
     assert recorded(get("lru")) == "lru"
 
 
 def test_a_forecaster_takes_a_class_of_the_users_own():
-    model = Forecaster(2, 8, 1, Leaky)
+    model = Forecaster(2, Stack(8, 1, Leaky))
     forecast, _ = model(torch.randn(2, 10, 1))
     assert forecast.isfinite().all()
 

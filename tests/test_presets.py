@@ -161,15 +161,15 @@ def test_a_whole_model_is_its_pattern_of_layers(model):
     cls = presets.get(model)
     depth = len(cls.layers) + 1
     torch.manual_seed(0)
-    named = LanguageModel(11, 64, depth, model)
+    named = LanguageModel(11, Stack(64, depth, model))
     torch.manual_seed(0)
-    spelt = LanguageModel(11, 64, depth, cls.layers)
+    spelt = LanguageModel(11, Stack(64, depth, cls.layers))
     kinds = [type(block.mixer).name for block in named.stack.blocks]
     assert kinds == [*cls.layers, cls.layers[0]]
     tokens = torch.randint(11, (2, 9))
     assert torch.equal(named(tokens)[0], spelt(tokens)[0])
     with pytest.raises(ConfigError, match="unknown layer in layer_options 'lru'"):
-        LanguageModel(11, 64, depth, model, layer_options={"lru": {}})
+        LanguageModel(11, Stack(64, depth, model, layer_options={"lru": {}}))
 
 
 def test_presets_and_whole_models_train_by_name_from_the_command_line(tmp_path, capfd):

@@ -22,6 +22,7 @@ from scanl.data.videos import SUBJECTS
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import loss, model_for
+from scanl.models import Stack
 
 
 @pytest.fixture
@@ -403,7 +404,7 @@ def test_notes_of_a_frame_are_predicted_from_those_before(root):
 
 def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
     question = Question("numbers", channels=3, targets=2, distribution="bernoulli")
-    model = model_for(question, {"layer": "lru", "dim": 8, "depth": 1, "tie_embeddings": False})
+    model = model_for(question, Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([0.0, 1.0]).repeat(2, 5, 1)
     targets[1, 3:] = torch.nan
     p = model(inputs)[0].sigmoid()

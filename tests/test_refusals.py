@@ -17,21 +17,25 @@ from scanl.errors import ConfigError, DataError, DivergenceError, ShapeError
 from scanl.inspect.reconstruction import waves
 from scanl.learning.questions import loss, model_for
 from scanl.models import (
-    Caduceus,
+    Channels,
+    Features,
     Forecaster,
     LanguageModel,
     Policy,
     SequenceClassifier,
     SequenceLabeller,
     SequenceRegressor,
+    Stack,
+    Tokens,
+    caduceus,
 )
 from scanl.models.dna import complement, encode
 
 torch.manual_seed(0)
-LM = LanguageModel(256, 8, 1, "lru").eval()
-DRAWS = Forecaster(2, 8, 1, "lru", recursive=True).eval()
+LM = LanguageModel(256, Stack(8, 1, "lru")).eval()
+DRAWS = Forecaster(2, Stack(8, 1, "lru"), recursive=True).eval()
 PROMPT, X = torch.tensor([[1, 2, 3]]), torch.zeros(1, 3, 1)
-POLICY = Policy(SequenceLabeller(3, 8, 1, "lru", input_dim=5))
+POLICY = Policy(SequenceLabeller(3, Stack(8, 1, "lru"), Features(5)))
 
 
 class Corridor:
@@ -106,28 +110,28 @@ def test_tokens_of_any_integer_dtype(dtype):
     assert torch.equal(one, two)
     mask = torch.tensor([[False, True, True]])
     assert torch.equal(LM(narrow, mask=mask)[0], LM(PROMPT, mask=mask)[0])
-    classes = SequenceClassifier(3, 8, 1, "lru", vocab_size=9).eval()
+    classes = SequenceClassifier(3, Stack(8, 1, "lru"), Tokens(9)).eval()
     assert torch.equal(classes(narrow)[0], classes(PROMPT)[0])
     bases = encode("ACGTNACC")[None]
     assert torch.equal(complement(bases.to(dtype)), complement(bases))
-    both = Caduceus(8, 1).eval()
+    both = caduceus(8, 1).eval()
     assert torch.equal(both(bases.to(dtype)), both(bases))
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(1, 3).bool(), torch.ones(1, 3) * 1j, torch.ones(1, 3)])
 def test_tokens_are_integers(wrong):
-    for model in (LM, Caduceus(8, 1), SequenceClassifier(3, 8, 1, "lru", vocab_size=9)):
+    for model in (LM, caduceus(8, 1), SequenceClassifier(3, Stack(8, 1, "lru"), Tokens(9))):
         with pytest.raises(ShapeError, match=r"is torch\.\w+ \(1, 3\), expected integers \(B, T\)"):
             model(wrong)
 
 
 @pytest.mark.parametrize(("value", "what"), [([[1, 2]], "a list"), (np.zeros((1, 2)), "an array of NumPy")])
 def test_what_is_no_tensor_is_refused(value, what):
-    features = SequenceRegressor(1, 8, 1, "lru", input_dim=1)
+    features = SequenceRegressor(1, Stack(8, 1, "lru"), Features(1))
     calls = [
-        lambda: LM(value), lambda: LM.generate(value), lambda: Caduceus(8, 1)(value), lambda: features(value),
+        lambda: LM(value), lambda: LM.generate(value), lambda: caduceus(8, 1)(value), lambda: features(value),
         lambda: DRAWS(value), lambda: DRAWS.predict(value), lambda: DRAWS.generate(value),
-        lambda: Forecaster(2, 8, 1, "lru", static=1)(X, static=value),
+        lambda: Forecaster(2, Stack(8, 1, "lru"), Channels(static=1))(X, static=value),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(ShapeError, match=f"is {what}, expected a tensor"):
@@ -136,7 +140,7 @@ def test_what_is_no_tensor_is_refused(value, what):
 
 @pytest.mark.parametrize("distribution", ["points", "quantiles", "gaussian", "student_t", "negative_binomial"])
 def test_a_forecaster_refuses_an_infinite_number(distribution):
-    model = Forecaster(2, 8, 1, "lru", distribution=distribution, past=1, static=1)
+    model = Forecaster(2, Stack(8, 1, "lru"), Channels(past=1, static=1), distribution=distribution)
     x, static, targets = torch.zeros(1, 4, 2), torch.zeros(1, 1), torch.zeros(1, 4, 2, 1)
     for infinite in (math.inf, -math.inf):
         for name in ("x", "static", "targets"):
@@ -151,8 +155,8 @@ def test_a_forecaster_refuses_an_infinite_number(distribution):
 
 @pytest.mark.parametrize("odd", [-1.0, 0.5, -0.25, 1e9 + 0.5])
 def test_counts_are_whole_numbers_of_at_least_0(odd):
-    model = Forecaster(2, 8, 1, "lru", distribution="negative_binomial").double()
-    regressor = SequenceRegressor(1, 8, 1, "lru", input_dim=1, distribution="negative_binomial").double()
+    model = Forecaster(2, Stack(8, 1, "lru"), distribution="negative_binomial").double()
+    regressor = SequenceRegressor(1, Stack(8, 1, "lru"), Features(1), distribution="negative_binomial").double()
     x, targets = torch.zeros(1, 4, 1).double(), torch.full((1, 4, 2, 1), math.nan).double()
     targets[0, 1, 1] = odd
     with pytest.raises(
@@ -181,8 +185,7 @@ UNANSWERED = {
 @pytest.mark.parametrize("kind", UNANSWERED)
 def test_a_batch_without_an_answer_has_no_loss_and_no_gradient(kind):
     question, inputs, targets = UNANSWERED[kind]
-    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}
-    model = model_for(question, options)
+    model = model_for(question, Stack(8, 1, "lru"), {})
     found = loss(question, model, inputs, targets, None)[0]
     assert found == 0
     found.backward()
@@ -191,14 +194,14 @@ def test_a_batch_without_an_answer_has_no_loss_and_no_gradient(kind):
 
 def test_the_loss_is_the_mean_over_the_answers():
     question, inputs, targets = UNANSWERED["label"]
-    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    model = model_for(question, Stack(8, 1, "lru"), {})
     targets = targets.clone()
     targets[0, 1], targets[1, 3] = 2, 0
     log = model(inputs)[0].double().log_softmax(-1)
     expected = -(log[0, 1, 2] + log[1, 3, 0]) / 2
     torch.testing.assert_close(loss(question, model, inputs, targets, None)[0].double(), expected)
     question, inputs, targets = UNANSWERED["flags"]
-    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    model = model_for(question, Stack(8, 1, "lru"), {})
     targets = targets.clone()
     targets[0, 1, 1], targets[1, 3, 0] = 1, 0
     logits = model(inputs)[0].double()
@@ -263,11 +266,11 @@ ROWS = np.random.default_rng(0).normal(size=(12, 6))
 FRAME = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2024-01-01", periods=40), "y": np.arange(40.0)})
 
 
-def fits(**options):
-    options = {**SMALL, **options}
-    yield lambda: SeriesClassifier(**options).fit(ROWS, np.arange(12) % 2)
-    yield lambda: SeriesRegressor(**options).fit(ROWS, ROWS[:, 0])
-    yield lambda: FrameForecaster(2, season=1, **options).fit(FRAME)
+def fits(dropout=0.0, **options):
+    options, stack = {**SMALL, **options}, {"dropout": dropout}
+    yield lambda: SeriesClassifier(**options, stack_options=stack).fit(ROWS, np.arange(12) % 2)
+    yield lambda: SeriesRegressor(**options, stack_options=stack).fit(ROWS, ROWS[:, 0])
+    yield lambda: FrameForecaster(2, season=1, **options, **stack).fit(FRAME)
 
 
 def test_fit_leaves_the_global_generator_alone():

@@ -37,6 +37,7 @@ from scanl.data.signals import Recording
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.questions import answer, loss, model_for
+from scanl.models import Stack
 
 ROOM = Path(__file__).parents[1] / "src" / "scanl"
 TINY = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 30 --log-every 10 --lr 0.03".split()  # noqa: SIM905
@@ -155,7 +156,7 @@ def test_processes_share_the_batch_of_one(name):
 def test_the_model_answers_the_question(name):
     """Of as many answers as there are targets, and a loss that every parameter learns from."""
     source = opened(name)
-    model = model_for(source.question, {"layer": "lru", "dim": 8, "depth": 1, "tie_embeddings": False})
+    model = model_for(source.question, Stack(8, 1, "lru"), {})
     inputs, targets = map(torch.from_numpy, source.batch(0, 2))
     measured = map(torch.from_numpy, next(iter(source.unseen(0))))
     read, wanted = (part if part.is_floating_point() else part.long() for part in measured)
@@ -274,7 +275,7 @@ def test_a_new_source_is_trained_resumed_and_measured_by_name(tmp_path, capfd):
 @pytest.mark.usefixtures("signs")
 def test_the_loss_of_classes_is_their_cross_entropy():
     source = Signs(5, 0)
-    model = model_for(source.question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    model = model_for(source.question, Stack(8, 1, "lru"), {})
     inputs, targets = map(torch.from_numpy, source.batch(0, 4))
     torch.testing.assert_close(
         loss(source.question, model, inputs, targets, None)[0], F.cross_entropy(model(inputs)[0], targets)
@@ -304,7 +305,7 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
 def test_a_row_that_ends_early_is_read_to_its_end(tokens):
     """In one piece and in chunks, one of which begins after the end of a row."""
     question = Question("class", classes=3, padded=True, **({"vocab_size": 9} if tokens else {"channels": 2}))
-    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False}).eval()
+    model = model_for(question, Stack(8, 1, "lru"), {}).eval()
     random, lengths = np.random.default_rng(0), (5, 2, 9)
     rows = [random.integers(0, 9, n) if tokens else random.normal(size=(n, 2)).astype(np.float32) for n in lengths]
     inputs = torch.from_numpy(padded(rows, 10))
@@ -319,7 +320,7 @@ def test_a_row_that_ends_early_is_read_to_its_end(tokens):
 
 def test_labels_of_features_have_a_model():
     question = Question("label", channels=3, classes=4)
-    model = model_for(question, {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False})
+    model = model_for(question, Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([[0, IGNORED, 3, 1, 1], [IGNORED] * 5])
     outputs, asked, _ = answer(question, model, inputs, targets)
     assert (outputs.shape, asked.tolist()) == ((4, 4), [0, 3, 1, 1])
@@ -334,8 +335,7 @@ def test_channels_of_a_horizon_reach_their_arguments():
         "horizon", channels=2 + 1 + 3 + 2 * 4 + 1, horizon=4, targets=2, static=1, future=2, timed=True,
         scales=tuple((float(i), i + 1.0) for i in range(8)), distribution="gaussian",
     )  # fmt: skip
-    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, "lags": 2, "recursive": False}
-    model = model_for(question, options)
+    model = model_for(question, Stack(8, 1, "lru"), {"lags": 2})
     inputs, targets = torch.randn(2, 5, 15), torch.randn(2, 5, 4, 2)
     inputs[..., 5] = inputs[:, :1, 5]
     given = {
@@ -348,14 +348,13 @@ def test_channels_of_a_horizon_reach_their_arguments():
     outputs, asked, _ = answer(question, model, inputs, targets)
     torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
     assert asked is targets
-    assert model.config["scales"] == [[float(i), i + 1.0] for i in range(8)]
+    assert model.config["channels"].scales == [[float(i), i + 1.0] for i in range(8)]
 
 
 @pytest.mark.parametrize(("name", "value"), [("recursive", True), ("lags", 3), ("span", 5.0)])
 def test_options_of_forecasters_are_theirs(name, value):
-    options = {"dim": 8, "depth": 1, "layer": "lru", "tie_embeddings": False, name: value}
     for question in (Question("next token", vocab_size=4), Question("class", channels=2, classes=2)):
         with pytest.raises(
             ConfigError, match=f"train: {name} is {value}, but the question of the data is not a forecast; leave out"
         ):
-            model_for(question, options)
+            model_for(question, Stack(8, 1, "lru"), {name: value})

@@ -6,7 +6,7 @@ import torch
 from scanl.errors import ConfigError
 from scanl.layers.memory.t2r import T2R
 from scanl.learning import t2r
-from scanl.models import LanguageModel
+from scanl.models import LanguageModel, Stack
 
 VOCAB = 40
 OPTIONS = {"num_heads": 4, "num_kv_heads": 2, "rope_base": 50.0}
@@ -14,7 +14,7 @@ OPTIONS = {"num_heads": 4, "num_kv_heads": 2, "rope_base": 50.0}
 
 def teacher():
     torch.manual_seed(0)
-    return LanguageModel(VOCAB, 16, 2, "attention", layer_options=OPTIONS, tie_embeddings=True).eval()
+    return LanguageModel(VOCAB, Stack(16, 2, "attention", layer_options=OPTIONS), tie_embeddings=True).eval()
 
 
 def batches(count):
@@ -72,7 +72,7 @@ def test_a_converted_model_is_saved_and_read_back(tmp_path):
 
 
 def test_another_model_is_refused():
-    model = LanguageModel(VOCAB, 16, 1, "hawk", layer_options={"num_heads": 2})
+    model = LanguageModel(VOCAB, Stack(16, 1, "hawk", layer_options={"num_heads": 2}))
     with pytest.raises(ConfigError, match="t2r: a mixer of the model is 'hawk', expected 'attention' in every block"):
         t2r.convert(model)
     with pytest.raises(ConfigError, match="t2r: a mixer of the model is 'attention', expected 't2r' in every block"):

@@ -28,7 +28,7 @@ from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
-from scanl.learning.run.config import DataConfig, ModelConfig, build_model, fitting_precision, seeded_model
+from scanl.learning.run.config import DataConfig, StackConfig, build_model, fitting_precision, seeded_model
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.module import Learning
 from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
@@ -123,7 +123,7 @@ def test_dropout_resumes_with_the_same_bits(text, tmp_path):
     assert main(["train", "--resume", str(folder)]) == 0
     assert_same_weights(alone, folder)
     assert losses(folder) == losses(alone)
-    assert LanguageModel.load(folder).config["dropout"] == 0.3
+    assert LanguageModel.load(folder).stack.config["dropout"] == 0.3
 
 
 @pytest.mark.parametrize("extra", [[], ["--carry-state"]], ids=["windows", "carry_state"])
@@ -472,10 +472,10 @@ def test_a_checkpoint_of_before_is_gone_on_with(whole, tmp_path):
 
 def test_options_are_given_by_name_or_in_parts():
     config = TrainConfig(layer="lru", steps=5, data=["a"])
-    assert (config.model.layer, config.optimiser.steps, config.data.paths) == ("lru", 5, ["a"])
+    assert (config.stack.layer, config.optimiser.steps, config.data.paths) == ("lru", 5, ["a"])
     other = replace(config, steps=6)
-    assert (config.optimiser.steps, other.optimiser.steps, other.model) == (5, 6, config.model)
-    assert TrainConfig(model=ModelConfig(dim=8), data=DataConfig(["b"]), depth=1).options() == {
+    assert (config.optimiser.steps, other.optimiser.steps, other.stack) == (5, 6, config.stack)
+    assert TrainConfig(stack=StackConfig(dim=8), data=DataConfig(["b"]), depth=1).options() == {
         **TrainConfig().options(), "dim": 8, "data": ["b"], "depth": 1
     }  # fmt: skip
     with pytest.raises(ConfigError, match="unknown option of train 'lyaer'; did you mean 'layer'"):
@@ -484,9 +484,9 @@ def test_options_are_given_by_name_or_in_parts():
 
 def test_unknown_parts_and_options_are_named(tmp_path):
     for values, odd in (
-        ({"model": {"dimm": 3}}, "['model.dimm']"),
-        ({"model": 3}, "['model']"),
-        ({"model": {"dim": 3}, "optimizer": {"lr": 1.0}}, "['optimizer']"),
+        ({"stack": {"dimm": 3}}, "['stack.dimm']"),
+        ({"stack": 3}, "['stack']"),
+        ({"stack": {"dim": 3}, "optimizer": {"lr": 1.0}}, "['optimizer']"),
         ([3], "[3]"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(f"no configuration of a training run: {odd} is not known")):

@@ -8,16 +8,23 @@ import torch
 from by_hand import DIM, T, assert_normal, linear, rms, shaken, sigmoid, silu
 from test_ssm import mega_ema
 
+from scanl import models
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import ComplexEMA, Mega, MegaEMA, Megalodon
 from scanl.layers import state as states
 from scanl.layers.parts.timestep_norm import TimestepNorm
-from scanl.models import Block, MegalodonModel, MegaModel
+from scanl.models import Block
 
 SMALL = {
-    "mega": lambda: MegaModel(7, 8, 2, 1.5, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}),
-    "megalodon": lambda: MegalodonModel(
-        7, 8, 2, 1.5, True, 2, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}, True
+    "mega": lambda: models.mega(7, 8, 2, 1.5, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}),
+    "megalodon": lambda: models.megalodon(
+        7,
+        8,
+        2,
+        scale_embedding=True,
+        expand=1.5,
+        swiglu=True,
+        layer_options={"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3, "norm_groups": 2},
     ),
 }
 
@@ -210,15 +217,15 @@ def test_init_of_mega_and_megalodon():
 
 
 def test_init_of_the_whole_models():
-    model = MegaModel(300, 64, 2, tie_embeddings=False)
+    model = models.mega(300, 64, 2, tie_embeddings=False)
     mixer, channel = model.stack.blocks[1].mixer, model.stack.blocks[1].channel
     assert (mixer.z_dim, mixer.hidden, mixer.chunk_size) == (16, 128, 2048)
     for weight in (channel.fc1.weight, channel.fc2.weight, mixer.v_proj.weight):
         assert_normal(weight, 0.02)
     for matrix in (model.embedding, model.head):
         assert_normal(matrix.weight, 1 / 8)
-    assert MegaModel(5, 8, 1).head is None
-    model = MegalodonModel(300, 64, 2, swiglu=True)
+    assert models.mega(5, 8, 1).head is None
+    model = models.megalodon(300, 64, 2, swiglu=True)
     mixer, channel = model.stack.blocks[1].mixer, model.stack.blocks[1].channel
     for linear_map in (channel.gate, channel.up, channel.down, mixer.wh2):
         assert_normal(linear_map.weight, 1 / math.sqrt(3 * linear_map.in_features))

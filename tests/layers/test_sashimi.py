@@ -5,10 +5,10 @@ import torch
 from by_hand import DIM, gelu, layer_norm, linear, shaken
 from test_ssm import s4
 
+from scanl import models
 from scanl.errors import ConfigError
 from scanl.layers import Sashimi
 from scanl.layers import state as states
-from scanl.models import SashimiModel
 
 
 def blocks(tier, xs):
@@ -62,12 +62,12 @@ def test_two_pools_at_every_phase():
 
 def test_the_model_generates_what_it_reads():
     torch.manual_seed(0)
-    model = SashimiModel(11, 8, (2,), n_layers=1, d_state=4).eval()
+    model = models.sashimi(11, 8, pool=(2,), n_layers=1, d_state=4).eval()
     made = torch.stack(list(model.generate(torch.tensor([[3]]), max_new_tokens=12, temperature=0)), 1)
     with torch.no_grad():
         logits, _ = model(torch.cat([torch.tensor([[3]]), made], 1))
     assert torch.equal(logits[:, :-1].argmax(-1), made)
-    assert model.config["dim"] == 8
+    assert model.stack.dim == 8
 
 
 def test_wrong_options():

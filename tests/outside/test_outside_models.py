@@ -14,19 +14,20 @@ import torch
 from test_outside_cells import waves
 
 from scanl import models
+from scanl.models.saving import restored
 
 FIGURES = json.loads(Path(__file__).with_name("models.json").read_text())["models"]
 STRANDS = [[7, 8, 9, 10, 11, 6, 7, 7, 9, 3], [10, 3, 8, 8, 7, 9, 11, 9, 10, 7]]
 READ = {
-    "MegaModel": lambda model, _: model((torch.arange(40) * 3 % 7).view(2, 20))[0][1, -1],
-    "MegalodonModel": lambda model, _: model((torch.arange(40) * 3 % 7).view(2, 20))[0][1, -1],
-    "Vim": lambda model, numbers: model(numbers.view(2, 2, 6, 4))[1],
-    "Caduceus": lambda model, _: model(torch.tensor(STRANDS))[1, 2, 6:12],
+    "mega": lambda model, _: model((torch.arange(40) * 3 % 7).view(2, 20))[0][1, -1],
+    "megalodon": lambda model, _: model((torch.arange(40) * 3 % 7).view(2, 20))[0][1, -1],
+    "vim": lambda model, numbers: model(numbers.view(2, 2, 6, 4))[1],
+    "caduceus": lambda model, _: model(torch.tensor(STRANDS))[1, 2, 6:12],
 }
 
 
 @pytest.mark.parametrize("case", FIGURES, ids=lambda case: case["model"])
 def test_authors_program(case):
-    model = getattr(models, case["model"])(**case["options"]).double().eval()
+    model = getattr(models, case["model"])(**restored(case["options"])).double().eval()
     logits = READ[case["model"]](model, waves(model, 48, 1))
     torch.testing.assert_close(logits, torch.tensor(case["logits"], dtype=torch.float64), rtol=1e-9, atol=1e-12)

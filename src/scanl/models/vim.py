@@ -30,9 +30,7 @@ class Patches(Options):
 
     def __post_init__(self) -> None:
         if self.size < 1 or len(self.image) != 2 or min(self.image) < 1 or any(side % self.size for side in self.image):
-            raise ConfigError(
-                f"patches: image is {tuple(self.image)}, expected two multiples of the patch's size={self.size}"
-            )
+            raise ConfigError(f"patches: image is {tuple(self.image)}, expected two multiples of size={self.size}")
 
 
 class ImageClassifier(Saved):
