@@ -193,7 +193,7 @@ def test_vim_reads_patches_with_the_class_in_the_middle(tmp_path):
     torch.testing.assert_close(ImageClassifier.load(tmp_path)(images.float()), model.float()(images.float()))
     with pytest.raises(ShapeError, match=r"image classifier: images has shape \(2, 3, 4, 6\), expected \(B, 3, 6, 4\)"):
         model(images.mT.float())
-    with pytest.raises(ConfigError, match=r"patches: image is \(6, 5\), expected two multiples of size=2"):
+    with pytest.raises(ConfigError, match=r"Patches: image is \(6, 5\), expected two multiples of size=2"):
         Patches((6, 5), size=2)
 
 

@@ -467,18 +467,18 @@ def plain(**options):
 
 ONE = torch.zeros(1, 3, 1)
 WRONG = [
-    (lambda: plain(channels=Channels(0)), ConfigError, "channels: target is 0, expected at least 1"),
-    (lambda: plain(channels=Channels(past=-1)), ConfigError, "channels: past is -1, expected at least 0"),
+    (lambda: plain(channels=Channels(0)), ConfigError, "Channels: target is 0, expected at least 1"),
+    (lambda: plain(channels=Channels(past=-1)), ConfigError, "Channels: past is -1, expected at least 0"),
     (lambda: plain(channels=2), ConfigError, r"forecaster: channels is 2, expected Channels\("),
     (
         lambda: plain(normalization=True),
         ConfigError,
-        r"forecaster: normalization is True, expected Normalization\(\) or",
+        r"forecaster: normalization is True, expected Norm",
     ),
     (lambda: Forecaster(0, Stack(8, 1)), ConfigError, "forecaster: horizon is 0, expected at least 1"),
     (lambda: Forecaster(1, None), ConfigError, "forecaster: stack is None, expected a stack of layers"),
     (lambda: plain(lags=-1), ConfigError, "forecaster: lags is -1, expected at least 0"),
-    (lambda: Normalization(1.0), ConfigError, "normalization: span is 1.0, expected above 1"),
+    (lambda: Normalization(1.0), ConfigError, "Normalization: span is 1.0, expected more than 1"),
     (lambda: plain(distribution="gausian"), ConfigError, r"unknown distribution 'gausian'; did you mean 'gaussian'\?"),
     (
         lambda: plain(channels=Channels(scales=[[0, 0]])),
@@ -520,8 +520,8 @@ WRONG = [
         "forecaster: mask and cu_seqlens are both given",
     ),
     (lambda: SequenceRegressor(2, Stack(8, 1), None), ConfigError, "regressor: inputs is None, expected Tokens"),
-    (lambda: Tokens(0), ConfigError, "tokens: vocab_size is 0, expected at least 1"),
-    (lambda: Features(0), ConfigError, "features: channels is 0, expected at least 1"),
+    (lambda: Tokens(0), ConfigError, "Tokens: vocab_size is 0, expected at least 1"),
+    (lambda: Features(0), ConfigError, "Features: channels is 0, expected at least 1"),
     (
         lambda: SequenceRegressor(2, Stack(8, 1, "lru"), Features(1)).loss(ONE, ONE),
         ShapeError,

@@ -407,7 +407,7 @@ def test_options_that_do_not_fit(folder, entries, message):
         ("xlstm", {"weight_mode": "fused"}, "weight_mode is 'fused', expected 'single'"),
         ("xlstm", {"num_blocks": 4}, "num_blocks is 4, expected 3 because of num_hidden_layers"),
         ("xlstm", {"gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
-        ("xlstm", {"output_logit_soft_cap": 0}, "logit_cap is 0, expected above 0"),
+        ("xlstm", {"output_logit_soft_cap": 0}, "logit_cap is 0, expected more than 0"),
     ],
 )
 def test_options_of_other_formats(stored, tmp_path, name, entries, message):

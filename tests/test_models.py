@@ -575,7 +575,7 @@ WRONG = [
     ),
     (lambda: GatedMLP(8, intermediate_size=0), ConfigError, "intermediate_size is 0, expected at least 1"),
     (lambda: GatedMLP(8, round_up_to_multiple_of=0), ConfigError, "round_up_to_multiple_of is 0, expected at least 1"),
-    (lambda: LanguageModel(5, Stack(8, 1), logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected above 0"),
+    (lambda: LanguageModel(5, Stack(8, 1), logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected more than 0"),
     (lambda: Stack(8, 1, norm="rms"), ConfigError, r"unknown norm 'rms'; did you mean 'rmsnorm'\?"),
     (
         lambda: SequenceClassifier(2, Stack(8, 1), 3),
@@ -596,7 +596,7 @@ WRONG = [
     (
         lambda: SequenceClassifier(2, Stack(8, 1), Features(2), pool="max"),
         ConfigError,
-        "pool is 'max', expected 'mean'",
+        "classifier: unknown pool 'max'; did you mean 'mean'",
     ),
     (
         lambda: SequenceClassifier(2, Stack(8, 1, "lru"), Features(2))(torch.zeros(1, 3)),

@@ -131,9 +131,8 @@ def test_a_class_of_the_users_own_stands_wherever_a_name_does(model, layer, tmp_
     assert whole.isfinite().all()
     assert type(made.stack.blocks[0].mixer) is Leaky
     assert made.stack.blocks[0].mixer is not layer
-    if not isinstance(layer, Leaky):
-        made.save(tmp_path)
-        torch.testing.assert_close(type(made).load(tmp_path)(tokens)[0], whole, rtol=0, atol=0)
+    made.save(tmp_path)
+    torch.testing.assert_close(type(made).load(tmp_path)(tokens)[0], whole, rtol=0, atol=0)
     if model == "language model":
         first, carried = made(tokens[:, :4])
         rest, _ = made(tokens[:, 4:], carried)
@@ -183,8 +182,8 @@ def test_a_model_is_saved_with_a_class_that_can_be_imported_alone(tmp_path):
 
     with pytest.raises(ConfigError, match=r"save: layer is the class .*Local of .*, expected one that another program"):
         LanguageModel(7, Stack(8, 1, Local)).save(tmp_path)
-    with pytest.raises(ConfigError, match="save: layer is an instance of Leaky, expected a name or a class"):
-        LanguageModel(7, Stack(8, 1, Leaky(8))).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"save: layer is the class .*Local of .*, expected one that another program"):
+        LanguageModel(7, Stack(8, 1, Local(8))).save(tmp_path)
     assert layer_class(recorded(Leaky)) is Leaky
     assert recorded(get("lru")) == "lru"
 

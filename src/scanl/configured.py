@@ -47,7 +47,7 @@ class Range:
         """Return the message for a value outside the range."""
         if self.known is not None:
             return unknown(name, value, self.known)
-        return f"{name} is {value!r}, expected {self.expected.format_map(options)}"
+        return f"{name} is {shown(value)}, expected {self.expected.format_map(options)}"
 
 
 def at_least(least: float) -> Range:
@@ -116,7 +116,10 @@ else:
     class ConfiguredBase(type):  # a type checker must see the constructor of the class, not this call
         def __call__(cls, *args, **kwargs):
             added = {name: kwargs.pop(name) for name in cls.added if name in kwargs}
-            bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+            try:
+                bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}; it is {cls.__name__}{inspect.signature(cls)}") from None
             bound.apply_defaults()
             config = _by_name(bound) | {name: added.get(name, getattr(cls, name)) for name in cls.added}
             check(cls, config)
@@ -215,6 +218,12 @@ def who(cls: type) -> str:
     return vars(cls).get("name") or cls.__name__
 
 
+def shown(value: object) -> str:
+    """Return a value for a message: its repr, or its class if the repr is long or has several lines."""
+    text = repr(value)
+    return f"a {type(value).__name__}" if "\n" in text or len(text) > 100 else text
+
+
 def refuse(cls: type, name: str, value: object, expected: str) -> NoReturn:
     """Raise ConfigError for a value of an option that does not fit the others."""
     raise ConfigError(f"{who(cls)}: {name} is {value!r}, expected {expected}")
@@ -255,10 +264,10 @@ def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any
         if not all(reasons):
             return ""
         fitting = [reason for arm, reason in zip(arms, reasons, strict=True) if _is(value, arm)]
-        return fitting[0] if fitting else f"{name} is {value!r}, expected {' or '.join(map(described, arms))}"
+        return fitting[0] if fitting else f"{name} is {shown(value)}, expected {' or '.join(map(described, arms))}"
     if get_origin(annotation) is Literal and isinstance(value, str):
         return "" if value in get_args(annotation) else unknown(name, value, map(str, get_args(annotation)))
-    return "" if _is(value, annotation) else f"{name} is {value!r}, expected {described(annotation)}"
+    return "" if _is(value, annotation) else f"{name} is {shown(value)}, expected {described(annotation)}"
 
 
 def _is(value: object, annotation: Any) -> bool:
@@ -292,13 +301,15 @@ def _is(value: object, annotation: Any) -> bool:
     return True
 
 
-WORDS = {
+WORDS: dict[type, str] = {  # of types in messages; a module adds its own
     int: "an integer",
     float: "a number",
     bool: "True or False",
     str: "text",
     NoneType: "None",
     Mapping: "a mapping",
+    Sequence: "a sequence",
+    type: "a class",
 }
 
 

@@ -52,18 +52,11 @@ def label(layer: Designation) -> str:
     return vars(cls).get("name") or cls.__name__
 
 
-def recorded(layer: Designation) -> str:
-    """Return the text that a saved model holds for a layer; `layer_class` reads it.
+def recorded(layer: type[Layer]) -> str:
+    """Return the text that a saved model holds for the class of a layer; `layer_class` reads it.
 
-    Raises ConfigError for an instance, and for a class that cannot be imported by name.
+    Raises ConfigError for a class that cannot be imported by name.
     """
-    if isinstance(layer, str):
-        return layer
-    if isinstance(layer, Layer):
-        raise ConfigError(
-            f"save: layer is an instance of {type(layer).__name__}, expected a name or a class, because the file "
-            "records how to make the layer; give the class, and its options as layer_options"
-        )
     text = vars(layer).get("name") or f"{layer.__module__}:{layer.__qualname__}"
     module = sys.modules.get(layer.__module__)
     if ":" in text and (layer.__module__ == "__main__" or getattr(module, layer.__qualname__, None) is not layer):

@@ -1,38 +1,31 @@
 """A sequence classifier that can use any layer."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from scanl.configured import at_least
-from scanl.models.inputs import Features, Tokens
-from scanl.models.pooling import Pooled, PooledState
-from scanl.models.stack import Backbone
+from scanl.models.pooling import Pool, Pooled, PooledState
+from scanl.models.reader import AnyStack, Inputs
 
 
 class SequenceClassifier(Pooled):
     """Classify a sequence: a stack of blocks, pooled over time.
-
-    Args:
-        num_classes: C.
-        stack: the layers between the input and the head; bidirectional ones are allowed.
-        inputs: what is read, `Tokens(vocab_size)` or `Features(channels)`.
-        pool: "mean" over the steps, or the "last" step.
 
     logits: (B, C).   State: PooledState. With it a causal model can read a sequence in pieces; the logits then
     cover everything read so far.
     config: the constructor arguments by name; `save` writes them with the weights.
     """
 
-    who = "classifier"
+    name: ClassVar[str] = "classifier"
 
     def __init__(
         self,
-        num_classes: Annotated[int, at_least(1)],
-        stack: Backbone,
-        inputs: Tokens | Features,
+        num_classes: Annotated[int, at_least(1), "C"],
+        stack: AnyStack,
+        inputs: Inputs,
         *,
-        pool: str = "mean",
+        pool: Pool = "mean",
     ) -> None:
         super().__init__(stack, inputs, pool)
         self.head = nn.Linear(stack.dim, num_classes)

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.configured import at_least
 from scanl.errors import ConfigError
 from scanl.layers.packing import pack, reversed_steps, unpack
 from scanl.models.block import check_tokens, embedded
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
-from scanl.models.stack import Backbone, Stack, check_backbone
+from scanl.models.stack import Backbone, Stack
 
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")
 MASK, UNKNOWN, BASES = 3, len(SPECIAL) - 1, "ACGTN"
@@ -104,30 +105,29 @@ class StrandModel(Saved):
     those of the opposite positions. So reversing and complementing the strand does the same to the logits. Without
     `both_strands`, average the logits of both strands yourself if the strand must not matter.
 
-    Args:
-        vocab_size: V, at least 12; tokens as of `encode`.
-        stack: bidirectional layers, of the width of one strand.
-        both_strands: read the reverse complement too.
-        swap_strands: before each block, a strand takes the numbers of the other one, with positions and channels
-            reversed. Needs `both_strands` and a `Stack`.
-
     Initialisation: embedding and head N(0, 0.02²), the head tied to the embedding.
     """
 
-    who = "strand model"
+    name: ClassVar[str] = "strand model"
 
     def __init__(
-        self, vocab_size: int, stack: Backbone, *, both_strands: bool = True, swap_strands: bool = False
+        self,
+        vocab_size: Annotated[int, at_least(FIRST + len(BASES)), "V; tokens as of `encode`"],
+        stack: Annotated[Backbone, "bidirectional layers, of the width of one strand"],
+        *,
+        both_strands: Annotated[bool, "read the reverse complement too"] = True,
+        swap_strands: Annotated[
+            bool,
+            "before each block, a strand takes the numbers of the other one, with positions and channels reversed. "
+            "Needs `both_strands` and a `Stack`",
+        ] = False,
     ) -> None:
         super().__init__()
-        check_backbone(self.who, stack, causal=False)
         if swap_strands and not both_strands:
             raise ConfigError("strand model: swap_strands is True, expected False because of both_strands=False")
         if swap_strands and not isinstance(stack, Stack):
             kind = type(stack).__name__
             raise ConfigError(f"strand model: swap_strands is True, expected False because the stack is a {kind}")
-        if vocab_size < FIRST + len(BASES):
-            raise ConfigError(f"strand model: vocab_size is {vocab_size}, expected at least {FIRST + len(BASES)}")
         self.vocab_size, self.both_strands, self.swap_strands = vocab_size, both_strands, swap_strands
         self.embedding = nn.Embedding(vocab_size, stack.dim)
         nn.init.normal_(self.embedding.weight, std=0.02)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least
+from scanl.configured import WORDS, Configured, above, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
@@ -16,14 +16,14 @@ from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor
 from scanl.models.generation import Generation
-from scanl.models.heads import LEVELS, as_levels, check_counts, make_head
+from scanl.models.heads import LEVELS, Distribution, as_levels, check_counts, make_head
 from scanl.models.inputs import Channels
 from scanl.models.lags import Lags
 from scanl.models.reader import FeatureMap, Standard
 from scanl.models.running import Running, nothing_read, running
 from scanl.models.sampling import as_most, check_options
-from scanl.models.saving import Options, Saved
-from scanl.models.stack import Backbone, check_backbone
+from scanl.models.saving import Part, Saved
+from scanl.models.stack import Backbone, check_causal
 from scanl.ops.offsets import sequences
 from scanl.whole import whole_number
 
@@ -53,18 +53,18 @@ class Forecast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Normalization(Options):
-    """Normalisation of a series by the running mean and variance of its past.
+class Normalization(Part, metaclass=Configured):
+    """Normalisation of a series by the running mean and variance of its past."""
 
-    span: after this many further numbers, a number has lost about two thirds of its weight in mean and variance.
-        None: it keeps its weight.
-    """
+    span: Annotated[
+        float | None,
+        above(1),
+        "after this many further numbers, a number has lost about two thirds of its weight in mean and variance. None: "
+        "it keeps its weight",
+    ] = None
 
-    span: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.span is not None and not self.span > 1:
-            raise ConfigError(f"normalization: span is {self.span}, expected above 1")
+WORDS[Normalization] = "Normalization()"
 
 
 class Forecaster(Saved):
@@ -88,40 +88,35 @@ class Forecaster(Saved):
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
 
-    Args:
-        horizon: H, number of steps to forecast.
-        stack: the layers between the input and the head, all causal: `Stack(32, 2, "hawk")`.
-        channels: C targets, and the covariates.
-        distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
-        recursive: True: the head forecasts one step, and a longer forecast reads its own steps from the kept state.
-            False: the head forecasts all H steps at once.
-        lags: q, number of last values that a linear map adds to the forecast; 0 for no such map.
-        normalization: how the targets are normalised by their past; None: only `channels.scales` is used.
-
     A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out.
     x: (B, T, C + past).   parameters: (B, T, H, C, P); H is 1 if recursive.
     State: ForecasterState, of constant size.
     """
 
-    who = "forecaster"
+    name: ClassVar[str] = "forecaster"
 
     def __init__(
         self,
-        horizon: Annotated[int, at_least(1)],
-        stack: Backbone,
-        channels: Channels = Channels(),  # noqa: B008 (frozen)
+        horizon: Annotated[int, at_least(1), "H, number of steps to forecast"],
+        stack: Annotated[Backbone, 'the causal layers between the input and the head: `Stack(32, 2, "hawk")`'],
+        channels: Annotated[Channels, "how many targets are forecast, and the covariates"] = Channels(),  # noqa: B008 (frozen)
         *,
-        distribution: str = "gaussian",
-        recursive: bool = False,
-        lags: Annotated[int, at_least(0)] = 1,
-        normalization: Normalization | None = Normalization(),
+        distribution: Distribution = "gaussian",
+        recursive: Annotated[
+            bool,
+            "True: the head forecasts one step, and a longer forecast reads its own steps from the kept state. False: "
+            "the head forecasts all H steps at once",
+        ] = False,
+        lags: Annotated[
+            int, at_least(0), "q, number of last values that a linear map adds to the forecast; 0 for no such map"
+        ] = 1,
+        normalization: Annotated[
+            Normalization | None,
+            "how the targets are normalised by their past; None: only by the scales of the channels",
+        ] = Normalization(),
     ) -> None:
         super().__init__()
-        check_backbone(self.who, stack, causal=True)
-        if not isinstance(channels, Channels):
-            raise ConfigError(f"forecaster: channels is {channels!r}, expected Channels(target=1, past=3)")
-        if not isinstance(normalization, Normalization | None):
-            raise ConfigError(f"forecaster: normalization is {normalization!r}, expected Normalization() or None")
+        check_causal(self._who(), stack)
         self.stack = stack
         self.horizon, self.distribution = horizon, distribution
         self.targets, self.past, self.static = channels.target, channels.past, channels.static

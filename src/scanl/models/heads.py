@@ -5,14 +5,16 @@ The losses of distributions are their negative log-likelihoods, by `torch.distri
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, NegativeBinomial, Normal, StudentT
+from torch.distributions import Distribution as Likelihood
+from torch.distributions import NegativeBinomial, Normal, StudentT
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.configured import one_of
+from scanl.errors import ConfigError, ShapeError
 from scanl.layers.base import widen
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -128,7 +130,7 @@ class Quantiles(Head):
 class _Likelihood(Head):
     """A head whose loss is the negative log-likelihood of a distribution of torch."""
 
-    def distribution(self, parameters: Tensor) -> Distribution:
+    def distribution(self, parameters: Tensor) -> Likelihood:
         """Return the distribution of parameters (..., P)."""
         raise NotImplementedError
 
@@ -218,10 +220,11 @@ HEADS: dict[str, type[Head]] = {
 }
 
 
+Distribution = Annotated[str, one_of(HEADS), f"distribution of the answers: {', '.join(HEADS)}"]
+
+
 def make_head(name: str, dim: int, numbers: int) -> Head:
     """Make the head called `name` in `HEADS`, of `numbers` numbers."""
-    if name not in HEADS:
-        raise nearest("distribution", name, list(HEADS))
     return HEADS[name](dim, numbers)
 
 

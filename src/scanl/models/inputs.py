@@ -2,71 +2,55 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from scanl.errors import ConfigError
-from scanl.models.saving import Options
+from scanl.configured import WORDS, Configured, at_least
+from scanl.models.saving import Part
 
 Scales = Sequence[Sequence[float]]  # (location, scale) of each channel
 
 
 @dataclass(frozen=True)
-class Tokens(Options):
-    """Tokens (B, T) of any integer dtype, which are embedded.
+class Tokens(Part, metaclass=Configured):
+    """Tokens (B, T) of any integer dtype, which are embedded."""
 
-    vocab_size: V, number of different tokens.
-    """
-
-    vocab_size: int
-
-    def __post_init__(self) -> None:
-        _check("tokens", {"vocab_size": self.vocab_size}, 1)
+    vocab_size: Annotated[int, at_least(1), "V, number of different tokens"]
 
 
 @dataclass(frozen=True)
-class Features(Options):
-    """Features (B, T, C), which pass through a linear map.
+class Features(Part, metaclass=Configured):
+    """Features (B, T, C), which pass through a linear map."""
 
-    channels: C.
-    scales: (location, scale) of each feature, by which it is standardised first; None if the features are standardised
-        already.
-    missing: NaN in a feature means that it is missing.
-    """
-
-    channels: int
-    scales: Scales | None = None
-    missing: bool = False
-
-    def __post_init__(self) -> None:
-        _check("features", {"channels": self.channels}, 1)
+    channels: Annotated[int, at_least(1), "C"]
+    scales: Annotated[
+        Scales | None,
+        "(location, scale) of each feature, by which it is standardised first; None if the features are standardised",
+    ] = None
+    missing: Annotated[bool, "whether NaN in a feature means that it is missing"] = False
 
 
 @dataclass(frozen=True)
-class Channels(Options):
-    """Numbers of channels of the series that a forecaster reads.
+class Channels(Part, metaclass=Configured):
+    """Numbers of channels of the series that a forecaster reads."""
 
-    target: C, series that are forecast together.
-    past: covariates that are known up to the present.
-    static: covariates that are constant over a series.
-    future: F, covariates that are known as far ahead as the forecast.
-    timed: whether the steps have durations, `timespans`. The durations are an input. If all layers take them, the
-        layers get them too.
-    scales: (location, scale) of the target, the past, the static and the future channels, in this order, measured on
-        the training data; None: 0 and 1.
-    """
-
-    target: int = 1
-    past: int = 0
-    static: int = 0
-    future: int = 0
-    timed: bool = False
-    scales: Scales | None = None
-
-    def __post_init__(self) -> None:
-        _check("channels", {"target": self.target}, 1)
-        _check("channels", {"past": self.past, "static": self.static, "future": self.future}, 0)
+    target: Annotated[int, at_least(1), "C, series that are forecast together"] = 1
+    past: Annotated[int, at_least(0), "covariates that are known up to the present"] = 0
+    static: Annotated[int, at_least(0), "S, covariates that are constant over a series"] = 0
+    future: Annotated[int, at_least(0), "F, covariates that are known as far ahead as the forecast"] = 0
+    timed: Annotated[
+        bool,
+        "whether the steps have durations, `timespans`. The durations are an input. If all layers take them, the "
+        "layers get them too",
+    ] = False
+    scales: Annotated[
+        Scales | None,
+        "(location, scale) of the target, the past, the static and the future channels, in this order, measured on "
+        "the training data; None: 0 and 1",
+    ] = None
 
 
-def _check(who: str, sizes: dict[str, int], least: int) -> None:
-    for name, size in sizes.items():
-        if size < least:
-            raise ConfigError(f"{who}: {name} is {size}, expected at least {least}")
+WORDS |= {
+    Tokens: "Tokens(vocab_size)",
+    Features: "Features(channels)",
+    Channels: "Channels(target=1, past=3)",
+}

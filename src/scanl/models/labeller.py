@@ -1,30 +1,24 @@
 """A labeller of steps that can use any layer."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from scanl.configured import at_least
 from scanl.layers.packing import unpack
 from scanl.layers.state import Device, DType, State
-from scanl.models.inputs import Features, Tokens
-from scanl.models.reader import Reader
-from scanl.models.stack import Backbone
+from scanl.models.reader import AnyStack, Inputs, Reader
 
 
 class SequenceLabeller(Reader):
     """Give each step of a sequence a class: a stack of blocks, and a linear map at each step.
 
-    Args:
-        num_classes: C.
-        stack, inputs: as in `SequenceClassifier`.
-
     logits: (B, T, C).   State: one BlockState for each block.
     """
 
-    who = "labeller"
+    name: ClassVar[str] = "labeller"
 
-    def __init__(self, num_classes: Annotated[int, at_least(1)], stack: Backbone, inputs: Tokens | Features) -> None:
+    def __init__(self, num_classes: Annotated[int, at_least(1), "C"], stack: AnyStack, inputs: Inputs) -> None:
         super().__init__(stack, inputs)
         self.head = nn.Linear(stack.dim, num_classes)
 

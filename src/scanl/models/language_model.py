@@ -1,7 +1,7 @@
 """A language model that can use any layer."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,11 @@ from scanl.models.block import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
 from scanl.models.sampling import as_most, check_options, sample
 from scanl.models.saving import Saved
-from scanl.models.stack import Backbone, check_backbone
+from scanl.models.stack import Backbone, check_causal
 
 
 class LanguageModel(Saved):
     """Predict the next token: an embedding, a stack of blocks, and a linear map to logits.
-
-    Args:
-        vocab_size: V; 256 for bytes.
-        stack: the layers between the embedding and the logits, all causal: `Stack(256, 6, "hawk")`.
-        embedding_norm: add a norm between the embedding and the first block, as in RWKV.
-        embedding_scale: factor on the embedding, as in RecurrentGemma; None for 1.
-        logit_cap: c; the logits become c tanh(logits / c), in (-c, c). None for no cap.
-        tie_embeddings: use the embedding matrix for the output too.
-        padding_idx: token whose row of the embedding is 0 at first and gets no gradient from the input; None for none.
 
     tokens: (B, T) of any integer dtype.   logits: (B, T, V).   State: one BlockState for each block, of constant size.
     config: the constructor arguments by name; `save` writes them with the weights.
@@ -37,24 +28,29 @@ class LanguageModel(Saved):
     the residual stream by depth.
     """
 
-    who = "language model"
+    name: ClassVar[str] = "language model"
 
     def __init__(
         self,
-        vocab_size: Annotated[int, at_least(1)],
-        stack: Backbone,
+        vocab_size: Annotated[int, at_least(1), "V; 256 for bytes"],
+        stack: Annotated[Backbone, 'the causal layers between embedding and logits: `Stack(256, 6, "hawk")`'],
         *,
-        embedding_norm: bool = False,
-        embedding_scale: float | None = None,
-        logit_cap: Annotated[float | None, above(0)] = None,
-        tie_embeddings: bool = False,
-        padding_idx: int | None = None,
+        embedding_norm: Annotated[bool, "add a norm between the embedding and the first block, as in RWKV"] = False,
+        embedding_scale: Annotated[float | None, "factor on the embedding, as in RecurrentGemma; None for 1"] = None,
+        logit_cap: Annotated[
+            float | None, above(0), "c; the logits become c tanh(logits / c), in (-c, c). None for no cap"
+        ] = None,
+        tie_embeddings: Annotated[bool, "use the embedding matrix for the output too"] = False,
+        padding_idx: Annotated[
+            int | None,
+            "token whose row of the embedding is 0 at first and gets no gradient from the input; None for none",
+        ] = None,
     ) -> None:
         super().__init__()
         if padding_idx is not None and not -vocab_size <= padding_idx < vocab_size:
             expected = f"{-vocab_size} to {vocab_size - 1} because of vocab_size"
             raise ConfigError(f"language model: padding_idx is {padding_idx}, expected {expected}")
-        check_backbone(self.who, stack, causal=True)
+        check_causal(self._who(), stack)
         self.stack = stack
         self.vocab_size = vocab_size
         self.embedding_scale = embedding_scale

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from torch import Tensor, nn
 
+from scanl.configured import above, at_least
 from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.layers.ssm.megalodon import Megalodon
 from scanl.layers.state import Device, DType, State
@@ -64,24 +65,20 @@ class MegalodonStack(Stack):
     Each block has a feed-forward network that reads the LayerNorm of x + y and is added to x, the block's input: the
     two-hop residual.   State: the states of the blocks, then that of the last norm.
 
-    Args:
-        dim: D, width.
-        depth: L, blocks.
-        expand: the network has int(expand D) features.
-        swiglu: a gated network, W_2 (SiLU(W_1 x) * W_3 x), rather than W_2 SiLU(W_1 x). Neither has biases.
-        layer_options: options of `megalodon`.
-
     Initialisation: linear weights normal with deviation 1/sqrt(3 fan_in); all else as of `megalodon`.
     """
 
     def __init__(
         self,
-        dim: int,
-        depth: int,
+        dim: Annotated[int, at_least(1), "D, width"],
+        depth: Annotated[int, at_least(1), "L, blocks"],
         *,
-        expand: float = 2.5,
-        swiglu: bool = False,
-        layer_options: Mapping[str, Any] | None = None,
+        expand: Annotated[float, above(0), "the network has int(expand D) features"] = 2.5,
+        swiglu: Annotated[
+            bool,
+            "a gated network, W_2 (SiLU(W_1 x) * W_3 x), rather than W_2 SiLU(W_1 x). Neither has biases",
+        ] = False,
+        layer_options: Annotated[Mapping[str, Any] | None, "options of `megalodon`"] = None,
     ) -> None:
         super().__init__(
             dim, depth, "megalodon", layer_options=layer_options, channel_mixer="gated_mlp" if swiglu else "mlp",

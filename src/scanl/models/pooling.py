@@ -1,11 +1,10 @@
 """A feature of a whole sequence: the mean over its steps, or the last one."""
 
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
 from scanl.layers.packing import sequence_index
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor
@@ -13,6 +12,8 @@ from scanl.models.inputs import Features, Tokens
 from scanl.models.reader import Reader
 from scanl.models.stack import Backbone
 from scanl.ops.offsets import sequences
+
+Pool = Annotated[Literal["mean", "last"], "the mean over the steps, or the last step"]
 
 
 class PooledState(NamedTuple):
@@ -28,12 +29,10 @@ class PooledState(NamedTuple):
 
 
 class Pooled(Reader):
-    """A reader whose answer is for the sequence as one. Abstract. pool: "mean" over the steps, or the "last" step."""
+    """A reader with one answer for a sequence. Abstract."""
 
     def __init__(self, stack: Backbone, inputs: Tokens | Features, pool: str) -> None:
         super().__init__(stack, inputs)
-        if pool not in ("mean", "last"):
-            raise ConfigError(f"{self.who}: pool is {pool!r}, expected 'mean' or 'last'")
         self.pool = pool
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PooledState:
@@ -55,7 +54,7 @@ class Pooled(Reader):
         timespans: Tensor | None,
     ) -> tuple[Tensor, PooledState]:
         """Return the feature (B, D) of everything read so far, and the state."""
-        check_tensor(self.who, "x", x, "(B, T) of tokens, or (B, T, C) of features")
+        check_tensor(self._who(), "x", x, "(B, T) of tokens, or (B, T, C) of features")
         rows = sequences(x, cu_seqlens)
         before = self.init_state(rows) if state is None else state
         y, stack, cu_seqlens = self._hidden(x, None if state is None else state.stack, mask, cu_seqlens, timespans)

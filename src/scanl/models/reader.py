@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor, check_tokens, embedded
 from scanl.models.inputs import Features, Scales, Tokens
 from scanl.models.saving import Saved
-from scanl.models.stack import Backbone, check_backbone
+from scanl.models.stack import Backbone
 
 
 class Standard(nn.Module):
@@ -68,22 +68,23 @@ class FeatureMap(nn.Linear):
         return super().forward(x.to(self.weight.dtype) if not torch.is_autocast_enabled(x.device.type) else x)
 
 
+Inputs = Annotated[Tokens | Features, "what is read: `Tokens(vocab_size)` or `Features(channels)`"]
+AnyStack = Annotated[Backbone, "the layers between the input and the head; bidirectional ones are allowed"]
+
+
 class Reader(Saved):
     """A model that reads tokens (B, T) or features (B, T, C) with a stack of blocks. Abstract."""
 
     def __init__(self, stack: Backbone, inputs: Tokens | Features) -> None:
         super().__init__()
-        check_backbone(self.who, stack, causal=False)
         self.inputs, self.standard = inputs, None
         if isinstance(inputs, Tokens):
             self.input = nn.Embedding(inputs.vocab_size, stack.dim)
             nn.init.normal_(self.input.weight, std=0.02)
-        elif isinstance(inputs, Features):
+        else:
             self.input = FeatureMap(inputs.channels, stack.dim, inputs.missing)
             if inputs.scales is not None:
-                self.standard = Standard(self.who, inputs.channels, inputs.scales)
-        else:
-            raise ConfigError(f"{self.who}: inputs is {inputs!r}, expected Tokens(vocab_size) or Features(channels)")
+                self.standard = Standard(self._who(), inputs.channels, inputs.scales)
         self.stack = stack
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Any:
@@ -100,20 +101,20 @@ class Reader(Saved):
     ) -> tuple[Tensor, State, Tensor | None]:
         """Return the features of the steps, the state of the stack, and the offsets if the rows are packed."""
         if isinstance(self.inputs, Tokens):
-            check_tokens(self.who, "x", x)
+            check_tokens(self._who(), "x", x)
         else:
             shape = f"(B, T, {self.inputs.channels})"
-            check_tensor(self.who, "x", x, shape)
+            check_tensor(self._who(), "x", x, shape)
             if x.ndim != 3 or x.shape[2] != self.inputs.channels:
-                raise ShapeError(f"{self.who}: x has shape {tuple(x.shape)}, expected {shape}")
-        check_timespans(self.who, timespans, x)
+                raise ShapeError(f"{self._who()}: x has shape {tuple(x.shape)}, expected {shape}")
+        check_timespans(self._who(), timespans, x)
         if mask is not None:
             if cu_seqlens is not None:
-                raise ShapeError(f"{self.who}: mask and cu_seqlens are both given, expected one of them")
+                raise ShapeError(f"{self._who()}: mask and cu_seqlens are both given, expected one of them")
             timespans = timespans if timespans is None else pack(timespans, mask)[0]
             x, cu_seqlens = pack(x, mask)
         if self.standard is not None:
             x = self.standard(x).to(torch.promote_types(self.input.weight.dtype, torch.float32))
-        x = embedded(self.who, self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
+        x = embedded(self._who(), self.input, x) if isinstance(self.input, nn.Embedding) else self.input(x)
         y, after = self.stack(x, state, cu_seqlens=cu_seqlens, timespans=timespans)
         return y, after, cu_seqlens

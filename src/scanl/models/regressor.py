@@ -1,51 +1,46 @@
 """A regressor of sequences that can use any layer."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from scanl.configured import at_least
 from scanl.errors import ShapeError
-from scanl.models.heads import check_counts, make_head
-from scanl.models.inputs import Features, Scales, Tokens
-from scanl.models.pooling import Pooled, PooledState
-from scanl.models.reader import Standard
-from scanl.models.stack import Backbone
+from scanl.models.heads import Distribution, check_counts, make_head
+from scanl.models.inputs import Scales
+from scanl.models.pooling import Pool, Pooled, PooledState
+from scanl.models.reader import AnyStack, Inputs, Standard
 
 
 class SequenceRegressor(Pooled):
     """Predict numbers for a whole sequence: a stack of blocks, pooled over time, and a head of distributions.
-
-    Args:
-        outputs: O, how many numbers.
-        stack, inputs: as in `SequenceClassifier`.
-        pool: the "last" step, or "mean" over the steps.
-        distribution: "points", "quantiles", "gaussian", "student_t" or "negative_binomial".
-        output_scales: (location, scale) of each number; the head works in standardised units. The location of counts
-            is not used.
 
     parameters: (B, O, P) of the distributions, in the units of the numbers, in float64. `head` says what each parameter
     means.
     State: PooledState, as in `SequenceClassifier`.
     """
 
-    who = "regressor"
+    name: ClassVar[str] = "regressor"
 
     def __init__(
         self,
-        outputs: Annotated[int, at_least(1)],
-        stack: Backbone,
-        inputs: Tokens | Features,
+        outputs: Annotated[int, at_least(1), "O, how many numbers"],
+        stack: AnyStack,
+        inputs: Inputs,
         *,
-        pool: str = "last",
-        distribution: str = "points",
-        output_scales: Scales | None = None,
+        pool: Pool = "last",
+        distribution: Distribution = "points",
+        output_scales: Annotated[
+            Scales | None,
+            "(location, scale) of each number; the head works in standardised units. The location of counts is not "
+            "used",
+        ] = None,
     ) -> None:
         super().__init__(stack, inputs, pool)
         self.outputs = outputs
         self.head = make_head(distribution, stack.dim, outputs)
-        self.answer = Standard(self.who, outputs, output_scales)
+        self.answer = Standard(self._who(), outputs, output_scales)
         if self.head.counts:
             self.answer.location.zero_()
 

@@ -1,10 +1,11 @@
 """SaShiMi as a model of samples: an embedding, the network of several resolutions, and a linear map to logits."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from scanl.configured import at_least
 from scanl.layers.base import Layer
 from scanl.layers.designation import make_layer
 from scanl.layers.state import Device, DType, State
@@ -16,14 +17,15 @@ from scanl.models.stack import Backbone
 class SashimiStack(Backbone):
     """One `Sashimi` as the layers of a model. It has residual connections and norms of its own.
 
-    Args:
-        dim: D, width of the fastest tier.
-        layer_options: options of `sashimi`.
-
     State: that of `Sashimi`.
     """
 
-    def __init__(self, dim: int, *, layer_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        dim: Annotated[int, at_least(1), "D, width of the fastest tier"],
+        *,
+        layer_options: Annotated[Mapping[str, Any] | None, "options of `sashimi`"] = None,
+    ) -> None:
         super().__init__()
         self.dim = dim
         self.layer = make_layer("sashimi", dim, layer_options or {})

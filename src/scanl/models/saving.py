@@ -3,14 +3,13 @@
 A configuration is nested: {"class": "LanguageModel", "config": {"vocab_size": 256, "stack": {"class": "Stack", ...}}}.
 """
 
-import dataclasses
 import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from scanl.configured import Configured
+from scanl.configured import Configured, who
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.base import Layer
@@ -41,19 +40,13 @@ class Part:
         Part.classes[class_name(cls)] = cls
 
 
-class Options(Part):
-    """A group of arguments that belong together. Subclasses are frozen dataclasses."""
-
-    @property
-    def config(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
-        return {field.name: getattr(self, field.name) for field in fields}
-
-
 class Saved(Part, Module, metaclass=Configured):
     """A model that can be saved and loaded: `save` and `load`. `config` holds the arguments of its constructor."""
 
-    who: ClassVar[str] = "model"  # its name in messages
+    name: ClassVar[str] = "model"  # in messages; a subclass without one has the name of its class
+
+    def _who(self) -> str:
+        return who(type(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write model.safetensors into the folder `path`, atomically. `load` reads it, without unpickling."""
@@ -106,9 +99,10 @@ def recorded(value: Any) -> Any:
 
     A part or a layer becomes its class and its configuration, and the class of a layer its name.
     """
-    if isinstance(value, Part):
-        return {"class": class_name(type(value)), "config": recorded(value.config)}
-    if isinstance(value, type | Layer):
+    if isinstance(value, Part | Layer):
+        name = class_name(type(value)) if isinstance(value, Part) else layer_name(type(value))
+        return {"class": name, "config": recorded(value.config)}
+    if isinstance(value, type):
         return layer_name(value)
     if isinstance(value, Mapping):
         return {name: recorded(entry) for name, entry in value.items()}

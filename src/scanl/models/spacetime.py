@@ -1,6 +1,6 @@
 """SpaceTime: a network of companion systems that forecasts a series in closed loop."""
 
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,26 +69,19 @@ class SpaceTimeNet(Saved):
     systems; the first has fixed filters before it. The last layer runs on the inputs that it predicts itself. So a
     forecast of any length is one run of a linear system, and its steps do not pass through the blocks again.
 
-    Args:
-        dim: D, width. The series is repeated over it.
-        depth: blocks before the last layer, at least 1.
-        d_state: N, numbers of state of each kernel.
-        kernels: kernels of the first block; it divides D.
-        dropout: dropout after each GELU, in the blocks and before W, in training only.
-
     Source: Zhang et al., "Effectively Modeling Time Series with Simple Discrete State Spaces", arXiv:2303.09489, sec. 3
     and appendix; sizes of the released code: D = 128, N = 64, 16 kernels in the first block.
     """
 
-    who = "spacetime"
+    name: ClassVar[str] = "spacetime"
 
     def __init__(
         self,
-        dim: Annotated[int, at_least(1)] = 128,
-        depth: Annotated[int, at_least(1)] = 1,
-        d_state: int = 64,
-        kernels: int = 16,
-        dropout: float = 0.25,
+        dim: Annotated[int, at_least(1), "D, width. The series is repeated over it"] = 128,
+        depth: Annotated[int, at_least(1), "blocks before the last layer"] = 1,
+        d_state: Annotated[int, at_least(1), "N, numbers of state of each kernel"] = 64,
+        kernels: Annotated[int, at_least(1), "kernels of the first block; it divides D"] = 16,
+        dropout: Annotated[float, "dropout after each GELU, in the blocks and before W, in training only"] = 0.25,
     ) -> None:
         super().__init__()
         self.d_state = d_state

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import Configured, at_least
+from scanl.configured import WORDS, Configured, at_least
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import Layer, registry, widen
 from scanl.layers.designation import Designation, label, layer_class, make_layer
@@ -27,7 +27,6 @@ class Backbone(Part, Module, metaclass=Configured):
     it.   dim: D, width.
     """
 
-    who: ClassVar[str] = "stack"  # its name in messages
     dim: int
 
     def mixers(self) -> list[Layer]:
@@ -64,24 +63,11 @@ class Backbone(Part, Module, metaclass=Configured):
         return all("timespans" in mixer.takes for mixer in self.mixers())
 
 
+WORDS[Backbone] = "a stack of layers, such as Stack(256, 6, 'hawk')"
+
+
 class Stack(Backbone):
     """`depth` blocks and a final norm; maps (B, T, dim) to (B, T, dim) and the state.
-
-    Args:
-        dim: D, width of the residual stream.
-        depth: number of blocks.
-        layer: a registered name, or names that repeat over depth, ("hawk", "hawk", "lru"), or the name of a
-            preset: "griffin". A class of your own stands wherever a name does, and so does "my.module:MyRNN". Of an
-            instance, every block gets a copy, with its values.
-        layer_options: constructor options of the layer; with several layers, a mapping from name to options. The name
-            of a class of your own is that of the class.
-        channel_mixer: a registered name, such as "gated_mlp", "rwkv4", "rwkv6" or "rwkv7"; or "none".
-        channel_options: options of the channel mixer.
-        norm: "rmsnorm", "zero_centered_rmsnorm" (times 1 + weight) or "layernorm".   norm_eps: its epsilon.
-        residual_in_float32: keep the residual stream in float32 when the parameters are narrower.
-        dropout: dropout of the blocks, in training only.
-        own_norm: the layers have norms of their own, so none stands before them.
-        two_hop: a channel mixer's output is added to the block's input (see `Block`).
 
     `scanl train` has an option for each argument.
 
@@ -90,30 +76,38 @@ class Stack(Backbone):
     another scale (`residual_by_depth`) use that scale. State: one BlockState for each block.
     """
 
+    name: ClassVar[str] = "stack"  # in messages
+
     def __init__(
         self,
-        dim: Annotated[int, at_least(1), "model width"],
+        dim: Annotated[int, at_least(1), "D, width of the residual stream"],
         depth: Annotated[int, at_least(1), "number of blocks"],
         layer: Annotated[
-            Designation | Sequence[Designation],
-            "a registered layer, a repeating pattern (hawk,hawk,lru), or a preset (griffin)",
+            Designation | Sequence[Any],  # `layer_class` has a better message for what is no layer
+            "a registered layer (hawk), a pattern of layers that repeats over depth (hawk,hawk,lru), or a preset "
+            "(griffin). A class of your own stands wherever a name does, and so does my.module:MyRNN. Of an instance, "
+            "every block gets a copy, with its values",
         ] = "hawk",
         *,
         layer_options: Annotated[
-            Mapping[str, Any] | None, "the layer's options; for a pattern, by layer: {lru: {...}}"
+            Mapping[str, Any] | None,
+            "the layer's options; for a pattern, by layer: {lru: {...}}. The name of a class of your own is that of "
+            "the class",
         ] = None,
         channel_mixer: Annotated[
             str, f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}"
         ] = "gated_mlp",
         channel_options: Annotated[Mapping[str, Any] | None, "the channel mixer's options"] = None,
-        norm: Annotated[str, f"normalisation before every mixer: {', '.join(NORMS)}"] = "rmsnorm",
-        norm_eps: Annotated[float, at_least(0), "epsilon of the norms"] = 1e-6,
+        norm: Annotated[str, f"norm before every mixer and after the last block: {', '.join(NORMS)}"] = "rmsnorm",
+        norm_eps: Annotated[float, at_least(0), "ε of the norms"] = 1e-6,
         residual_in_float32: Annotated[
-            bool, "keep the sum of the blocks in float32 where the parameters are narrower"
+            bool, "keep the residual stream in float32 where the parameters are narrower"
         ] = False,
-        dropout: Annotated[float, "fraction of a layer's or mixer's output that is dropped before it is added"] = 0.0,
-        own_norm: Annotated[bool, "no norm before the layers, which have their own"] = False,
-        two_hop: Annotated[bool, "add a channel mixer's output to the input of its block"] = False,
+        dropout: Annotated[
+            float, "fraction of a layer's or mixer's output that is dropped before it is added, in training"
+        ] = 0.0,
+        own_norm: Annotated[bool, "the layers have norms of their own, so none stands before them"] = False,
+        two_hop: Annotated[bool, "a channel mixer's output is added to the block's input (see `Block`)"] = False,
     ) -> None:
         super().__init__()
         single = isinstance(layer, str | type | Layer)
@@ -183,15 +177,11 @@ class Stack(Backbone):
         return x, tuple(states)
 
 
-def check_backbone(who: str, stack: Any, causal: bool) -> None:
-    """Raise ConfigError for what is no `Backbone`, and for a bidirectional one if the model is causal."""
-    if not isinstance(stack, Backbone):
-        value = f"a layer, {type(stack).__name__}" if isinstance(stack, Layer) else repr(stack)
-        raise ConfigError(f"{who}: stack is {value}, expected a stack of layers, such as Stack(256, 6, 'hawk')")
-    if causal:
-        for mixer in stack.mixers():
-            if mixer.bidirectional:
-                raise ConfigError(f"{who}: layer {label(mixer)!r} is bidirectional, expected causal ones only")
+def check_causal(who: str, stack: Backbone) -> None:
+    """Raise ConfigError if a layer of the stack is bidirectional."""
+    for mixer in stack.mixers():
+        if mixer.bidirectional:
+            raise ConfigError(f"{who}: layer {label(mixer)!r} is bidirectional, expected causal ones only")
 
 
 def _layers_of(layer: Designation) -> tuple[Designation, ...]:

@@ -3,34 +3,33 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least
-from scanl.errors import ConfigError, ShapeError
-from scanl.models.saving import Options, Saved
-from scanl.models.stack import Backbone, Stack, check_backbone
+from scanl.configured import WORDS, Configured, at_least, refuse
+from scanl.errors import ShapeError
+from scanl.models.saving import Part, Saved
+from scanl.models.stack import Backbone, Stack
 
 UNCUT = 0.87962566103423978  # deviation of a standard normal number that is cut at -2 and 2
 
 
 @dataclass(frozen=True)
-class Patches(Options):
-    """Images (B, channels, height, width) that are cut into square patches, each a step of a sequence.
+class Patches(Part, metaclass=Configured):
+    """Images (B, channels, height, width) that are cut into square patches, each a step of a sequence."""
 
-    image: height and width in pixels, each a multiple of `size`.   channels: of a pixel.   size: height and width of a
-    patch.
-    """
-
-    image: Sequence[int] = (224, 224)
-    channels: int = 3
-    size: int = 16
+    image: Annotated[Sequence[int], "height and width in pixels, each a multiple of `size`"] = (224, 224)
+    channels: Annotated[int, at_least(1), "channels of a pixel"] = 3
+    size: Annotated[int, at_least(1), "height and width of a patch"] = 16
 
     def __post_init__(self) -> None:
-        if self.size < 1 or len(self.image) != 2 or min(self.image) < 1 or any(side % self.size for side in self.image):
-            raise ConfigError(f"patches: image is {tuple(self.image)}, expected two multiples of size={self.size}")
+        if len(self.image) != 2 or min(self.image) < 1 or any(side % self.size for side in self.image):
+            refuse(Patches, "image", tuple(self.image), f"two multiples of size={self.size}")
+
+
+WORDS[Patches] = "Patches((224, 224))"
 
 
 class ImageClassifier(Saved):
@@ -39,27 +38,21 @@ class ImageClassifier(Saved):
     The model has a linear map of each patch, a learned vector for each position, the layers of the stack, and a linear
     map at the class token.
 
-    Args:
-        num_classes: C.
-        stack: bidirectional layers; causal ones read the patches before the token alone.
-        patches: the images, and how they are cut.
-
     Parameters beside the stack: patches, a convolution (D, channels, size, size); positions (1, M + 1, D) for the M
     patches and the token; token (1, 1, D); head (C, D).
     Initialisation: positions, token and the weight of head normal with deviation 0.02; the weight of patches normal
     with deviation 1/sqrt(channels size²), after a cut at two deviations; both biases 0.
     """
 
-    who = "image classifier"
+    name: ClassVar[str] = "image classifier"
 
     def __init__(
         self,
-        num_classes: Annotated[int, at_least(1)],
-        stack: Backbone,
-        patches: Patches = Patches(),
+        num_classes: Annotated[int, at_least(1), "C"],
+        stack: Annotated[Backbone, "bidirectional layers; causal ones would read the patches before the token alone"],
+        patches: Annotated[Patches, "the images, and how they are cut"] = Patches(),
     ) -> None:
         super().__init__()
-        check_backbone(self.who, stack, causal=False)
         size, channels = patches.size, patches.channels
         self.shape = (channels, *patches.image)
         self.patches = nn.Conv2d(channels, stack.dim, size, size)

@@ -1,6 +1,5 @@
 """The configuration of a training run, in five parts. The command line is generated from their fields."""
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
@@ -12,6 +11,7 @@ import torch
 import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
+from scanl.configured import check, options
 from scanl.data import Folders, OwnSignals, Source, sources
 from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
@@ -26,22 +26,22 @@ OF_FOLDERS = {source.asks: source.name for source in (Folders, OwnSignals)}  # b
 DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
 
 
-def _kind(hint: Any) -> Any:
+def _kind(annotation: Any) -> Any:
     """Return the type of an argument on the command line: a mapping is a dictionary, and a layer is text."""
-    kinds = get_args(hint) or (hint,)
-    if any(get_origin(kind) is Mapping for kind in kinds):
+    kind = get_args(annotation)[0]
+    arms = get_args(kind) or (kind,)
+    if any(get_origin(arm) is Mapping for arm in arms):
         return dict[str, Any]
-    return str if str in kinds else hint
+    return str if str in arms else kind
 
 
 def _stack_fields() -> Iterator[tuple[str, Any, Any]]:
     """Yield a field for each argument of `Stack`: its name, its type with its meaning, and its default."""
-    hints = get_type_hints(Stack.__init__, include_extras=True)
-    for name, parameter in list(inspect.signature(Stack.__init__).parameters.items())[1:]:
-        hint, *_, meaning = get_args(hints[name])
-        kind, default = _kind(hint), DEFAULTS.get(name, parameter.default)
-        value = field(default_factory=dict) if get_origin(kind) is dict else field(default=default)
-        yield name, Annotated[kind, meaning], value
+    for option in options(Stack).values():
+        kind = _kind(option.annotation)
+        value = DEFAULTS.get(option.name, option.default)
+        default = field(default_factory=dict) if get_origin(kind) is dict else field(default=value)
+        yield option.name, Annotated[kind, option.meaning], default
 
 
 StackConfig = make_dataclass("StackConfig", _stack_fields())
@@ -208,6 +208,7 @@ class TrainConfig:
                 raise ConfigError(f"train: {name} is {value}, expected a finite number")
             if isinstance(value, int) and value >= 2**63:
                 raise ConfigError(f"train: {name} is {value}, expected less than 2**63")
+        check(Stack, vars(self.stack))
         for name in COUNTS:
             if options[name] < 1:
                 raise ConfigError(f"train: {name} is {options[name]}, expected at least 1")
