@@ -591,7 +591,12 @@ WRONG = [
     (
         lambda: LanguageModel(5, layers.LRU(8)),
         ConfigError,
-        "stack is a layer, LRU, expected a stack of layers, such as",
+        "stack is a LRU, expected a stack of layers, such as",
+    ),
+    (
+        lambda: LanguageModel(256, 128, 4),
+        TypeError,
+        r"LanguageModel: too many positional arguments; it is LanguageModel\(vocab_size: int, stack",
     ),
     (
         lambda: SequenceClassifier(2, Stack(8, 1), Features(2), pool="max"),
