@@ -290,6 +290,8 @@ def _is(value: object, annotation: Any) -> bool:
         return callable(value)
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)  # JSON and YAML have no tuples
     if not isinstance(value, kind) or (isinstance(value, str) and kind is not str and issubclass(kind, Sequence)):
         return False
     if issubclass(kind, Mapping) and isinstance(value, Mapping) and len(args) == 2:

@@ -4,6 +4,7 @@ A configuration is nested: {"class": "LanguageModel", "config": {"vocab_size": 2
 """
 
 import importlib
+import numbers
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,6 +107,8 @@ def recorded(value: Any) -> Any:
         return layer_name(value)
     if isinstance(value, Mapping):
         return {name: recorded(entry) for name, entry in value.items()}
+    if isinstance(value, numbers.Real) and not isinstance(value, int | float):  # a number of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     return [recorded(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
