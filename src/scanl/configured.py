@@ -243,10 +243,17 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name, parameter in list(bound.signature.parameters.items())[1:]:
         if parameter.kind is parameter.VAR_KEYWORD:
-            config |= bound.arguments[name]
+            config |= _kept(bound.arguments[name])
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            config[name] = bound.arguments[name]
+            config[name] = _kept(bound.arguments[name])
     return config
+
+
+def _kept(value: Any) -> Any:
+    """Return an argument as `config` keeps it: mappings and lists are copied, because the caller may change them."""
+    if isinstance(value, dict):
+        return {key: _kept(part) for key, part in value.items()}
+    return [_kept(part) for part in value] if isinstance(value, list) else value
 
 
 def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any], relation: bool) -> str:

@@ -55,8 +55,8 @@ WHOLE_MODELS = """\
 ## Whole models
 
 A whole model is a pattern of the layers above, which repeats over depth. `scanl train --layer NAME` trains one.
-`Stack`, `LanguageModel` and `SequenceClassifier` take its name in place of a layer. The sizes in its section are those
-of one repetition of the pattern, with the stack's default channel mixer.
+`Stack` takes its name in place of a layer. The sizes in its section are those of one repetition of the pattern, with
+the stack's default channel mixer.
 """
 
 

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, build, register
+from scanl.layers.base import Layer, register
+from scanl.layers.designation import make_layer
 from scanl.layers.packing import reversed_steps
 from scanl.layers.state import Device, DType, State
 
-Inner: TypeAlias = str | Callable[[int], Layer]  # a registered name, or a function from width to a layer
+Inner: TypeAlias = str | type[Layer] | Callable[[int], Layer]  # a name, a class, or a function from width to a layer
 
 
 def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
-    if isinstance(inner, str):
-        return build(inner, dim, **(options or {}))
+    if isinstance(inner, str | type):
+        return make_layer(inner, dim, options or {})
     if isinstance(inner, nn.Module) or not callable(inner):
         raise ConfigError(
             f"{who}: layer is a {type(inner).__name__}, expected a registered name or a function from dim to a layer, "
@@ -49,9 +50,9 @@ class Bidirectional(Layer):
 
     Args:
         dim: D, model width.
-        layer: registered name, or a function from dim to a layer.
+        layer: registered name, a class of your own, or a function from dim to a layer.
         combine: "sum"; or "concat", which maps [fwd; bwd] (2D) to D by `out_proj`.
-        layer_options: options of the named layer.
+        layer_options: options of the named layer, or of the class.
 
     Each packed sequence is reversed separately. State: the forward layer's. A carried state affects only that
     direction, so reading a sequence in pieces gives other outputs than reading it whole.

@@ -9,21 +9,23 @@ from typing import Any, TypeAlias
 
 from scanl.configured import check_names
 from scanl.errors import ConfigError
-from scanl.layers.base import Layer, get, registry
+from scanl.layers.base import Layer, registry
+from scanl.registry import Registry
 
 Designation: TypeAlias = str | type[Layer] | Layer
 
 
-def layer_class(layer: Designation) -> type[Layer]:
+def layer_class(layer: Designation, table: Registry[Layer] = registry) -> type[Layer]:
     """Return the class that a designation stands for.
 
-    `my.module:MyRNN` imports `my.module` from Python's path or the working folder: name only code that you trust.
-    Raises ConfigError for an unknown name, a module that cannot be imported, and a class that is no Layer.
+    table: where names are registered.   `my.module:MyRNN` imports `my.module` from Python's path or the working folder:
+    name only code that you trust. Raises ConfigError for an unknown name, a module that cannot be imported, and a class
+    that is no Layer.
     """
     if isinstance(layer, Layer):
         return type(layer)
     if isinstance(layer, str) and ":" not in layer:
-        return get(layer)
+        return table.get(layer)
     cls = _imported(layer) if isinstance(layer, str) else layer
     if not (isinstance(cls, type) and issubclass(cls, Layer)):
         found = layer if isinstance(layer, str) else f"a {type(layer).__name__}, {layer!r}"
@@ -31,24 +33,24 @@ def layer_class(layer: Designation) -> type[Layer]:
     return cls
 
 
-def make_layer(layer: Designation, dim: int, options: Mapping[str, Any]) -> Layer:
+def make_layer(layer: Designation, dim: int, options: Mapping[str, Any], table: Registry[Layer] = registry) -> Layer:
     """Make the layer of width `dim`. An instance is copied, with its values; it takes no options."""
-    cls = layer_class(layer)
+    cls = layer_class(layer, table)
     if isinstance(layer, Layer):
         if options:
             raise ConfigError(f"{label(layer)}: options are {dict(options)}, expected none because the layer is made")
         if layer.dim != dim:
             raise ConfigError(f"{label(layer)}: dim is {layer.dim}, expected {dim} of the stack")
         return copy.deepcopy(layer)
-    check_names(label(layer), cls, options)
+    check_names(label(layer, table), cls, options)
     return cls(dim, **options)
 
 
-def label(layer: Designation) -> str:
+def label(layer: Designation, table: Registry[Layer] = registry) -> str:
     """Return the registered name, or the class's own name: the key in `layer_options`, and the name in messages."""
     if isinstance(layer, str) and ":" not in layer:
-        return registry.find(layer) or layer
-    cls = layer_class(layer)
+        return table.find(layer) or layer
+    cls = layer_class(layer, table)
     return vars(cls).get("name") or cls.__name__
 
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import check_names
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.base import Layer, channel_mixers, get, names
+from scanl.layers.designation import Designation, make_layer
 from scanl.layers.module import Module
 from scanl.layers.parts.norm import RMSNorm, ZeroCenteredRMSNorm
 from scanl.layers.state import Device, DType, State
@@ -99,7 +99,7 @@ class Block(Module):
     def __init__(
         self,
         mixer: Layer,
-        channel_mixer: str = "gated_mlp",
+        channel_mixer: Designation = "gated_mlp",
         channel_options: dict[str, Any] | None = None,
         norm: str = "rmsnorm",
         norm_eps: float = 1e-6,
@@ -110,21 +110,21 @@ class Block(Module):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ConfigError(f"block: dropout is {dropout}, expected at least 0 and below 1")
-        if channel_mixer != "none" and channel_mixers.find(channel_mixer) is None:
+        alone = isinstance(channel_mixer, str) and channel_mixer == "none"
+        named = isinstance(channel_mixer, str) and not alone and ":" not in channel_mixer
+        if named and channel_mixers.find(str(channel_mixer)) is None:
             raise nearest("channel mixer", channel_mixer, ["none", *channel_mixers.names()])
-        channel = None if channel_mixer == "none" else channel_mixers.get(channel_mixer)
-        if two_hop and channel is None:
+        if two_hop and alone:
             raise ConfigError("block: two_hop is True, expected False because channel_mixer is 'none'")
         self.own_norm, self.two_hop = own_norm, two_hop
         if not own_norm:
             self.mixer_norm = make_norm(norm, mixer.dim, norm_eps)
         self.mixer = mixer
         self.dropout = nn.Dropout(dropout)
-        self.channel_norm = None if channel is None else make_norm(norm, mixer.dim, norm_eps)
+        self.channel_norm = None if alone else make_norm(norm, mixer.dim, norm_eps)
         self.channel = None
-        if channel is not None:
-            check_names(channel_mixer, channel, channel_options or {})
-            self.channel = channel(mixer.dim, **(channel_options or {}))
+        if not alone:
+            self.channel = make_layer(channel_mixer, mixer.dim, channel_options or {}, channel_mixers)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> BlockState:
         kind = {"device": device, "dtype": dtype}

@@ -1,6 +1,6 @@
 """Named presets for published models that repeat a pattern of layers.
 
-A stack accepts the name in place of its layers: `LanguageModel(256, 512, 6, "griffin")`. A preset is registered by
+A stack accepts the name in place of its layers: `Stack(512, 6, "griffin")`. A preset is registered by
 name, as a layer is, so it is listed, shown and tested like one.
 """
 

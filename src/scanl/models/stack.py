@@ -95,7 +95,8 @@ class Stack(Backbone):
             "the class",
         ] = None,
         channel_mixer: Annotated[
-            str, f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}"
+            Designation,
+            f"layer that mixes channels after each layer: {', '.join(CHANNEL_MIXERS)}; or a class of your own",
         ] = "gated_mlp",
         channel_options: Annotated[Mapping[str, Any] | None, "the channel mixer's options"] = None,
         norm: Annotated[str, f"norm before every mixer and after the last block: {', '.join(NORMS)}"] = "rmsnorm",

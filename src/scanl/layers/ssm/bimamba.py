@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
-from scanl.layers.base import UNDECAYED, Layer, build, preset, register
+from scanl.layers.base import UNDECAYED, Layer, preset, register
+from scanl.layers.designation import Designation, make_layer
 from scanl.layers.packing import reversed_steps
 from scanl.layers.ssm.mamba import Mamba, MambaState
 from scanl.layers.state import Device, DType, State
@@ -102,7 +103,8 @@ class ReverseComplement(Layer):
 
     Args:
         dim: D = 2 d, even.
-        layer: registered name of f, of width d. It may be causal; the result never is.
+        layer: f, of width d: a registered name, a class of your own or an instance. It may be causal; the result never
+            is.
         layer_options: options of f.
 
     State: that of f for the first strand. A carried state affects that strand only.
@@ -117,12 +119,14 @@ class ReverseComplement(Layer):
     sample: ClassVar = {"layer": "lru"}
     bidirectional = True
 
-    def __init__(self, dim: int, layer: str = "caduceus", layer_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, dim: int, layer: Designation = "caduceus", layer_options: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         if dim < 2 or dim % 2:
             raise ConfigError(f"reverse_complement: dim is {dim}, expected an even number of at least 2")
         self.dim = dim
-        self.layer = build(layer, dim // 2, **(layer_options or {}))
+        self.layer = make_layer(layer, dim // 2, layer_options or {})
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return self.layer.init_state(batch_size, device=device, dtype=dtype)

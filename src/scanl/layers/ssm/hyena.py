@@ -153,7 +153,7 @@ class Hyena(Layer):
 
 @preset("hyena_dna", emb_dim=5, w=10.0, shift=0.05, lr_pos_emb=0.0)
 class HyenaDNAMixer(Hyena):
-    """Hyena as in HyenaDNA: faster sines, and a decay that ends at 0.05. `scanl.models.HyenaDNA` is the model.
+    """Hyena as in HyenaDNA: faster sines, and a decay that ends at 0.05. `scanl.models.hyena_dna` makes the model.
 
     In the released models l_max is the length of the longest sequence plus two.
     """

@@ -87,7 +87,7 @@ class Mega(Layer):
     mixes with x.
 
     Differs: a call may end anywhere in a chunk, because the state holds the present chunk. The whole model is
-    `scanl.models.MegaModel`.
+    `scanl.models.mega`.
 
     Args:
         dim: D, model width.
