@@ -21,6 +21,7 @@ from scanl.learning import RunFolder
 from scanl.learning.run.config import TrainConfig, build_model
 from scanl.models import LanguageModel
 from scanl.models.block import CHANNEL_MIXERS, NORMS
+from scanl.models.saving import recorded
 
 TINY = "--accelerator cpu --dim 16 --depth 1 --sequence-length 16 --eval-bytes 64 --steps 3".split()  # noqa: SIM905
 
@@ -70,7 +71,7 @@ def refused(capfd, *argv: str) -> str:
         ("train --dimm 8", "unknown option of train '--dimm'; did you mean '--dim'?"),
         ("train --dim wide", "train: dim is wide, expected int"),
         ("train --steps few", "train: steps is few, expected int or none"),
-        ("train --dim 0", "train: dim is 0, expected at least 1"),
+        ("train --dim 0", "stack: dim is 0, expected at least 1"),
         ("train --config nothing.yaml", "File does not exist"),
         ("train --data nothing.txt", "corpus: nothing.txt does not exist; name a file or a folder"),
         ("train --strategy dpp", "invalid strategy name: `strategy='dpp'`"),
@@ -157,7 +158,7 @@ def test_paths_are_data(text):
 def test_a_run_is_loaded_as_a_model(run):
     """From its folder, in Python, without a word of how it was trained."""
     model, read = LanguageModel.load(run), RunFolder.open(run).load_model()
-    assert model.config == read.config
+    assert recorded(model) == recorded(read)
     tokens = torch.tensor([[97, 98, 99]])
     torch.testing.assert_close(model(tokens)[0], read(tokens)[0], rtol=0, atol=0)
 

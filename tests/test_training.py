@@ -447,9 +447,9 @@ def test_a_configuration_of_before_is_read(tmp_path):
     options, before = found.options(), yaml.safe_load(FLAT)
     usual = TrainConfig(data=before["data"]).options()
     assert options == {**{name: usual[name] for name in usual.keys() - before}, **before}  # others came later
-    assert (found.model.layer, found.data.paths, found.data.carry_state) == ("hawk,lru", ["/texts/notes.txt"], True)
+    assert (found.stack.layer, found.data.paths, found.data.carry_state) == ("hawk,lru", ["/texts/notes.txt"], True)
     parts = yaml.safe_load(found.to_yaml())
-    assert list(parts) == ["model", "data", "optimiser", "run"]
+    assert list(parts) == ["stack", "head", "data", "optimiser", "run"]
     assert TrainConfig.from_values(parts, tmp_path) == found
     (tmp_path / "parts.yaml").write_text(found.to_yaml())
     given = [parse(["--config", str(tmp_path / name)])[0] for name in ("config.yaml", "parts.yaml")]
