@@ -10,7 +10,7 @@ from scanl import ops
 from scanl.layers.memory.hgrn2 import HGRN2
 from scanl.layers.rnn.esn import ESN
 from scanl.layers.ssm.rglru import RGLRU
-from scanl.ops.rglru_gates import rglru_gates
+from scanl.ops.fused.rglru_gates import rglru_gates
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,18 @@ TAKES = {
     "memo": "a dict of tensors that the layers of a stack hand on in one pass, from the lowest up",
     "residual": "(B, T, D), what y is added to; x itself, unless a norm stands before the layer",
 }
+
+
+if TYPE_CHECKING:
+    Result_co = TypeVar("Result_co", covariant=True)
+
+    class Runs(Protocol[Result_co]):
+        def run(self, x: Tensor, *args: Any, **others: Any) -> Result_co: ...
+
+    class RunsTimed(Protocol[Result_co]):
+        def run(
+            self, x: Tensor, state: Any, cu_seqlens: Tensor | None, timespans: Tensor | None = None
+        ) -> Result_co: ...
 
 
 class Layer(Module, metaclass=Configured):
@@ -113,9 +125,26 @@ class Layer(Module, metaclass=Configured):
         check_timespans(self._who(), others.get("timespans"), x)
         return self.run(x, state, cu_seqlens, **others)
 
-    def run(self, x: Tensor, *args: Any, **others: Any) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         """Return what `forward` returns, from x, state, cu_seqlens and those in `takes` by name, all checked."""
         raise NotImplementedError
+
+    if TYPE_CHECKING:  # a call has the type of `run`
+
+        @overload
+        def __call__(  # pyright: ignore[reportOverlappingOverload]
+            self: "RunsTimed[Result_co]",
+            x: Tensor,
+            state: State = None,
+            *,
+            cu_seqlens: Tensor | None = None,
+            timespans: Tensor | None = None,
+        ) -> "Result_co": ...
+        @overload
+        def __call__(
+            self: "Runs[Result_co]", x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None
+        ) -> "Result_co": ...
+        def __call__(self, *args: Any, **others: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run `forward` for one step: x (B, dim) to y (B, dim). Raises ConfigError for a bidirectional layer."""

@@ -75,25 +75,24 @@ class LiquidS4(GatedDiagonalLayer):
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if state is None:
-            state = self.init_state(sequences(x, cu_seqlens))
+        before: Tensor = self.init_state(sequences(x, cu_seqlens)) if state is None else state
         A, C, dt = self.kernel.system()
         a, b = discretized(A, torch.ones_like(A), dt, self.discretization, timespans)
-        u, state = widen(x), state.to(a.dtype)
+        u, before = widen(x), before.to(a.dtype)
         stepwise = self.degree not in (1, 2) or timespans is not None or torch.compiler.is_exporting()
         packed = cu_seqlens is not None
         if stepwise or (packed and torch.compiler.is_compiling()) or x.shape[1] < BLOCK:
-            y, last = self._recurrence(u, a, b, C, state, cu_seqlens)
+            y, last = self._recurrence(u, a, b, C, before, cu_seqlens)
         elif not packed:
             with as_widened(x):
-                y, last = self._in_blocks(u, a, b, C, state)
+                y, last = self._in_blocks(u, a, b, C, before)
         else:
 
             def run(u: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
                 return (self._in_blocks if u.shape[1] >= BLOCK else self._recurrence)(u, a, b, C, row)
 
             with as_widened(x):
-                y, last = each_alone(run, u, state, cu_seqlens)
+                y, last = each_alone(run, u, before, cu_seqlens)
         return self._read_out(y, u, x.dtype), last
 
     def _recurrence(
