@@ -8,8 +8,9 @@ import pytest
 
 import published
 from published import compressed_score, note
-from scanl.data.chorales import BachChorales, frames, score
+from scanl.data.chorales import BachChorales
 from scanl.data.files import folders
+from scanl.data.readers.musicxml import frames, score
 from scanl.errors import DataError
 
 CHORD, TIE, DOT = "<chord/>", '<tie type="start"/>', "<dot/>"

@@ -1,22 +1,18 @@
 """Atari, offline: the next action of a player, from the screen and the points that the player will still get."""
 
-import gzip
 import hashlib
-import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanl.data.base import IGNORED, Question
-from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.data.published import published
+from scanl.data.readers import npy
 from scanl.errors import ConfigError, DataError
 
 SIDE = 84  # pixels of a side of the screen
@@ -29,26 +25,6 @@ class Episode(NamedTuple):
     checkpoint: int
     begin: int
     end: int
-
-
-def stored(files: Files, path: Path, form: tuple[int, ...], most: int, folder: str = "") -> NDArray[Any]:
-    """Return the first rows of an array in a packed .npy file, at most `most`. Nothing is unpickled.
-
-    form: the sizes of a row.
-    """
-    try:
-        with gzip.open(path) as file:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-            shape, by_columns, kind = read(file)
-            have, *row = shape
-            if kind.kind not in "biuf" or tuple(row) != form or (by_columns and row):
-                raise ValueError(f"its array is {kind} {shape}, expected numbers (N, {', '.join(map(str, form))})")
-            rows = min(most, have)
-            content = file.read(rows * math.prod(form) * kind.itemsize)
-        return np.frombuffer(content, kind).reshape(rows, *form)
-    except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:
-        raise files.damaged(path, f"it is no packed array: {error}", folder) from error
 
 
 @published("atari")
@@ -103,7 +79,7 @@ class AtariReplay(FixedRows):
 
     def _stored(self, what: str, checkpoint: int, form: tuple[int, ...] = (), most: int = MOST) -> NDArray[Any]:
         path = self.files.path(f"{self.logs}/$store$_{what}_ckpt.{checkpoint}.gz", self.folder)
-        return stored(self.files, path, form, most, self.folder)
+        return npy.packed(self.files, path, form, most, self.folder)
 
     @cached_property
     def _logged(self) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.float32]], list[Episode]]:

@@ -1,16 +1,6 @@
 """Chorales of Bach, note by note, from compressed MusicXML."""
 
-import lzma
-import re
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
-from io import BytesIO
-from math import ceil
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +8,7 @@ from numpy.typing import NDArray
 from scanl.data.fixed import Part, Parts
 from scanl.data.music import Polyphony, roll
 from scanl.data.published import published
-
-STEPS = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}  # above C, in semitones
-BROKEN = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError),  # of the archive
-    *(ElementTree.ParseError, LookupError, ValueError),  # of the score
-)
+from scanl.data.readers import musicxml
 
 
 @published("bach_chorales")
@@ -46,79 +31,12 @@ class BachChorales(Polyphony):
         paths = sorted(self.files.below("bach", "bwv*.mxl", self.folder), key=lambda path: path.name)
         for path in paths:
             try:
-                parts = score(self.files.read(f"bach/{path.name}", self.folder)).findall("part")
+                parts = musicxml.score(self.files.read(f"bach/{path.name}", self.folder)).findall("part")
                 if len(parts) == 4:
-                    rolls.setdefault((one := roll(frames(parts))).tobytes(), one)
-            except BROKEN as error:
+                    rolls.setdefault((one := roll(musicxml.frames(parts))).tobytes(), one)
+            except musicxml.BROKEN as error:
                 raise self.files.damaged(path, f"it is no score that is understood: {error}", self.folder) from error
         self.files.counted({"scores": len(paths), "different chorales of four parts": len(rolls)}, self.folder)
         whole = Part(list(rolls.values()), np.zeros(len(rolls), np.int64))
         fifth = np.arange(len(rolls)) % 5
         return Parts(*(whole.take(np.flatnonzero(chosen)) for chosen in (fifth < 3, fifth == 3, fifth == 4)))
-
-
-def score(content: bytes) -> ElementTree.Element:
-    """Return the score of a compressed MusicXML file. Raises one of `BROKEN` if there is none."""
-    with zipfile.ZipFile(BytesIO(content)) as archive:
-        names = [file.get("full-path", "") for file in _xml(archive.read("META-INF/container.xml")).iter("rootfile")]
-        found = _xml(archive.read(names[0]))
-    if found.tag != "score-partwise":
-        raise ValueError(f"it begins with {found.tag}, expected score-partwise")
-    return found
-
-
-def _xml(content: bytes) -> ElementTree.Element:
-    if b"<!ENTITY" in content.replace(b"\0", b""):  # of UTF-16
-        raise ValueError("it declares an entity, which may stand for very much text")
-    return ElementTree.fromstring(content)
-
-
-def frames(parts: list[ElementTree.Element]) -> list[list[int]]:
-    """Return the MIDI numbers of the notes that sound at the start of each quarter note. Raises ValueError."""
-    spans = [span for part in parts for span in _spans(part)]
-    found: list[list[int]] = [[] for _ in range(ceil(max((end for _, end, _ in spans), default=0)))]
-    for begin, end, note in spans:
-        if note is not None:
-            for frame in found[ceil(begin) : ceil(end)]:
-                frame.append(note)
-    return found
-
-
-def _spans(part: ElementTree.Element) -> Iterator[tuple[Fraction, Fraction, int | None]]:
-    """Yield the start and end of each note, in quarter notes, and its MIDI number; of a rest, None."""
-    measure_begin, divisions = Fraction(0), 0
-    for measure in part.iter("measure"):
-        begin = now = last = measure_begin
-        for item in measure:
-            has = {child.tag for child in item}
-            if "divisions" in has:
-                divisions = _number(item, "divisions", least=1)
-            if has & {"transpose", "cue"}:
-                raise ValueError("a part is transposed or has a cue, expected notes as they sound")
-            if item.tag not in ("note", "backup", "forward") or "grace" in has:
-                continue
-            if not divisions:
-                raise ValueError("a note comes before the divisions of a quarter note")
-            time = Fraction(_number(item, "duration", least=1), divisions)
-            begin = begin if "chord" in has else now
-            end = begin - time if item.tag == "backup" else begin + time
-            if end < measure_begin:
-                raise ValueError("a backup goes before its measure")
-            now, last = now if "chord" in has else end, max(last, end)
-            if item.tag == "note":  # a piece ends with its last note or rest
-                yield begin, end, None if "rest" in has else _note(item)
-        measure_begin = last
-
-
-def _note(item: ElementTree.Element) -> int:
-    step, octave = item.findtext("pitch/step", ""), _number(item, "pitch/octave")
-    if step not in STEPS:
-        raise ValueError(f"a note has the step {step!r}, expected one of {', '.join(STEPS)}")
-    return 12 * (octave + 1) + STEPS[step] + _number(item, "pitch/alter", default="0")
-
-
-def _number(item: ElementTree.Element, name: str, least: int = -9, default: str = "") -> int:
-    text = item.findtext(name, default)
-    if not re.fullmatch(r"-?[0-9]{1,6}", text) or int(text) < least:
-        raise ValueError(f"{name} of a {item.tag} is {text!r}, expected a whole number of at least {least}")
-    return int(text)

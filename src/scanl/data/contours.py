@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scanl.data.base import Question
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import kind
+from scanl.data.readers import png
 
 HARD = "curv_contour_length_14"
 
@@ -76,13 +77,7 @@ class PublishedPathfinder(FixedRows):
 
     def picture(self, path: Path) -> NDArray[np.uint8]:
         """Return the grey pixels of a file: (side ** 2, 1)."""
-        from PIL import Image
-
-        try:
-            with Image.open(path, formats=["PNG"]) as image:
-                pixels = np.asarray(image.convert("L"))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise self.files.damaged(path, f"Pillow cannot read it: {error}", self.folder) from error
+        pixels = png.pixels(self.files, path, self.folder, "L")
         if pixels.shape != (self.side, self.side):
             why = f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, expected {self.side} x {self.side}"
             raise self.files.damaged(path, why, self.folder)

@@ -15,27 +15,11 @@ from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
 from scanl.data.fresh import FreshRows
 from scanl.data.published import published
+from scanl.data.readers.photograph import square
 from scanl.errors import ConfigError, DataError
 
 MINI_PARTS = ("train", "val", "test")
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])  # of the colours of ImageNet
-
-
-def square(files: Files, path: Path, side: int, whole: int, folder: str = "") -> NDArray[np.uint8]:
-    """Return the middle of a photograph: (side, side, 3). It is first scaled so that its shorter side has `whole`."""
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=["JPEG", "PNG"]) as image:
-            image.draft("RGB", (2 * whole, 2 * whole))
-            width, height = image.size
-            scale = whole / min(width, height)
-            size = max(whole, round(width * scale)), max(whole, round(height * scale))
-            left, top = ((length - side) // 2 for length in size)
-            found = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-            return np.asarray(found.crop((left, top, left + side, top + side)))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error
 
 
 @published("imagenet")

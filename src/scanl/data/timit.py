@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from scanl.data.base import Question
-from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import published
+from scanl.data.readers import sphere
 
 BINS = 129
 CORE = (  # speakers
@@ -25,29 +25,6 @@ DEVELOPMENT = (
     "MTAA0 MTDT0 MTHC0 MWJG0 FNMR0 FREW0 FSEM0 MBNS0 MMJR0 MDLS0 MDLF0 MDVC0 MERS0 FMAH0 FDRW0 MRCS0 MRJM4 FCAL1 MMWH0 "
     "FJSJ0 MAJC0 MJSW0 MREB0 FGJD0 FJMG0 MROA0 MTEB0 MJFC0 MRJR0 FMML0 MRWS1"
 )
-
-
-def read_sphere(files: Files, path: Path, folder: str = "") -> NDArray[np.int16]:
-    """Return the samples of a NIST SPHERE file of one channel of 16 bits at 16 kHz, not packed.
-
-    A file has `NIST_1A`, the length of the header in bytes, lines `NAME -TYPE VALUE` up to `end_head`, and then the
-    samples.
-    """
-    try:
-        content = path.read_bytes()
-        first, size, *lines = content[:1024].split(b"\n")
-        facts = {line.split()[0]: line.split()[2] for line in lines[: lines.index(b"end_head")] if line.strip()}
-        samples = np.frombuffer(content[int(size) :], "<i2" if facts[b"sample_byte_format"] == b"01" else ">i2")
-        wanted = int(facts[b"sample_count"])
-    except (OSError, ValueError, LookupError) as error:
-        raise files.damaged(path, f"it is no NIST SPHERE file: {error}", folder) from error
-    form = first, facts.get(b"channel_count"), facts.get(b"sample_n_bytes"), facts.get(b"sample_rate")
-    if form != (b"NIST_1A", b"1", b"2", b"16000") or facts.get(b"sample_coding", b"pcm") != b"pcm":
-        why = f"its header says {b', '.join(form[1:2] + form[2:]).decode(errors='replace')}"  # pyright: ignore
-        raise files.damaged(path, f"{why}, expected one channel of 2 bytes at 16000 Hz, not packed", folder)
-    if not 0 < wanted == len(samples):
-        raise files.damaged(path, f"it has {len(samples)} samples, expected {wanted} of its header", folder)
-    return samples
 
 
 def halved(samples: NDArray[Any]) -> NDArray[np.float64]:
@@ -111,7 +88,7 @@ class TIMITFrames(FixedRows):
 
     def frames(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a sentence: (t, 129)."""
-        samples = read_sphere(self.files, path, self.folder)
+        samples = sphere.samples(self.files, path, self.folder)
         if len(samples) < 512:
             raise self.files.damaged(path, f"it has {len(samples)} samples, expected two frames, 512", self.folder)
         return spectrum(halved(samples))

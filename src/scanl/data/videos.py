@@ -15,36 +15,12 @@ from scanl.data.base import Question, padded
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
 from scanl.data.published import published
+from scanl.data.readers import npy, skeleton
+from scanl.data.readers.skeleton import BODIES, JOINTS
 from scanl.data.yes_no import YesNo
 from scanl.errors import ConfigError, DataError
 
-JOINTS, BODIES = 25, 2
 SUBJECTS = (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)  # of the training part
-
-
-def read_skeleton(files: Files, path: Path, folder: str = "") -> NDArray[np.float32]:
-    """Return the positions of the joints in metres, (t, 2, 25, 3), of the first two bodies of each frame.
-
-    A file has the number of frames. Each frame has the number of bodies. Each body has a line of ten numbers, the
-    number of joints, and for each joint a line of twelve numbers, of which the first three are its position. A missing
-    position is 0.
-    """
-    try:
-        lines = iter(path.read_text(encoding="ascii").splitlines())
-        found = np.zeros((int(next(lines)), BODIES, JOINTS, 3), np.float32)
-        for frame in found:
-            for body in range(int(next(lines))):
-                next(lines)
-                joints = [next(lines).split()[:3] for _ in range(int(next(lines)))]
-                if body < BODIES:
-                    frame[body] = np.array(joints, np.float32)
-    except StopIteration as error:
-        raise files.damaged(path, "it ends before its last frame", folder) from error
-    except (OSError, ValueError) as error:
-        raise files.damaged(path, f"it is no skeleton of {JOINTS} joints: {error}", folder) from error
-    if not len(found):
-        raise files.damaged(path, "it has no frame", folder)
-    return found
 
 
 @published("ntu")
@@ -99,7 +75,7 @@ class Skeletons(FixedRows):
 
     def clip(self, path: Path) -> NDArray[np.float32]:
         """Return the frames of a clip: (frames, 150)."""
-        whole = read_skeleton(self.files, path, self.folder)
+        whole = skeleton.positions(self.files, path, self.folder)
         middles = (np.arange(self.frames) + 0.5) * len(whole) / self.frames
         return whole[middles.astype(np.int64)].reshape(self.frames, -1)
 
@@ -148,13 +124,7 @@ class Videos(YesNo):
 
     def video(self, path: Path) -> NDArray[np.float32]:
         """Return the features of a video: (t, C)."""
-        try:
-            found = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise self.files.damaged(path, f"it is no array of numbers: {error}", self.folder) from error
-        if found.ndim != 2 or not found.size or found.dtype.kind not in "fiu":
-            raise self.files.damaged(path, f"it is {found.dtype} {found.shape}, expected numbers (t, C)", self.folder)
-        return found.astype(np.float32)
+        return npy.array(self.files, path, self.folder, 2).astype(np.float32)
 
     def answers(self, part: Part) -> NDArray[Any]:
         rows = zip(part.rows, part.answers, strict=True)

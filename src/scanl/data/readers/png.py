@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +13,18 @@ from scanl.data.files import Files
 from scanl.data.fixed import Part
 
 
-def pixels(files: Files, name: str, folder: str, mode: str) -> NDArray[np.uint8]:
-    """Return the pixels of a picture: (height, width) for the mode "L", (height, width, 3) for "RGB"."""
+def pixels(files: Files, path: Path, folder: str, mode: str, content: bytes | None = None) -> NDArray[np.uint8]:
+    """Return the pixels of a picture: (height, width) for the mode "L", (height, width, 3) for "RGB".
+
+    content: of the file, if it was read already.
+    """
     from PIL import Image
 
     try:
-        with Image.open(BytesIO(files.read(name, folder)), formats=["PNG"]) as image:
+        with Image.open(path if content is None else BytesIO(content), formats=["PNG"]) as image:
             return np.asarray(image.convert(mode))
     except (OSError, SyntaxError, ValueError) as error:
-        raise files.damaged(files.path(name, folder), f"Pillow cannot read it: {error}", folder) from error
+        raise files.damaged(path, f"Pillow cannot read it: {error}", folder) from error
 
 
 def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> Part:
@@ -31,10 +35,11 @@ def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, in
     *pictures, labels = names
     size, rows = math.prod(shape[:2]), []
     for name in pictures:
-        rows.append(pixels(files, name, folder, "RGB" if shape[2] == 3 else "L"))
+        path, content = files.path(name, folder), files.read(name, folder)
+        rows.append(pixels(files, path, folder, "RGB" if shape[2] == 3 else "L", content))
         if rows[-1].shape[1] != size:
             why = f"its rows have {rows[-1].shape[1]} pixels, expected {size}"
-            raise files.damaged(files.path(name, folder), why, folder)
+            raise files.damaged(path, why, folder)
     images = np.concatenate(rows).reshape(-1, size, shape[2])
     try:
         answers = np.array(json.loads(files.text(labels, folder)))
