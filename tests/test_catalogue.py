@@ -169,7 +169,7 @@ def test_images_of_an_archive_of_numpy(root):
     assert batch.targets.tolist() == [0, 1, 2]
     assert opened("tiny").chance == pytest.approx(1 / 3)
     np.savez(root / "small" / "test.npz", x=np.zeros((3, 2, 2), np.uint8), y=[0, 3, 1])
-    with pytest.raises(DataError, match=r"test.npz is damaged: it has the label 3, expected from 0 to 2"):
+    with pytest.raises(DataError, match=r"small is damaged: a test image has the label 3, expected from 0 to 2"):
         opened("tiny").check()
     np.savez(root / "small" / "test.npz", x=np.zeros((3, 2, 2), np.uint8), y=[0, 1])
     with pytest.raises(DataError, match=r"\(3, 2, 2\) images have int64 \(2,\) labels"):
@@ -242,6 +242,7 @@ GOOD = HEAD + IDX + SOURCE.format(name="tiny", kind="Images") + "shape = [2, 2, 
         ('reader = "idx"', 'reader = "cifar"\nlabels = "2"', "small.toml: layout: labels is '2', expected int"),
         ('reader = "idx"', 'reader = "npz"', "small.toml: layout has no images, expected images"),
         ('test = ["c", "d"]\n', "", "the layout has the parts train, expected train, test because of Images"),
+        ('test = ["c", "d"]', "test = []", "the part test of the layout has 0 files, expected some because of Images"),
         (IDX, 'needs = ["a"]\n', "sources.tiny: the data set has no layout, expected one because of Images"),
         ('["a", "b"]', '"a"', "small.toml: layout: train is 'a', expected a list of str"),
         ("[sources", '[packages.nothing]\n"a" = "a"\n[sources', "unknown package of .*small.toml 'nothing'"),
@@ -271,6 +272,16 @@ def test_a_mistake_in_a_record_is_one_line(old, new, message, root):
     assert len(str(error.value).splitlines()) == 1
     after = set(records), set(folders), sources.names(), set(vars(__import__("scanl.data.images", fromlist=["x"])))
     assert before == after
+
+
+def test_a_part_has_as_many_files_as_its_kind_reads(root):
+    layout = '[layout]\nreader = "csv"\nwhole = ["a.csv", "b.csv"]\n'
+    with pytest.raises(ConfigError, match="the part whole of the layout has 2 files, expected one because of Publish"):
+        add(write(root, HEAD + layout + SOURCE.format(name="tiny", kind="PublishedSeries")))
+    add(write(root, GOOD.replace('["a", "b"]', '["a", "b", "e"]')))
+    (root / "small").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="small: the part of a, b, e is no file of images and one of labels"):
+        opened("tiny").check()
 
 
 def test_other_mistakes_are_one_line(root):

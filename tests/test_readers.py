@@ -14,11 +14,10 @@ import torch
 import zstandard
 
 import published
-from scanl.data import Question, Source, audio
+from scanl.data import Question, Source, audio, sources
 from scanl.data.files import folders
 from scanl.data.fixed import FromFiles, Part
 from scanl.data.readers.pickles import plain
-from scanl.data.videos import SUBJECTS
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
 from scanl.learning.questions import loss, model_for
@@ -236,7 +235,7 @@ def test_skeletons_are_sampled_in_the_middle_of_equal_parts(root):
     assert found.parts.test.answers.tolist() == [15, 16, 17]  # of the people 3, 6 and 7, in the order of the files
     assert [len(part.answers) for part in source("ntu", across="view").parts] == [5, 1, 3]
     measured = {3, 6, 7, 10, 11, 12, *range(20, 25), 26, 29, 30, 32, 33, 36, 37, 39, 40}  # of the 40 people
-    assert set(SUBJECTS) == set(range(1, 41)) - measured
+    assert set(sources.get("ntu").people) == set(range(1, 41)) - measured
     row = found.parts.test.rows[0].reshape(20, 2, 25, 3)
     frames = np.floor((np.arange(20) + 0.5) * 3 / 20).astype(int)
     for step, frame in zip(row, frames, strict=True):

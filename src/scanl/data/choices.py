@@ -96,6 +96,7 @@ class JSONQuestions(Choices):
 
     readers: ClassVar[Mapping[str, Callable[..., Any]]] = {"json_lines": json_lines.rows}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test"), ("train", "validation", "test")]
+    most_files: ClassVar[int] = 2
     question_field: ClassVar[str]
     option_fields: ClassVar[str | tuple[str, ...]]
     answer_field: ClassVar[str] = ""  # none: in the second file of a part

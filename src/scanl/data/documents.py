@@ -16,8 +16,6 @@ from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import published
 from scanl.errors import DataError
 
-FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
-
 
 @published("imdb")
 @dataclass
@@ -35,7 +33,6 @@ class IMDbReviews(FixedRows):
         aside: number of training reviews that are set aside.
     """
 
-    chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
     positive = ("most", "aside")
 
@@ -67,7 +64,8 @@ class IMDbReviews(FixedRows):
 
     def _folders(self) -> tuple[Part, Part]:
         parts = []
-        for what, names in (("training", FOLDERS[:2]), ("test", FOLDERS[2:])):
+        folders = self.files.or_needs
+        for what, names in (("training", folders[:2]), ("test", folders[2:])):
             found = [
                 (path.read_text(encoding="utf-8"), sentiment)
                 for sentiment, name in enumerate(names)
@@ -98,7 +96,6 @@ class PaperPairs(FixedRows):
         most: bytes of a paper that are read; 4000 in the literature.
     """
 
-    chance = 0.5
     question = Question("class", vocab_size=256, classes=2, padded=True)
     positive = ("most",)
 
@@ -134,14 +131,13 @@ class LongListOps(FixedRows):
     """Long ListOps, the published rows: the value of a nested list of operations on digits, 500 to 2,000 tokens.
 
     The files have a left-nested binary form. Parentheses are left out, and "]" is one token, X. `listops` generates
-    such rows by the published rules.
+    such rows by the published rules. The most frequent answer is 0, of 17 % of the rows.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.
         most: tokens of a row that are read.
     """
 
-    chance = 0.17
     question = Question("class", vocab_size=len(LISTOPS_TOKENS), classes=10, padded=True)
     positive = ("most",)
 

@@ -1,6 +1,7 @@
 """Images as sequences, pixel by pixel: to classify, or to predict each number from those before it."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,10 +50,10 @@ def permutation(order: str, size: int) -> NDArray[np.int64]:
         bits = (size - 1).bit_length()
         reverse = np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(2**bits)])
         return reverse[reverse < size]
-    kind, _, seed = order.partition(":")
-    if kind == "torch" and seed.isdigit():
+    library, _, seed = order.partition(":")
+    if library == "torch" and seed.isdigit():
         return torch.randperm(size, generator=torch.Generator().manual_seed(int(seed))).numpy()
-    if kind == "numpy" and seed.isdigit():
+    if library == "numpy" and seed.isdigit():
         return np.random.RandomState(int(seed)).permutation(size)
     raise ConfigError(f"images: order is {order!r}, expected raster, bit_reversal, torch:SEED or numpy:SEED")
 
@@ -73,6 +74,7 @@ class PixelByPixel(FixedRows):
     positive = ("aside",)
     readers: ClassVar[Mapping[str, Callable[..., Part]]] = READERS
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test")]
+    most_files: ClassVar[int] = sys.maxsize
     shape: ClassVar[tuple[int, int, int]]  # height, width, numbers of a pixel
 
     order: str = "raster"
@@ -118,11 +120,10 @@ class Images(PixelByPixel):
 
     def images(self) -> tuple[Part, Part]:
         parts = super().images()
-        for part, names in zip(parts, self.files.laid_out(self.folder).parts.values(), strict=True):
-            if len(part.answers) and not 0 <= part.answers.min() <= part.answers.max() < self.classes:
-                odd = part.answers[(part.answers < 0) | (part.answers >= self.classes)][0]
-                why = f"it has the label {odd}, expected from 0 to {self.classes - 1}"
-                raise self.files.damaged(self.files.path(names[-1], self.folder), why, self.folder)
+        for part, name in zip(parts, ("training", "test"), strict=True):
+            if len(odd := part.answers[(part.answers < 0) | (part.answers >= self.classes)]):
+                why = f"a {name} image has the label {odd[0]}, expected from 0 to {self.classes - 1}"
+                raise self.files.damaged(self.files.folder(self.folder), why, self.folder)
         return parts
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

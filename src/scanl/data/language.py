@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scanl.data.base import Exam, Question, check_positive, check_types
 from scanl.data.corpus import Bytes, Corpus
-from scanl.data.files import Files, lines, whole_lines
+from scanl.data.files import Files, lines
 from scanl.data.published import kind, published
 from scanl.data.readers import fasta, text
 from scanl.data.text import Tokens
@@ -82,12 +82,11 @@ class InParts(Published):
         layout = self.files.laid_out(self.folder)
 
         def read(part: str, what: str) -> Bytes:
-            read_file = self.readers[layout.reader]
-            tokens = [read_file(self.files, name, self.folder, what, **layout.options) for name in layout.parts[part]]
-            return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+            (name,) = layout.parts[part]
+            return self.readers[layout.reader](self.files, name, self.folder, what, **layout.options)
 
         if "whole" in layout.parts:
-            tokens = read("whole", "whole")
+            tokens = read("whole", "")
             twentieth = len(tokens) // 20
             return tokens[: -2 * twentieth], tokens[-2 * twentieth : -twentieth], tokens[-twentieth:]
         train, validation, test = (read(part, what) for part, what in WHAT.items())
@@ -105,7 +104,11 @@ class PublishedText(InParts):
 
     reads_bytes = True
     question = Question("next token", vocab_size=256)
-    readers = {"bytes": text.whole, "lines": text.lined, "books": text.books}  # noqa: RUF012
+    readers: ClassVar[Mapping[str, Callable[..., Bytes]]] = {
+        "bytes": text.whole,
+        "lines": text.lined,
+        "books": text.books,
+    }
 
 
 @kind
@@ -121,16 +124,14 @@ class Words(Published):
 
     unit = "word"
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "validation", "test")]
-    readers: ClassVar[Mapping[str, Callable[[str], list[str]]]] = {
-        "lines": lambda content: [word for line in whole_lines(content) for word in (*line.split(), "<eos>")]
-    }
+    readers: ClassVar[Mapping[str, Callable[..., list[str]]]] = {"lines": text.words}
 
     @cached_property
     def texts(self) -> tuple[Bytes, Bytes, Bytes]:
         layout, known, parts = self.files.laid_out(self.folder), dict[str, int](), []
         for part, what in WHAT.items():
             (name,) = layout.parts[part]
-            words = self.readers[layout.reader](self.files.text(name, self.folder))
+            words = self.readers[layout.reader](self.files, name, self.folder)
             if part == "train":
                 known = {word: number for number, word in enumerate(dict.fromkeys(words))}
             try:
@@ -160,7 +161,7 @@ class Genome(InParts):
 
     unit = "base"
     question = Question("next token", vocab_size=5)
-    readers = {"fasta": fasta.bases}  # noqa: RUF012
+    readers: ClassVar[Mapping[str, Callable[..., Bytes]]] = {"fasta": fasta.bases}
 
 
 @published("hg38")

@@ -4,9 +4,9 @@ A *kind* is a class that reads data of one shape, such as `Images`. A record tha
 a new published set of a known format is one file of TOML in `catalogue/`. A source that needs code of its own is a
 class with the decorator `published`, which takes the same facts from its record.
 
-The facts are the class variables of a kind with a type, and the defaults of its options. Two class variables are not:
-`readers`, the function for each format that a layout may name, whose options are its keyword-only parameters; and
-`splits`, the parts that a layout may have.
+The facts are the class variables of a kind with a type, and the defaults of its options. Three class variables are not:
+`readers`, the function for each format that a layout may name, whose options are its keyword-only parameters; `splits`,
+the parts that a layout may have; and `most_files`, how many files a part may have, 1 without it.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from scanl.data.records import CATALOGUE, Record, read, typed
 from scanl.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=type[Any])
-OF_KINDS = {"readers", "splits"}  # class variables that no record gives
+OF_KINDS = {"readers", "splits", "most_files"}  # class variables that no record gives
 
 records: dict[str, Record] = {}  # by the names of sources
 kinds: dict[str, type[Any]] = {}
@@ -132,6 +132,14 @@ def _check_layout(record: Record, cls: type[Any], layout: Layout) -> None:
         raise ConfigError(
             f"{record.where}: the layout has the parts {have}, expected {splits} because of {record.kind}"
         )
+    most = getattr(cls, "most_files", 1)
+    for part, names in layout.parts.items():
+        if not 0 < len(names) <= most:
+            expected = "one" if most == 1 else "some" if most == sys.maxsize else f"at most {most}"
+            raise ConfigError(
+                f"{record.where}: the part {part} of the layout has {len(names)} files, expected {expected} because of "
+                f"{cls.__name__}"
+            )
     if layout.reader not in cls.readers:
         raise nearest(f"reader of {record.path} for {cls.__name__}", layout.reader, list(cls.readers))
     reader = cls.readers[layout.reader]

@@ -1,6 +1,7 @@
 """Series to classify, or to predict a number from: UCR and UEA (.ts files), spoken digits, clinical series, HAR."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,6 +84,7 @@ class SeriesProblem(Recordings):
 
     readers: ClassVar[Mapping[str, Callable[..., Any]]] = {"npz": npz.series, "ts": ts.series}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test"), ("train", "validation", "test")]
+    most_files: ClassVar[int] = sys.maxsize
     standardized: ClassVar[bool] = False
     row_name: ClassVar[str] = "series"
 
@@ -259,8 +261,9 @@ class Sepsis(Recordings):
 
     A step has the 34 measurements that vary, and the hour. They are standardised by the training part. Then a missing
     measurement is 0. With `intensity` a step also has, for each measurement, how often it was made so far, and the two
-    flags of the unit. The answer is the label of the whole stay. Stays of two rows or fewer are left out. The parts are
-    70, 15 and 15 % at random.
+    flags of the unit. The five constant columns are left out. The answer is the label of the whole stay. Stays of two
+    rows or fewer are left out. The score is the accuracy. It cannot be compared with the published score, which is the
+    area under the curve.
 
     Args:
         seed, eval_examples, folder: see `FixedRows`.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,15 +16,6 @@ from scanl.data.published import published
 from scanl.data.readers import sphere
 
 BINS = 129
-CORE = (  # speakers
-    "MDAB0 MWBT0 FELC0 MTAS1 MWEW0 FPAS0 MJMP0 MLNT0 FPKT0 MLLL0 MTLS0 FJLM0 MBPM0 MKLT0 FNLP0 MCMJ0 MJDH0 FMGD0 MGRT0 "
-    "MNJM0 FDHC0 MJLN0 MPAM0 FMLD0"
-)
-DEVELOPMENT = (
-    "FAKS0 FDAC1 FJEM0 MGWT0 MJAR0 MMDB1 MMDM2 MPDF0 FCMH0 FKMS0 MBDG0 MBWM0 MCSH0 FADG0 FDMS0 FEDW0 MGJF0 MGLB0 MRTK0 "
-    "MTAA0 MTDT0 MTHC0 MWJG0 FNMR0 FREW0 FSEM0 MBNS0 MMJR0 MDLS0 MDLF0 MDVC0 MERS0 FMAH0 FDRW0 MRCS0 MRJM4 FCAL1 MMWH0 "
-    "FJSJ0 MAJC0 MJSW0 MREB0 FGJD0 FJMG0 MROA0 MTEB0 MJFC0 MRJR0 FMML0 MRWS1"
-)
 
 
 def halved(samples: NDArray[Any]) -> NDArray[np.float64]:
@@ -65,6 +56,9 @@ class TIMITFrames(FixedRows):
     best = 0.0
     question = Question("numbers", channels=BINS, targets=BINS, padded=True)
 
+    development: ClassVar[tuple[str, ...]]  # speakers of the part for validation
+    core: ClassVar[tuple[str, ...]]  # speakers of the part for test
+
     exchanged: bool = False
 
     @property
@@ -79,7 +73,7 @@ class TIMITFrames(FixedRows):
     def read(self) -> Parts:
         train = self.files.below("TRAIN", "*/*/S[IX]*.WAV", self.folder)
         test = self.files.below("TEST", "*/*/S[IX]*.WAV", self.folder)
-        parts = [train, *([path for path in test if path.parent.name in who.split()] for who in (DEVELOPMENT, CORE))]
+        parts = [train, *([path for path in test if path.parent.name in who] for who in (self.development, self.core))]
         for what, part in zip(("training", "development", "core test"), parts, strict=True):
             self.files.counted({f"{what} sentences": len(part)}, self.folder)
         if self.exchanged:

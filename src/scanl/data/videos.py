@@ -20,8 +20,6 @@ from scanl.data.readers.skeleton import BODIES, JOINTS
 from scanl.data.yes_no import YesNo
 from scanl.errors import ConfigError, DataError
 
-SUBJECTS = (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)  # of the training part
-
 
 @published("ntu")
 @dataclass
@@ -40,8 +38,9 @@ class Skeletons(FixedRows):
     """
 
     question = Question("class", channels=BODIES * JOINTS * 3, classes=60)
-    chance = 1 / 60
     positive = ("frames",)
+
+    people: ClassVar[tuple[int, ...]]  # of the training part
 
     across: str = "subject"
     frames: int = 20
@@ -65,7 +64,7 @@ class Skeletons(FixedRows):
             if named is None or not 1 <= int(named[3]) <= 60:
                 raise self.files.damaged(path, "its name is not SsssCcccPpppRrrrAaaa with an action of 60", self.folder)
             camera, person, action = map(int, named.groups())
-            test = int(person not in SUBJECTS if self.across == "subject" else camera == 1)
+            test = int(person not in self.people if self.across == "subject" else camera == 1)
             paths[test].append(path)
             answers[test].append(action - 1)
         train, test = (

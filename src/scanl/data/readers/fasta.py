@@ -35,5 +35,5 @@ def records(files: Files, name: str, folder: str = "") -> dict[str, Bytes]:
 def bases(files: Files, name: str, folder: str, part: str) -> Bytes:
     """Return the tokens of all records of a file, one after the other."""
     tokens = np.concatenate(list(records(files, name, folder).values()))
-    files.counted({"bases" if part == "whole" else f"{part} bases": len(tokens)}, folder)
+    files.counted({f"{part} bases".strip(): len(tokens)}, folder)
     return tokens

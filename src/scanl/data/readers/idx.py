@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from scanl.data.files import Files
 from scanl.data.fixed import Part
+from scanl.errors import ConfigError
 
 
 def array(files: Files, name: str, folder: str, dimensions: int) -> NDArray[np.uint8]:
@@ -26,6 +27,8 @@ def array(files: Files, name: str, folder: str, dimensions: int) -> NDArray[np.u
 
 def images(files: Files, names: Sequence[str], folder: str, shape: tuple[int, int, int]) -> Part:
     """Return the images (N, pixels, numbers) of a file and the classes of another."""
+    if len(names) != 2:
+        raise ConfigError(f"{files.name}: the part of {', '.join(names)} is no file of images and one of labels")
     pictures, labels = names
     sizes = shape if shape[2] > 1 else shape[:2]
     rows, answers = array(files, pictures, folder, 1 + len(sizes)), array(files, labels, folder, 1)

@@ -3,14 +3,18 @@
 import numpy as np
 
 from scanl.data.corpus import SEPARATOR, Bytes
-from scanl.data.files import Files, lines
+from scanl.data.files import Files, lines, whole_lines
 from scanl.errors import DataError
 
 
 def whole(files: Files, name: str, folder: str, part: str, *, letters: str = "") -> Bytes:
-    """Return the bytes of a file.   letters: the only characters that it may have; empty for all."""
+    """Return the bytes of a file.
+
+    part: of which published numbers are; empty for all.   letters: the only characters that the file may have; empty
+    for all.
+    """
     content = np.frombuffer(files.read(name, folder), np.uint8)
-    files.counted({"bytes": len(content)}, folder)
+    files.counted({f"{part} bytes".strip(): len(content)}, folder)
     if letters and (odd := set(np.unique(content).tolist()) - set(letters.encode())):
         raise files.damaged(files.path(name, folder), f"it has byte {min(odd)}, expected {letters!r} alone", folder)
     return content
@@ -22,10 +26,15 @@ def lined(files: Files, name: str, folder: str, part: str) -> Bytes:
     return np.frombuffer(text.encode(), np.uint8)
 
 
+def words(files: Files, name: str, folder: str) -> list[str]:
+    """Return the words between blanks of a file; the end of a line is the word `<eos>`."""
+    return [word for line in whole_lines(files.text(name, folder)) for word in (*line.split(), "<eos>")]
+
+
 def books(files: Files, name: str, folder: str, part: str) -> Bytes:
     """Return the bytes of the files *.txt of a folder, a zero byte between two."""
     paths = files.below(name, "*.txt", folder)
-    files.counted({f"{part} books": len(paths)}, folder)
+    files.counted({f"{part} books".strip(): len(paths)}, folder)
     try:
         return np.frombuffer(SEPARATOR.join(path.read_bytes() for path in paths), np.uint8)
     except OSError as error:
