@@ -59,8 +59,8 @@ def spoilt(keys: list[Tensor], decays: Tensor | None, values: list[Tensor], deca
     fault = torch.stack([faulty(value) for value in values]).any(0)
     if decays_of_values is not None:
         fault = fault | faulty(decays_of_values, decay=True)
-    found = [faulty(key) for key in keys] + ([] if decays is None else [faulty(decays, decay=True)])
-    for of_keys in found:
-        each = fault.shape[2] // of_keys.shape[2]
-        fault = fault | of_keys.any(-1, keepdim=True).repeat_interleave(each, 2)
+    faults = [faulty(key) for key in keys] + ([] if decays is None else [faulty(decays, decay=True)])
+    for of_keys in faults:
+        heads = fault.shape[2] // of_keys.shape[2]
+        fault = fault | of_keys.any(-1, keepdim=True).repeat_interleave(heads, 2)
     return since(fault, 1)

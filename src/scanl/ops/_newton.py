@@ -94,43 +94,43 @@ class Newton:
         """
         tolerance = self.limit(state.dtype)
         batch = state.shape[0] if starts is None else 1
-        found = state.new_zeros(batch, steps, *state.shape[1:])
+        states = state.new_zeros(batch, steps, *state.shape[1:])
         iteration, reached = 0, None
         while True:
-            before = previous(found, state.detach(), starts)
+            before = previous(states, state.detach(), starts)
             with torch.no_grad():
-                value = f(before).view_as(found)
-            residual = _residual(found, value)
+                value = f(before).view_as(states)
+            residual = _residual(states, value)
             if reached is not None and not residual < reached[1]:
-                found, residual = reached
+                states, residual = reached
                 break
             if residual <= tolerance:
                 at_rounding = residual <= torch.finfo(state.dtype).eps
                 if reached is not None or at_rounding or iteration == self.max_iterations:
                     break
-                reached = found, residual  # one more: residuals add up over many steps
-            self._give_up(found, value, residual, tolerance, iteration)
-            new = found + _Linear(*linearise(before), found.shape, starts).solve(value - found)
+                reached = states, residual  # one more: residuals add up over many steps
+            self._give_up(states, value, residual, tolerance, iteration)
+            new = states + _Linear(*linearise(before), states.shape, starts).solve(value - states)
             bound = REACH * value.abs().nan_to_num(0, 0, 0).max()
-            found = torch.where(new.abs() <= bound, new, torch.where(torch.isfinite(value), value, 0))
+            states = torch.where(new.abs() <= bound, new, torch.where(torch.isfinite(value), value, 0))
             iteration += 1
         convergence = Convergence(iteration, residual, tolerance)
         if not torch.is_grad_enabled():
-            return found, convergence
+            return states, convergence
         # Evaluate f once more, at the solution: autograd takes δ from here to all that f depends on.
-        entering = previous(found, state, starts)
+        entering = previous(states, state, starts)
         last = f(entering)
         if not last.requires_grad:
-            return found, convergence
+            return states, convergence
         if not entering.requires_grad:  # the adjoint needs the derivative by it
             last = f(entering.requires_grad_())
-        last = last.view_as(found)
+        last = last.view_as(states)
         adjoint = functools.partial(self._adjoint, linearise, entering, last, starts, tolerance)
-        return _Implicit.apply(last, found, adjoint, self.who), convergence
+        return _Implicit.apply(last, states, adjoint, self.who), convergence
 
-    def _give_up(self, found: Tensor, value: Tensor, residual: float, tolerance: float, iteration: int) -> None:
+    def _give_up(self, states: Tensor, value: Tensor, residual: float, tolerance: float, iteration: int) -> None:
         """Raise ConvergenceError if no further iteration is allowed, or none can help."""
-        overflow = _overflow(found, value, tolerance)
+        overflow = _overflow(states, value, tolerance)
         if overflow is not None:
             raise ConvergenceError(
                 f"{self.who}: the cell diverges, its state is not finite from step {overflow} on; seen after "
@@ -174,10 +174,10 @@ class _Implicit(torch.autograd.Function):
     """The solution as a function of f at the solution. Its derivative is the inverse of the map s_t - J_t s_{t-1}."""
 
     @staticmethod
-    def forward(ctx: Any, last: Tensor, found: Tensor, adjoint: Callable[[Tensor], Tensor], who: str) -> Tensor:
+    def forward(ctx: Any, last: Tensor, states: Tensor, adjoint: Callable[[Tensor], Tensor], who: str) -> Tensor:
         ctx.adjoint, ctx.who = adjoint, who
         ctx.save_for_backward(last)
-        return found.clone()
+        return states.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -219,13 +219,13 @@ class _Linear:
         out = torch.empty_like(flat)
         if len(places) == 1:
             a, channels = self.jacobians[..., 0, 0], flat[..., places[0]]
-            found, _ = linear_scan(channels, _after(a), reverse=True) if adjoint else linear_scan(channels, a)
-            out[..., places[0]] = found
+            result, _ = linear_scan(channels, _after(a), reverse=True) if adjoint else linear_scan(channels, a)
+            out[..., places[0]] = result
             return out.view_as(b)
         batch, steps, channels, count = self.jacobians.shape[:4]
         blocks = self.jacobians.transpose(1, 2).flatten(0, 1)
-        found = _affine(blocks, flat[..., places].permute(0, 3, 1, 2).flatten(0, 1), adjoint)
-        out[..., places] = found.view(batch, channels, steps, count).permute(0, 2, 3, 1)
+        result = _affine(blocks, flat[..., places].permute(0, 3, 1, 2).flatten(0, 1), adjoint)
+        out[..., places] = result.view(batch, channels, steps, count).permute(0, 2, 3, 1)
         return out.view_as(b)
 
 
@@ -246,24 +246,24 @@ def products(f: Callable[[Tensor], Tensor], before: Tensor, places: Tensor | Non
         if not out.requires_grad:  # f does not use its state
             return torch.zeros_like(before).flatten(1)
         cotangent = weights.to(out.dtype).view(out.shape[1:]).expand(out.shape)
-        (found,) = torch.autograd.grad(out, before, cotangent, retain_graph=True, materialize_grads=True)
-        return found.flatten(1)
+        (gradient,) = torch.autograd.grad(out, before, cotangent, retain_graph=True, materialize_grads=True)
+        return gradient.flatten(1)
 
     if places is None:
         return torch.stack([pull(index == k) for k in index.tolist()], 1), None
     channels, rows = places.shape[1], []
     for own in places:
         chosen = torch.zeros_like(index).index_fill(0, own, 1)
-        found = pull(chosen)
+        gradient = pull(chosen)
         for bit in range(max(channels - 1, 0).bit_length()):
             signs = torch.ones_like(index)
             signs[places] = 1 - 2 * (torch.arange(channels, device=index.device) >> bit & 1)
-            if not torch.equal(signs * pull(signs * chosen), found):
-                found = found.clone()
+            if not torch.equal(signs * pull(signs * chosen), gradient):
+                gradient = gradient.clone()
                 for c in range(channels):
-                    found[:, places[:, c]] = pull(index == own[c])[:, places[:, c]]
+                    gradient[:, places[:, c]] = pull(index == own[c])[:, places[:, c]]
                 break
-        rows.append(found[:, places])  # (B·T, K, C)
+        rows.append(gradient[:, places])  # (B·T, K, C)
     return torch.stack(rows, 1).permute(0, 3, 1, 2), places
 
 

@@ -119,14 +119,14 @@ def _in_fewest_rounds(
     return leaves
 
 
-def _alike(got: Any, given: Tensor) -> bool:
-    return isinstance(got, Tensor) and got.shape == given.shape and got.dtype == given.dtype
+def _alike(got: Any, expected: Tensor) -> bool:
+    return isinstance(got, Tensor) and got.shape == expected.shape and got.dtype == expected.dtype
 
 
 def _interleave(even: Tensor, odd: Tensor, axis: int) -> Tensor:
     both = odd.shape[axis]
-    whole = torch.stack([even.narrow(axis, 0, both), odd], axis + 1).flatten(axis, axis + 1)
-    return torch.cat([whole, even.narrow(axis, both, 1)], axis) if even.shape[axis] > both else whole
+    joined = torch.stack([even.narrow(axis, 0, both), odd], axis + 1).flatten(axis, axis + 1)
+    return torch.cat([joined, even.narrow(axis, both, 1)], axis) if even.shape[axis] > both else joined
 
 
 def _axes(elements: Any, leaves: list[Any], axis: int) -> list[int]:

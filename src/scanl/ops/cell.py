@@ -158,8 +158,8 @@ class Cell(Op[..., Any]):
             sizes = self.sizes(dict(zip(self.names, [*operands, None], strict=True)), None)
             return operands[0].new_zeros(self.output_shape(sizes)) + operands[0].sum(), state  # in the graph
 
-        found = inspect.signature(step)
-        own = list(found.parameters.values())
+        declared = inspect.signature(step)
+        own = list(declared.parameters.values())
         state = max(i for i, one in enumerate(own) if one.kind is one.POSITIONAL_OR_KEYWORD)
         if own[state].annotation is not inspect.Parameter.empty:
             own[state] = own[state].replace(annotation=own[state].annotation | None)
@@ -168,11 +168,11 @@ class Cell(Op[..., Any]):
                 break
             own[i] = own[i].replace(default=None)
         call = [inspect.Parameter("call", inspect.Parameter.VAR_KEYWORD, annotation=Call)]
-        loop.__signature__ = found.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
+        loop.__signature__ = declared.replace(parameters=own + call)  # pyright: ignore[reportAttributeAccessIssue]
         return loop
 
     def _kernels(
-        self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], given: frozenset[str]
+        self, backend: str, sizes: Mapping[str, Any], options: Mapping[str, Any], present: frozenset[str]
     ) -> Any:
         """Return the kernels for these options and operands, traced when first asked for. Raises Unsupported."""
         from scanl.ops._cells.compiled import generate
@@ -183,33 +183,35 @@ class Cell(Op[..., Any]):
             for name in self.axes
             if name in sizes
         }
-        shapes, output = self._shapes(sizes, given)
+        shapes, output = self._shapes(sizes, present)
         known = self._compiled.setdefault((backend, *shapes.values(), *options.values()), [])
 
         def kernels(*, frugal: bool) -> Any:
-            found = next((each for each in known if each.frugal == frugal and each.axes.fits(sizes)), None)
-            if found is None:
+            match = next(
+                (compiled for compiled in known if compiled.frugal == frugal and compiled.axes.fits(sizes)), None
+            )
+            if match is None:
                 timed = frozenset(operand.name for operand in self.operands if "T" in operand.choices[0])
                 fixed = self.static & set(sizes)
                 module, kind, *_ = _KINDS[backend]
                 kind = getattr(importlib.import_module(f"scanl.ops._cells.{module}"), kind)
-                found = generate(
+                match = generate(
                     kind, self.name, self._step, shapes, output, timed, sizes, fixed, options, self._sums, frugal=frugal
                 )
-                known.append(found)
-            return found
+                known.append(match)
+            return match
 
-        found = kernels(frugal=False)
-        return found if found.within(found.sizes(sizes)) else kernels(frugal=True)
+        compiled = kernels(frugal=False)
+        return compiled if compiled.within(compiled.sizes(sizes)) else kernels(frugal=True)
 
     def _shapes(
-        self, sizes: Mapping[str, Any], given: frozenset[str]
+        self, sizes: Mapping[str, Any], names: frozenset[str]
     ) -> tuple[dict[str, tuple[str, ...] | None], tuple[str, ...]]:
         """Return the axes of every operand, None if it is not given, and of the output, all without time."""
         shapes: dict[str, tuple[str, ...] | None] = {}
         for operand in self.operands:
             there = (axes for axes in operand.choices if all(a in {"B", "T", *sizes} or a.isdigit() for a in axes))
-            present = operand.name in given or operand.name == self.state
+            present = operand.name in names or operand.name == self.state
             shapes[operand.name] = tuple(axis for axis in next(there) if axis != "T") if present else None
         return shapes, tuple(axis for axis in self.output if axis != "T")
 
@@ -219,42 +221,42 @@ class Cell(Op[..., Any]):
         """Return the kernels, the operands that are given, and the sizes of a call."""
         operands = dict(zip(self.names, values, strict=True))
         sizes = self.sizes(operands, cu_seqlens)
-        given = {name: value for name, value in operands.items() if value is not None}
-        found = self._kernels(backend, sizes, dict(zip(self.options, options, strict=True)), frozenset(given))
-        return found, given, sizes
+        present = {name: value for name, value in operands.items() if value is not None}
+        compiled = self._kernels(backend, sizes, dict(zip(self.options, options, strict=True)), frozenset(present))
+        return compiled, present, sizes
 
     def _forward(self, backend: str, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         count = len(self.names)
         reverse, cu_seqlens, *options, keep = args[count:]
-        found, given, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
+        compiled, present, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
         shape = self.output_shape(sizes)
-        return found.forward(given, found.sizes(sizes), shape, reverse, cu_seqlens, keep, self.name)
+        return compiled.forward(present, compiled.sizes(sizes), shape, reverse, cu_seqlens, keep, self.name)
 
     def _backward(self, backend: str, dy: Tensor, dlast: Tensor, *args: Any) -> list[Tensor]:
         count = len(self.names)
         y, kept, reverse, cu_seqlens, *options = args[count:]
-        found, given, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
-        return found.backward(dy, dlast, given, y, kept, found.sizes(sizes), reverse, cu_seqlens, self.name)
+        compiled, present, sizes = self._of_call(backend, args[:count], cu_seqlens, options)
+        return compiled.backward(dy, dlast, present, y, kept, compiled.sizes(sizes), reverse, cu_seqlens, self.name)
 
     def _numbers(
         self, backend: str, values: Sequence[Tensor | None], cu_seqlens: Tensor | None, options: Sequence[Any]
     ) -> int:
-        found, _, sizes = self._of_call(backend, values, cu_seqlens, options)
-        return found.kept_numbers(found.sizes(sizes))
+        compiled, _, sizes = self._of_call(backend, values, cu_seqlens, options)
+        return compiled.kept_numbers(compiled.sizes(sizes))
 
-    def _refusals(self, backend: str, **given: Any) -> Sequence[str]:
+    def _refusals(self, backend: str, **reasoned: Any) -> Sequence[str]:
         """Return why the step cannot be compiled."""
         if torch.compiler.is_compiling():  # the kernels, when they run, refuse
             return []
         from scanl.ops._cells.trace import Unsupported
 
-        options = {name: given[name] for name in self.options}
-        key = (backend, given["given"], *options.values(), *[given.get(axis) for axis in self.axes])
+        options = {name: reasoned[name] for name in self.options}
+        key = (backend, reasoned["given"], *options.values(), *[reasoned.get(axis) for axis in self.axes])
         if key not in self._refused:
             self._refused[key] = []
             try:
-                found = self._kernels(backend, given, options, given["given"] | {self.state})
-                self._refused[key] = found.refusals(found.sizes(given))
+                compiled = self._kernels(backend, reasoned, options, reasoned["given"] | {self.state})
+                self._refused[key] = compiled.refusals(compiled.sizes(reasoned))
             except (ConfigError, ShapeError):
                 del self._refused[key]
                 raise
@@ -331,19 +333,19 @@ class Cell(Op[..., Any]):
             state = self.initial(torch.zeros((rows, *self.state_shape(sizes)), dtype=compute, device=first.device))
         for at, to in self._casts({**operands, self.state: None}, compute):
             operands[self.names[at]] = cast(operands[self.names[at]], to)
-        given = {name: value for name, value in operands.items() if value is not None}
-        timed = [operand.name for operand in self.operands if operand.name in given and "T" in operand.choices[0]]
+        present = {name: value for name, value in operands.items() if value is not None}
+        timed = [operand.name for operand in self.operands if operand.name in present and "T" in operand.choices[0]]
         state = state.to(compute)
         if reverse:
-            given |= {name: given[name].flip(1) for name in timed}
+            present |= {name: present[name].flip(1) for name in timed}
             if cu_seqlens is not None:
                 state, cu_seqlens = state.flip(0), steps - cu_seqlens.flip(0)
-        given |= {name: given[name].flatten(0, 1) for name in timed}
+        present |= {name: present[name].flatten(0, 1) for name in timed}
         starts, ends = None, None
         if cu_seqlens is not None:
             some = (cu_seqlens.diff() > 0).nonzero()[:, 0]
             starts, ends = Starts(cu_seqlens[some].long(), some), cu_seqlens[some + 1].long() - 1
-        y, s, convergence = self._solve(newton, given, timed, state, steps, sizes, options, starts)
+        y, s, convergence = self._solve(newton, present, timed, state, steps, sizes, options, starts)
         if starts is not None and ends is not None:
             last = state.index_copy(0, starts.rows, s[0, ends])
             last = last.flip(0) if reverse else last
@@ -356,7 +358,7 @@ class Cell(Op[..., Any]):
     def _solve(
         self,
         newton: Newton,
-        given: Mapping[str, Tensor],
+        present: Mapping[str, Tensor],
         timed: Sequence[str],
         state: Tensor,
         steps: int,
@@ -365,11 +367,11 @@ class Cell(Op[..., Any]):
         starts: Starts | None,
     ) -> tuple[Tensor, Tensor, Convergence]:
         """Return the outputs and the states of all steps; the inputs are given with a row for every step."""
-        operands = [given.get(name) for name in self.names[:-1]]
+        operands = [present.get(name) for name in self.names[:-1]]
         full = newton.method == "newton"
         places = self._places(sizes).to(state.device)
-        jacobian = self._jacobian(sizes, options, frozenset(given), places, state.dtype)
-        fixed = {name: value.detach() for name, value in given.items()}
+        jacobian = self._jacobian(sizes, options, frozenset(present), places, state.dtype)
+        fixed = {name: value.detach() for name, value in present.items()}
         rows = {name: fixed[name] for name in timed}
         constants = None
 
@@ -399,7 +401,7 @@ class Cell(Op[..., Any]):
         self,
         sizes: Mapping[str, Any],
         options: Mapping[str, Any],
-        given: frozenset[str],
+        present: frozenset[str],
         places: Tensor,
         dtype: torch.dtype,
     ) -> Any:
@@ -408,7 +410,7 @@ class Cell(Op[..., Any]):
         from scanl.ops._cells.trace import Unsupported
 
         own = {name: sizes[name] for name in self.axes if name in sizes}
-        shapes, output = self._shapes(own, given)
+        shapes, output = self._shapes(own, present)
         key = (dtype, *shapes.values(), *own.values(), *options.values())
         if key not in self._jacobians:
             try:

@@ -67,8 +67,8 @@ def delta_rule(
     """
     assert state is not None  # zeros where the caller gave None
     q, k = q * scale_of(q, scale), unit(k, eps) if normalize_keys else k
-    each = v.shape[2] // q.shape[2] if q.shape[2] else 1
-    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    shared = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2)
     rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):

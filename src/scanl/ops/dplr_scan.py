@@ -62,8 +62,8 @@ def dplr_scan(
     """
     assert state is not None  # zeros where the caller gave None
     q = q * scale_of(q, scale)
-    each = v.shape[2] // q.shape[2] if q.shape[2] else 1
-    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    shared = v.shape[2] // q.shape[2] if q.shape[2] else 1
+    q, k = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2)
     rows = row_decays(g, q)
     S, os = state, []
     for t in range(q.shape[1]):
@@ -118,13 +118,13 @@ def chunked(
     )
     inside, through = solved.split([v.shape[-1], b.shape[-1]], -1)
     reads = q * leading(g, False).exp()
-    to_end, whole = trailing(g).exp(), g.sum(-2).exp().unsqueeze(-1)
+    to_end, decay = trailing(g).exp(), g.sum(-2).exp().unsqueeze(-1)
     a, k = a * to_end, k * to_end
     S, os = state.unflatten(1, (shared, -1)), []
     for c in range(v.shape[3]):
         y = inside[:, :, :, c] + through[:, :, :, c] @ S
         os.append(reads[:, :, :, c] @ S + qa[:, :, :, c] @ y + qk[:, :, :, c] @ v[:, :, :, c])
-        S = whole[:, :, :, c] * S + a[:, :, :, c].mT @ y + k[:, :, :, c].mT @ v[:, :, :, c]
+        S = decay[:, :, :, c] * S + a[:, :, :, c].mT @ y + k[:, :, :, c].mT @ v[:, :, :, c]
     o, last = joined(torch.stack(os, 3), steps), S.flatten(1, 2)
     return (o, last) if spoil is None else (o * spoil, last * spoil[:, -1].unsqueeze(-2))
 

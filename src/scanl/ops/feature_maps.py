@@ -148,11 +148,11 @@ def cosine_reweighting(x: Tensor, positions: Tensor, horizon: int | float) -> Te
     if x.ndim < 2:
         raise ShapeError(f"cosine_reweighting: x has shape {tuple(x.shape)}, expected (B, T, ..., K) or (T, K)")
     if not isinstance(positions, Tensor) or positions.shape not in (x.shape[time : time + 1], x.shape[: time + 1]):
-        found = (
+        result = (
             f"shape {tuple(positions.shape)}" if isinstance(positions, Tensor) else f"type {type(positions).__name__}"
         )
         expected = " or ".join(str(tuple(x.shape[start : time + 1])) for start in range(time, -1, -1))
-        raise ShapeError(f"cosine_reweighting: positions has {found}, expected {expected} because of x")
+        raise ShapeError(f"cosine_reweighting: positions has {result}, expected {expected} because of x")
     if not horizon > 0:
         raise ConfigError(f"cosine_reweighting: horizon is {horizon!r}, expected a number > 0")
     angle = positions.to(x.device, torch.float64) * (math.pi / 2 / horizon)
@@ -270,7 +270,7 @@ def _pairs(x: Tensor, different: float, same: float, *, lower: bool = False) -> 
     x = torch.nn.functional.pad(x, (1, 0), value=1.0) if lower else x
     i, j = torch.triu_indices(x.shape[-1], x.shape[-1], device=x.device)
     weights = torch.full_like(i, different, dtype=x.dtype).masked_fill(i == j, same).masked_fill(i + j < lower, 1)
-    left, right = (torch.nn.functional.one_hot(each, x.shape[-1]).mT.to(x.dtype) for each in (i, j))
+    left, right = (torch.nn.functional.one_hot(index, x.shape[-1]).mT.to(x.dtype) for index in (i, j))
     return (x @ left) * (x @ (right * weights))
 
 

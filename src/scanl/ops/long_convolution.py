@@ -200,8 +200,8 @@ def _product(x: Tensor, kernel: Tensor, first: int, count: int) -> Tensor:
         product = _by_fft(rows, lags, size)
     else:
         product = _Product.apply(rows, lags, size)
-    wanted = product[..., skip : min(skip + count, full)]
-    return F.pad(wanted, (0, count - wanted.shape[-1])).transpose(1, 2)
+    piece = product[..., skip : min(skip + count, full)]
+    return F.pad(piece, (0, count - piece.shape[-1])).transpose(1, 2)
 
 
 def _by_fft(x: Tensor, kernel: Tensor, size: int) -> Tensor:
@@ -219,8 +219,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, size: int) -> Tensor:
         spectrum, filters = torch.fft.rfft(x, size), torch.fft.rfft(kernel, size)
-        wanted = ctx.needs_input_grad
-        ctx.save_for_backward(x, kernel, spectrum if wanted[1] else None, filters if wanted[0] else None)
+        needed = ctx.needs_input_grad
+        ctx.save_for_backward(x, kernel, spectrum if needed[1] else None, filters if needed[0] else None)
         ctx.size = size
         return torch.fft.irfft(spectrum * filters, size)
 
@@ -232,8 +232,8 @@ class _Product(torch.autograd.Function):
             with torch.enable_grad():
                 y = _by_fft(x, kernel, ctx.size)
             leaves = [leaf for leaf in (x, kernel) if leaf.requires_grad]
-            found = iter(torch.autograd.grad(y, leaves, by, create_graph=True))
-            return *(next(found) if leaf.requires_grad else None for leaf in (x, kernel)), None
+            gradients = iter(torch.autograd.grad(y, leaves, by, create_graph=True))
+            return *(next(gradients) if leaf.requires_grad else None for leaf in (x, kernel)), None
         by = torch.fft.rfft(by, ctx.size)
         to_x = to_kernel = None
         if ctx.needs_input_grad[0]:
@@ -287,9 +287,9 @@ def _depth(lags: int) -> int:
     return (max(lags - 1, 1) - 1).bit_length()
 
 
-def _zeros(number: int, most: int) -> int:
-    """Count the trailing zero bits of a number, at most `most`."""
-    number |= 1 << most
+def _zeros(number: int, limit: int) -> int:
+    """Count the trailing zero bits of a number, at most `limit`."""
+    number |= 1 << limit
     return (number & -number).bit_length() - 1
 
 
@@ -327,11 +327,11 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"x": x.long(), "kernel": kernel}), "x is int64, expected bfloat16, float16, float32"
     yield Sample({"x": x, "kernel": kernel[:, :0]}), "kernel has L=0, expected at least one lag"
     yield Sample({"x": x, "kernel": kernel, "bias": torch.zeros(2)}), "bias has shape (2,), expected (D,) with D=3"
-    given = {"x": x, "kernel": kernel}
-    yield Sample({**given, "state": state.due}), "state is a Tensor, expected a LongConvolutionState"
+    operands = {"x": x, "kernel": kernel}
+    yield Sample({**operands, "state": state.due}), "state is a Tensor, expected a LongConvolutionState"
     yield (
-        Sample({**given, "kernel": torch.zeros(3, 50), "state": state}),
+        Sample({**operands, "kernel": torch.zeros(3, 50), "state": state}),
         "state.levels holds 2 tensors, expected 6 because of x, kernel",
     )
     wrong = state._replace(levels=(state.levels[0], state.levels[1][:, :1]))
-    yield Sample({**given, "state": wrong}), "state.levels[1] has shape (2, 1, 3), expected (2, 2, 3) because of x"
+    yield Sample({**operands, "state": wrong}), "state.levels[1] has shape (2, 1, 3), expected (2, 2, 3) because of x"

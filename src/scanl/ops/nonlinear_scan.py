@@ -106,7 +106,7 @@ def _checked(cell: Cell, x: Tensor, state: Tensor | None) -> Tensor:
     if not isinstance(x, Tensor) or x.ndim < 2:
         kind = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
         raise ShapeError(f"nonlinear_scan: x {kind}, expected a tensor (B, T, *D)")
-    given = state is not None
+    has_state = state is not None
     if state is None:
         state = x.new_zeros(x.shape[0], *x.shape[2:])
     if not isinstance(state, Tensor) or not state.is_floating_point():
@@ -120,13 +120,15 @@ def _checked(cell: Cell, x: Tensor, state: Tensor | None) -> Tensor:
     if x.shape[1] == 0 or state.numel() == 0:
         return state
     hint = (
-        "" if given else f"; state is None, which means zeros of x's width, {tuple(state.shape)}: pass the cell's own"
+        ""
+        if has_state
+        else f"; state is None, which means zeros of x's width, {tuple(state.shape)}: pass the cell's own"
     )
     try:
         with torch.no_grad():
             first = cell(state, x[:, 0])
     except (RuntimeError, ValueError) as error:
-        if given:
+        if has_state:
             raise
         raise ShapeError(f"nonlinear_scan: cell failed with {error}{hint}") from error
     if first.shape != state.shape or first.dtype != state.dtype:

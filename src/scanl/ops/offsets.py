@@ -34,12 +34,12 @@ def check_kind(who: str, cu_seqlens: Tensor | None) -> None:
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor):
-        found = f"a {type(cu_seqlens).__name__}"
+        actual = f"a {type(cu_seqlens).__name__}"
     elif cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        found = f"{str(cu_seqlens.dtype).removeprefix('torch.')} of shape {tuple(cu_seqlens.shape)}"
+        actual = f"{str(cu_seqlens.dtype).removeprefix('torch.')} of shape {tuple(cu_seqlens.shape)}"
     else:
         return
-    raise ShapeError(f"{who}: cu_seqlens is {found}, expected a tensor of int32 or int64 of shape (N+1,)")
+    raise ShapeError(f"{who}: cu_seqlens is {actual}, expected a tensor of int32 or int64 of shape (N+1,)")
 
 
 def check_numbers(who: str, cu_seqlens: Tensor, steps: int) -> None:

@@ -138,7 +138,7 @@ def segment_attention(
     if memory is None:
         memory = init_memory(q.shape[0], window, k.shape[2], k.shape[3], v.shape[3], device=k.device, dtype=k.dtype)
     keys, values, position = memory
-    scale, each, ys = scale_of(q, scale), q.shape[2] // max(1, k.shape[2]), []
+    scale, shared, ys = scale_of(q, scale), q.shape[2] // max(1, k.shape[2]), []
     for t in range(q.shape[1]):
         read = torch.ones_like(position, dtype=torch.bool) if mask is None else mask[:, t]
         written = (torch.arange(window, device=q.device) == (position % window)[:, None]) & read[:, None]
@@ -147,9 +147,9 @@ def segment_attention(
         position = position + read
         seen = ((_held(position, window) >= 0) | ~read[:, None])[:, :, None]  # a padded row sees all: output is unused
         query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q[:, t], keys, values))
-        scores = scale * torch.einsum("bhk,bwhk->bwh", query, key.repeat_interleave(each, 2))
+        scores = scale * torch.einsum("bhk,bwhk->bwh", query, key.repeat_interleave(shared, 2))
         weights = scores.masked_fill(~seen, -torch.inf).softmax(1)
-        y = torch.einsum("bwh,bwhv->bhv", weights, value.repeat_interleave(each, 2)).to(q.dtype)
+        y = torch.einsum("bwh,bwhv->bhv", weights, value.repeat_interleave(shared, 2)).to(q.dtype)
         ys.append(torch.where(read[:, None, None], y, 0))
     y = torch.stack(ys, 1) if ys else (q.sum() + v.sum()).expand(*q.shape[:3], v.shape[3])
     return y, SegmentMemory(keys, values, position)
@@ -422,11 +422,14 @@ def _samples() -> Iterator[Sample]:
 @segment_attention.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
     q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 4, 2, 3)
-    given = {"q": q, "k": k, "v": k}
-    yield Sample({**given, "q": q[:, :, :3]}, {"window": 3}), "k has G=2, expected a divisor of H=3 from q"
-    yield Sample({**given, "mask": torch.ones(2, 4)}, {"window": 3}), "mask is float32, expected bool"
-    yield Sample({**given, "mask": torch.ones(2, 3) > 0}, {"window": 3}), "mask has shape (2, 3), expected (B, T) with"
+    operands = {"q": q, "k": k, "v": k}
+    yield Sample({**operands, "q": q[:, :, :3]}, {"window": 3}), "k has G=2, expected a divisor of H=3 from q"
+    yield Sample({**operands, "mask": torch.ones(2, 4)}, {"window": 3}), "mask is float32, expected bool"
     yield (
-        Sample({**given, "memory": init_memory(2, 3, 2, 3, 3)}, {"window": 4}),
+        Sample({**operands, "mask": torch.ones(2, 3) > 0}, {"window": 3}),
+        "mask has shape (2, 3), expected (B, T) with",
+    )
+    yield (
+        Sample({**operands, "memory": init_memory(2, 3, 2, 3, 3)}, {"window": 4}),
         "memory.keys has shape (2, 3, 2, 3), expected (2, 4, 2, 3) because of q, k, v, window",
     )

@@ -162,14 +162,14 @@ def _samples() -> Iterator[Sample]:
 @selective_scan.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
     u, A, B = torch.zeros(2, 4, 6), torch.zeros(6, 3), torch.zeros(2, 4, 3)
-    given = {"u": u, "delta": u, "A": A, "B": B, "C": B}
-    yield Sample({**given, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
+    operands = {"u": u, "delta": u, "A": A, "B": B, "C": B}
+    yield Sample({**operands, "A": A[:5]}), "A has shape (5, 3), expected (E, N) with E=6 from u"
     yield (
-        Sample({**given, "B": B[..., :2]}),
+        Sample({**operands, "B": B[..., :2]}),
         "B has shape (2, 4, 2), expected (E, N) or (B, T, N) or (B, T, G, N) with E=6 from u, N=3 from A, B=2 from u",
     )
     grouped = torch.zeros(2, 4, 4, 3)
-    yield Sample({**given, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
-    yield Sample({**given, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
-    yield Sample({**given, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
+    yield Sample({**operands, "B": grouped, "C": grouped}), "B has G=4, expected a divisor of E=6 from u"
+    yield Sample({**operands, "D": torch.zeros(5)}), "D has shape (5,), expected (E,) with E=6 from u"
+    yield Sample({**operands, "delta": u.to(torch.complex64)}), "delta is complex64, expected real numbers"
     yield Sample({"u": u, "delta": u, "A": A, "B": B}), "C is missing, expected a tensor (E, N) or (B, T, N)"

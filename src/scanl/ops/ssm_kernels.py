@@ -286,14 +286,14 @@ def _check_system(who: str, arguments: dict[str, tuple[Tensor, tuple[str, ...]]]
             )
         if value.device != first.device:
             raise ShapeError(f"{who}: {name} is on {value.device}, expected {first.device} because of {first_name}")
-        found = next(
+        match = next(
             (dict(zip(c.split(), value.shape, strict=True)) for c in choices if len(c.split()) == value.ndim), None
         )
-        if found is None or any(size != 1 and sizes.get(axis, size) not in (1, size) for axis, size in found.items()):
+        if match is None or any(size != 1 and sizes.get(axis, size) not in (1, size) for axis, size in match.items()):
             known = ", ".join(f"{axis}={size} from {origin[axis]}" for axis, size in sizes.items() if size != 1)
             because = f" with {known}" if known else ""
             raise ShapeError(f"{who}: {name} has shape {tuple(value.shape)}, expected {axes}{because}")
-        for axis, size in found.items():
+        for axis, size in match.items():
             if sizes.get(axis, 1) == 1:
                 sizes[axis], origin[axis] = size, name
     if length is not None and (not isinstance(length, int) or length < 0):

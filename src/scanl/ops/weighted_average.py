@@ -35,9 +35,9 @@ def _empty(zeros: Tensor) -> Tensor:
 
 def _weights(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return e^old and e^new, both divided by the larger of the two, and the larger exponent."""
-    most = torch.maximum(old, new)
-    finite = torch.where(most == -torch.inf, 0, most)  # avoids -inf - -inf, which is NaN
-    return (old - finite).exp(), (new - finite).exp(), most
+    highest = torch.maximum(old, new)
+    finite = torch.where(highest == -torch.inf, 0, highest)  # avoids -inf - -inf, which is NaN
+    return (old - finite).exp(), (new - finite).exp(), highest
 
 
 class _Averages(Linear):
@@ -48,8 +48,8 @@ class _Averages(Linear):
 
     def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
         (p, z, m), (p_last, z_last, m_last) = state.unbind(1), last.unbind(1)
-        old, new, most = _weights(m + carry[:, 2], m_last)
-        return torch.stack([old * p + new * p_last, old * z + new * z_last, most], 1)
+        old, new, highest = _weights(m + carry[:, 2], m_last)
+        return torch.stack([old * p + new * p_last, old * z + new * z_last, highest], 1)
 
     def follow(self, first: Tensor, second: Tensor) -> Tensor:
         return torch.cat([second[:, :2], first[:, 2:] + second[:, 2:]], 1)

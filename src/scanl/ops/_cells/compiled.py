@@ -59,15 +59,15 @@ class States:
             return self.after[low + shift : high + shift]
         count = high - low
         begin, end = max(low + shift, 0), min(high + shift, len(self.after))
-        found = self.after.new_empty((count + 1, self.after.shape[1]))
-        found[begin - shift - low : end - shift - low] = self.after[begin:end]
+        rows = self.after.new_empty((count + 1, self.after.shape[1]))
+        rows[begin - shift - low : end - shift - low] = self.after[begin:end]
         if self.cu_seqlens is None:
-            found[some.start * self.steps + last - low : count : self.steps] = self.first[some]
-            return found[:count]
+            rows[some.start * self.steps + last - low : count : self.steps] = self.first[some]
+            return rows[:count]
         ends = self.cu_seqlens.long()
         starts = ends[1:] - 1 if self.reverse else ends[:-1]
         here = (ends.diff() > 0) & (starts >= low) & (starts < high)  # nothing here waits for a GPU:
-        return found.index_copy_(0, torch.where(here, starts - low, count), self.first)[:count]  # the others go last
+        return rows.index_copy_(0, torch.where(here, starts - low, count), self.first)[:count]  # the others go last
 
 
 class Compiled:
@@ -92,8 +92,8 @@ class Compiled:
     ):
         self.axes, self.frugal, self.dtype = axes, frugal, dtype
         self.traced = traced = trace(step, shapes, output, axes, options, dtype)
-        self.given = [operand for operand, of in shapes.items() if of is not None]
-        self.timed = [operand for operand in self.given if operand in timed]
+        self.present = [operand for operand, of in shapes.items() if of is not None]
+        self.timed = [operand for operand in self.present if operand in timed]
         self.state = _numbers(traced.last)
         self.y = _numbers(traced.y)
         self._sizes: dict[tuple[int, ...], Sizes] = {}
@@ -243,19 +243,19 @@ class Compiled:
         self, values: Mapping[str, Tensor], results: Mapping[str, Tensor], dstate: Tensor, torchs: "OfTorch"
     ) -> list[Tensor]:
         """Return the gradient of every operand that is given."""
-        found = []
-        for operand in self.given:
+        gradients = []
+        for operand in self.present:
             ref, like = self.traced.gradients[operand], values[operand]
             if operand == "state":
-                found.append(dstate)
+                gradients.append(dstate)
             elif ref is None:
-                found.append(torch.zeros_like(like, memory_format=torch.contiguous_format))
+                gradients.append(torch.zeros_like(like, memory_format=torch.contiguous_format))
             elif operand in self.timed:
-                found.append(results[f"d{operand}"].view(like.shape))
+                gradients.append(results[f"d{operand}"].view(like.shape))
             else:
                 # A copy, because two gradients may be views of one total, and an op's outputs may not share memory.
-                found.append(torchs.view(ref).clone(memory_format=torch.contiguous_format).view(like.shape))
-        return found
+                gradients.append(torchs.view(ref).clone(memory_format=torch.contiguous_format).view(like.shape))
+        return gradients
 
 
 class OfTorch(Values):
@@ -268,10 +268,10 @@ class OfTorch(Values):
     def operands(self, plan: Plan, layout: Callable[[Tensor], Tensor] = Tensor.contiguous) -> dict[str, Tensor]:
         """Return the values that the kernels of a plan read, and the matrices, laid out by this function."""
         dtype = self.values["state"].dtype
-        found = {f"v{node.index}": self.memory(node).to(dtype) for node in plan.values}
+        values = {f"v{node.index}": self.memory(node).to(dtype) for node in plan.values}
         for node in plan.lefts:
-            found[f"w{node.index}"] = layout(self.view(node.args[1]))
-        return found
+            values[f"w{node.index}"] = layout(self.view(node.args[1]))
+        return values
 
     def start(self, arrays: Mapping[str, Tensor], states: States) -> None:
         """Set the products of rows, summed over the rows, to zero. arrays: those with a row for every step."""
@@ -286,20 +286,20 @@ class OfTorch(Values):
         """Add the products of these rows. factors: arrays that have these rows alone."""
         if low == high:
             return
-        found = {**factors, **({BEFORE: self.states.before(low, high)} if BEFORE in self.used else {})}
+        window = {**factors, **({BEFORE: self.states.before(low, high)} if BEFORE in self.used else {})}
         for node, places in self.compiled._outer.items():
             for place in places:
-                if place.array not in found:
-                    found[place.array] = self.arrays[place.array][low:high]
-            if not all(found[place.array].numel() for place in places):
+                if place.array not in window:
+                    window[place.array] = self.arrays[place.array][low:high]
+            if not all(window[place.array].numel() for place in places):
                 continue
             total = self._memory[node]
             *groups, m, n = total.shape
-            a, b = (self._rows(found[place.array], place.part) for place in places)
+            a, b = (self._rows(window[place.array], place.part) for place in places)
             if groups:
                 a, b = (
-                    each.reshape(len(each), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
-                    for each, width in ((a, m), (b, n))
+                    tensor.reshape(len(tensor), groups[0], -1, width).transpose(0, 1).reshape(groups[0], -1, width)
+                    for tensor, width in ((a, m), (b, n))
                 )
                 total.baddbmm_(a.mT, b)
             else:
@@ -380,12 +380,12 @@ def _key(ref: Ref) -> tuple:
 
 def _parts(array: str, ref: Ref) -> dict[tuple, _Place]:
     """Return the places of a value, and of what it joins, in the rows of an array."""
-    found = {_key(ref): _Place(array, None)}
+    places = {_key(ref): _Place(array, None)}
     if ref.node.kind == "join" and ref == ref.node.whole:
         for at, value in ref.node.args:
             if isinstance(value, Ref):
-                found.setdefault(_key(value), _Place(array, at))
-    return found
+                places.setdefault(_key(value), _Place(array, at))
+    return places
 
 
 def _rows_first(ref: Ref, side: int, *, grouped: bool) -> Ref:
@@ -393,7 +393,7 @@ def _rows_first(ref: Ref, side: int, *, grouped: bool) -> Ref:
     if side == 0:  # (groups, columns, rows), the rows perhaps being the batch alone
         first = 1 if grouped else 0
         order = [*range(first), *range(first + 1, len(ref.shape)), first]
-        return Ref(ref.node, ref.offset, *(tuple(each[i] for i in order) for each in (ref.shape, ref.strides)))
+        return Ref(ref.node, ref.offset, *(tuple(numbers[i] for i in order) for numbers in (ref.shape, ref.strides)))
     return ref
 
 

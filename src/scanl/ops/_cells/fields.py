@@ -35,17 +35,17 @@ class Fields:
         return {JOINED: lambda sizes: sum(prod(shape(part, sizes)) for part in self.parts)} if self.parts else {}
 
     def pack(self, state: Sequence[Tensor]) -> Tensor:
-        return torch.stack(tuple(state), 1) if self.stacked else torch.cat([each.flatten(1) for each in state], 1)
+        return torch.stack(tuple(state), 1) if self.stacked else torch.cat([value.flatten(1) for value in state], 1)
 
     def unpack(self, packed: Tensor, sizes: Mapping[str, Any]) -> Any:
         if self.stacked:
             return self.kind(*packed.unbind(1))
         shapes = [shape(part, sizes) for part in self.parts]
-        joined = packed.split([prod(each) for each in shapes], 1)
-        return self.kind(*[each.reshape(each.shape[0], *own) for each, own in zip(joined, shapes, strict=True)])
+        joined = packed.split([prod(shape) for shape in shapes], 1)
+        return self.kind(*[value.reshape(value.shape[0], *own) for value, own in zip(joined, shapes, strict=True)])
 
     def check(self, who: str, state: Any, rows: Any, sizes: Mapping[str, Any]) -> None:
-        """Raise ShapeError for a state that has not these fields, for so many sequences."""
+        """Raise ShapeError unless the state has these fields for `rows` sequences."""
         if not isinstance(state, tuple) or getattr(state, "_fields", None) != self.names:
             kind = getattr(self.kind, "__name__", "NamedTuple")
             raise ShapeError(
@@ -72,18 +72,18 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
     """
     operands, output = declaration.split("->")
     pairs = (operand.split(":") for operand in operands.split(","))
-    found = {key.strip(): axes.strip() for key, axes in pairs}
-    axes = {key.partition(".")[2]: tuple(value.split()) for key, value in found.items() if "." in key}
+    declared = {key.strip(): axes.strip() for key, axes in pairs}
+    axes = {key.partition(".")[2]: tuple(value.split()) for key, value in declared.items() if "." in key}
     if not axes:
         return declaration, None
-    *rest, last = dict.fromkeys(key.partition(".")[0] for key in found)
+    *rest, last = dict.fromkeys(key.partition(".")[0] for key in declared)
     kind = inspect.get_annotations(step, eval_str=True).get(last)
-    if getattr(kind, "_fields", None) != tuple(axes) or any(f"{last}.{key}" not in found for key in axes):
+    if getattr(kind, "_fields", None) != tuple(axes) or any(f"{last}.{key}" not in declared for key in axes):
         raise ConfigError(
             f"{step.__name__}: the annotation of {last} is {getattr(kind, '__name__', kind)}, expected a NamedTuple "
             f"with the fields {', '.join(axes)} because of the declaration"
         )
-    known = {axis for key in rest for axis in found[key].split()}
+    known = {axis for key in rest for axis in declared[key].split()}
     for key, of in axes.items():
         for axis in of:
             if axis not in known and not axis.isdigit():
@@ -92,4 +92,4 @@ def fields(step: Callable[..., Any], declaration: str) -> tuple[str, Fields | No
                 )
     assert kind is not None
     made = Fields(kind, axes)
-    return f"{', '.join(f'{key}: {found[key]}' for key in rest)}, {last}: {made.declared()} -> {output}", made
+    return f"{', '.join(f'{key}: {declared[key]}' for key in rest)}, {last}: {made.declared()} -> {output}", made

@@ -86,20 +86,20 @@ class Jacobian:
         while start < count:
             size = max(64, BUDGET // (self._directions * self._widest))
             part = {name: value[start : start + size] for name, value in rows.items()}
-            found = _Pass(part, constants, places, self._state).run(self._nodes, self._free, self._last)
-            if found.channels is not None:
+            derivative = _Pass(part, constants, places, self._state).run(self._nodes, self._free, self._last)
+            if derivative.channels is not None:
                 self._directions = len(places)
-                own = found.channels[places]
+                own = derivative.channels[places]
                 exact = bool(((own == torch.arange(places.shape[1], device=own.device)) | (own < 0)).all())
-            jacobian = _dense(found, places).mT if full and not exact else _blocks(found, places)
+            jacobian = _dense(derivative, places).mT if full and not exact else _blocks(derivative, places)
             parts.append(jacobian.expand(len(part["state"]), *jacobian.shape[1:]))
             start += size
         return torch.cat(parts), None if full and not exact else places
 
 
-def _dense(found: Derivative, places: Tensor) -> Tensor:
+def _dense(derivative: Derivative, places: Tensor) -> Tensor:
     """Return a derivative by all numbers of the state."""
-    rows, channels = found
+    rows, channels = derivative
     if channels is None:
         return rows
     flat = rows.flatten(2) if rows.ndim > 2 else rows[..., None]
@@ -109,13 +109,13 @@ def _dense(found: Derivative, places: Tensor) -> Tensor:
     return out.view(*out.shape[:2], *rows.shape[2:])
 
 
-def _blocks(found: Derivative, places: Tensor) -> Tensor:
+def _blocks(derivative: Derivative, places: Tensor) -> Tensor:
     """Return the blocks (rows, C, K, K) on the diagonal: variables of the next state by those of the state."""
-    if found.channels is None:
-        blocks = found.rows[:, places[:, None], places[None]]
+    if derivative.channels is None:
+        blocks = derivative.rows[:, places[:, None], places[None]]
     else:
-        own = found.channels[places] == torch.arange(places.shape[1], device=places.device)
-        blocks = torch.where(own, found.rows[:, :, places], 0)
+        own = derivative.channels[places] == torch.arange(places.shape[1], device=places.device)
+        blocks = torch.where(own, derivative.rows[:, :, places], 0)
     return blocks.permute(0, 3, 2, 1)
 
 
@@ -135,14 +135,14 @@ class _Pass:
                 for done in free[node]:
                     self.values.pop(done, None)
                     self.derivatives.pop(done, None)
-            found = self._derivative(last)
-        if found is None:
+            derivative = self._derivative(last)
+        if derivative is None:
             count, numbers = self.places.shape[0], self.places.numel()
             return Derivative(
                 self.like.new_zeros(1, count, numbers), torch.full((numbers,), -1, device=self.like.device)
             )
-        channels = None if found.channels is None else found.channels.reshape(-1)
-        return Derivative(found.rows.flatten(2), channels)
+        channels = None if derivative.channels is None else derivative.channels.reshape(-1)
+        return Derivative(derivative.rows.flatten(2), channels)
 
     # --- values and derivatives in memory
 
@@ -151,29 +151,31 @@ class _Pass:
         return _at(self.values[ref.node], ref) if ref.node.batched else self.constants.view(ref)[None]
 
     def _derivative(self, ref: Ref) -> Derivative | None:
-        found = self.derivatives.get(ref.node)
-        if found is None:
+        derivative = self.derivatives.get(ref.node)
+        if derivative is None:
             return None
-        return Derivative(_at(found.rows, ref), None if found.channels is None else _at(found.channels, ref))
+        return Derivative(
+            _at(derivative.rows, ref), None if derivative.channels is None else _at(derivative.channels, ref)
+        )
 
-    def _keep(self, node: Node, value: Tensor, found: Derivative | None = None, ref: Ref | None = None) -> None:
+    def _keep(self, node: Node, value: Tensor, derivative: Derivative | None = None, ref: Ref | None = None) -> None:
         """Store a value and its derivative, given with the axes of `ref`, as the trace has laid them out."""
         ref = ref or node.whole
         self.values[node] = _with_layout(value, ref)
-        if found is not None:
-            channels = None if found.channels is None else _with_layout(found.channels, ref)
-            self.derivatives[node] = Derivative(_with_layout(found.rows, ref), channels)
+        if derivative is not None:
+            channels = None if derivative.channels is None else _with_layout(derivative.channels, ref)
+            self.derivatives[node] = Derivative(_with_layout(derivative.rows, ref), channels)
 
-    def _alike(self, found: Sequence[Derivative]) -> tuple[list[Tensor], Tensor | None]:
+    def _alike(self, derivatives: Sequence[Derivative]) -> tuple[list[Tensor], Tensor | None]:
         """Bring derivatives of one shape into one form: by channel if all are and agree, else dense."""
-        every = [each.channels for each in found if each.channels is not None]
-        if len(every) == len(found):
+        every = [derivative.channels for derivative in derivatives if derivative.channels is not None]
+        if len(every) == len(derivatives):
             merged = every[0]
-            for each in every[1:]:
-                merged = torch.maximum(merged, each)
-            if all(bool(((each == merged) | (each < 0)).all()) for each in every):
-                return [each.rows for each in found], merged
-        return [_dense(each, self.places) for each in found], None
+            for channels in every[1:]:
+                merged = torch.maximum(merged, channels)
+            if all(bool(((channels == merged) | (channels < 0)).all()) for channels in every):
+                return [derivative.rows for derivative in derivatives], merged
+        return [_dense(derivative, self.places) for derivative in derivatives], None
 
     # --- operations
 
@@ -195,11 +197,13 @@ class _Pass:
             else:
                 self.values[node] = self.like.new_full((1, node.size), source)
             return
-        function, form, given = node.call
-        values = [self._value(each) if isinstance(each, Ref) else self._plain(each) for each in given]
-        found = [self._derivative(each) if isinstance(each, Ref) else None for each in given]
-        active = [i for i, each in enumerate(found) if each is not None and values[i].is_floating_point()]
-        count = max((len(each) for each in values if isinstance(each, Tensor)), default=1)
+        function, form, arguments = node.call
+        values = [self._value(arg) if isinstance(arg, Ref) else self._plain(arg) for arg in arguments]
+        derivatives = [self._derivative(arg) if isinstance(arg, Ref) else None for arg in arguments]
+        active = [
+            i for i, derivative in enumerate(derivatives) if derivative is not None and values[i].is_floating_point()
+        ]
+        count = max((len(value) for value in values if isinstance(value, Tensor)), default=1)
         for i in active:  # of all rows, or the gradient would be summed over them
             values[i] = values[i].expand(count, *node.whole.shape).detach().requires_grad_()
         args, kwargs = pytree.tree_unflatten(values, form)
@@ -212,16 +216,16 @@ class _Pass:
             return
         one = out.new_ones(()).expand(out.shape)
         partials = torch.autograd.grad(out, [values[i] for i in active], one, allow_unused=True)
-        pairs = [(p, found[i]) for p, i in zip(partials, active, strict=True) if p is not None]
-        rows, channels = self._alike([each for _, each in pairs if each is not None])
+        pairs = [(p, derivatives[i]) for p, i in zip(partials, active, strict=True) if p is not None]
+        rows, channels = self._alike([derivative for _, derivative in pairs if derivative is not None])
         total = None
-        for (partial, _), each in zip(pairs, rows, strict=True):
+        for (partial, _), factor in zip(pairs, rows, strict=True):
             if not any(partial.stride()):  # `one` itself, so a sum
-                total = each if total is None else total + each
+                total = factor if total is None else total + factor
             elif total is None:
-                total = partial[:, None] * each
+                total = partial[:, None] * factor
             else:
-                total = torch.addcmul(total, partial[:, None], each)
+                total = torch.addcmul(total, partial[:, None], factor)
         self._keep(node, out.detach(), None if total is None else Derivative(total, channels))
 
     def _plain(self, value: Any) -> Any:
@@ -229,44 +233,46 @@ class _Pass:
 
     def _product(self, node: Node) -> None:
         left, right = node.args
-        matrix, found = self.constants.view(right), self._derivative(left)
+        matrix, derivative = self.constants.view(right), self._derivative(left)
         value = _times(self._value(left), matrix, len(left.shape))
-        if found is not None:
-            by_row = found.channels is not None and matrix.ndim == 2 and len(left.shape) == 1
+        if derivative is not None:
+            by_row = derivative.channels is not None and matrix.ndim == 2 and len(left.shape) == 1
             rows = (
-                self._spread(found, matrix) if by_row else _times(_dense(found, self.places), matrix, len(left.shape))
+                self._spread(derivative, matrix)
+                if by_row
+                else _times(_dense(derivative, self.places), matrix, len(left.shape))
             )
-            found = Derivative(rows, None)
-        self._keep(node, value, found, node.what)
+            derivative = Derivative(rows, None)
+        self._keep(node, value, derivative, node.what)
 
-    def _spread(self, found: Derivative, matrix: Tensor) -> Tensor:
+    def _spread(self, derivative: Derivative, matrix: Tensor) -> Tensor:
         """Multiply a derivative by channel: each number of the left factor adds one row of the matrix."""
-        assert found.channels is not None
-        terms = found.rows[..., None] * matrix  # (rows, K, numbers, columns)
+        assert derivative.channels is not None
+        terms = derivative.rows[..., None] * matrix  # (rows, K, numbers, columns)
         out = terms.new_zeros(len(terms), self.places.numel(), matrix.shape[1])
-        at = self.places[:, found.channels.clamp(min=0)]
+        at = self.places[:, derivative.channels.clamp(min=0)]
         return out.index_add_(1, at.flatten(), terms.flatten(1, 2))
 
     def _reduce(self, node: Node) -> None:
         (source,), (name, count, *layout) = node.args, node.what
         inner = tuple(range(-count, 0))
-        value, found = self._value(source).to(self.like.dtype), self._derivative(source)
+        value, derivative = self._value(source).to(self.like.dtype), self._derivative(source)
         if name == "cumsum":
             ref = Ref(node, 0, source.shape, layout[0])
-            rows = None if found is None else Derivative(_dense(found, self.places).cumsum(-1), None)
+            rows = None if derivative is None else Derivative(_dense(derivative, self.places).cumsum(-1), None)
             self._keep(node, value.cumsum(-1), rows, ref)
             return
         outer = source.shape[:-count]
         ref, channels = Ref(node, 0, outer, contiguous(outer)), None
         reduce = getattr(torch, name)
-        if found is None:
+        if derivative is None:
             self._keep(node, reduce(value, inner), None, ref)
             return
-        rows = found.rows
-        if found.channels is not None:
-            channels = found.channels.amax(inner)
-            if not ((found.channels == channels[(..., *[None] * count)]) | (found.channels < 0)).all():
-                rows, channels = _dense(found, self.places), None
+        rows = derivative.rows
+        if derivative.channels is not None:
+            channels = derivative.channels.amax(inner)
+            if not ((derivative.channels == channels[(..., *[None] * count)]) | (derivative.channels < 0)).all():
+                rows, channels = _dense(derivative, self.places), None
         value = value.detach().requires_grad_()
         with torch.enable_grad():
             out = reduce(value, inner)
@@ -280,17 +286,21 @@ class _Pass:
         for (at, _, _), value in zip(parts, values, strict=True):
             _at(out, at)[...] = value
         self.values[node] = out
-        some = [each for _, _, each in parts if each is not None]
+        some = [derivative for _, _, derivative in parts if derivative is not None]
         if not some:
             return
-        dense = any(each.channels is None for each in some)
+        dense = any(derivative.channels is None for derivative in some)
         directions = self.places.numel() if dense else len(self.places)
-        rows = self.like.new_zeros(max(len(each.rows) for each in some), directions, node.size)
+        rows = self.like.new_zeros(max(len(derivative.rows) for derivative in some), directions, node.size)
         channels = self.places.new_full((node.size,), -1)
-        for at, _, each in parts:
-            _at(rows, at)[...] = 0 if each is None else _dense(each, self.places) if dense else each.rows
+        for at, _, derivative in parts:
+            _at(rows, at)[...] = (
+                0 if derivative is None else _dense(derivative, self.places) if dense else derivative.rows
+            )
             if not dense:
-                _at(channels, at)[...] = -1 if each is None or each.channels is None else each.channels
+                _at(channels, at)[...] = (
+                    -1 if derivative is None or derivative.channels is None else derivative.channels
+                )
         self.derivatives[node] = Derivative(rows, None if dense else channels)
 
 
@@ -299,7 +309,7 @@ def _reads(node: Node) -> list[Ref]:
     if node.kind == "join":
         return [value for _, value in node.args if isinstance(value, Ref)]
     args = node.args if node.call is None else node.call[2]
-    return [each for each in args if isinstance(each, Ref)]
+    return [arg for arg in args if isinstance(arg, Ref)]
 
 
 def _at(memory: Tensor, ref: Ref) -> Tensor:

@@ -77,7 +77,7 @@ class OnCpu(Compiled):
         history = y.contiguous() if self.y_is_state else kept
         ranges = sequences(first, cu_seqlens, name)
         units, head = self._head(self._backward_plan, ranges, first, reverse, sizes)
-        added = sum(sizes[each] for each in self._sums.values())
+        added = sum(sizes[numbers] for numbers in self._sums.values())
         sums = torch.zeros((max(units, 1), added), dtype=first.dtype)
         call = {
             **head, "kept": kept, "history": history, "pitch": history[0, 0].numel() if history.numel() else 0,
@@ -104,8 +104,8 @@ class OnCpu(Compiled):
         Over `LENGTH` steps they then take a quarter of the inputs, outputs and states, if the window may be so short.
         """
         passing = max(sum(sizes[numbers] for numbers in self._factors.values()), 1)
-        whole = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
-        return min(WINDOW, max(SHORTEST, LENGTH * whole // (4 * passing)))
+        passed = sum(sizes[self._size(n)] for n in self.timed) + sizes[self.y] + sizes[self.state]
+        return min(WINDOW, max(SHORTEST, LENGTH * passed // (4 * passing)))
 
     def _values(self, torchs: OfTorch, plan: Plan, first: Tensor) -> dict[str, Any]:
         """Return the slots of matrices and other values without a batch axis."""

@@ -124,13 +124,13 @@ class Plan:
 
     def _needed(self) -> list[Node]:
         """Return the nodes to compute, in order."""
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         todo = [root.ref.node for root in self.roots]
         while todo:
             node = todo.pop()
-            if node in found or node.kind == "literal":
+            if node in nodes or node.kind == "literal":
                 continue
-            found.add(node)
+            nodes.add(node)
             if not node.batched:
                 self.values.append(node)
                 self._buffer[node] = f"v{node.index}"
@@ -145,7 +145,7 @@ class Plan:
                 todo.extend(ref.node for ref in arguments(node))
         self.kept.sort(key=lambda node: node.index)
         self.values.sort(key=lambda node: node.index)
-        return sorted((node for node in found if node not in self._buffer), key=lambda node: node.index)
+        return sorted((node for node in nodes if node not in self._buffer), key=lambda node: node.index)
 
     def _after(self, ref: Ref) -> int:
         """Return the first segment in which a value may be used."""
@@ -206,9 +206,9 @@ class Plan:
         level = self._level[node]
         segment = self._segment(level)
         if node.kind == "elementwise":
-            whole = node.whole.shape
+            full_shape = node.whole.shape
             shape = squeezed(node.whole).shape
-            node_args = [squeezed(arg, whole) if isinstance(arg, Ref) else arg for arg in node.args]
+            node_args = [squeezed(arg, full_shape) if isinstance(arg, Ref) else arg for arg in node.args]
             loop, at = self._loop(level, shape, max([0, *(self._earliest(arg, level, shape) for arg in node_args)]))
             loop.nodes.append(node)
             self._position[node] = at
@@ -267,8 +267,8 @@ class Plan:
                     continue
                 for node in item.nodes:
                     if node in read:
-                        whole = squeezed(node.whole)
-                        item.stores.append(Store(self.buffer(node), 0, whole.strides, whole))
+                        target = squeezed(node.whole)
+                        item.stores.append(Store(self.buffer(node), 0, target.strides, target))
                         self.scratch.append(node)
 
 

@@ -91,13 +91,13 @@ def expression(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
         simple = {2: "{0} * {0}", 3: "{0} * {0} * {0}", 0.5: "sqrt({0})", 1: "{0}", -1: "c(1) / {0}"}
         return (simple[args[1]], (args[0],)) if args[1] in simple else ("{0} ** {1}", tuple(args))
     if name == "clamp":
-        least, most = ([*args[1:], None, None])[:2]
-        least, most = kwargs.get("min", least), kwargs.get("max", most)
+        least, highest = ([*args[1:], None, None])[:2]
+        least, highest = kwargs.get("min", least), kwargs.get("max", highest)
         source = "{0}" if least is None else "({1} if {0} < {1} else {0})"
-        if most is None:
+        if highest is None:
             return source, (args[0], least)
         capped = f"({{2}} if {source} > {{2}} else {source})"
-        return capped, (args[0], 0.0 if least is None else least, most)
+        return capped, (args[0], 0.0 if least is None else least, highest)
     if name in ("softplus", "softplus_backward"):
         first = 1 if name == "softplus" else 2
         beta, threshold = ([*args[first:], *[1, 20][len(args) - first :]])[:2]
@@ -122,7 +122,7 @@ def result(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     shape: Sequence[int] | None = None
     dtype = tensors[0].dtype if tensors else None
     if name in ELEMENTWISE - {"alias", "detach", "clone"} and tensors:
-        shape = _broadcast([each.shape for each in (tensors[:2] if name == "log_sigmoid_backward" else tensors)])
+        shape = _broadcast([tensor.shape for tensor in (tensors[:2] if name == "log_sigmoid_backward" else tensors)])
         dtype = kwargs.get("dtype") or _dtype(name, args)
     elif name in ("mm", "bmm"):
         shape = *args[0].shape[:-1], args[1].shape[-1]
@@ -166,13 +166,13 @@ def _promoted(values: Sequence[Any]) -> torch.dtype:
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    found = [1] * max(map(len, shapes))
+    sizes = [1] * max(map(len, shapes))
     for shape in shapes:
         for axis, size in enumerate(reversed(shape), 1):
-            if found[-axis] not in (1, size) and size != 1:
+            if sizes[-axis] not in (1, size) and size != 1:
                 raise RuntimeError(f"shapes {tuple(map(tuple, shapes))} do not broadcast")
-            found[-axis] = max(found[-axis], size)
-    return found
+            sizes[-axis] = max(sizes[-axis], size)
+    return sizes
 
 
 def constant(name: str, args: Sequence[Any]) -> float | None:
@@ -195,7 +195,7 @@ def _cat(out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> list[Part]:
     ends = [0]
     for tensor in tensors:
         ends.append(ends[-1] + tensor.shape[dim])
-    return [(out.narrow(dim, at, each.shape[dim]), each) for at, each in zip(ends, tensors, strict=False)]
+    return [(out.narrow(dim, at, tensor.shape[dim]), tensor) for at, tensor in zip(ends, tensors, strict=False)]
 
 
 def _stack(out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> list[Part]:
@@ -212,7 +212,7 @@ def _slice_backward(out: Tensor, grad: Tensor, sizes: Any, dim: int, start: int,
 
 
 def _roll(out: Tensor, x: Tensor, shifts: Any, dims: Any = ()) -> list[Part] | None:
-    shifts, dims = ([each] if isinstance(each, int) else list(each) for each in (shifts, dims))
+    shifts, dims = ([value] if isinstance(value, int) else list(value) for value in (shifts, dims))
     if len(shifts) != len(dims):
         return None
     parts = [(out, x)]
@@ -257,7 +257,7 @@ REWRITES: dict[str, Callable[..., Any]] = {
     "addcmul": lambda x, a, b, value=1: torch.add(x, _times(a * b, value)),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _times(a / b, value)),
     "lerp": lambda a, b, weight: a + weight * (b - a),
-    "hardtanh": lambda x, least=-1, most=1: torch.clamp(x, least, most),
+    "hardtanh": lambda x, least=-1, highest=1: torch.clamp(x, least, highest),
     "var": lambda *args, **kwargs: _variance(*args, **kwargs),
     "std": lambda *args, **kwargs: torch.sqrt(_variance(*args, **kwargs)),
     "unbind": lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],

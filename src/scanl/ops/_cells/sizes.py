@@ -64,27 +64,27 @@ class Axes:
 
     def typical(self) -> dict[str, int]:
         """Return sizes for which choices are made that shall not depend on a call: all free axes are equal."""
-        found = {name: self.sizes[name] if name in self.fixed else _TYPICAL for name in self.sizes}
-        found |= {name: int(found[other] * factor) for name, (other, factor) in self.tied.items()}
+        sizes = {name: self.sizes[name] if name in self.fixed else _TYPICAL for name in self.sizes}
+        sizes |= {name: int(sizes[other] * factor) for name, (other, factor) in self.tied.items()}
         for name in self.sums:
-            found |= self._joined(name, found)
-        return found
+            sizes |= self._joined(name, sizes)
+        return sizes
 
     def _expression(self, number: int) -> str:
         """Return the number of a trace as Python source in the names of the axes."""
-        found = self._known.get(number) or self._term(number)
-        if found is not None:
-            return found
+        expression = self._known.get(number) or self._term(number)
+        if expression is not None:
+            return expression
         for constant in sorted(range(-64, 65), key=abs):  # the nearest is what is meant
-            found = self._term(number - constant)
-            if found is not None:
-                return f"{found} {'+' if constant > 0 else '-'} {abs(constant)}"
+            expression = self._term(number - constant)
+            if expression is not None:
+                return f"{expression} {'+' if constant > 0 else '-'} {abs(constant)}"
         for degree in (1, 2, 3):
             for axes in combinations_with_replacement(self.free, degree):
-                each = prod(self.traced[axis] for axis in axes)
+                product = prod(self.traced[axis] for axis in axes)
                 for count in range(1, 17):
                     for sign in (1, -1):
-                        rest = self._term(number - sign * count * each)
+                        rest = self._term(number - sign * count * product)
                         if rest is not None:
                             many = " * ".join([*([str(count)] if count > 1 else []), *axes])
                             return f"{rest} {'+' if sign > 0 else '-'} {many}"
@@ -123,7 +123,7 @@ def choices(
     free = [name for name in sizes if name not in fixed and name not in sums and sizes[name]]
     free.sort(key=lambda name: sizes[name])
     for i, name in enumerate(free):
-        other = next((each for each in free[:i] if each not in tied and sizes[name] % sizes[each] == 0), None)
+        other = next((axis for axis in free[:i] if axis not in tied and sizes[name] % sizes[axis] == 0), None)
         if other is not None and sizes[other] > 1:
             tied[name] = other, Fraction(sizes[name], sizes[other])
     for some, ties in ((fixed, {}), (fixed, tied), (frozenset(sizes), {})):

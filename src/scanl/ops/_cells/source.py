@@ -123,7 +123,7 @@ class Writer:
         ]
         head += [f"    {name} = pointer(slots.{name}, dtype)" for name in self.matrices.values()]
         kept = {f"e{node.index}": node.size for node in self.kept}
-        sums = {f"a_{name}": each for name, each in self.layout.sums.items()}
+        sums = {f"a_{name}": numbers for name, numbers in self.layout.sums.items()}
         head += [
             *self._one_by_one(kept, "whole" if self.keeps_state else "0", "stored"),
             *self._one_by_one(sums, "0", "added"),
@@ -212,11 +212,11 @@ class Writer:
                 lines.append(f"at_{name} = at(out_{name}, row * ({self.size(numbers)}))")
         if passing:
             lines.append("place = in_window(row, steps, slots.begin, slots.window)")
-        lines += [f"at_{n} = at(out_{n}, place * ({self.size(each)}))" for n, each in passing.items()]
+        lines += [f"at_{n} = at(out_{n}, place * ({self.size(numbers)}))" for n, numbers in passing.items()]
         if self.which == "backward":
             if used("state"):
-                found = "ranges, first + r, i, row, reverse, state, whole, history, slots.pitch"
-                lines.append(f"at_state = state_before({found})")
+                arguments = "ranges, first + r, i, row, reverse, state, whole, history, slots.pitch"
+                lines.append(f"at_state = state_before({arguments})")
             if used("dlast"):
                 lines.append("at_dlast = at(here, old)")
             if used("dstate"):
@@ -269,7 +269,7 @@ class Writer:
         source = {"state": "old", "dlast": "old"}.get(left.node.what, f"o{left.node.index}")
         if result.strides[-1] != 1:
             raise AssertionError("a product's result is contiguous")
-        terms, columns = (self.size(each) for each in right.shape[-2:])
+        terms, columns = (self.size(axis_size) for axis_size in right.shape[-2:])
         grouped = len(right.shape) == 3
         at_out, at_left, at_right = [f"o{node.index}"], [source], []
         if left.offset:
@@ -308,8 +308,8 @@ class _Body:
     def typed(self, text: str) -> str:
         """Replace c(number) by a constant of the element type."""
 
-        def name(found: re.Match[str]) -> str:
-            return self.constants.setdefault(found.group(1), f"c{len(self.constants)}")
+        def name(match: re.Match[str]) -> str:
+            return self.constants.setdefault(match.group(1), f"c{len(self.constants)}")
 
         return re.sub(r"\bc\(([^()]*)\)", name, text)
 
@@ -394,7 +394,7 @@ class _Body:
         if source.node.truth:
             value = f"(c(1) if {value} != c(0) else c(0))"
         running = name == "cumsum"
-        whole = node.what[2] if running else contiguous(source.shape[:outer])
+        strides = node.what[2] if running else contiguous(source.shape[:outer])
         for axis in range(outer):
             lines.append(f"{indent}for j{axis} in range({self.writer.size(source.shape[axis])}):")
             indent += "    "
@@ -417,9 +417,9 @@ class _Body:
         }.get(name, "total += x0")
         lines.append(deep + step)
         if running:
-            lines.append(f"{deep}{target}[{self.index(whole)}] = total")
+            lines.append(f"{deep}{target}[{self.index(strides)}] = total")
         else:
-            lines.append(f"{indent}{target}[{self.index(whole)}] = total{mean}")
+            lines.append(f"{indent}{target}[{self.index(strides)}] = total{mean}")
         return [self.typed(line) for line in lines]
 
     def _columns(self, source: Ref, outer: int, value: str, target: str, mean: str) -> list[str]:
@@ -447,7 +447,7 @@ def _number(value: float) -> str:
 def _renumbered(lines: Sequence[str]) -> list[str]:
     """Number the values in the order in which they appear, so that equal loops have equal text."""
     numbers: dict[str, int] = {}
-    return [re.sub(r"\bt\d+\b", lambda found: f"t{numbers.setdefault(found[0], len(numbers))}", line) for line in lines]
+    return [re.sub(r"\bt\d+\b", lambda match: f"t{numbers.setdefault(match[0], len(numbers))}", line) for line in lines]
 
 
 def source(name: str, forward: Writer, backward: Writer) -> str:

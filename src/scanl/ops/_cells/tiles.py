@@ -72,9 +72,9 @@ class Tiles:
         """Find the axis that has another one inside it: that one has the channels."""
         outer: set[str] = set()
         for ref in wholes:
-            found = [(by, self._letters(size)) for size, by in zip(ref.shape, ref.strides, strict=True)]
-            found = sorted((by, letters) for by, letters in found if letters and by)
-            for (_, inside), (_, outside) in pairwise(found):
+            axes = [(by, self._letters(size)) for size, by in zip(ref.shape, ref.strides, strict=True)]
+            axes = sorted((by, letters) for by, letters in axes if letters and by)
+            for (_, inside), (_, outside) in pairwise(axes):
                 outer |= outside - inside
         merged = [letters for ref in wholes for size in ref.shape if len(letters := self._letters(size)) > 1]
         if len(outer) > 1:
@@ -86,7 +86,7 @@ class Tiles:
 
     def split(self, shape: Sequence[int], strides: Sequence[int]) -> list[tuple[str, int, int]]:
         """Return the axes as (kind, size, stride), the outermost first. kind: "each", "group", or a letter."""
-        found: list[tuple[str, int, int]] = []
+        tiles: list[tuple[str, int, int]] = []
         kept = [i for i, size in enumerate(shape) if size != 1]
         for i in kept:
             size, by = shape[i], strides[i]
@@ -100,29 +100,29 @@ class Tiles:
             if count > MOST:
                 raise Unsupported(f"an axis of {self.axes.expression(size)} numbers beside its channels")
             if count > 1:
-                found.append(("each", count, by * groups * width))
+                tiles.append(("each", count, by * groups * width))
             if groups > 1:
-                found.append(("group", groups, by * width))
+                tiles.append(("group", groups, by * width))
             if letter:
-                found.append((letter, width, by))
-        kinds = [kind for kind, _, _ in found if kind != "each"]
+                tiles.append((letter, width, by))
+        kinds = [kind for kind, _, _ in tiles if kind != "each"]
         if kinds.count("group") > 1 or len(kinds) - kinds.count("group") > 1:
             raise Unsupported("a value with two axes of channels")
-        return found
+        return tiles
 
     def of(self, ref: Ref) -> list[Tile]:
         """Return the tiles of a view, the last axis running fastest."""
-        each, group, axis, channel = [], 0, "", 0
+        offsets, group, axis, channel = [], 0, "", 0
         for kind, size, by in self.split(ref.shape, ref.strides):
             if kind == "each":
-                each.append([i * by for i in range(size)])
+                offsets.append([i * by for i in range(size)])
             elif kind == "group":
                 group = by
             elif by:
                 axis, channel = kind, by
-        if math.prod(map(len, each)) > MOST:
+        if math.prod(map(len, offsets)) > MOST:
             raise Unsupported(f"a value of more than {MOST} numbers for each channel")
-        return [Tile(ref.offset + sum(by), group, axis, channel) for by in product(*each)]
+        return [Tile(ref.offset + sum(by), group, axis, channel) for by in product(*offsets)]
 
     def count(self, shape: Sequence[int]) -> int:
         """Return how many tiles a value of this shape has."""

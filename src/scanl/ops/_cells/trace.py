@@ -97,10 +97,10 @@ class Trace(TorchDispatchMode):
 
     def batch_axis(self, shape: Sequence[int], what: object) -> int | None:
         """Return the axis that holds the batch, alone or as the outer part of a merged axis."""
-        found = [i for i, size in enumerate(shape) if size and size % self.batch == 0]
-        if len(found) > 1:
+        axes = [i for i, size in enumerate(shape) if size and size % self.batch == 0]
+        if len(axes) > 1:
             raise Unsupported(f"{what} has the batch on two axes")
-        return found[0] if found else None
+        return axes[0] if axes else None
 
     def new(self, kind: str, tensor: Tensor, what: Any = None, args: tuple[Any, ...] = ()) -> Node:
         """Make the node of a tensor that has memory of its own."""
@@ -143,10 +143,12 @@ class Trace(TorchDispatchMode):
         elif node.batched:
             raise Unsupported("one row of the batch, taken alone")
         if node.batched:  # the traced distances jump over the rows of the batch
-            whole = self.batch * node.step
-            if offset % whole >= node.step:
+            batch_stride = self.batch * node.step
+            if offset % batch_stride >= node.step:
                 raise Unsupported("some rows of the batch, taken alone")
-            offset, *strides = [each // whole * node.step + each % whole for each in (offset, *strides)]
+            offset, *strides = [
+                stride // batch_stride * node.step + stride % batch_stride for stride in (offset, *strides)
+            ]
         return Ref(node, offset, tuple(shape), tuple(strides))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -170,13 +172,13 @@ class Trace(TorchDispatchMode):
             retyped = target in self._retypes
             if target is None or target.kind == "operand" or retyped or self.ref(args[0]) != target.whole:
                 raise Unsupported(f"{func}, which writes into an operand or a part of a tensor")
-        made = [each for each in pytree.tree_leaves(out) if isinstance(each, Tensor)]
-        if not func._schema.is_mutable and all(self.node(each) is not None for each in made):
+        made = [value for value in pytree.tree_leaves(out) if isinstance(value, Tensor)]
+        if not func._schema.is_mutable and all(self.node(value) is not None for value in made):
             self._alive.extend(made)
             return out  # views
-        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        alone = not any(self.ref(each).node.batched for each in tensors)  # nothing here has a batch axis
-        if len(made) > 1 and alone and not any(self.batch_axis(each.shape, name) is not None for each in made):
+        tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        alone = not any(self.ref(tensor).node.batched for tensor in tensors)  # nothing here has a batch axis
+        if len(made) > 1 and alone and not any(self.batch_axis(value.shape, name) is not None for value in made):
             self._several(func, args, kwargs, made)
             return out
         if (len(made) == 1 or name == "log_sigmoid_forward") and self._record(
@@ -185,24 +187,24 @@ class Trace(TorchDispatchMode):
             return out
         from torch._decomp import decomposition_table
 
-        found = decomposition_table.get(func)
-        if found is None:
+        decomposition = decomposition_table.get(func)
+        if decomposition is None:
             raise Unsupported(f"operation {func}")
         with self:
-            return found(*args, **kwargs)
+            return decomposition(*args, **kwargs)
 
     def _views(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """Return the form of arguments, and these: views, numbers and whatever else there is."""
         flat, form = pytree.tree_flatten((args, kwargs))
-        return form, tuple(self.ref(each) if isinstance(each, Tensor) else each for each in flat)
+        return form, tuple(self.ref(value) if isinstance(value, Tensor) else value for value in flat)
 
     def _several(self, func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
         """Make the nodes of the results of a function without a batch axis."""
         form, views = self._views(args, kwargs)
         node = Node("several", 0, 0, (func, form), views, self.dtype, len(self.nodes), None)  # pyright: ignore[reportArgumentType]
         self.nodes.append(node)
-        for at, each in enumerate(made):
-            self.new("torch", each, (operator.getitem, _PAIR), (Ref(node, 0, (), ()), at))
+        for at, value in enumerate(made):
+            self.new("torch", value, (operator.getitem, _PAIR), (Ref(node, 0, (), ()), at))
 
     def _retyped(self, func: Any, args: Any, kwargs: Any, view: Tensor) -> Tensor:
         """Return a copy in place of a view that reads memory as numbers of another kind; it has memory of its own."""
@@ -238,19 +240,19 @@ class Trace(TorchDispatchMode):
             raise Unsupported(f"operation {func}, which makes a value of the batch from operands without a batch")
         if name == "_to_copy" and kwargs.get("dtype") not in (None, self.dtype, torch.bool):
             raise Unsupported(f"a cast to {kwargs['dtype']}")
-        if name == "add" and self._joined(out, [each for each in args if isinstance(each, Tensor)]):
+        if name == "add" and self._joined(out, [arg for arg in args if isinstance(arg, Tensor)]):
             return True
         if name in rules.ELEMENTWISE:
             if out.dtype == torch.bool:
                 name = rules.OF_TRUTHS.get(name, name)
-                if name.startswith("logical") and not all(each.dtype == torch.bool for each in args):
+                if name.startswith("logical") and not all(arg.dtype == torch.bool for arg in args):
                     raise Unsupported(f"{func} of numbers")
-            found = rules.expression(name, args, kwargs)
-            if found is None:
+            expression = rules.expression(name, args, kwargs)
+            if expression is None:
                 return False
 
             def refs(values: Sequence[Any]) -> tuple[Any, ...]:  # a buffer that is not used has no node
-                known = [isinstance(each, Tensor) and self.node(each) is not None for each in values]
+                known = [isinstance(value, Tensor) and self.node(value) is not None for value in values]
                 return tuple(
                     self.ref(v, like=out) if is_known else v for v, is_known in zip(values, known, strict=True)
                 )
@@ -260,8 +262,8 @@ class Trace(TorchDispatchMode):
             elif func.namespace == "prims":  # of a decomposition; it has no gradient
                 func = getattr(torch, name)
             flat, form = pytree.tree_flatten((args, kwargs))
-            operands, call = refs(found[1]), (func, form, refs(flat))
-            self.new("elementwise", out, found[0], operands).call = call
+            operands, call = refs(expression[1]), (func, form, refs(flat))
+            self.new("elementwise", out, expression[0], operands).call = call
             return True
         if name in ("mm", "bmm"):
             return self._product(out, *args)
@@ -294,11 +296,11 @@ class Trace(TorchDispatchMode):
 
     def _joined(self, out: Tensor, tensors: Sequence[Tensor]) -> bool:
         """Add two joins that fill different parts of zeros: the gradient of a tensor whose parts were used."""
-        found = [self.node(each) for each in tensors]
-        nodes = [node for node in found if node is not None and node.kind == "join" and node.args[0][1] == 0.0]
+        sources = [self.node(tensor) for tensor in tensors]
+        nodes = [node for node in sources if node is not None and node.kind == "join" and node.args[0][1] == 0.0]
         if len(nodes) != 2 or len(tensors) != 2:
             return False
-        if any(self.ref(each, like=out) != node.args[0][0] for each, node in zip(tensors, nodes, strict=True)):
+        if any(self.ref(tensor, like=out) != node.args[0][0] for tensor, node in zip(tensors, nodes, strict=True)):
             return False
         parts = sorted((part for node in nodes for part in node.args[1:]), key=lambda part: part[0].offset)
         ends = [
@@ -328,7 +330,7 @@ class Trace(TorchDispatchMode):
             shape = node.what.shape
             node.what = node.whole = Ref(node, 0, shape, contiguous(shape))
             order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2] if turned else range(len(shape))
-            view = Ref(node, 0, *(tuple(each[i] for i in order) for each in node.whole[2:]))
+            view = Ref(node, 0, *(tuple(numbers[i] for i in order) for numbers in node.whole[2:]))
             self.new("elementwise", out, "{0}", (view,))
         return True
 
@@ -338,7 +340,7 @@ class Trace(TorchDispatchMode):
         if dtype is not None:
             return False
         dims = range(x.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-        axes, batch = sorted(each % x.ndim for each in dims), self.batch_axis(x.shape, name)
+        axes, batch = sorted(axis % x.ndim for axis in dims), self.batch_axis(x.shape, name)
         assert batch is not None
         if batch in axes:
             if name != "sum":
@@ -356,11 +358,11 @@ class Trace(TorchDispatchMode):
         gone = 0 if x.shape[batch] != self.batch else 1
         inner = [axis - (gone if axis > batch else 0) for axis in axes]
         order = [axis for axis in range(len(view.shape)) if axis not in inner] + inner
-        shape, strides = (tuple(each[axis] for axis in order) for each in (view.shape, view.strides))
+        shape, strides = (tuple(numbers[axis] for axis in order) for numbers in (view.shape, view.strides))
         node = self.new("reduce", out, (name, len(inner)), (Ref(view.node, view.offset, shape, strides),))
         if name == "cumsum":
-            whole = node.whole
-            node.what = (name, 1, tuple(whole.strides[axis] for axis in order))
+            traced = node.whole
+            node.what = (name, 1, tuple(traced.strides[axis] for axis in order))
         return True
 
 
@@ -404,16 +406,16 @@ def trace_forward(
 
     mode = Trace(axes.batch, dtype)
     values = {name: None if of is None else tensor(of).requires_grad_() for name, of in shapes.items()}
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
+    present = {name: value for name, value in values.items() if value is not None}
+    for name, value in present.items():
         mode.new("operand", value, name)
     with mode, torch.enable_grad():
         y, last = step(*values.values(), **options)
-    for name, value, wanted in (("output", y, output), ("next state", last, shapes["state"])):
-        expected = [int(n) if n.isdigit() else sizes[n] for n in wanted or ()]
+    for name, value, axes_of in (("output", y, output), ("next state", last, shapes["state"])):
+        expected = [int(n) if n.isdigit() else sizes[n] for n in axes_of or ()]
         if list(value.shape) != expected:
-            raise RuntimeError(f"the step's {name} has not the axes ({', '.join(wanted or ())})")
-    return Forward(mode, given, y, last)
+            raise RuntimeError(f"the step's {name} has not the axes ({', '.join(axes_of or ())})")
+    return Forward(mode, present, y, last)
 
 
 @dataclass
@@ -443,29 +445,29 @@ def trace(
     dtype: torch.dtype,
 ) -> Traced:
     """Trace a step and its vector-Jacobian product; the arguments are those of `trace_forward`."""
-    mode, given, y, last = trace_forward(step, shapes, output, axes, options, dtype)
+    mode, inputs, y, last = trace_forward(step, shapes, output, axes, options, dtype)
     forward = len(mode.nodes)
-    seeds = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (y, last)]
+    seeds = [torch.empty(result.shape, dtype=result.dtype, device="meta") for result in (y, last)]
     for name, seed in zip(("dy", "dlast"), seeds, strict=True):
         mode.new("operand", seed, name)
-    depend = [(each, seed) for each, seed in zip((y, last), seeds, strict=True) if each.requires_grad]
-    found: Sequence[Tensor | None] = [None] * len(given)
+    depend = [(result, seed) for result, seed in zip((y, last), seeds, strict=True) if result.requires_grad]
+    by_input: Sequence[Tensor | None] = [None] * len(inputs)
     if depend:
         with mode:
-            outputs, wanted = zip(*depend, strict=True)
+            outputs, seeds_of_outputs = zip(*depend, strict=True)
             # torch.autograd.grad is this call, after checks whose imports take a second
-            found = _engine_run_backward(
-                outputs, wanted, True, True, tuple(given.values()), True, accumulate_grad=False
+            by_input = _engine_run_backward(
+                outputs, seeds_of_outputs, True, True, tuple(inputs.values()), True, accumulate_grad=False
             )  # fmt: skip
-    gradients = {name: None if g is None else mode.ref(g) for name, g in zip(given, found, strict=True)}
+    gradients = {name: None if g is None else mode.ref(g) for name, g in zip(inputs, by_input, strict=True)}
     if gradients["state"] is None:
         zero = mode.new("literal", torch.zeros(()), 0.0)
-        shape = mode.ref(given["state"]).shape
+        shape = mode.ref(inputs["state"]).shape
         gradients["state"] = Ref(zero, 0, shape, (0,) * len(shape))
     return Traced(
         mode.nodes,
         axes,
-        {name: mode.ref(value) for name, value in (*given.items(), ("dy", seeds[0]), ("dlast", seeds[1]))},
+        {name: mode.ref(value) for name, value in (*inputs.items(), ("dy", seeds[0]), ("dlast", seeds[1]))},
         mode.ref(y),
         mode.ref(last),
         gradients,

@@ -37,13 +37,13 @@ class OnGpu(Compiled):
         return source(name, self._forward_writer, self._backward_writer)
 
     def refusals(self, sizes: Sizes) -> list[str]:
-        most = WIDEST_MATRIX if self.multiplies else WIDEST
+        widest = WIDEST_MATRIX if self.multiplies else WIDEST
         if self.divided:
             return []
         return [
-            f"{letter}={sizes[width]} is over {most}"
+            f"{letter}={sizes[width]} is over {widest}"
             for letter, width in self.tiles.widths.items()
-            if sizes[width] > most
+            if sizes[width] > widest
         ]
 
     def window(self, sizes: Sizes) -> int:
@@ -71,13 +71,13 @@ class OnGpu(Compiled):
         if kept.shape[-1] != self.kept_numbers(sizes):
             y, _, kept = self.forward(values, sizes, y.shape, reverse, cu_seqlens, True, name)
         results, factors = (
-            {n: first.new_empty((*first.shape[:2], sizes[numbers])) for n, numbers in found.items()}
-            for found in (self._rows, self._factors)
+            {n: first.new_empty((*first.shape[:2], sizes[numbers])) for n, numbers in group.items()}
+            for group in (self._rows, self._factors)
         )
         dstate = torch.empty_like(state)
         torchs = OfTorch(self, values, sizes)
         states = States(y if self.y_is_state else kept, sizes[self.state], values["state"], reverse, cu_seqlens)
-        added = sum(sizes[each] for each in self._sums.values())
+        added = sum(sizes[numbers] for numbers in self._sums.values())
         programs = -(-len(state) // _sequences(len(state)))
         sums = first.new_zeros((programs, added))
         operands = {

@@ -157,11 +157,11 @@ class Writer:
 
     def _kept_offsets(self) -> dict[Node, str]:
         """Return where the products of a step are among the numbers that the forward pass keeps of it."""
-        terms, found = [] if self.y_is_state else [self._whole()], {}
+        terms, places = [] if self.y_is_state else [self._whole()], {}
         for node in self.kept:
-            found[node] = " + ".join(f"({term})" for term in terms)
+            places[node] = " + ".join(f"({term})" for term in terms)
             terms.append(self.size(node.size))
-        return found
+        return places
 
     def _numbers_kept(self) -> str:
         terms = [*([] if self.y_is_state else [self._whole()]), *(self.size(node.size) for node in self.kept)]
@@ -211,11 +211,11 @@ class Writer:
         count, wide = self.tiles.counts(result.shape, len(result.shape) - 1)
         _, high = self.tiles.counts(left.shape, len(left.shape) - 1)
         groups = self.tiles.groups if heads and heads[0] % self.tiles.groups == 0 else 1
-        each = heads[0] // groups if heads else 1  # matrices that a program reads
-        if each != (self.tiles.count(heads) if heads else 1):
+        matrices = heads[0] // groups if heads else 1  # matrices that a program reads
+        if matrices != (self.tiles.count(heads) if heads else 1):
             raise Unsupported("a matrix for each of several axes")
         for lead in range(count):
-            first = lead // (count // each) * groups * terms * columns
+            first = lead // (count // matrices) * groups * terms * columns
             for j in range(wide):
                 parts = []
                 for i in range(high):
@@ -251,7 +251,7 @@ class Writer:
         _, many = self.tiles.counts(source.shape, outer)
         names = self.read(source)
         if source.node.truth:
-            names = [self.translated(f"(c(1) if {each} else c(0))") for each in names]
+            names = [self.translated(f"(c(1) if {name} else c(0))") for name in names]
         other = {"amax": 'float("-inf")', "amin": 'float("inf")'}.get(name, "0.0")
         for i, tile in enumerate(self.tiles.of(Ref(node, 0, head, contiguous(head)))):
             text = ""
@@ -309,7 +309,7 @@ class Writer:
 
     def _sizes_before(self, name: str) -> list[int]:
         names = list(self.sums)
-        return [self.sums[each] for each in names[: names.index(name)]]
+        return [self.sums[other] for other in names[: names.index(name)]]
 
     def _end(self) -> None:
         """Write the step to the next state, and what is kept."""

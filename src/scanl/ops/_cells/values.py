@@ -48,7 +48,7 @@ class Values:
                 self._memory[node] = torch.full(self.sizes.all(shape), value, dtype=dtype, device=device)
             else:
                 function, form = node.what
-                args, kwargs = pytree.tree_unflatten([self._argument(each) for each in node.args], form)
+                args, kwargs = pytree.tree_unflatten([self._argument(arg) for arg in node.args], form)
                 changes = isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable
                 if changes:  # others may still read what was there before
                     args = (args[0].clone(), *args[1:])

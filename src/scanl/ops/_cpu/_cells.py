@@ -47,12 +47,12 @@ def in_panels(matrix: torch.Tensor) -> torch.Tensor:
     """
     *groups, n, width = matrix.shape
     lanes = BYTES // matrix.itemsize
-    whole = width - width % lanes
-    found = matrix.new_empty(*groups, n * width)
-    panels = found[..., : n * whole].unflatten(-1, (whole // lanes, n, lanes))
-    panels.copy_(matrix[..., :whole].unflatten(-1, (whole // lanes, lanes)).transpose(-2, -3))
-    found[..., n * whole :].unflatten(-1, (n, width - whole)).copy_(matrix[..., whole:])
-    return found
+    full = width - width % lanes
+    ordered = matrix.new_empty(*groups, n * width)
+    panels = ordered[..., : n * full].unflatten(-1, (full // lanes, n, lanes))
+    panels.copy_(matrix[..., :full].unflatten(-1, (full // lanes, lanes)).transpose(-2, -3))
+    ordered[..., n * full :].unflatten(-1, (n, width - full)).copy_(matrix[..., full:])
+    return ordered
 
 
 def rows(value: torch.Tensor) -> torch.Tensor:
@@ -107,13 +107,13 @@ def in_window(row, steps, begin, window):
 
 
 @helper(forceinline=True)
-def state_before(ranges, n, i, row, reverse, state, whole, history, pitch):
+def state_before(ranges, n, i, row, reverse, state, numbers, history, pitch):
     """Return the pointer to the state before a row, at the i-th step of the backward pass of sequence n.
 
     state: the states (N, whole) that enter.   history: the state after each row, `pitch` elements apart.
     """
     if i == length(ranges, n) - 1:
-        return at(state, n * whole)  # pyright: ignore[reportCallIssue]
+        return at(state, n * numbers)  # pyright: ignore[reportCallIssue]
     return at(history, (row - 1 + 2 * reverse) * pitch)  # pyright: ignore[reportCallIssue]
 
 

@@ -85,10 +85,10 @@ def unit_of(unit, slots, ranges):
     n, shared_head = group // slots.shared, group % slots.shared
     begin, end = ranges[2 * n], ranges[2 * n + 1]
     start, direction = (end - 1, -1) if slots.reverse else (begin, 1)
-    each = slots.heads // slots.shared
-    low, high = share(part // slots.column_parts, slots.head_parts, each)
+    heads = slots.heads // slots.shared
+    low, high = share(part // slots.column_parts, slots.head_parts, heads)
     left, right = share(part % slots.column_parts, slots.column_parts, -(-slots.values // WIDTH))
-    head = shared_head * each + low
+    head = shared_head * heads + low
     return Unit(part, n, shared_head, start, direction, end - begin, head, high - low, left, right - left)
 
 

@@ -363,32 +363,42 @@ def _chunk(sizes, unit, h, first, size, v_width, n):
 
 
 @helper()
-def _enter(sizes, given, chunk, m, to):
+def _enter(sizes, operands, chunk, m, to):
     """Load the keys and the decays of a chunk, and what comes from them alone."""
-    C, K, row, c_row, one = sizes.steps, sizes.k_width, sizes.k_row, sizes.c_row, given.one
-    _take_rows(given.k, chunk.qk_at, chunk.qk_step, chunk.steps, sizes.keys, one, m, to.k, row, C, K)
+    C, K, row, c_row, one = sizes.steps, sizes.k_width, sizes.k_row, sizes.c_row, operands.one
+    _take_rows(operands.k, chunk.qk_at, chunk.qk_step, chunk.steps, sizes.keys, one, m, to.k, row, C, K)
     at, step = chunk.r * sizes.d_step + chunk.h * sizes.d_head, chunk.r_step * sizes.d_step
-    _decays_of(given.g, at, step, chunk.steps, C, m, to.D, c_row, to.e, to.t, to.a)
+    _decays_of(operands.g, at, step, chunk.steps, C, m, to.D, c_row, to.e, to.t, to.a)
     _scale_rows(m, to.k, row, C, K, to.t, one, to.kt)
     transpose(m, to.k, row, C, K, m, to.turned_k, c_row)
     if sizes.delta:
         for i in range(C):
             spot = (chunk.r + chunk.r_step * i) * sizes.heads + chunk.h
-            m[to.b + i] = given.beta[spot] if i < chunk.steps else 0
+            m[to.b + i] = operands.beta[spot] if i < chunk.steps else 0
         _scale_rows(m, to.k, row, C, K, to.e, -one, to.ke)
         _product(m, to.L, c_row, C, C, to.k, row, NEXT, K, to.turned_k, c_row, BELOW)
         _decay(m, to.L, c_row, C, to.D, 1, -one)
 
 
 @helper()
-def _write(sizes, given, chunk, m, to, S, r, u):
+def _write(sizes, operands, chunk, m, to, S, r, u):
     """Load the values of a chunk at r. In the delta rule, solve for r and u, from the state S (K, V) that enters it."""
     row = sizes.v_row
     _take_rows(
-        given.v, chunk.v_at, chunk.v_step, chunk.steps, chunk.size, given.one, m, r, row, sizes.steps, chunk.v_width
+        operands.v,
+        chunk.v_at,
+        chunk.v_step,
+        chunk.steps,
+        chunk.size,
+        operands.one,
+        m,
+        r,
+        row,
+        sizes.steps,
+        chunk.v_width,
     )
     if sizes.delta:
-        C, K, one = sizes.steps, sizes.k_width, given.one
+        C, K, one = sizes.steps, sizes.k_width, operands.one
         add_products(m, r, row, C, chunk.v_width, m, to.ke, sizes.k_row, NEXT, K, m, S, row, WHOLE, one)
         _solve(m, r, row, to.L, sizes.c_row, to.b, u, sizes.steps, chunk.v_width, False)
 
@@ -409,13 +419,13 @@ def _finite(m, u, row, rows, width):
 def _forward(slots):
     dtype = slots.dtype
     ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
-    sizes, given = _sizes(slots), _given(slots, dtype)
+    sizes, operands = _sizes(slots), _given(slots, dtype)
     heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
-    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
+    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, operands.one
     to = _places(slots, c_row)
     q, y, P, S, u, spare = slots.m_q, slots.m_do, slots.m_P, slots.m_S, slots.m_v, slots.m_y
     r = slots.m_dv if sizes.delta else u
-    out, of_states = array(slots.out, given.v.size, dtype), slots.sequences * heads * keys * values
+    out, of_states = array(slots.out, operands.v.size, dtype), slots.sequences * heads * keys * values
     state, last = array(slots.state, of_states, dtype), array(slots.last, of_states, dtype)
     m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
     for number in units(slots):
@@ -428,9 +438,9 @@ def _forward(slots):
             _take_rows(state, corner, values, keys, size, one, m, S, v_row, K, V)
             for n in range(-(-unit.steps // C)):
                 chunk = _chunk(sizes, unit, h, first, size, V, n)
-                _enter(sizes, given, chunk, m, to)
-                _write(sizes, given, chunk, m, to, S, r, u)
-                _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, q, k_row, C, K)
+                _enter(sizes, operands, chunk, m, to)
+                _write(sizes, operands, chunk, m, to, S, r, u)
+                _take_rows(operands.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, operands.scale, m, q, k_row, C, K)
                 _product(m, P, c_row, C, C, q, k_row, NEXT, K, to.turned_k, c_row, BELOW)
                 _decay(m, P, c_row, C, to.D, 0, one)
                 # a tile multiplies later steps by zero, so those from one that is not finite on are cleared
@@ -444,8 +454,8 @@ def _forward(slots):
                 add_products(m, y, v_row, C, V, m, q, k_row, NEXT, K, m, S, v_row, WHOLE, one)
                 fill(m, y + fault * v_row, (C - fault) * v_row, np.nan)
                 _give_rows(m, y, v_row, chunk.steps, size, one, out, chunk.v_at, chunk.v_step, False)
-                whole = m[to.e + C - 1]
-                add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, whole)
+                decay = m[to.e + C - 1]
+                add_products(m, S, v_row, K, V, m, to.kt, NEXT, k_row, C, m, u, v_row, WHOLE, decay)
             _give_rows(m, S, v_row, keys, size, one, last, corner, values, False)
 
 
@@ -453,18 +463,18 @@ def _forward(slots):
 def _backward(slots):
     dtype = slots.dtype
     ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
-    sizes, given = _sizes(slots), _given(slots, dtype)
+    sizes, operands = _sizes(slots), _given(slots, dtype)
     heads, keys, values, C, K = sizes.heads, sizes.keys, sizes.values, sizes.steps, sizes.k_width
-    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, given.one
+    k_row, v_row, c_row, one = sizes.k_row, sizes.v_row, sizes.c_row, operands.one
     to, parts, delta = _places(slots, c_row), slots.head_parts * slots.column_parts, sizes.delta
     m_q, m_do, m_dv, m_y, to_q, to_k = slots.m_q, slots.m_do, slots.m_dv, slots.m_y, slots.m_to_q, slots.m_to_k
     P, A, B, S, dS = slots.m_P, slots.m_A, slots.m_B, slots.m_S, slots.m_dS
     turned_u, turned_dS = slots.m_turned_u, slots.m_turned_dS
     of_states, many = slots.sequences * heads * keys * values, slots.rows if sizes.d_step else slots.sequences
     state, dlast = array(slots.state, of_states, dtype), array(slots.dlast, of_states, dtype)
-    dstate, do = array(slots.dstate, of_states, dtype), array(slots.do, given.v.size, dtype)
-    dq, dk = array(slots.dq, parts * given.q.size, dtype), array(slots.dk, parts * given.q.size, dtype)
-    dv, dg = array(slots.dv, given.v.size, dtype), array(slots.dg, slots.column_parts * many * heads, dtype)
+    dstate, do = array(slots.dstate, of_states, dtype), array(slots.do, operands.v.size, dtype)
+    dq, dk = array(slots.dq, parts * operands.q.size, dtype), array(slots.dk, parts * operands.q.size, dtype)
+    dv, dg = array(slots.dv, operands.v.size, dtype), array(slots.dg, slots.column_parts * many * heads, dtype)
     dbeta = array(slots.dbeta, slots.column_parts * slots.rows * heads, dtype)
     m = array(slots.room + take(slots.workers) * slots.needed * itemsize(dtype), slots.needed, dtype)
     for number in units(slots):
@@ -483,10 +493,10 @@ def _backward(slots):
                 chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
                 u = slots.m_u + n * C * v_row if delta else slots.m_v
                 r = slots.m_r + n * C * v_row if delta else u
-                _enter(sizes, given, chunk, m, to)
+                _enter(sizes, operands, chunk, m, to)
                 if delta:
                     transpose(m, before, k_row, V, K, m, S, v_row)
-                _write(sizes, given, chunk, m, to, S, r, u)
+                _write(sizes, operands, chunk, m, to, S, r, u)
                 if n < chunks - 1:
                     after = before + v_row * k_row
                     _scale(m, before, k_row, V, K, m[to.e + C - 1], after)
@@ -496,10 +506,12 @@ def _backward(slots):
                 chunk, before = _chunk(sizes, unit, h, first, size, V, n), slots.m_states + n * v_row * k_row
                 u = slots.m_u + n * C * v_row if delta else slots.m_v
                 r = slots.m_r + n * C * v_row if delta else u
-                _enter(sizes, given, chunk, m, to)
+                _enter(sizes, operands, chunk, m, to)
                 if not delta:
-                    _write(sizes, given, chunk, m, to, S, r, u)
-                _take_rows(given.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, given.scale, m, m_q, k_row, C, K)
+                    _write(sizes, operands, chunk, m, to, S, r, u)
+                _take_rows(
+                    operands.q, chunk.qk_at, chunk.qk_step, chunk.steps, keys, operands.scale, m, m_q, k_row, C, K
+                )
                 _take_rows(do, chunk.v_at, chunk.v_step, chunk.steps, size, one, m, m_do, v_row, C, V)
                 transpose(m, u, v_row, C, V, m, turned_u, c_row)
                 transpose(m, dS, v_row, K, V, m, turned_dS, k_row)
@@ -521,12 +533,12 @@ def _backward(slots):
                 _add_dots(m, to.k, to_k, k_row, C, K, to.F)
                 add_products(m, to_q, k_row, C, K, m, A, c_row, NEXT, C, m, to.k, k_row, LOWER, one)
                 add_products(m, to_k, k_row, C, K, m, A, NEXT, c_row, C, m, m_q, k_row, UPPER, one)
-                whole = dtype.type(0)  # the terms that contain all decays of the chunk
+                across = dtype.type(0)  # the terms that contain all decays of the chunk
                 for j in range(V):
-                    whole += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
-                whole *= m[to.e + C - 1]
-                part = unit.part * given.q.size + chunk.qk_at
-                _give_rows(m, to_q, k_row, chunk.steps, keys, given.scale, dq, part, chunk.qk_step, pair > 0)
+                    across += _dot(m, before + j * k_row, turned_dS + j * k_row, K)
+                across *= m[to.e + C - 1]
+                part = unit.part * operands.q.size + chunk.qk_at
+                _give_rows(m, to_q, k_row, chunk.steps, keys, operands.scale, dq, part, chunk.qk_step, pair > 0)
                 if delta:
                     _solve(m, m_dv, v_row, to.L, c_row, to.b, m_y, C, V, True)
                     _product(m, B, c_row, C, C, m_y, v_row, NEXT, V, turned_u, c_row, BELOW)
@@ -556,37 +568,37 @@ def _backward(slots):
                 for i in range(C - 2, -1, -1):
                     m[to.E + i] += m[to.E + i + 1]
                 for i in range(chunk.steps):
-                    found = m[to.of_g + i] + m[to.E + i] + whole
-                    whole += m[to.F + i]
+                    gradient = m[to.of_g + i] + m[to.E + i] + across
+                    across += m[to.F + i]
                     if sizes.d_step:
                         at = spot + (chunk.r + chunk.r_step * i) * heads + h
-                        dg[at] = found + (dg[at] if again else 0)
+                        dg[at] = gradient + (dg[at] if again else 0)
                     else:
-                        constant += found
+                        constant += gradient
             _give_rows(m, dS, v_row, keys, size, one, dstate, corner, values, False)
             if sizes.d_step == 0:
                 at = spot + unit.n * heads + h
                 dg[at] = constant + (dg[at] if again else 0)
 
 
-def _run(chosen: Kernel, work: Work, told: dict[str, Any], elements: int, *, back: bool) -> None:
+def _run(chosen: Kernel, work: Work, slots: dict[str, Any], elements: int, *, back: bool) -> None:
     keys, values, longest = work.slots["keys"], work.slots["values"], work.slots["longest"]
-    wide = 64 if not told["delta"] or keys > 128 else 32  # steps of a chunk; the fastest by measurement
+    wide = 64 if not slots["delta"] or keys > 128 else 32  # steps of a chunk; the fastest by measurement
     size = min(wide, -(-longest // LINE) * LINE)
     block = BLOCK if back or keys > BLOCK else WIDER
-    places, needed = _places_of(longest if back else 0, size, keys, min(values, block), told["delta"])
+    places, needed = _places_of(longest if back else 0, size, keys, min(values, block), slots["delta"])
     workers = torch.zeros(1, dtype=torch.int64)
-    memory = empty((min(torch.get_num_threads(), work.units), needed), told["v"].dtype)
-    given = {**told, **places, "size": size, "workers": workers, "room": memory, "needed": needed, "block": block}
-    packed = chosen.pack(**{name: given[name] for name in chosen.slots.numbers})
+    memory = empty((min(torch.get_num_threads(), work.units), needed), slots["v"].dtype)
+    contents = {**slots, **places, "size": size, "workers": workers, "room": memory, "needed": needed, "block": block}
+    packed = chosen.pack(**{name: contents[name] for name in chosen.slots.numbers})
     chosen.run(memory.dtype, packed, work.units, elements)
 
 
-def run_forward(work: Work, told: dict[str, Any], elements: int) -> None:
+def run_forward(work: Work, slots: dict[str, Any], elements: int) -> None:
     """Write the outputs and the last state to `out` and `last` in `told`, which has the slots of the kernel."""
-    _run(_forward, work, told, elements, back=False)
+    _run(_forward, work, slots, elements, back=False)
 
 
-def run_backward(work: Work, told: dict[str, Any], elements: int) -> None:
+def run_backward(work: Work, slots: dict[str, Any], elements: int) -> None:
     """Write the gradients of the operands to `dq` and so on in `told`."""
-    _run(_backward, work, told, elements, back=True)
+    _run(_backward, work, slots, elements, back=True)

@@ -246,13 +246,13 @@ def _settle_strip(typingctx, c, keys, scale, weight, kind, d_key, dq, dk, t, add
         e.write(e.times(e.times(q, k), v_do), e.at(c, TO_U, lane))
         e.add_number(e.at(c, SUM_D), e.total(to_d))
         e.add_number(e.at(c, K_DA), e.total(e.times(k, to_a)))
-        always, each = is_delta.type(1), e.is_set(d_key)
+        always, by_key = is_delta.type(1), e.is_set(d_key)
         for value, target, start, add, flag in (
             (grad_q, dq, t, add_t, always),
             (of_keys, dk, t, add_t, always),
             (to_a, da, row, add_row, is_general),
             (to_b, db, row, add_row, is_general),
-            (to_d, dg, row, add_row, each),
+            (to_d, dg, row, add_row, by_key),
         ):
             place = e.place_if(flag, target, start, lane, c)
             before = e.read_some(place, e.some(lane, keys, flag, e.is_set(add)))
@@ -284,8 +284,8 @@ def _step_strip(typingctx, q, t, ahead, k, a, b, h, g, d, d_key, u, w, kind, sca
         query = e.times(e.spread(scale), query)
         for source in (q, k):
             e.prefetch(e.at(source, ahead, lane))
-        each, mask_of_each = e.is_set(d_key), e.some(lane, keys, e.is_set(d_key))
-        decay = e.read_some(e.place_if(each, g, d, lane, c), mask_of_each, e.number_at(e.at(g, d)))
+        by_key, mask_of_each = e.is_set(d_key), e.some(lane, keys, e.is_set(d_key))
+        decay = e.read_some(e.place_if(by_key, g, d, lane, c), mask_of_each, e.number_at(e.at(g, d)))
         decay = e.exp(decay) if e.item == 4 else e.read(e.at(c, D, at, lane))
         zero, general = e.times(query, e.spread(scale.type(0))), e.some(lane, keys, is_general)
         erase = e.choose(is_delta, e.times(e.spread(builder.fneg(weight)), key), zero)
@@ -378,26 +378,26 @@ def _given(slots, dtype):
 
 
 @helper(forceinline=True)
-def _place(sizes, given, unit, h, first, i):
+def _place(sizes, operands, unit, h, first, i):
     """Return the indices of a unit's i-th step, for head h and its columns from `first` on."""
     r = unit.start + unit.direction * i
-    weight = given.beta[r * sizes.heads + h] if sizes.kind == DELTA else given.beta[0]
+    weight = operands.beta[r * sizes.heads + h] if sizes.kind == DELTA else operands.beta[0]
     t, d = (r * sizes.shared + unit.shared_head) * sizes.keys, r * sizes.d_step + h * sizes.d_head
     at, row = (r * sizes.heads + h) * sizes.values + first, (r * sizes.heads + h) * sizes.keys
     return _Place(r, t, at, row, d, h * sizes.keys, weight)
 
 
 @helper(forceinline=True)
-def _step(sizes, given, place, ahead, c, at):
+def _step(sizes, operands, place, ahead, c, at):
     """Write the vectors of one step to c, from `at` on; prefetch q and k at distance `ahead`."""
     if c.itemsize == 8:  # there is no vector exp for float64
         for i in range(sizes.keys):
-            c[at + D + i] = np.exp(given.g[place.d + i] if sizes.d_key else given.g[place.d])
+            c[at + D + i] = np.exp(operands.g[place.d + i] if sizes.d_key else operands.g[place.d])
     c[at + QA] = c[at + QK] = 0
     for lane in range(0, sizes.keys, STRIP // c.itemsize):
         _step_strip(
-            given.q, place.t, place.t + ahead, given.k, given.a, given.b, place.row, given.g, place.d, sizes.d_key,
-            given.u, place.w, sizes.kind, given.scale, place.weight, sizes.keys, c, at, lane,
+            operands.q, place.t, place.t + ahead, operands.k, operands.a, operands.b, place.row, operands.g, place.d,
+            sizes.d_key, operands.u, place.w, sizes.kind, operands.scale, place.weight, sizes.keys, c, at, lane,
         )  # fmt: skip
 
 
@@ -496,11 +496,11 @@ def _leave_strip(typingctx, v, dv, dav, place, weight, size, x, c, kind, columns
     def codegen(context, builder, signature, arguments):
         e = Emitter(context, builder, signature, arguments)
         v, dv, dav, place, weight, size, x, c, kind, columns, lane = e.values
-        mask, found, do, decays, of_decays = e.some(lane, size), *(e.read(e.at(x, n, lane)) for n in (DV, DO, E, DE))
-        with_bonus = e.add(found, e.number_at(e.at(c, QK)), do)
-        found = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), with_bonus, found)
-        e.add_number(e.at(c, V_DV), e.total(e.times(e.read_some(e.at(v, place, lane), mask), found)))
-        e.write_some(e.times(e.spread(weight), found), e.at(dv, place, lane), mask)
+        mask, total, do, decays, of_decays = e.some(lane, size), *(e.read(e.at(x, n, lane)) for n in (DV, DO, E, DE))
+        with_bonus = e.add(total, e.number_at(e.at(c, QK)), do)
+        total = e.choose(builder.icmp_signed("==", kind, kind.type(BONUS)), with_bonus, total)
+        e.add_number(e.at(c, V_DV), e.total(e.times(e.read_some(e.at(v, place, lane), mask), total)))
+        e.write_some(e.times(e.spread(weight), total), e.at(dv, place, lane), mask)
         is_set = e.is_set(columns)
         of_decays = e.times(decays, of_decays)
         e.write_some(of_decays, e.place_if(is_set, dav, place, lane, x), e.some(lane, size, is_set))
@@ -530,9 +530,9 @@ def _idle(keys, c, at):
 def _forward(slots):
     dtype = slots.dtype
     ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
-    sizes, given = _sizes(slots), _given(slots, dtype)
+    sizes, operands = _sizes(slots), _given(slots, dtype)
     heads, keys, values, kind, columns = sizes.heads, sizes.keys, sizes.values, sizes.kind, sizes.columns
-    out, last = array(slots.out, given.v.size, dtype), array(slots.last, given.state.size, dtype)
+    out, last = array(slots.out, operands.v.size, dtype), array(slots.last, operands.state.size, dtype)
     S, x, c = scratch(keys * W, dtype), scratch(LANES, dtype), scratch(2 * STEP, dtype)
     for number in units(slots):
         unit = unit_of(number, slots, ranges)
@@ -544,16 +544,16 @@ def _forward(slots):
             corner = (unit.n * heads + h) * keys * values + first
             fill(S, 0, S.size, 0)
             fill(x, 0, x.size, 0)  # also the lanes without a column
-            load(given.state, corner, keys, values, size, S)
+            load(operands.state, corner, keys, values, size, S)
             before, now = 0, STEP
             _idle(keys, c, before)
             fill(x, E, W, 1)
             for i in range(unit.steps):
-                place = _place(sizes, given, unit, h, first, i)
-                _step(sizes, given, place, next_t, c, now)
+                place = _place(sizes, operands, unit, h, first, i)
+                _step(sizes, operands, place, next_t, c, now)
                 _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
                 at = place.at
-                _output(given.v, given.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
+                _output(operands.v, operands.av, at, at + next_at, place.weight, size, x, c, now, kind, columns, out)
                 before, now = now, before
             _idle(keys, c, now)
             _pass(S, 0, 0, keys, c, before, now, size, x, kind, columns)
@@ -587,24 +587,24 @@ class _Scratch(NamedTuple):
 
 
 @helper(forceinline=True)
-def _made(slots, given, dtype):
+def _made(slots, operands, dtype):
     parts, column_parts = slots.head_parts * slots.column_parts, slots.column_parts
     return _Made(
-        array(slots.dq, parts * given.q.size, dtype),
-        array(slots.dk, parts * given.q.size, dtype),
-        array(slots.dv, given.v.size, dtype),
-        array(slots.dgv, given.v.size, dtype),
-        array(slots.da, column_parts * given.a.size, dtype),
-        array(slots.db, column_parts * given.a.size, dtype),
-        array(slots.dg, column_parts * given.a.size, dtype),
-        array(slots.dbeta, column_parts * given.beta.size, dtype),
-        array(slots.du, column_parts * slots.sequences * given.u.size, dtype),
-        array(slots.dstate, given.state.size, dtype),
+        array(slots.dq, parts * operands.q.size, dtype),
+        array(slots.dk, parts * operands.q.size, dtype),
+        array(slots.dv, operands.v.size, dtype),
+        array(slots.dgv, operands.v.size, dtype),
+        array(slots.da, column_parts * operands.a.size, dtype),
+        array(slots.db, column_parts * operands.a.size, dtype),
+        array(slots.dg, column_parts * operands.a.size, dtype),
+        array(slots.dbeta, column_parts * operands.beta.size, dtype),
+        array(slots.du, column_parts * slots.sequences * operands.u.size, dtype),
+        array(slots.dstate, operands.state.size, dtype),
     )
 
 
 @helper(forceinline=True)
-def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, mine):
+def _replay(sizes, operands, unit, h, first, size, begin, steps, back, block, do, mine):
     """Run `steps` steps forwards, from the state in `held`.
 
     If `back`, store the state before each step in `held`. Otherwise overwrite `held` with the state after the last.
@@ -617,11 +617,11 @@ def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, m
     fill(x, 0, Y + W, 0)
     fill(x, E, W, 1)
     for i in range(steps):
-        place = _place(sizes, given, unit, h, first, begin + i)
-        _step(sizes, given, place, next_t, c, now)
+        place = _place(sizes, operands, unit, h, first, begin + i)
+        _step(sizes, operands, place, next_t, c, now)
         _pass(mine.held, max(0, i - 1) * back * block, i * back * block, keys, c, before, now, size, x, kind, columns)
         at = place.at
-        _values(given.v, given.av, at, at + next_at, place.weight, size, x, columns, mine.ys, i * W, do)
+        _values(operands.v, operands.av, at, at + next_at, place.weight, size, x, columns, mine.ys, i * W, do)
         before, now = now, before
     if not back:
         _idle(keys, c, now)
@@ -629,19 +629,19 @@ def _replay(sizes, given, unit, h, first, size, begin, steps, back, block, do, m
 
 
 @helper(forceinline=True)
-def _step_gradients(sizes, given, made, unit, h, first, size, i, held, pair, again, do, mine):
+def _step_gradients(sizes, operands, made, unit, h, first, size, i, held, pair, again, do, mine):
     """Go back through step i and write its gradients. held: the index of its state among those of the chunk."""
     keys, kind, columns, c, x = sizes.keys, sizes.kind, sizes.columns, mine.c, mine.x
-    place = _place(sizes, given, unit, h, first, i)
-    _step(sizes, given, place, 0, c, 0)
-    _enter(given.v, given.av, place.at, place.weight, size, x, c, kind, columns, mine.ys, held * W, do)
+    place = _place(sizes, operands, unit, h, first, i)
+    _step(sizes, operands, place, 0, c, 0)
+    _enter(operands.v, operands.av, place.at, place.weight, size, x, c, kind, columns, mine.ys, held * W, do)
     _step_back(mine.held, held * (-(-keys // 4) * 4 * W), mine.dS, keys, c, size, x, kind, columns)
     spot = (unit.part % sizes.column_parts * sizes.rows + place.r) * sizes.heads + h
     _settle(
-        c, keys, given.scale, place.weight, kind, sizes.d_key, made.q, made.k, unit.part * given.q.size + place.t,
+        c, keys, operands.scale, place.weight, kind, sizes.d_key, made.q, made.k, unit.part * operands.q.size + place.t,
         pair > 0, made.a, made.b, made.g, spot * keys, again,
     )  # fmt: skip
-    _leave(given.v, made.v, made.gv, place.at, place.weight, size, x, c, kind, columns)
+    _leave(operands.v, made.v, made.gv, place.at, place.weight, size, x, c, kind, columns)
     if sizes.d_step and sizes.d_key == 0:
         made.g[spot] = c[SUM_D] + (made.g[spot] if again else 0)
     if kind == DELTA:
@@ -667,9 +667,9 @@ def _sums_over_time(sizes, made, unit, h, again, constant, u_sums):
 def _backward(slots):
     dtype = slots.dtype
     ranges = array(slots.ranges, 2 * slots.sequences, np.int64)
-    sizes, given = _sizes(slots), _given(slots, dtype)
-    made, heads, keys, values = _made(slots, given, dtype), sizes.heads, sizes.keys, sizes.values
-    do, dlast = array(slots.do, given.v.size, dtype), array(slots.dlast, given.state.size, dtype)
+    sizes, operands = _sizes(slots), _given(slots, dtype)
+    made, heads, keys, values = _made(slots, operands, dtype), sizes.heads, sizes.keys, sizes.values
+    do, dlast = array(slots.do, operands.v.size, dtype), array(slots.dlast, operands.state.size, dtype)
     block = -(-keys // 4) * 4 * W  # rows are summed in groups of four
     S, starts = scratch(block, dtype), np.empty((slots.longest // CHUNK + 1) * block, dtype)
     dS, held, x, c = (
@@ -692,7 +692,7 @@ def _backward(slots):
             fill(dS, 0, dS.size, 0)
             fill(x, 0, x.size, 0)
             fill(mine.u_sums, 0, mine.u_sums.size, 0)
-            load(given.state, corner, keys, values, size, S)
+            load(operands.state, corner, keys, values, size, S)
             load(dlast, corner, keys, values, size, dS)
             move(S, 0, block, starts, 0)
             for turn in range(2 * chunks - 1):
@@ -701,13 +701,13 @@ def _backward(slots):
                 chunk = 2 * chunks - 2 - turn if back else turn
                 steps = min(CHUNK, unit.steps - chunk * CHUNK)
                 move(starts, chunk * block, block, held, 0)
-                _replay(sizes, given, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
+                _replay(sizes, operands, unit, h, first, size, chunk * CHUNK, steps, back, block, do, mine)
                 if not back:
                     move(held, 0, block, starts, (chunk + 1) * block)
                     continue
                 for i in range(steps - 1, -1, -1):
                     step = chunk * CHUNK + i
-                    _step_gradients(sizes, given, made, unit, h, first, size, step, i, pair, again, do, mine)
+                    _step_gradients(sizes, operands, made, unit, h, first, size, step, i, pair, again, do, mine)
                     constant += c[SUM_D]
             store(dS, keys, values, size, made.state, corner)
             _sums_over_time(sizes, made, unit, h, again, constant, mine.u_sums)
@@ -727,10 +727,10 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
     d_step, d_head, d_key = strides[0 if g is None else g.ndim]
     kind = GENERAL if a is not None else DELTA if beta is not None else BONUS if u is not None else PLAIN
     one = _constant(1, v.dtype)
-    given = {"q": q, "k": k, "v": v, "av": None if gv is None else gv.exp(), "a": a, "b": b, "beta": beta, "u": u}
+    operands = {"q": q, "k": k, "v": v, "av": None if gv is None else gv.exp(), "a": a, "b": b, "beta": beta, "u": u}
     return work, {
         **work.slots,
-        **{name: one if value is None else value.contiguous() for name, value in given.items()},
+        **{name: one if value is None else value.contiguous() for name, value in operands.items()},
         "g": _constant(0, v.dtype) if g is None else g.contiguous(),
         "scale": _constant(1 / max(1, keys) ** 0.5 if scale is None else scale, v.dtype),
         "state": state.contiguous(),
@@ -742,13 +742,13 @@ def _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale):
     }
 
 
-def _in_chunks(told, g, gv, work, *, back):
+def _in_chunks(slots, g, gv, work, *, back):
     """Return whether products over chunks of steps are faster than the recurrence (docs/matrix_memory.md).
 
     They need one decay a head at most, and no bonus. A short sequence is not worth them. Forwards the recurrence is as
     fast while a block of columns of the state fits the first-level cache, unless much of its last block is empty.
     """
-    if told["kind"] not in (PLAIN, DELTA) or gv is not None or (g is not None and g.ndim == 4):
+    if slots["kind"] not in (PLAIN, DELTA) or gv is not None or (g is not None and g.ndim == 4):
         return False
     keys, values = work.slots["keys"], work.slots["values"]
     empty_columns = -values % W - -values % (W // 4)  # products have whole vectors instead of whole blocks
@@ -758,14 +758,14 @@ def _in_chunks(told, g, gv, work, *, back):
 
 def run_forward(q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None):
     """Return y and the last state: `dplr_scan` with a and b, the delta rule with beta, else linear attention."""
-    work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
+    work, slots = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     y, last = empty(v.shape, v.dtype), empty(state.shape, state.dtype)
     made, elements = {"out": y, "last": last}, v.numel() * state.shape[2]
-    if _in_chunks(told, g, gv, work, back=False):
-        delta = {"delta": int(told["kind"] == DELTA)}
-        _matrix_chunks.run_forward(work, {**told, **made, **delta}, elements)
+    if _in_chunks(slots, g, gv, work, back=False):
+        delta = {"delta": int(slots["kind"] == DELTA)}
+        _matrix_chunks.run_forward(work, {**slots, **made, **delta}, elements)
     else:
-        _forward.run(v.dtype, _forward.pack(**told, **made), work.units, elements)
+        _forward.run(v.dtype, _forward.pack(**slots, **made), work.units, elements)
     return y, last
 
 
@@ -773,14 +773,14 @@ def run_backward(
     dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, *, a=None, b=None, g=None, gv=None, u=None, beta=None
 ):
     """Return the gradient of every given operand, by name."""
-    work, told = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
+    work, slots = _operands(q, k, v, a, b, g, gv, u, beta, state, reverse, cu_seqlens, scale)
     parts, columns, sequences = work.head_parts * work.column_parts, work.column_parts, len(work.ranges)
     heads, keys = state.shape[1:3]
     constant = g is None or g.ndim == 1
     of_decays = (sequences, heads) if g is None or g.ndim == 1 else tuple(g.shape)
 
-    def some(given, *shape):
-        return empty(shape if given is not None else (0,), v.dtype)
+    def some(operand, *shape):
+        return empty(shape if operand is not None else (0,), v.dtype)
 
     grads = {
         "q": empty((parts, *q.shape), q.dtype),
@@ -797,11 +797,11 @@ def run_backward(
     made = {f"d{name}": grad for name, grad in grads.items()}
     made |= {"do": dy.contiguous(), "dlast": dlast.contiguous()}
     elements = 4 * v.numel() * keys
-    if _in_chunks(told, g, gv, work, back=True):
-        delta = {"delta": int(told["kind"] == DELTA)}
-        _matrix_chunks.run_backward(work, {**told, **made, **delta}, elements)
+    if _in_chunks(slots, g, gv, work, back=True):
+        delta = {"delta": int(slots["kind"] == DELTA)}
+        _matrix_chunks.run_backward(work, {**slots, **made, **delta}, elements)
     else:
-        _backward.run(v.dtype, _backward.pack(**told, **made), work.units, elements)
+        _backward.run(v.dtype, _backward.pack(**slots, **made), work.units, elements)
     for name in ("q", "k", "a", "b", "beta", "u"):
         grads[name] = summed(grads[name])
     grads["g"] = grads["g"].sum((0, 1)) if constant else summed(grads["g"])

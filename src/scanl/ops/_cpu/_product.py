@@ -65,7 +65,9 @@ def _tile(count: int, wide: int) -> Any:
                 )
 
             def with_term(sums, k):
-                columns = [builder.load(each, align=bytes_each) for each in vectors_of(ws, w_at, k, w_row, w_next)]
+                columns = [
+                    builder.load(address, align=bytes_each) for address in vectors_of(ws, w_at, k, w_row, w_next)
+                ]
                 new, term = [], builder.add(h_at, builder.mul(k, h_term))
                 for r in range(count):
                     factor = spread(builder.load(place(hs, term, _SIZE(r), h_row)))
@@ -88,11 +90,13 @@ def _tile(count: int, wide: int) -> Any:
                 total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
                 total.add_incoming(later, loop)
             builder.position_at_end(done)
-            places = [each for r in range(count) for each in vectors_of(outs, out_at, _SIZE(r), out_row, _SIZE(lanes))]
+            places = [
+                address for r in range(count) for address in vectors_of(outs, out_at, _SIZE(r), out_row, _SIZE(lanes))
+            ]
             kept = spread(keep)
-            for each, total in zip(places, new, strict=True):
-                before = builder.fmul(kept, builder.load(each, align=bytes_each), flags=_FUSED)
-                builder.store(builder.fadd(before, total, flags=_FUSED), each, align=bytes_each)
+            for address, total in zip(places, new, strict=True):
+                before = builder.fmul(kept, builder.load(address, align=bytes_each), flags=_FUSED)
+                builder.store(builder.fadd(before, total, flags=_FUSED), address, align=bytes_each)
             return context.get_dummy_value()
 
         integer = types.int64
@@ -117,7 +121,7 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
     TERMS terms at a time are summed from zero and then added, so rounding errors of long sums stay small.
     """
     lanes, one = BYTES // out.itemsize, out.dtype.type(1)
-    whole = width - width % lanes
+    full = width - width % lanes
     w_row, w_next = (lanes, n * lanes) if panels else (width, lanes)
     done = 0
     while done < count:
@@ -125,8 +129,8 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
         tall = ROWS if left >= ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
         wide, end = 4 * WIDE // min(tall, 4) * lanes, count - left % tall
         j = 0
-        while j < whole:
-            step = wide if whole - j >= wide else lanes
+        while j < full:
+            step = wide if full - j >= wide else lanes
             for k in range(0, n, TERMS):
                 terms, row = min(TERMS, n - k), w_at + j // lanes * w_next + k * w_row
                 for r in range(done, end, tall):
@@ -149,13 +153,13 @@ def add_part_products(out, out_at, out_row, width, h, h_at, h_row, n, w, w_at, p
                         _one(out, o, out_row, h, a, h_row, 1, w, row, w_row, w_next, terms, one)
             j += step
         done = end
-    rest, rest_row = (w_at + n * whole, width - whole) if panels else (w_at + whole, width)
+    rest, rest_row = (w_at + n * full, width - full) if panels else (w_at + full, width)
     for r in range(count):
-        for j in range(width - whole):
+        for j in range(width - full):
             total = out.dtype.type(0)
             for k in range(n):
                 total += h[h_at + r * h_row + k] * w[rest + k * rest_row + j]
-            out[out_at + r * out_row + whole + j] += total
+            out[out_at + r * out_row + full + j] += total
 
 
 @helper(fastmath={"contract", "nsz"})
@@ -195,8 +199,8 @@ def _turn(typingctx, out, out_at, out_row, x, x_at, x_row):
         outs, xs = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3))
 
         def place(data, at, row, r):
-            each = builder.gep(data, [builder.add(at, builder.mul(row, _SIZE(r)))])
-            return builder.bitcast(each, vector.as_pointer())
+            address = builder.gep(data, [builder.add(at, builder.mul(row, _SIZE(r)))])
+            return builder.bitcast(address, vector.as_pointer())
 
         rows = [builder.load(place(xs, x_at, x_row, r), align=bytes_each) for r in range(lanes)]
         span = 1

@@ -58,9 +58,9 @@ def _packer(numbers: list[str], rows: list[str]) -> Callable[..., "Packed"]:
     """
     one = "{0} if type({0}) is int else {0}.data_ptr() if type({0}) is Tensor else number({0})"
     three = "*((0, 0, 0) if {0} is None else ({0}.data_ptr(), *{0}.stride()[:2]))"
-    found = ", ".join([*(one.format(name) for name in numbers), *(three.format(name) for name in rows)])
+    items = ", ".join([*(one.format(name) for name in numbers), *(three.format(name) for name in rows)])
     names = ", ".join([*numbers, *rows])
-    source = f"def pack(*, {names}):\n packed = Packed(({found},))\n packed.values = ({names},)\n return packed"
+    source = f"def pack(*, {names}):\n packed = Packed(({items},))\n packed.values = ({names},)\n return packed"
     scope: dict[str, Any] = {"Packed": Packed, "Tensor": torch.Tensor, "number": _number}
     exec(source, scope)
     return scope["pack"]
@@ -123,7 +123,7 @@ def _read(context, builder, slots, pointer, name):
     place = slots.places[name]
     if isinstance(place, tuple):
         kind = types.NamedUniTuple(types.int64, len(place), Operand)
-        return context.make_tuple(builder, kind, [load(each) for each in place])
+        return context.make_tuple(builder, kind, [load(number) for number in place])
     return load(place)
 
 

@@ -56,9 +56,9 @@ def array(address, size, dtype):
 @helper()
 def scratch(size, dtype):
     """Return zeros aligned to a cache line: a vector that crosses two lines takes twice as long."""
-    whole = np.zeros(size + 64, dtype)
-    start = -whole.ctypes.data % 64 // whole.itemsize
-    return whole[start : start + size]
+    memory = np.zeros(size + 64, dtype)
+    start = -memory.ctypes.data % 64 // memory.itemsize
+    return memory[start : start + size]
 
 
 @helper(forceinline=True)

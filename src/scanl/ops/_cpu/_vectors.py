@@ -196,8 +196,8 @@ class Emitter:
 
     def add_four(self, place: Any, four: Any) -> None:
         """Add a vector of four to the numbers at an address."""
-        found = self.builder.load(self.builder.bitcast(place, four.type.as_pointer()), align=self.item)
-        self.write(self.add(found, four), place)
+        four_numbers = self.builder.load(self.builder.bitcast(place, four.type.as_pointer()), align=self.item)
+        self.write(self.add(four_numbers, four), place)
 
     def _folded(self, value: Any, width: int) -> Any:
         while value.type.count > width:

@@ -9,5 +9,5 @@ def forward(q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
 
 def backward(dy, dlast, q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
     grads = run_backward(dy, dlast, q, k, v, state, reverse, cu_seqlens, scale, g=g, gv=gv, u=u)
-    given = {"q": q, "k": k, "v": v, "g": g, "gv": gv, "u": u, "state": state}
-    return [grads[name] for name, value in given.items() if value is not None]
+    operands = {"q": q, "k": k, "v": v, "g": g, "gv": gv, "u": u, "state": state}
+    return [grads[name] for name, value in operands.items() if value is not None]

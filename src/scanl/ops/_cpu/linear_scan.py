@@ -319,7 +319,7 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
     lead = (batch, steps) if a_time else (len(ranges), 1)
     da_shape = (lead[0] * lead[1], outer, blocks if shared else inner)
     da_view = (*lead, *features[:split], *((1 if shared else size) for size in features[split:]))
-    told = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
+    sizes = (outer, inner, len(ranges)), (a_time, a_outer, int(not shared), ranges.ctypes.data)
     # Pieces are repaired in sequence, so cores divide the channels. With one a for all channels, the blocks stay the
     # same, since each block has a partial sum of da.
     repair_block, repair_blocks = (block, blocks) if shared else _blocks(inner, outer, CORES)
@@ -328,8 +328,8 @@ def _layout(x_shape: tuple[int, ...], a_shape: tuple[int, ...], bounds: tuple[in
         da_shape,
         da_view,
         shared,
-        [dict(zip(_LAYOUT, (blocks, block, *told[0], r, *told[1]), strict=True)) for r in (0, 1)],
-        [dict(zip(_LAYOUT, (repair_blocks, repair_block, *told[0], r, *told[1]), strict=True)) for r in (0, 1)],
+        [dict(zip(_LAYOUT, (blocks, block, *sizes[0], r, *sizes[1]), strict=True)) for r in (0, 1)],
+        [dict(zip(_LAYOUT, (repair_blocks, repair_block, *sizes[0], r, *sizes[1]), strict=True)) for r in (0, 1)],
         ranges,
         pieces > 1,
         len(ranges) * outer * blocks,

@@ -210,10 +210,10 @@ def _spread(target, B, row, groups, width, first, states, size):
 @helper(**FLAGS)
 def _gather(source, dB, row, groups, width, first, states, size):
     """Sum rows over the channels of each group, then clear the rows."""
-    each = width // groups
+    per_group = width // groups
     for j in range(size):
-        at = (row * groups + (first + j) // each) * states
-        new = j == 0 or (first + j) % each == 0
+        at = (row * groups + (first + j) // per_group) * states
+        new = j == 0 or (first + j) % per_group == 0
         for n in range(states):
             dB[at + n] = source[n * W + j] + (0 if new else dB[at + n])
             source[n * W + j] = 0
@@ -542,9 +542,9 @@ def _divide(
     groups = max(1, B_groups, C_groups)
     narrow = groups > 1 and width // groups < NARROW
     span = width if narrow else width // groups  # blocks do not cross multiples of this many channels
-    wanted = max(-(-span // W), -(-CORES * span // max(1, width * len(ranges))))
+    least = max(-(-span // W), -(-CORES * span // max(1, width * len(ranges))))
     unit = width // groups if narrow else 16
-    block = -(-span // (unit * max(1, wanted))) * unit
+    block = -(-span // (unit * max(1, least))) * unit
     block = max(1, min(block, W // unit * unit, span))
     blocks = -(-span // block)
     columns = width // max(1, span) * blocks
@@ -574,21 +574,21 @@ def _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, d
     work = _divide(*u.shape, A.shape[1], _groups(B), _groups(C), bounds)
     if C.is_complex():
         C = C * 2  # y is twice the real part
-    told = {**work.slots, "reverse": reverse, "positive": delta_softplus}
+    slots = {**work.slots, "reverse": reverse, "positive": delta_softplus}
     for name, value in {"A": A, "B": B, "C": C, "D": D, "bias": delta_bias, "state": state}.items():
-        told[name] = None if value is None else value.contiguous()
-    return work, {**told, "u": rows(u), "delta": rows(delta), "z": None if z is None else rows(z)}
+        slots[name] = None if value is None else value.contiguous()
+    return work, {**slots, "u": rows(u), "delta": rows(delta), "z": None if z is None else rows(z)}
 
 
 def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    work, told = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    work, slots = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
     y, last = empty(u.shape, u.dtype), empty(state.shape, state.dtype)
-    _forward.run(A.dtype, _forward.pack(**told, y=y, last=last), work.units, u.numel() * A.shape[1])
+    _forward.run(A.dtype, _forward.pack(**slots, y=y, last=last), work.units, u.numel() * A.shape[1])
     return y, last
 
 
 def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    work, told = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
+    work, slots = _operands(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus)
     dy, dlast = rows(dy), dlast.contiguous()
     du, ddelta, dz = empty(u.shape, u.dtype), empty(u.shape, u.dtype), None if z is None else empty(u.shape, u.dtype)
     dA = empty((work.parts, *A.shape), A.dtype)
@@ -596,19 +596,19 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     dC = empty((work.parts if C.ndim == 2 else work.C_parts, *C.shape), C.dtype)
     dD, dbias = (empty((work.parts, u.shape[2]), u.dtype) for _ in range(2))
     dstate = empty(state.shape, state.dtype)
-    slots = _backward.pack(
-        **told, dy=dy, du=du, ddelta=ddelta, dz=dz, dlast=dlast, dA=dA, dB=dB, dC=dC, dD=dD, dbias=dbias, dstate=dstate
+    packed = _backward.pack(
+        **slots, dy=dy, du=du, ddelta=ddelta, dz=dz, dlast=dlast, dA=dA, dB=dB, dC=dC, dD=dD, dbias=dbias, dstate=dstate
     )
-    _backward.run(A.dtype, slots, work.units, 4 * u.numel() * A.shape[1])
+    _backward.run(A.dtype, packed, work.units, 4 * u.numel() * A.shape[1])
     dC = _sum(dC)
-    found = [du, ddelta, _sum(dA), _sum(dB), dC * 2 if C.is_complex() else dC]
+    gradients = [du, ddelta, _sum(dA), _sum(dB), dC * 2 if C.is_complex() else dC]
     if D is not None:
-        found.append(_sum(dD))
+        gradients.append(_sum(dD))
     if dz is not None:
-        found.append(dz)
+        gradients.append(dz)
     if delta_bias is not None:
-        found.append(_sum(dbias))
-    return [*found, dstate]
+        gradients.append(_sum(dbias))
+    return [*gradients, dstate]
 
 
 def _sum(parts: torch.Tensor) -> torch.Tensor:

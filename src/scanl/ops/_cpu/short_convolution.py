@@ -258,13 +258,13 @@ def _pieces(batch: int, steps: int, bounds: tuple[int, ...] | None, window: int,
     ranges = [(b, 0, steps) for b in range(batch)]
     if bounds is not None:
         ranges = [(0, *pair) for pair in itertools.pairwise(bounds)]
-    found = []
+    pieces = []
     for n, (b, begin, end) in enumerate(ranges):
         size = max(PER_TAP * window, min(STEPS, -(-(end - begin) // CORES)))
         first = end - 1 if reverse else begin
         for start in range(0, max(1, end - begin), size):
-            found.append((n, b, first, end - begin, start, min(start + size, end - begin)))
-    return np.array(found, np.int64).reshape(-1, 6)
+            pieces.append((n, b, first, end - begin, start, min(start + size, end - begin)))
+    return np.array(pieces, np.int64).reshape(-1, 6)
 
 
 def _inputs(x, w, bias, state, reverse, cu_seqlens, silu):

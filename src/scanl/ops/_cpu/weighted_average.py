@@ -62,8 +62,8 @@ def _weigh(k, w, s, c):
         c[LOST + i] = lost if old > LEAST else one
         new = one if gap > 0 else small
         c[NEW + i] = new if good else kind(math.nan)
-        most = np.float64(k[i]) if gap > 0 else old
-        s[M + i] = most if good else math.nan
+        highest = np.float64(k[i]) if gap > 0 else old
+        s[M + i] = highest if good else math.nan
 
 
 @helper(**_FLAGS)
@@ -219,9 +219,9 @@ def _backward(slots):
     ranges = array(slots.ranges, 3 * total, np.int64)
     width = slots.width
     w, u = slots.decay, slots.bonus
-    most = longest(ranges, 0, total)
+    limit = longest(ranges, 0, total)
     s, xs = np.zeros(8 * WIDTH, np.float64), np.zeros(CHUNK * 2 * WIDTH, np.float64)
-    kept, cs = np.empty((most // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
+    kept, cs = np.empty((limit // CHUNK + 1) * 3 * WIDTH, np.float64), np.zeros(CHUNK * 4 * WIDTH, dtype)
     c = _of_step(cs, 4, 0)
     for unit in units(slots):
         n, b, begin, end, channel, part = piece(ranges, unit, slots.count, slots.size, width)
@@ -311,9 +311,9 @@ def backward(do, dlast, k, v, decay, bonus, state, reverse, cu_seqlens):
         **head, do=do, out_batch=dk.stride(0), dk=dk, dv=dv, dw=dw, du=du, dw_time=timed, carries=carry
     )
     _backward.run(k.dtype, slots, units, k.numel() * 8)
-    found = [dk, dv]
+    gradients = [dk, dv]
     if decay is not None:
-        found.append(dw if timed else dw.sum(0))
+        gradients.append(dw if timed else dw.sum(0))
     if bonus is not None:
-        found.append(du.sum(0))
-    return [*found, carry]
+        gradients.append(du.sum(0))
+    return [*gradients, carry]

@@ -90,7 +90,7 @@ class Call(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec:
-    """What an op declares beside its reference and its operands.
+    """What an op declares besides its reference and its operands.
 
     neutral: values of the operands for a step that does not change the state.   divides: pairs of axes; the size of the
     first must divide that of the second (G divides H).   derived: state axes whose size is computed from the other
@@ -147,8 +147,8 @@ class Declaration:
     def bind(self, args: Sequence[Any], more: Mapping[str, Any]) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
         """Return the operands and the options of a call, by name. Raises TypeError for unknown arguments."""
         if len(args) > len(self.positional):
-            most = len(self.positional)
-            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {most}")
+            limit = len(self.positional)
+            raise TypeError(f"{self.name}: got {len(args)} positional arguments, expected at most {limit}")
         operands = {**self._absent, **dict(zip(self.positional, args, strict=False))}
         if not more and not self.required:
             return operands, self._defaults
@@ -224,9 +224,9 @@ class Declaration:
                 f"{full} from {self.names[0]}"
             )
         for axes, many in zip(operand.choices, operand.many, strict=True):
-            found = _bind_axes(axes, many, shape, sizes)
-            if found is not None:
-                for axis, size in found.items():  # torch.compile traces a difference of sets for ten times as long
+            bound = _bind_axes(axes, many, shape, sizes)
+            if bound is not None:
+                for axis, size in bound.items():  # torch.compile traces a difference of sets for ten times as long
                     if axis not in sizes:
                         sizes[axis], origin[axis] = size, operand.name
                 return
@@ -243,24 +243,24 @@ class Declaration:
 
         The output has the first operand's dtype, or the promoted one if that is complex.
         """
-        given = {}
+        present = {}
         for operand in self.operands:
             value = operands.get(operand.name)
             if operand.truth and value is not None and value.dtype != torch.bool:
                 raise ShapeError(f"{self.name}: {operand.name} is {short(value.dtype)}, expected bool")
             if value is not None and not (operand.truth or operand.tree):
-                given[operand.name] = value
-        for name, value in given.items():
+                present[operand.name] = value
+        for name, value in present.items():
             if value.dtype not in self.dtypes:
                 raise ShapeError(
                     f"{self.name}: {name} is {short(value.dtype)}, expected {', '.join(map(short, self.dtypes))}"
                 )
             if name in self.real and value.is_complex():
                 raise ShapeError(f"{self.name}: {name} is {short(value.dtype)}, expected real numbers")
-        given.pop(self.state, None)
-        first = given[self.names[0]]
-        common = functools.reduce(torch.promote_types, (v.dtype for k, v in given.items() if k not in self.wide))
-        for name, value in given.items():
+        present.pop(self.state, None)
+        first = present[self.names[0]]
+        common = functools.reduce(torch.promote_types, (v.dtype for k, v in present.items() if k not in self.wide))
+        for name, value in present.items():
             if name in self.wide and not (common in HALF and value.dtype in (torch.float32, *HALF)):
                 common = torch.promote_types(common, value.dtype)
         return first.device, common if common.is_complex and self.names[0] not in self.real else first.dtype, common
@@ -318,13 +318,13 @@ def _bind_axes(
         values = (*shape[:many], tuple(shape[many:end]), *shape[end:])
     if len(values) != len(axes):
         return None
-    found: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     for axis, size in zip(axes, values, strict=True):
         if axis.isdigit():
             if size != int(axis):
                 return None
-        elif found.get(axis, sizes.get(axis, size)) != size:
+        elif bound.get(axis, sizes.get(axis, size)) != size:
             return None
         else:
-            found[axis] = size
-    return found
+            bound[axis] = size
+    return bound

@@ -64,18 +64,18 @@ def preference(backends: Iterable[str]) -> list[str]:
 def choose(
     op: str,
     backends: Mapping[str, Backend],
-    wanted: Sequence[str],
+    names: Sequence[str],
     device: torch.device,
     dtype: torch.dtype,
     sizes: Mapping[str, Any],
 ) -> Backend:
     """Return the first wanted backend that can run; "auto" stands for all. BackendError says why none can."""
     refusals = []
-    for name in wanted:
+    for name in names:
         if name == "auto":
-            for each in preference(backends):
-                if backends[each].can_run(device, dtype, sizes):
-                    return backends[each]
+            for candidate in preference(backends):
+                if backends[candidate].can_run(device, dtype, sizes):
+                    return backends[candidate]
         elif name not in backends:
             refusals.append(f"{op}: {unknown('backend', name, ['auto', *backends])}")
         else:

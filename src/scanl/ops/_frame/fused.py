@@ -17,14 +17,14 @@ LEAST = 1 << 14  # numbers; with fewer, torch's own functions take less time tha
 
 
 def supported(*operands: Tensor) -> bool:
-    """Return whether compiled loops may take the place of a plain form for these operands."""
+    """Return whether compiled loops can run in the place of a plain form, for these operands."""
     return (
         all(
-            type(each) in (Tensor, torch.nn.Parameter)
-            and each.device.type == "cpu"
-            and each.dtype in (torch.float32, torch.float64)
-            and each.dtype == operands[0].dtype
-            for each in operands
+            type(operand) in (Tensor, torch.nn.Parameter)
+            and operand.device.type == "cpu"
+            and operand.dtype in (torch.float32, torch.float64)
+            and operand.dtype == operands[0].dtype
+            for operand in operands
         )
         and not {"auto", "cpu"}.isdisjoint(preferred())
         and not torch.compiler.is_compiling()
@@ -37,7 +37,7 @@ def supported(*operands: Tensor) -> bool:
 
 
 def is_faster(*operands: Tensor) -> bool:
-    """Return whether they may, and the first operand has so many numbers that they take less time."""
+    """Return whether compiled loops can run, and the first operand is large enough to gain from them."""
     return operands[0].numel() >= LEAST and supported(*operands)
 
 
@@ -53,8 +53,8 @@ def differentiable(
 
     cotangents: of each result; None where the loss does not depend on it.
     """
-    leaves = [each if each.requires_grad else each.detach().requires_grad_() for each in operands]
+    leaves = [operand if operand.requires_grad else operand.detach().requires_grad_() for operand in operands]
     results = plain(*leaves)
     results = (results,) if isinstance(results, Tensor) else results
-    asked, by = zip(*[(y, dy) for y, dy in zip(results, cotangents, strict=True) if dy is not None], strict=True)
-    return list(torch.autograd.grad(asked, leaves, by, create_graph=True, allow_unused=True))
+    used, by = zip(*[(y, dy) for y, dy in zip(results, cotangents, strict=True) if dy is not None], strict=True)
+    return list(torch.autograd.grad(used, leaves, by, create_graph=True, allow_unused=True))

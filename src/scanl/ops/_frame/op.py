@@ -80,7 +80,7 @@ class Op(Declaration, Generic[P, S]):
         **more: Any,
     ) -> tuple[Tensor, S]:
         operands, options = self.bind(args, more)
-        wanted = (backend,) if backend != "auto" else preferred()
+        names = (backend,) if backend != "auto" else preferred()
         check_kind(self.name, cu_seqlens)
         if self.check is not None:
             self.check(operands, options, cu_seqlens)
@@ -88,19 +88,19 @@ class Op(Declaration, Generic[P, S]):
         if torch.compiler.is_compiling():
             tensors = [*operands.values(), cu_seqlens]
             kinds = static_kinds(tensors, options.values()) if self.form is None else None
-            known = kinds and self._plan_of_kinds(wanted, in_forward_mode(), tuple(options.items()), kinds)
-            plan = known or self._plan(operands, options, cu_seqlens, wanted)
+            known = kinds and self._plan_of_kinds(names, in_forward_mode(), tuple(options.items()), kinds)
+            plan = known or self._plan(operands, options, cu_seqlens, names)
         elif isinstance(first, Tensor) and any(type(size) is not int for size in first.shape):
-            plan = self._plan(operands, options, cu_seqlens, wanted)
+            plan = self._plan(operands, options, cu_seqlens, names)
         else:
             kinds = [(v.shape, v.dtype, v.device) if isinstance(v, Tensor) else type(v) for v in operands.values()]
             if self.form is not None:
                 kinds.append(trees.key(operands[self.state]))
             packed = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
-            key = (wanted, in_forward_mode(), packed, *options.values(), *kinds)
+            key = (names, in_forward_mode(), packed, *options.values(), *kinds)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(operands, options, cu_seqlens, wanted)
+                plan = self._plan(operands, options, cu_seqlens, names)
                 if len(self._plans) > 4096:
                     self._plans.clear()
                 self._plans[key] = plan
@@ -128,14 +128,14 @@ class Op(Declaration, Generic[P, S]):
         __call__ = _call
 
     def _casts(self, operands: Mapping[str, Tensor | None], compute: torch.dtype) -> list[tuple[int, torch.dtype]]:
-        real, found = REAL_PART.get(compute, compute), []
+        real, casts = REAL_PART.get(compute, compute), []
         for at, operand in enumerate(self.operands[:-1]):
             name, value = operand.name, operands[operand.name]
             to = real if name in self.real else compute
             keeps = operand.truth or (compute in HALF and name in self.wide)
             if value is not None and not keeps and value.dtype != to:
-                found.append((at, to))
-        return found
+                casts.append((at, to))
+        return casts
 
     def evaluate(
         self,
@@ -160,7 +160,7 @@ class Op(Declaration, Generic[P, S]):
         operands: Mapping[str, Tensor | None],
         options: Mapping[str, Any],
         cu_seqlens: Tensor | None,
-        wanted: tuple[str, ...],
+        names: tuple[str, ...],
     ) -> tuple[str, torch.dtype, torch.dtype, torch.device, Any, tuple[int, ...], list[tuple[int, torch.dtype]]]:
         """Check a call and plan it. The plan depends on shapes, dtypes and devices alone, and is cached between calls.
 
@@ -170,7 +170,7 @@ class Op(Declaration, Generic[P, S]):
         sizes = self.sizes(operands, cu_seqlens)
         device, dtype, common = self.kinds(operands)
         reasoned = {**sizes, **options, "given": _given(operands)}
-        chosen = dispatch.choose(self.name, self.backends, wanted, device, common, reasoned)
+        chosen = dispatch.choose(self.name, self.backends, names, device, common, reasoned)
         batch = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         compute = chosen.compute_dtype(common)
         if self.form is None:
@@ -178,15 +178,15 @@ class Op(Declaration, Generic[P, S]):
         else:
             state = self.form({**sizes, "B": batch}, options, compute, torch.device("meta"))
             if operands[self.state] is not None:
-                given = [o.name for o in self.operands[:-1] if not o.optional] + list(self.required)
-                because = ", ".join(given if cu_seqlens is None else [*given, "cu_seqlens"])
+                needed = [o.name for o in self.operands[:-1] if not o.optional] + list(self.required)
+                because = ", ".join(needed if cu_seqlens is None else [*needed, "cu_seqlens"])
                 trees.check(f"{self.name}: {self.state}", operands[self.state], state, device, because)
         return chosen.name, dtype, compute, device, state, self.output_shape(sizes), self._casts(operands, compute)
 
     @constant
     def _plan_of_kinds(
         self,
-        wanted: tuple[str, ...],
+        names: tuple[str, ...],
         forward_mode: bool,
         options: tuple[tuple[str, Any], ...],
         kinds: tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...],
@@ -199,7 +199,7 @@ class Op(Declaration, Generic[P, S]):
         """
         *operands, cu_seqlens = [imitation(*kind) if isinstance(kind, tuple) else kind for kind in kinds]
         try:
-            return self._plan(dict(zip(self.names, operands, strict=True)), dict(options), cu_seqlens, wanted)
+            return self._plan(dict(zip(self.names, operands, strict=True)), dict(options), cu_seqlens, names)
         except ScanlError:
             return None
 

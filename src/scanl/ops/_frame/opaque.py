@@ -24,7 +24,7 @@ def opaque(
 
     def wrap(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            results = [each.clone() for each in function(*args)]  # an operator's results must not alias its inputs
+            results = [result.clone() for result in function(*args)]  # an operator's results must not alias its inputs
             return results if schema.endswith("[]") else tuple(results)
 
         operator = torch.library.custom_op(f"scanl::{name}", run, mutates_args=(), schema=f"({arguments}")

@@ -55,13 +55,13 @@ class Linear(Effect):
         unit = self.unit(last)
         quiet = dict(operands)
         for name, value in self.silent.items():
-            given = operands[name]
-            assert given is not None
-            quiet[name] = self.filled(given, value, unit)
+            operand = operands[name]
+            assert operand is not None
+            quiet[name] = self.filled(operand, value, unit)
         return run(**quiet, **more, state=unit)[1]
 
-    def filled(self, given: Tensor, value: float, unit: Tensor) -> Tensor:
-        return torch.full_like(given, value)
+    def filled(self, operand: Tensor, value: float, unit: Tensor) -> Tensor:
+        return torch.full_like(operand, value)
 
     @abstractmethod
     def unit(self, last: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ class Matrix(Linear):
         size = last.shape[2]
         return torch.eye(size, dtype=last.dtype, device=last.device).expand(*last.shape[:3], size)
 
-    def filled(self, given: Tensor, value: float, unit: Tensor) -> Tensor:
-        return given.new_full((*given.shape[:-1], unit.shape[-1]), value)
+    def filled(self, operand: Tensor, value: float, unit: Tensor) -> Tensor:
+        return operand.new_full((*operand.shape[:-1], unit.shape[-1]), value)
 
     def after(self, carry: Tensor, last: Tensor, state: Tensor) -> Tensor:
         return _product(carry, state) + last

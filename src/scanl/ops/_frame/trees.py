@@ -24,8 +24,8 @@ def check(name: str, value: Any, form: Any, device: torch.device, because: str) 
         if value.device != device:
             raise ShapeError(f"{name} is on {value.device}, expected {device} because of {because}")
         if _kind(value) != _kind(form) and not (form.is_complex() and value.is_floating_point()):
-            found = str(value.dtype).removeprefix("torch.")
-            raise ShapeError(f"{name} is {found}, expected {_kind(form)} because of {because}")
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise ShapeError(f"{name} is {dtype}, expected {_kind(form)} because of {because}")
     elif type(value) is not type(form):
         raise ShapeError(f"{name} is a {type(value).__name__}, expected a {type(form).__name__}")
     elif len(value) != len(form):

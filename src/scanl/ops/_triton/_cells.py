@@ -82,8 +82,8 @@ def expm1(x):
 def log1p(x):
     """Return log(1 + x), corrected for the rounding of 1 + x."""
     u = 1.0 + x
-    found = tl.log(u) - ((u - 1.0) - x) / u
-    return tl.where((u <= 0.0) | (u == float("inf")), tl.log(u), found)
+    result = tl.log(u) - ((u - 1.0) - x) / u
+    return tl.where((u <= 0.0) | (u == float("inf")), tl.log(u), result)
 
 
 @triton.jit

@@ -84,9 +84,9 @@ KEYS = {
 }
 
 
-@triton.jit(do_not_specialize=["length", "each"])
+@triton.jit(do_not_specialize=["length", "many"])
 def _states(
-    p_x, p_y, p_g, p_a, p_w, p_z, p_state, p_S, p_r, p_last, p_chunks, p_sequences, length, each, SCALE: tl.constexpr,
+    p_x, p_y, p_g, p_a, p_w, p_z, p_state, p_S, p_r, p_last, p_chunks, p_sequences, length, many, SCALE: tl.constexpr,
     G: tl.constexpr, H: tl.constexpr, A: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr,
     EXCLUSIVE: tl.constexpr, ADJOINT: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
@@ -102,7 +102,7 @@ def _states(
     i_v, i_k = i_unit % blocks_v * BV, i_unit // blocks_v % blocks_k * BK
     i_head = i_unit // (blocks_v * blocks_k) % H
     i_n = (tl.program_id(0) * UNITS if TABLE else i_unit) // (blocks_v * blocks_k * H)  # scalar, so `steps` is too
-    begin, steps, i_first = sequence(i_n, p_sequences, length, each, REVERSE, TABLE)
+    begin, steps, i_first = sequence(i_n, p_sequences, length, many, REVERSE, TABLE)
     dtype: tl.constexpr = p_S.dtype.element_ty
     sign: tl.constexpr = -1 if REVERSE else 1
     at_state = (i_n.to(tl.int64) * H + i_head) * (K * V)
@@ -130,9 +130,9 @@ def _states(
     store_state(p_last + at_state, b_S, i_k, i_v, K, V, BK, BV)
 
 
-@triton.jit(do_not_specialize=["length", "each"])
+@triton.jit(do_not_specialize=["length", "many"])
 def _apply(
-    p_q, p_k, p_y, p_g, p_u, p_a, p_r, p_S, p_o, p_chunks, length, each, SCALE: tl.constexpr, G: tl.constexpr,
+    p_q, p_k, p_y, p_g, p_u, p_a, p_r, p_S, p_o, p_chunks, length, many, SCALE: tl.constexpr, G: tl.constexpr,
     KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, DECAY: tl.constexpr, ADJOINT: tl.constexpr,
     REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _apply(
     blocks: tl.constexpr = (V + BV - 1) // BV
     i_unit = units(UNITS)
     i_v, i_head, i_chunk = i_unit % blocks * BV, i_unit // blocks % H, (i_unit // (blocks * H)).to(tl.int64)
-    first, rows = chunk(i_chunk, p_chunks, length, each, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
     exclusive: tl.constexpr = p_u is not None
     dtype: tl.constexpr = p_o.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
@@ -208,10 +208,10 @@ def _weighed(b, p_u, i_head, i_k, K: tl.constexpr, BK: tl.constexpr, wide: tl.co
         return b * tl.load(p_u + at, mask=at < i_head * K + K, other=0.0).to(wide)
 
 
-@triton.jit(do_not_specialize=["length", "each", "total"])
+@triton.jit(do_not_specialize=["length", "many", "total"])
 def _keys(
     p_q, p_k, p_v, p_g, p_u, p_a, p_r, p_do, p_dr, p_S, p_dS, p_dq, p_dk, p_da, p_dw, p_dg, p_du, p_chunks, length,
-    each, total, SCALE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    many, total, SCALE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, TABLE: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
@@ -220,7 +220,7 @@ def _keys(
     i_unit = units(UNITS)
     i_block, i_head, i_chunk = i_unit % blocks, i_unit // blocks % H, (i_unit // (blocks * H)).to(tl.int64)
     i_k = i_block * BK
-    first, rows = chunk(i_chunk, p_chunks, length, each, REVERSE, TABLE)
+    first, rows = chunk(i_chunk, p_chunks, length, many, REVERSE, TABLE)
     exclusive: tl.constexpr = p_u is not None
     dtype: tl.constexpr = p_q.dtype.element_ty
     wide: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
@@ -306,9 +306,9 @@ class _Plan:
         if g is not None and g.ndim == 1:
             g = g.expand(batch, length, self.H)
         self.decay = 0 if g is None else g.ndim - 2
-        given = (q, k, v, g, state, u, a, w, z)
+        operands = (q, k, v, g, state, u, a, w, z)
         self.q, self.k, self.v, self.g, self.state, self.u, self.a, self.w, self.z = (
-            None if value is None else value.contiguous() for value in given
+            None if value is None else value.contiguous() for value in operands
         )
         self.rows = batch * length
         self.wide = q.dtype in FLOATING
@@ -327,8 +327,8 @@ class _Plan:
         **flags: Any
     ) -> None:  # fmt: skip
         """Launch `units(tile)` units for each part. If `apart`, a program's units all belong to one part."""
-        each = units(kernel.configs[0].kwargs)
-        n = units_of(each if apart else parts * each)
+        apiece = units(kernel.configs[0].kwargs)
+        n = units_of(apiece if apart else parts * apiece)
 
         def grid(tile: Mapping[str, int]) -> tuple[int]:
             return (parts * units(tile) // n,)
@@ -338,7 +338,7 @@ class _Plan:
 
     def states(self, start: Tensor, y: Tensor | None, z: Tensor | None, *, adjoint: bool) -> tuple[Tensor, ...]:
         """Return the state before each chunk (after it, for the adjoint), r, and the last state."""
-        p_chunks, p_sequences, length, each = self.chunks.numbers
+        p_chunks, p_sequences, length, many = self.chunks.numbers
         x = self.q if adjoint else self.k
         S = self.q.new_empty(self.chunks.count, *self.state.shape[1:])
         r, last = None if z is None else torch.empty_like(z), torch.empty_like(start)
@@ -354,23 +354,23 @@ class _Plan:
         self.launch(
             of_memory(_states, tuple(dict.fromkeys(tiles))), self.chunks.sequences,
             lambda tile: heads * triton.cdiv(self.V, tile["BV"]), x, y, self.g, self.a, self.w, z, start, S, r, last,
-            p_chunks, p_sequences, length, each, A=0 if self.a is None else self.a.shape[2],
+            p_chunks, p_sequences, length, many, A=0 if self.a is None else self.a.shape[2],
             EXCLUSIVE=self.u is not None, ADJOINT=adjoint, apart=bool(self.flags["TABLE"]),
         )  # fmt: skip
         return S, r, last
 
     def apply(self, k, y, S, *, a=None, r=None, adjoint: bool) -> Tensor:
-        p_chunks, _, length, each = self.chunks.numbers
+        p_chunks, _, length, many = self.chunks.numbers
         o = self.q.new_empty(y.shape)
         kernel = of_memory(_apply, cut(APPLY[self.wide, self.decay == 2], self.K, self.V))
         self.launch(
             kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.V, tile["BV"]), self.q, k, y,
-            self.g, self.u, a, r, S, o, p_chunks, length, each, KEYS=k.shape[2], ADJOINT=adjoint,
+            self.g, self.u, a, r, S, o, p_chunks, length, many, KEYS=k.shape[2], ADJOINT=adjoint,
         )  # fmt: skip
         return o
 
     def keys(self, do, k, v, dr, S, dS, *, a=None, r=None) -> dict[str, Tensor]:
-        p_chunks, _, length, each = self.chunks.numbers
+        p_chunks, _, length, many = self.chunks.numbers
         wide = self.state.dtype
         full = (*do.shape[:3], self.K)
 
@@ -396,7 +396,7 @@ class _Plan:
         self.launch(
             kernel, self.chunks.count, lambda tile: self.H * triton.cdiv(self.K, tile["BK"]), self.q, k, v,
             self.g, self.u, a, r, do, dr, S, dS, grads["q"], grads["k"], grads.get("a"), grads.get("w"), dg, du,
-            p_chunks, length, each, self.rows, KEYS=k.shape[2],
+            p_chunks, length, many, self.rows, KEYS=k.shape[2],
         )  # fmt: skip
         if dg is not None:
             grads["g"] = dg if self.decay == 2 else dg.sum(0)

@@ -18,7 +18,7 @@ import triton.language as tl
 from scanl.ops._matrix_memory import scale_of
 from scanl.ops._triton._tuned import SHRUNK
 
-STEPS = 16  # use this kernel up to so many steps
+STEPS = 16  # use this kernel for at most this number of steps
 BLOCK = 16  # columns of a program: two sectors of a row of S, and enough programs for one sequence to fill a GPU
 STAGES = 3  # steps whose operands are being loaded
 SHARE = 1024  # elements of S per warp, 32 registers per thread

@@ -52,9 +52,9 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
     return decorate
 
 
-def block(width: int, most: int) -> int:
+def block(width: int, limit: int) -> int:
     """Return the channels of a block: a power of two, at most `most`."""
-    return max(NARROWEST, min(most, MOST, triton.next_power_of_2(width)))
+    return max(NARROWEST, min(limit, MOST, triton.next_power_of_2(width)))
 
 
 @functools.cache

@@ -49,10 +49,10 @@ def forward(q, k, v, beta, g, state, reverse, cu_seqlens, scale, normalize_keys,
 
 
 def backward(dy, dlast, q, k, v, beta, g, state, reverse, cu_seqlens, scale, normalize_keys, eps):
-    given = {"q": q, "k": k, "v": v, "beta": beta, "g": g, "state": state}
-    given = {name: value for name, value in given.items() if value is not None}
+    operands = {"q": q, "k": k, "v": v, "beta": beta, "g": g, "state": state}
+    operands = {name: value for name, value in operands.items() if value is not None}
     if q.numel() == 0 or v.numel() == 0:
-        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in given.items()]
+        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in operands.items()]
     keys = _unit_keys(k, eps) if normalize_keys else k
     pair = _low_rank.Pair(keys, beta, keys, None, v, g, reverse, cu_seqlens, keep=True)
     grads = memory.backward(dy, dlast, q, None, None, g, state, reverse, cu_seqlens, scale, a=keys, w=pair.w, z=pair.z)
@@ -60,4 +60,4 @@ def backward(dy, dlast, q, k, v, beta, g, state, reverse, cu_seqlens, scale, nor
     grads["k"] = memory.of_operand(grads.pop("a"), k)
     if normalize_keys:
         grads["k"] = _unit_keys(k, eps, grads["k"])
-    return [memory.of_operand(grads[name], value) for name, value in given.items()]
+    return [memory.of_operand(grads[name], value) for name, value in operands.items()]

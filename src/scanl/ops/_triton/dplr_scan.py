@@ -16,11 +16,11 @@ def forward(q, k, v, a, b, g, state, reverse, cu_seqlens, scale):
 
 
 def backward(dy, dlast, q, k, v, a, b, g, state, reverse, cu_seqlens, scale):
-    given = {"q": q, "k": k, "v": v, "a": a, "b": b, "g": g, "state": state}
-    given = {name: value for name, value in given.items() if value is not None}
+    operands = {"q": q, "k": k, "v": v, "a": a, "b": b, "g": g, "state": state}
+    operands = {name: value for name, value in operands.items() if value is not None}
     if q.numel() == 0 or v.numel() == 0:
-        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in given.items()]
+        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in operands.items()]
     pair = _low_rank.Pair(b, None, a, k, v, g, reverse, cu_seqlens, keep=True)
     grads = memory.backward(dy, dlast, q, k, v, g, state, reverse, cu_seqlens, scale, a=a, w=pair.w, z=pair.z)
     pair.backward(grads)
-    return [memory.of_operand(grads[name], value) for name, value in given.items()]
+    return [memory.of_operand(grads[name], value) for name, value in operands.items()]

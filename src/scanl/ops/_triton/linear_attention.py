@@ -15,9 +15,9 @@ def forward(q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
 
 
 def backward(dy, dlast, q, k, v, g, gv, u, state, reverse, cu_seqlens, scale):
-    given = {"q": q, "k": k, "v": v, "g": g, "u": u, "state": state}
-    given = {name: value for name, value in given.items() if value is not None}
+    operands = {"q": q, "k": k, "v": v, "g": g, "u": u, "state": state}
+    operands = {name: value for name, value in operands.items() if value is not None}
     if q.numel() == 0 or v.numel() == 0:
-        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in given.items()]
+        return [dlast.clone() if name == "state" else torch.zeros_like(value) for name, value in operands.items()]
     grads = memory.backward(dy, dlast, q, k, v, g, state, reverse, cu_seqlens, scale, u=u)
-    return [memory.of_operand(grads[name], value) for name, value in given.items()]
+    return [memory.of_operand(grads[name], value) for name, value in operands.items()]

@@ -344,7 +344,7 @@ def ranges_of(x: Tensor, a_time: bool, a_batch: int, cu_seqlens: Tensor | None, 
 class _Plan:
     """Launch parameters for operands of given sizes."""
 
-    def __init__(self, x: Tensor, a: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, whole: bool = False):
+    def __init__(self, x: Tensor, a: Tensor, state: Tensor, cu_seqlens: Tensor | None, *, uncut: bool = False):
         batch, length, *features = x.shape
         a_shape = (1,) * (x.ndim - a.ndim) + a.shape
         self.layout = _layout(tuple(features), a_shape[2:])
@@ -360,7 +360,7 @@ class _Plan:
         while steps * outer * inner >= 2**30:  # offsets inside a tile have 32 bits
             steps //= 2
         size = max(triton.cdiv(batch * length * outer * self.blocks, PROGRAMS * steps), SHORTEST) * steps
-        size = 0 if whole or 4 * size > length else size
+        size = 0 if uncut or 4 * size > length else size
         self.ranges = ranges_of(x, self.a_time, a_batch, cu_seqlens, size)
         self.numbers = (length, a_batch, self.layout.a_row, self.layout.a_outer, outer, inner, self.blocks)
         self.flags = {
@@ -388,7 +388,7 @@ class _Plan:
         products = torch.empty_like(ends, dtype=torch.promote_types(ends.dtype, torch.float64))
         self.forward(x, carry, products, ends, REVERSE=reverse, SUMMARY=True, ADJOINT=adjoint)
         ends, products, left = ends[None], products[None], torch.empty_like(carry)
-        over, states = _Plan(ends, products, carry, self.ranges.cut, whole=True), torch.empty_like(ends)
+        over, states = _Plan(ends, products, carry, self.ranges.cut, uncut=True), torch.empty_like(ends)
         over.forward(ends, carry, states, left, REVERSE=reverse, SUMMARY=False, ADJOINT=False)
         return torch.cat([carry, states[0]]), left
 

@@ -386,10 +386,10 @@ def forward(u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, del
 
 
 def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_seqlens, delta_softplus):
-    given = (u, delta, A, B, C, D, z, delta_bias, state)
+    inputs = (u, delta, A, B, C, D, z, delta_bias, state)
     if u.numel() == 0:
-        return [*[torch.zeros_like(value) for value in given[:-1] if value is not None], dlast.clone()]
-    plan, *operands = _operands(*given, cu_seqlens)
+        return [*[torch.zeros_like(value) for value in inputs[:-1] if value is not None], dlast.clone()]
+    plan, *operands = _operands(*inputs, cu_seqlens)
     u, delta, A, B, C, D, z, bias, carry = operands
     dy, dcarry, count = rows(dy), dlast.contiguous(), plan.ranges.count
     flags = {"REVERSE": reverse, "POSITIVE": delta_softplus, "ADJOINT": False}
@@ -417,9 +417,9 @@ def backward(dy, dlast, u, delta, A, B, C, D, z, delta_bias, state, reverse, cu_
     del flags["ADJOINT"]
     flags["STEPS"] = plan.steps_back
     plan.launch(_backward, *pointers, *results, plan.ranges.table, u[0].shape[1], all_rows, *strides, **timed, **flags)
-    found = (du, ddelta, _total(dA, A), _total(dB, B[0]), _total(dC, C[0]))
-    found += (None if D is None else _total(dD, D), dz, None if bias is None else _total(dbias, bias))
-    return [*[value for value in found if value is not None], dstate if left is None else left]
+    gradients = (du, ddelta, _total(dA, A), _total(dB, B[0]), _total(dC, C[0]))
+    gradients += (None if D is None else _total(dD, D), dz, None if bias is None else _total(dbias, bias))
+    return [*[value for value in gradients if value is not None], dstate if left is None else left]
 
 
 def _sums(B: Tensor, plan: _Plan, carry: Tensor) -> Tensor:

@@ -214,5 +214,5 @@ def backward(dy, dlast, x, w, bias, state, reverse, cu_seqlens, silu):
     (dy, dy_row), (x, x_row), bias = rows(dy), rows(x), None if bias is None else bias.contiguous()
     operands = (dy, dlast.contiguous(), x, w.contiguous(), bias, state.contiguous())
     plan.launch(_backward, *operands, dx, dw, dbias, dstate, *plan.numbers, dy_row, x_row, width)
-    found = [dx, dw.sum(0).mT.contiguous().to(w.dtype)]
-    return [*found, *([] if bias is None else [dbias.sum(0).to(bias.dtype)]), dstate]
+    gradients = [dx, dw.sum(0).mT.contiguous().to(w.dtype)]
+    return [*gradients, *([] if bias is None else [dbias.sum(0).to(bias.dtype)]), dstate]

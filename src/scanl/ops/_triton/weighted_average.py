@@ -288,7 +288,7 @@ def backward(do, dlast, k, v, decay, bonus, state, reverse, cu_seqlens):
     do, do_row = rows(do)
     arguments = (do, dlast.contiguous(), *operands, border, dk, dv, dw, du, dstate, cu_seqlens, length, sequences)
     _launch(_backward, sequences, width, *arguments, do_row, *strides, TIMED=timed, REVERSE=reverse, ROWS=ROWS)
-    found = [dk, dv]
+    gradients = [dk, dv]
     if decay is not None:
-        found.append(dw if timed else dw.sum(0).to(decay.dtype))
-    return [*found, *([] if bonus is None else [du.sum(0).to(bonus.dtype)]), dstate]
+        gradients.append(dw if timed else dw.sum(0).to(decay.dtype))
+    return [*gradients, *([] if bonus is None else [du.sum(0).to(bonus.dtype)]), dstate]

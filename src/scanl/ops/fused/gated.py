@@ -56,5 +56,5 @@ class _Gated(torch.autograd.Function):
         (dy,), (a, b) = cotangents, ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             return *differentiable(lambda a, b: plain(a, b, ctx.activation), (a, b), [dy]), None
-        given = map(contiguous, (dy, a, b))
-        return *kernels("gated").backward(*given, POLYNOMIALS[ctx.activation]), None
+        operands = map(contiguous, (dy, a, b))
+        return *kernels("gated").backward(*operands, POLYNOMIALS[ctx.activation]), None

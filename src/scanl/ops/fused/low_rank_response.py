@@ -51,10 +51,10 @@ class _Response(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         system, begin, x = ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
-            found = differentiable(
+            gradients = differentiable(
                 lambda system, begin, x: reference(system, begin, ctx.steps, x), (system, begin, x), cotangents
             )
-            return found[0], found[1], None, found[2]
+            return gradients[0], gradients[1], None, gradients[2]
         kernel, end, driven = cotangents
         if kernel is None:
             kernel = system.real.new_zeros(len(begin), system.shape[1], ctx.steps)

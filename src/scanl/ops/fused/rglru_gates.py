@@ -64,8 +64,10 @@ class _Gates(torch.autograd.Function):
         ctx: Any, x: Tensor, i_gate: Tensor, r_gate: Tensor, log_decay: Tensor, least: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, i_gate, r_gate, log_decay, least)
-        given = (_flat(each) for each in (x, i_gate, r_gate))
-        u, a = kernels("rglru_gates").forward(*given, contiguous(log_decay), contiguous(least.expand(*x.shape[:2], 1)))
+        operands = (_flat(value) for value in (x, i_gate, r_gate))
+        u, a = kernels("rglru_gates").forward(
+            *operands, contiguous(log_decay), contiguous(least.expand(*x.shape[:2], 1))
+        )
         return u.view(x.shape), a.view(x.shape)
 
     @staticmethod
@@ -74,7 +76,7 @@ class _Gates(torch.autograd.Function):
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             operands = (x, i_gate, r_gate, log_decay)
             return *differentiable(lambda x, i, r, log: plain(x, i, r, log, least), operands, cotangents), None
-        given = (_flat(each) for each in (*cotangents, x, i_gate, r_gate))
+        rows = (_flat(value) for value in (*cotangents, x, i_gate, r_gate))
         narrow = contiguous(log_decay), contiguous(least.expand(*x.shape[:2], 1))
-        *by, dlog = kernels("rglru_gates").backward(*given, *narrow)
-        return *(each.view(x.shape) for each in by), dlog, None
+        *by, dlog = kernels("rglru_gates").backward(*rows, *narrow)
+        return *(gradient.view(x.shape) for gradient in by), dlog, None

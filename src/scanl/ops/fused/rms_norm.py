@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
     tensor([[ 4.2426, 11.3137]])
     """
     operands = [x] if weight is None else [x, weight]
-    if not (is_faster(*operands) and all(each.shape == x.shape[-1:] for each in operands[1:])):
+    if not (is_faster(*operands) and all(operand.shape == x.shape[-1:] for operand in operands[1:])):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return _Norm.apply(x, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
@@ -47,9 +47,9 @@ class _Norm(torch.autograd.Function):
         (dy,), (x, weight, r) = cotangents, ctx.saved_tensors
         if torch.is_grad_enabled():  # a derivative of this pass is wanted
             operands = [x] if weight is None else [x, weight]
-            found = differentiable(lambda x, *w: F.rms_norm(x, x.shape[-1:], *w, eps=ctx.eps), operands, [dy])
-            return found[0], None if weight is None else found[1], None
-        rows, cotangent = (contiguous(each.reshape(-1, x.shape[-1])) for each in (x, dy))
+            gradients = differentiable(lambda x, *w: F.rms_norm(x, x.shape[-1:], *w, eps=ctx.eps), operands, [dy])
+            return gradients[0], None if weight is None else gradients[1], None
+        rows, cotangent = (contiguous(value.reshape(-1, x.shape[-1])) for value in (x, dy))
         w = x.new_ones(x.shape[-1]) if weight is None else contiguous(weight)
         dx, dw = kernels("rms_norm").backward(cotangent, rows, w, r)
         return dx.view(x.shape), None if weight is None else dw, None
