@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scanl.errors import DataError
+from scanl.files import user_cache
 
 PACKED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress}
 
@@ -22,10 +23,7 @@ PACKED: Mapping[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.decompr
 def root() -> Path:
     """Return the folder of all data sets: `SCANL_DATA`, or scanl/data in the user's cache folder."""
     given = os.environ.get("SCANL_DATA")
-    if given:
-        return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "scanl" / "data"
+    return Path(given) if given else user_cache() / "data"
 
 
 @dataclass(frozen=True)

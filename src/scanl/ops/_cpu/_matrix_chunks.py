@@ -595,10 +595,10 @@ def _run(chosen: Kernel, work: Work, slots: dict[str, Any], elements: int, *, ba
 
 
 def run_forward(work: Work, slots: dict[str, Any], elements: int) -> None:
-    """Write the outputs and the last state to `out` and `last` in `told`, which has the slots of the kernel."""
+    """Write the outputs and the last state to `out` and `last` in `slots`, which has those of the kernel."""
     _run(_forward, work, slots, elements, back=False)
 
 
 def run_backward(work: Work, slots: dict[str, Any], elements: int) -> None:
-    """Write the gradients of the operands to `dq` and so on in `told`."""
+    """Write the gradients of the operands to `dq` and so on in `slots`."""
     _run(_backward, work, slots, elements, back=True)

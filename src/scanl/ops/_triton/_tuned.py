@@ -53,7 +53,7 @@ def tuned(configs: Sequence[Config], key: Sequence[str], restored: Sequence[str]
 
 
 def block(width: int, limit: int) -> int:
-    """Return the channels of a block: a power of two, at most `most`."""
+    """Return the channels of a block: a power of two, at most `limit`."""
     return max(NARROWEST, min(limit, MOST, triton.next_power_of_2(width)))
 
 
