@@ -176,7 +176,7 @@ def test_the_level_of_optimisation_of_others_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(CFunc, "compile", fails)
     with pytest.raises(MemoryError):
-        kernel("")(lambda slots: None)._compile(torch.float32)
+        kernel("x")(lambda slots: None)._compile(torch.float32)
     assert seen == [2]
     assert config.OPT is level
 
