@@ -170,9 +170,9 @@ def test_gated_mlp_by_hand():
     [
         ({}, 20),
         ({"expand": 1.55}, 15),
-        ({"expand": 1.55, "round_up_to_multiple_of": 8}, 16),
-        ({"expand": 1.6, "round_up_to_multiple_of": 8}, 16),
-        ({"intermediate_size": 7}, 7),
+        ({"expand": 1.55, "multiple_of": 8}, 16),
+        ({"expand": 1.6, "multiple_of": 8}, 16),
+        ({"hidden_dim": 7}, 7),
     ],
 )
 def test_hidden_features_of_the_gated_mlp(options, hidden):
@@ -573,8 +573,8 @@ WRONG = [
         ConfigError,
         r"unknown activation of gated_mlp 'gelu'; did you mean 'gelu_tanh'\?",
     ),
-    (lambda: GatedMLP(8, intermediate_size=0), ConfigError, "intermediate_size is 0, expected at least 1"),
-    (lambda: GatedMLP(8, round_up_to_multiple_of=0), ConfigError, "round_up_to_multiple_of is 0, expected at least 1"),
+    (lambda: GatedMLP(8, hidden_dim=0), ConfigError, "hidden_dim is 0, expected at least 1"),
+    (lambda: GatedMLP(8, multiple_of=0), ConfigError, "multiple_of is 0, expected at least 1"),
     (lambda: LanguageModel(5, Stack(8, 1), logit_cap=0.0), ConfigError, "logit_cap is 0.0, expected more than 0"),
     (lambda: Stack(8, 1, norm="rms"), ConfigError, r"unknown norm 'rms'; did you mean 'rmsnorm'\?"),
     (

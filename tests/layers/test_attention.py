@@ -135,13 +135,13 @@ EQUATIONS = {
     ),
     "multi_state_attention_window": (
         lambda: layers.build(
-            "multi_state_attention", DIM, num_heads=2, window=2, policy="window", rope_fraction=0.5, rope_base=100.0
+            "multi_state_attention", DIM, num_heads=2, window=2, variant="window", rope_fraction=0.5, rope_base=100.0
         ),
         multi_state_attention,
     ),
     "forgetting_attention": (lambda: ForgettingAttention(DIM, 2, max_length=T), forgetting_attention),
     "forgetting_attention_gated": (
-        lambda: ForgettingAttention(DIM, 4, max_length=64, qk_norm=True, use_output_gate=True),
+        lambda: ForgettingAttention(DIM, 4, max_length=64, qk_norm=True, output_gate=True),
         forgetting_attention,
     ),
     "window_attention": (lambda: WindowAttention(DIM, 2, window=3), attention),
@@ -188,7 +188,7 @@ def test_init_of_attention():
 
 
 def test_init_of_forgetting_attention():
-    layer = ForgettingAttention(256, qk_norm=True, use_output_gate=True)
+    layer = ForgettingAttention(256, qk_norm=True, output_gate=True)
     for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.f_proj, layer.g_proj):
         assert_normal(linear.weight, 0.02)
     assert not layer.f_proj.bias.any()
@@ -240,17 +240,17 @@ def test_multi_state_attention_with_room_for_all_is_attention():
     torch.testing.assert_close(layer(x)[0], plain(x)[0])
     for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
         assert_normal(linear.weight, DIM**-0.5)
-    layer = layers.build("multi_state_attention", DIM, num_heads=2, window=3, policy="window")
+    layer = layers.build("multi_state_attention", DIM, num_heads=2, window=3, variant="window")
     window = WindowAttention(DIM, 2, 2, window=4, rope_fraction=1.0)
     window.load_state_dict(layer.state_dict() | {"o_proj.bias": torch.zeros(DIM)})
     torch.testing.assert_close(layer(x)[0], window(x)[0])
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("policy", ["tova", "window"])
-def test_blocks_of_multi_state_attention_are_its_steps(policy):
+@pytest.mark.parametrize("variant", ["tova", "window"])
+def test_blocks_of_multi_state_attention_are_its_steps(variant):
     """Over several blocks, values, the gradient and the last state are those of a loop, and those of pieces."""
-    layer = layers.build("multi_state_attention", DIM, num_heads=4, num_kv_heads=2, window=6, policy=policy)
+    layer = layers.build("multi_state_attention", DIM, num_heads=4, num_kv_heads=2, window=6, variant=variant)
     x = torch.randn(1, 2 * BLOCK + 3, DIM, requires_grad=True)
     y, state = layer(x)
     loop = torch.stack(multi_state_attention(layer, x[0]))[None]
@@ -278,9 +278,9 @@ def test_a_full_cache_beside_an_empty_one():
 WRONG = [
     ("path_attention", {"num_heads": 3}, "path_attention: num_heads is 3, expected a divisor of dim=8"),
     ("path_attention", {"num_kv_heads": 3}, "path_attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
-    ("path_attention", {"w_rank": 0}, "path_attention: max_length is 2048, w_rank is 0 and conv_size is 3, expected"),
+    ("path_attention", {"w_rank": 0}, "path_attention: w_rank is 0, expected at least 1"),
     ("multi_state_attention", {"window": 0}, "multi_state_attention: window is 0, expected at least 1"),
-    ("multi_state_attention", {"policy": "h2o"}, "multi_state_attention: policy is 'h2o', expected 'tova' or 'window'"),
+    ("multi_state_attention", {"variant": "h2o"}, "multi_state_attention: unknown variant 'h2o'"),
     ("forgetting_attention", {"max_length": 0}, "forgetting_attention: max_length is 0, expected at least 1"),
     ("forgetting_attention", {"num_heads": 3}, "forgetting_attention: num_heads is 3, expected a divisor of dim=8"),
     ("window_attention", {"window": 0}, "window_attention: window is 0, expected at least 1"),
@@ -288,14 +288,14 @@ WRONG = [
     (
         "window_attention",
         {"rope_fraction": 1.5},
-        "rope_fraction is 1.5, expected 0 to 1, with an even number of channels of head_dim",
+        "rope_fraction is 1.5, expected 0 to 1",
     ),
     ("attention", {"num_kv_heads": 3}, "attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
     ("attention", {"num_heads": 0}, "attention: num_heads is 0, expected at least 1"),
     (
         "attention",
         {"num_heads": 8},
-        "attention: rope_fraction is 1.0, expected 0 to 1, with an even number of channels of head_dim=1",
+        "attention: rope_fraction is 1.0, expected an even number of channels of head_dim=1",
     ),
     ("attention", {"max_length": 0}, "attention: max_length is 0, expected at least 1"),
 ]

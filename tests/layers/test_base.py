@@ -8,7 +8,8 @@ from by_hand import DIM, T, assert_uniform, convolve, layer_norm, sigmoid, silu
 from test_ssm import lru
 from torch.nn import functional as F
 
-from scanl.layers import Bidirectional, LinearRNN, MultiScale, ShortConvolution
+from scanl.layers import Bidirectional, LinearRNN, MultiScale
+from scanl.layers.parts.short_convolution import ShortConvolution
 
 
 def linear_rnn(layer, xs):

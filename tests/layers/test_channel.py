@@ -59,9 +59,9 @@ def test_channel_mixers_carry_a_state(name, options):
 
 
 WRONG = [
-    (lambda: RWKV7ChannelMix(8, 0), "rwkv7: dim is 8 and dim_ffn is 0, expected at least 1"),
-    (lambda: RWKV6ChannelMix(8, 0), "rwkv6: dim is 8 and dim_ffn is 0, expected at least 1"),
-    (lambda: RWKV4ChannelMix(8, 0), "rwkv4: dim is 8 and intermediate_size is 0, expected at least 1"),
+    (lambda: RWKV7ChannelMix(8, 0), "rwkv7: hidden_dim is 0, expected at least 1"),
+    (lambda: RWKV6ChannelMix(8, 0), "rwkv6: hidden_dim is 0, expected at least 1"),
+    (lambda: RWKV4ChannelMix(8, 0), "rwkv4: hidden_dim is 0, expected at least 1"),
 ]
 
 

@@ -381,7 +381,7 @@ def diag_attention(layer, xs):
         scores = torch.stack([placed(q, t) @ placed(k, s) / math.sqrt(len(q)) for q, k, placed, t, s in pairs])
         return torch.exp(scores) / torch.exp(scores).sum() if layer.softmax else F.relu(scores)
 
-    return transnormer(layer, xs, layer.block_size, weight, not layer.softmax)
+    return transnormer(layer, xs, layer.window, weight, not layer.softmax)
 
 
 def expanded(x, p):
@@ -735,9 +735,9 @@ EQUATIONS = {
     ),
     "norm_attention": (lambda: layers.build("norm_attention", DIM, num_heads=2), norm_attention),
     "norm_attention_t2": (lambda: layers.build("norm_attention_t2", DIM, num_heads=1), norm_attention),
-    "diag_attention": (lambda: layers.build("diag_attention", DIM, num_heads=2, block_size=3), diag_attention),
+    "diag_attention": (lambda: layers.build("diag_attention", DIM, num_heads=2, window=3), diag_attention),
     "diag_attention_whole": (lambda: layers.build("diag_attention", DIM, num_heads=4, softmax=True), diag_attention),
-    "diag_attention_t2": (lambda: layers.build("diag_attention_t2", DIM, num_heads=2, block_size=2), diag_attention),
+    "diag_attention_t2": (lambda: layers.build("diag_attention_t2", DIM, num_heads=2, window=2), diag_attention),
     "relit": (lambda: layers.build("relit", DIM, num_heads=2, head_dim=5, eta=3), relit),
     "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
     "arelit": (lambda: layers.build("arelit", DIM, num_heads=2, head_dim=5), arelit),
@@ -1196,7 +1196,7 @@ WRONG = [
     ("norm_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("norm_attention", {"activation": "relu"}, "activation is 'relu', expected 'elu' or 'elu_plus_one'"),
     ("diag_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    ("diag_attention", {"block_size": 0}, "block_size is 0, expected at least 1"),
+    ("diag_attention", {"window": 0}, "window is 0, expected at least 1"),
     ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
     ("arelit", {"head_dim": 0}, "dim is 8, num_heads is 4, head_dim is 0 and eta is 4, expected at least 1"),
     ("arelit", {"r": 0}, "r is 0, expected at least 1"),

@@ -1,7 +1,8 @@
 """Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
 
 A class declares `state`: `Axes` for a tensor, `Of` for the state of a layer inside, or a NamedTuple whose fields are
-annotated with either: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`.
+annotated with either: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`. `Fields` is for the NamedTuple of
+another module.
 """
 
 import functools
@@ -45,7 +46,14 @@ class Of:
     meaning: str = ""
 
 
-Form: TypeAlias = Axes | Of | type[tuple[Any, ...]]
+class Fields:
+    """A NamedTuple of another module, and what its fields hold: `Fields(SegmentMemory, keys=Axes(...), ...)`."""
+
+    def __init__(self, form: type[tuple[Any, ...]], **parts: "Form") -> None:
+        self.form, self.parts = form, parts
+
+
+Form: TypeAlias = Axes | Of | Fields | type[tuple[Any, ...]]
 
 
 def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: DType) -> State:
@@ -62,17 +70,21 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         if isinstance(inner, nn.ModuleList):
             return tuple(cast("Layer", each).init_state(batch_size, device=device, dtype=dtype) for each in inner)
         return inner.init_state(batch_size, device=device, dtype=dtype)
-    state: Any = form
+    state: Any = form.form if isinstance(form, Fields) else form
     return state(*(initial(layer, part, batch_size, device, dtype) for _, part in fields(form)))
 
 
-@functools.cache
-def fields(form: type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
+def fields(form: Fields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     """Return the fields of a NamedTuple and what each declares."""
+    return list(form.parts.items()) if isinstance(form, Fields) else _annotated(form)
+
+
+@functools.cache
+def _annotated(form: type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     declared = []
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        declared += [(name, note) for note in notes if isinstance(note, Axes | Of) or inspect.isclass(note)]
+        declared += [(name, note) for note in notes if isinstance(note, Axes | Of | Fields) or inspect.isclass(note)]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
     return declared
 
@@ -95,7 +107,7 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
 
 @functools.cache
 def _sizes(axes: str) -> CodeType:
-    return compile(f"({axes},)", f"<axes {axes!r}>", "eval")
+    return compile(f"({axes},)" if axes else "()", f"<axes {axes!r}>", "eval")
 
 
 class _Attributes(Mapping[str, Any]):

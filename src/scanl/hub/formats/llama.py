@@ -77,7 +77,7 @@ class LlamaFormat(Format):
                 "rope_fraction": float(rope["partial_rotary_factor"]),
             },
             "channel_mixer": "gated_mlp",
-            "channel_options": {"intermediate_size": config["intermediate_size"]},
+            "channel_options": {"hidden_dim": config["intermediate_size"]},
             "norm_eps": config["rms_norm_eps"],
         }
         return {

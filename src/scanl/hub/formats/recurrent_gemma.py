@@ -96,7 +96,7 @@ class RecurrentGemmaFormat(Format):
             "layer_options": {LAYERS[kind]: options[kind] for kind in types},
             "channel_mixer": "gated_mlp",
             "channel_options": {
-                "intermediate_size": config["intermediate_size"] // 2,
+                "hidden_dim": config["intermediate_size"] // 2,
                 "bias": True,
                 "activation": "gelu_tanh",
             },

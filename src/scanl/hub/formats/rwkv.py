@@ -53,7 +53,7 @@ class RwkvFormat(Format):
             "layer": "rwkv4",
             "layer_options": {"attention_hidden_size": config["attention_hidden_size"]},
             "channel_mixer": "rwkv4",
-            "channel_options": {"intermediate_size": config["intermediate_size"]},
+            "channel_options": {"hidden_dim": config["intermediate_size"]},
             "norm": "layernorm",
             "norm_eps": config["layer_norm_epsilon"],
         }

@@ -71,7 +71,7 @@ class XLSTMFormat(Format):
             "channel_mixer": "gated_mlp",
             "channel_options": {
                 "expand": config["ffn_proj_factor"],
-                "round_up_to_multiple_of": config["ffn_round_up_to_multiple_of"],
+                "multiple_of": config["ffn_round_up_to_multiple_of"],
             },
             "norm_eps": config["norm_eps"],
         }
@@ -111,7 +111,7 @@ class XLSTMFormat(Format):
             "gate_soft_cap": mixer.gate_soft_cap,
             "norm_eps": block.mixer_norm.eps,
             "eps": mixer.eps,
-            "ffn_proj_factor": channel.expand,
-            "ffn_round_up_to_multiple_of": channel.round_up_to_multiple_of,
+            "ffn_proj_factor": channel.config["expand"],
+            "ffn_round_up_to_multiple_of": channel.config["multiple_of"],
             "output_logit_soft_cap": model.logit_cap,
         }

@@ -3,11 +3,11 @@ r"""Causal softmax attention over all previous tokens, up to a maximal length.
 .. math:: y_t = W_o \sum_{j \le t} \mathrm{softmax}_j\big(R_t W_q x_t \cdot R_j W_k x_j / \sqrt K\big)\, W_v x_j
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import register
 from scanl.layers.parts.positions import check_length
@@ -21,19 +21,8 @@ class Attention(SoftmaxAttention):
     A longer sequence raises an error. In a compiled graph with a state the length is not known; there a token attends
     to the last `max_length` tokens instead.
 
-    Args:
-        dim: D, model width.
-        num_heads: H, heads of the queries.
-        num_kv_heads: heads of keys and values, each used by H / num_kv_heads heads of queries; by default H.
-        head_dim: K; by default D / H.
-        max_length: length of the longest sequence in tokens.
-        rope_base: b of the rotary angles.
-        rope_fraction: fraction of each head that is rotated.
-        bias: biases in the projections.
-
     Parameters as of Llama in transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj (D, H K).
     Initialisation: weights N(0, 1/D), biases 0.
-    State: SegmentMemory: rotated keys and values (B, max_length, num_kv_heads, K), and position (B), the tokens read.
     """
 
     id = "S-attn"
@@ -47,23 +36,18 @@ class Attention(SoftmaxAttention):
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        max_length: int = 2048,
-        rope_base: float = 10000.0,
-        rope_fraction: float = 1.0,
-        bias: bool = False,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 8,
+        num_kv_heads: Annotated[options.KeyValueHeads | None, "heads of keys and values; by default num_heads"] = None,
+        head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
+        max_length: Annotated[options.MaxLength, "length of the longest sequence in tokens"] = 2048,
+        rope_base: options.RopeBase = 10000.0,
+        rope_fraction: options.RopeFraction = 1.0,
+        bias: options.Bias = False,
     ) -> None:
-        if max_length < 1:
-            raise ConfigError(f"{self._who()}: max_length is {max_length}, expected at least 1")
         heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__(dim, num_heads, heads, head_dim, max_length, rope_base, rope_fraction, bias, bias)
 
-    def forward(
-        self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, SegmentMemory]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SegmentMemory]:
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.reach)
         return self._attend(x, state, cu_seqlens)

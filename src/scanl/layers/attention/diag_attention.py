@@ -5,29 +5,26 @@ r"""DiagAttention, the block of TransNormer's lower layers: attention within blo
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
-from scanl.layers.state import Device, DType
 from scanl.ops._frame.nonfinite import replaced
 
 
 class DiagAttentionState(NamedTuple):
-    """State of `DiagAttention`: the present block, zeros where it has no tokens yet.
+    """State of `DiagAttention`: the present block, zeros where it has no tokens yet."""
 
-    keys, values: (B, W, H, K).   steps: number of steps read (B, 1), int64.
-    """
-
-    keys: Tensor
-    values: Tensor
-    steps: Tensor
+    keys: Annotated[Tensor, Axes("window, num_heads, head_dim")]
+    values: Annotated[Tensor, Axes("window, num_heads, head_dim")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
 @register("diag_attention")
@@ -37,51 +34,43 @@ class DiagAttention(Layer):
     The defaults are TransNormer's T1, without a softmax; `diag_attention_t2` is T2. The authors use this layer in the
     lower half of the model, and `norm_attention` in the higher half.
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-        block_size: W, tokens of a block.
-        softmax: softmax of the scores, and no norm; otherwise their ReLU, and a norm over all heads.
-
     Parameters as in the released code: q_proj, k_proj, v_proj, out_proj (D, D) with biases; urpe.theta (1, 1, K // 2)
     and the buffer urpe.v (K), of the positions, which begin at 0 in each block. The norm has none.
     Initialisation as there: Xavier uniform; the biases of q, k and v as in PyTorch, that of out_proj 0;
     theta_i = 10000^(-2i/K).
-    State: keys and values (B, W, H, K) of the present block, zeros, and the count of steps.
     """
 
     id = "S-transnormer"
     equation = "y_t = W_o SRMSNorm(sum_j ReLU(q_t . k_j / sqrt(K)) v_j),  W floor(t / W) <= j <= t"
     source = 'Qin et al., "The Devil in Linear Transformer", arXiv:2210.10340, sec. 4.2'
     op = None
-    sample: ClassVar = {"num_heads": 3, "block_size": 3}
+    sample: ClassVar = {"num_heads": 3, "window": 3}
+    state: ClassVar = DiagAttentionState
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, num_heads: int = 8, block_size: int = 64, softmax: bool = False) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        window: Annotated[options.Window, "W, tokens of a block"] = 64,
+        softmax: Annotated[
+            bool, "softmax of the scores, and no norm; otherwise their ReLU, and a norm over all heads"
+        ] = False,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        if block_size < 1:
-            raise ConfigError(f"{self._who()}: block_size is {block_size}, expected at least 1")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
-        self.block_size, self.softmax = block_size, softmax
+        self.window, self.softmax = window, softmax
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(4))
         for project in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             nn.init.xavier_uniform_(project.weight)
         nn.init.zeros_(self.out_proj.bias)
         self.urpe = HouseholderRotary(self.head_dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> DiagAttentionState:
-        shape = (batch_size, self.block_size, self.num_heads, self.head_dim)
-        keys, values = (self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32) for _ in range(2))
-        return DiagAttentionState(keys, values, self._zeros(batch_size, 1, device=device, dtype=torch.int64))
-
-    def forward(
-        self, x: Tensor, state: DiagAttentionState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: DiagAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, DiagAttentionState]:
-        self._check(x, state, cu_seqlens)
-        keys, values, read = (None, None, None) if state is None else state
-        blocks = Blocks(x, read, self.block_size, cu_seqlens)
+        keys, values, read = state or (None, None, None)
+        blocks = Blocks(x, read, self.window, cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
         q, k = (self.urpe(part, blocks.steps) for part in (q / math.sqrt(self.head_dim), k))

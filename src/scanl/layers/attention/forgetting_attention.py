@@ -5,17 +5,18 @@ r"""Forgetting attention of the Forgetting Transformer: forget gates lower the s
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.attention.attention import Attention
+from scanl.layers.attention.softmax_attention import memory
 from scanl.layers.base import register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.state import Device, DType
-from scanl.ops import SegmentMemory, init_memory, linear_scan
+from scanl.ops import SegmentMemory, linear_scan
 
 
 @register("forgetting_attention")
@@ -26,19 +27,9 @@ class ForgettingAttention(Attention):
     queries and keys: the sum of ln f since the key, computed in float32 or wider. The shift of keys and values, and the
     norm of each head's output before the gate, in the paper's "Pro" block are not part of this layer.
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-        max_length: length of the longest sequence in tokens.
-        qk_norm: RMSNorm of each head of queries and of keys.
-        use_output_gate: a sigmoid gate on the output.
-        norm_eps: ε of the norms.
-
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj, o_proj (D, D); f_proj (H, D) with a bias; g_proj
     (D, D) for the gate; q_norm.weight, k_norm.weight (D) for the norms.
     Initialisation: linear weights N(0, 0.02²), the bias 0, so f is near 1/2; norms 1.
-    State: SegmentMemory: keys (B, max_length, H, K + 1), whose last channel is the sum of ln f since that step; values
-    (B, max_length, H, K); and position (B), the tokens read.
     """
 
     id = "S-fox"
@@ -51,18 +42,22 @@ class ForgettingAttention(Attention):
     )
     sample: ClassVar = {"num_heads": 3, "max_length": 80}
 
+    state: ClassVar = memory(
+        "num_heads, head_dim + 1", "num_heads, head_dim", "keys; their last channel is the sum of ln f since that step"
+    )
+
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        max_length: int = 2048,
-        qk_norm: bool = False,
-        use_output_gate: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        max_length: Annotated[options.MaxLength, "length of the longest sequence in tokens"] = 2048,
+        qk_norm: Annotated[bool, "RMSNorm of each head of queries and of keys"] = False,
+        output_gate: Annotated[options.OutputGate, "a sigmoid gate on the output"] = False,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__(dim, num_heads, max_length=max_length, rope_fraction=0.0)
         self.f_proj = nn.Linear(dim, num_heads)
-        self.g_proj = nn.Linear(dim, dim, bias=False) if use_output_gate else None
+        self.g_proj = nn.Linear(dim, dim, bias=False) if output_gate else None
         self.q_norm, self.k_norm = (
             GatedRMSNorm(dim, norm_eps, groups=num_heads) if qk_norm else None for _ in range(2)
         )
@@ -70,11 +65,6 @@ class ForgettingAttention(Attention):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.f_proj.bias)
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SegmentMemory:
-        like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
-        sizes = (batch_size, self.reach, self.num_heads, self.head_dim + 1, self.head_dim)
-        return init_memory(*sizes, device=like.device, dtype=like.dtype)
 
     def _attend(
         self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None

@@ -6,31 +6,33 @@ r"""Softmax attention as a multi-state RNN: a cache of M keys and values, from w
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
-from scanl.layers.state import Device, DType
 from scanl.ops._frame.nonfinite import faulty, readable, replaced, suspected
 from scanl.ops._frame.opaque import opaque
 
 
 class MultiState(NamedTuple):
-    """State of `MultiStateAttention`.
+    """State of `MultiStateAttention`."""
 
-    rows: rotated keys beside values of the tokens kept, oldest first, after blank rows, (B, M, G, 2 K).
-    position: (B,), the tokens read.
-    """
-
-    rows: Tensor
-    position: Tensor
+    rows: Annotated[
+        Tensor,
+        Axes(
+            "reach, num_kv_heads, 2 * head_dim",
+            "rotated keys beside values of the tokens kept, oldest first, after blank rows",
+        ),
+    ]
+    position: Annotated[Tensor, Axes("", "steps read", dtype=torch.int64)]
 
 
 BLOCK = 128  # steps; of a longer block the chosen rows cost more, of a shorter one the copies of the cache
@@ -118,20 +120,8 @@ class MultiStateAttention(SoftmaxAttention):
     Differs: the authors drop rows once after a whole prompt, by the weights of its last token. Here each step drops one
     row, so a prompt gives the same as its tokens one by one.
 
-    Args:
-        dim: D, model width.
-        num_heads: H, heads of the queries.
-        num_kv_heads: G, heads of keys and values, each used by H / G heads of queries; by default H.
-        head_dim: K; by default D / H.
-        window: M, rows of the cache.
-        policy: "tova"; or "window", which drops the oldest row: then a step attends to itself and M before it.
-        rope_base: b of the rotary angles.
-        rope_fraction: fraction of each head that is rotated.
-        bias: biases in the projections.
-
     Parameters as of `attention`: q_proj (H K, D); k_proj, v_proj (G K, D); o_proj (D, H K).
     Initialisation: weights N(0, 1/D), biases 0.
-    State: MultiState: M rows of rotated keys and values (B, M, G, 2 K), and position (B), the tokens read.
     """
 
     id = "S-msrnn"
@@ -140,49 +130,43 @@ class MultiStateAttention(SoftmaxAttention):
         "C_{t+1} = C_t with t, without argmin_j sum_h p_tj of head h"
     )
     source = 'Oren et al., "Transformers are Multi-State RNNs", arXiv:2401.06104'
+    state: ClassVar = MultiState
     sample: ClassVar = {"num_heads": 3, "window": 5}
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        window: int = 512,
-        policy: str = "tova",
-        rope_base: float = 10000.0,
-        rope_fraction: float = 1.0,
-        bias: bool = False,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 8,
+        num_kv_heads: Annotated[options.KeyValueHeads | None, "heads of keys and values; by default num_heads"] = None,
+        head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
+        window: Annotated[options.Window, "M, rows of the cache"] = 512,
+        variant: Annotated[
+            Literal["tova", "window"],
+            '"tova"; or "window", which drops the oldest row: a step sees itself and M before it',
+        ] = "tova",
+        rope_base: options.RopeBase = 10000.0,
+        rope_fraction: options.RopeFraction = 1.0,
+        bias: options.Bias = False,
     ) -> None:
-        if window < 1:
-            raise ConfigError(f"{self._who()}: window is {window}, expected at least 1")
-        if policy not in ("tova", "window"):
-            raise ConfigError(f"{self._who()}: policy is {policy!r}, expected 'tova' or 'window'")
         heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__(dim, num_heads, heads, head_dim, window, rope_base, rope_fraction, bias, bias)
-        self.policy = policy
+        self.variant = variant
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MultiState:  # type: ignore[override]
-        sizes = (self.reach, self.num_kv_heads, 2 * self.head_dim)
-        rows = self._zeros(batch_size, *sizes, device=device, dtype=dtype, at_least=torch.float32)
-        return MultiState(rows, torch.zeros(batch_size, dtype=torch.int64, device=rows.device))
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, state: MultiState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(  # pyright: ignore[reportIncompatibleMethodOverride]: the state of this attention is another
+        self, x: Tensor, state: MultiState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, MultiState]:
-        self._check(x, state, cu_seqlens)
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
-        state = self.init_state(x.shape[0]) if state is None else state
+        before: MultiState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:
-            return self.o_proj(self.q_proj(x)), state
+            return self.o_proj(self.q_proj(x)), before
         q, k, v = (
             widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        places, _ = positions(state.position[:, None], x.shape[1])
+        places, _ = positions(before.position[:, None], x.shape[1])
         q, k = (rotate(each, places, self.rotated, self.rope_base) for each in (q, k))
         with as_widened(x):
             y, rows = _attended(
-                q / math.sqrt(self.head_dim), k, v, state.rows.to(q.dtype), state.position, self.policy == "tova"
+                q / math.sqrt(self.head_dim), k, v, before.rows.to(q.dtype), before.position, self.variant == "tova"
             )
-        return self.o_proj(y.flatten(2).to(x.dtype)), MultiState(rows, state.position + x.shape[1])
+        return self.o_proj(y.flatten(2).to(x.dtype)), MultiState(rows, before.position + x.shape[1])

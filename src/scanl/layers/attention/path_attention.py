@@ -5,21 +5,21 @@ r"""PaTH attention: softmax attention whose positions are reflections that depen
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
-from scanl.layers.attention.softmax_attention import unread
+from scanl.layers import options
+from scanl.layers.attention.softmax_attention import memory, unread
 from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.state import Device, DType
-from scanl.ops import SegmentMemory, init_memory
+from scanl.ops import SegmentMemory
 from scanl.ops._frame.nonfinite import faulty, since, suspected
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.delta_rule import unit
@@ -28,13 +28,10 @@ _CHUNK = 64
 
 
 class PaTHState(NamedTuple):
-    """State of `PaTHAttention`.
+    """State of `PaTHAttention`."""
 
-    memory: the rewritten keys, and the values.   conv: the last inputs of the convolution, (B, W - 1, G K).
-    """
-
-    memory: SegmentMemory
-    conv: Tensor
+    memory: Annotated[SegmentMemory, memory("num_kv_heads, head_dim", "num_kv_heads, head_dim", "rewritten keys")]
+    conv: Annotated[Tensor, Axes("conv_size - 1, num_kv_heads * head_dim", "the last inputs of the convolution")]
 
 
 def _shapes(
@@ -122,23 +119,11 @@ class PaTHAttention(Layer):
     `max_length` raises an error, as for `attention`. The forget gate, which the paper combines with this attention, is
     not part of this layer.
 
-    Args:
-        dim: D, model width.
-        num_heads: H, heads of the queries.
-        num_kv_heads: G, heads of keys, values and reflections, each used by H / G heads of queries; by default H.
-        max_length: length of the longest sequence in tokens.
-        w_rank: rank of the projection to w; None for a full one.
-        conv_size, conv_bias: W, the window of the convolution over w, and its bias.
-        qk_norm: RMSNorm of each head of queries and of keys.
-        norm_eps: ε of the norms.
-
     Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (w_rank, D),
     w_proj.1 (G K, w_rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
     maybe_k_norm (K) for the norms.
     Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch and
     in fla's layers. (fla's models draw it from N(0, 0.02²).)
-    State: SegmentMemory: rewritten keys and values (B, max_length, G, K), and position (B), the tokens read; and the
-    last inputs of the convolution.
     """
 
     id = "S-path"
@@ -150,33 +135,29 @@ class PaTHAttention(Layer):
         'Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations", '
         "arXiv:2505.16381"
     )
+    state: ClassVar = PaTHState
     reads: ClassVar = {"w_conv1d": nn.Conv1d}
     sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "w_rank": 3}
     residual_out = "o_proj"
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        max_length: int = 2048,
-        w_rank: int | None = 32,
-        conv_size: int = 3,
-        conv_bias: bool = False,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        num_kv_heads: Annotated[
+            options.KeyValueHeads | None, "heads of keys, values and reflections; by default num_heads"
+        ] = None,
+        max_length: Annotated[options.MaxLength, "length of the longest sequence in tokens"] = 2048,
+        w_rank: Annotated[options.Rank | None, "rank of the projection to w; None for a full one"] = 32,
+        conv_size: Annotated[options.ConvSize, "W, window of the convolution over w"] = 3,
+        conv_bias: options.ConvBias = False,
+        qk_norm: Annotated[bool, "RMSNorm of each head of queries and of keys"] = False,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        shared = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or dim % num_heads:
-            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        if shared < 1 or num_heads % shared:
-            raise ConfigError(f"{self._who()}: num_kv_heads is {shared}, expected a divisor of num_heads={num_heads}")
-        if min(max_length, conv_size, 1 if w_rank is None else w_rank) < 1:
-            found = f"max_length is {max_length}, w_rank is {w_rank} and conv_size is {conv_size}"
-            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        shared = num_kv_heads or num_heads
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, shared, dim // num_heads
-        self.max_length, self.conv_size, width = max_length, conv_size, shared * (dim // num_heads)
+        self.reach, self.conv_size, width = max_length, conv_size, shared * (dim // num_heads)
         self.q_proj = nn.Linear(dim, dim, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for _ in range(2))
         if w_rank is None:
@@ -194,31 +175,22 @@ class PaTHAttention(Layer):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.bt_proj.bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> PaTHState:
-        window = (self.conv_size - 1, self.num_kv_heads * self.head_dim)
-        like = self._zeros(batch_size, *window, device=device, dtype=dtype, at_least=torch.float32)
-        sizes = (batch_size, self.max_length, self.num_kv_heads, self.head_dim, self.head_dim)
-        return PaTHState(init_memory(*sizes, device=like.device, dtype=like.dtype), like)
-
-    def forward(
-        self, x: Tensor, state: PaTHState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, PaTHState]:
-        self._check(x, state, cu_seqlens)
-        check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.max_length)
+    def run(self, x: Tensor, state: PaTHState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, PaTHState]:
+        check_length(self._who(), x, None if state is None else state.memory.position, cu_seqlens, self.reach)
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
         fresh = state is None or unread(state.memory)
-        state = self.init_state(x.shape[0]) if state is None else state
+        before: PaTHState = state or self.init_state(x.shape[0])
         if x.shape[1] == 0:
-            return self.o_proj(x), state
-        w, conv = convolve(self.w_conv1d, self.w_proj(x), state.conv, silu=True)
+            return self.o_proj(x), before
+        w, conv = convolve(self.w_conv1d, self.w_proj(x), before.conv, silu=True)
         q, k, v, w = (
             widen(part).unflatten(-1, (-1, self.head_dim))
             for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w)
         )
         if self.maybe_q_norm is not None and self.maybe_k_norm is not None:
             q, k = self.maybe_q_norm(q, None), self.maybe_k_norm(k, None)
-        keys, values, read = state.memory
+        keys, values, read = before.memory
         beta = 2 * widen(self.bt_proj(x)).sigmoid()
         with as_widened(x):
             y, keys, values = _attended(

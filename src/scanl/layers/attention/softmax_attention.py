@@ -5,19 +5,29 @@ r"""Base class of the attention layers: projections, rotated queries and keys, s
 
 import contextlib
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scanl.errors import ConfigError
 from scanl.layers.base import Layer
+from scanl.layers.initial_state import Axes, Fields
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
-from scanl.layers.state import Device, DType
-from scanl.ops import SegmentMemory, init_memory, segment_attention
+from scanl.ops import SegmentMemory, segment_attention
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.offsets import sequences
+
+
+def memory(keys: str, values: str, meaning: str) -> Fields:
+    """Return the declaration of a memory of `reach` steps. keys, values: axes of a step's keys and values."""
+    return Fields(
+        SegmentMemory,
+        keys=Axes(f"reach, {keys}", meaning),
+        values=Axes(f"reach, {values}"),
+        position=Axes("", "steps read", dtype=torch.int64),
+    )
 
 
 class SoftmaxAttention(Layer):
@@ -27,6 +37,7 @@ class SoftmaxAttention(Layer):
     """
 
     residual_out = "o_proj"
+    state: ClassVar = memory("num_kv_heads, head_dim", "num_kv_heads, head_dim", "rotated keys")
 
     def __init__(
         self,
@@ -41,13 +52,8 @@ class SoftmaxAttention(Layer):
         out_bias: bool,
     ) -> None:
         super().__init__()
-        who = type(self).name
-        if num_heads < 1:
-            raise ConfigError(f"{who}: num_heads is {num_heads}, expected at least 1")
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
-            raise ConfigError(f"{who}: num_kv_heads is {num_kv_heads}, expected a divisor of num_heads={num_heads}")
         if head_dim is None and dim % num_heads:
-            raise ConfigError(f"{who}: num_heads is {num_heads}, expected a divisor of dim={dim} without head_dim")
+            self._refuse("num_heads", num_heads, f"a divisor of dim={dim} without head_dim")
         self.dim = dim
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -55,11 +61,8 @@ class SoftmaxAttention(Layer):
         self.reach = reach
         self.rope_base = rope_base
         self.rotated = int(self.head_dim * rope_fraction)
-        if not 0 <= rope_fraction <= 1 or self.rotated % 2:
-            of = f"head_dim={self.head_dim}"
-            raise ConfigError(
-                f"{who}: rope_fraction is {rope_fraction}, expected 0 to 1, with an even number of channels of {of}"
-            )
+        if self.rotated % 2:
+            self._refuse("rope_fraction", rope_fraction, f"an even number of channels of head_dim={self.head_dim}")
         self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
@@ -72,10 +75,8 @@ class SoftmaxAttention(Layer):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reach={self.reach}, rotated={self.rotated}"
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SegmentMemory:
-        like = self._zeros(0, device=device, dtype=dtype, at_least=torch.float32)
-        sizes = (batch_size, self.reach, self.num_kv_heads, self.head_dim, self.head_dim)
-        return init_memory(*sizes, device=like.device, dtype=like.dtype)
+    def run(self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SegmentMemory]:
+        return self._attend(x, state, cu_seqlens)
 
     def _attend(
         self, x: Tensor, state: SegmentMemory | None, cu_seqlens: Tensor | None

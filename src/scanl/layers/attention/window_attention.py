@@ -5,14 +5,13 @@ r"""Softmax attention over a sliding window, as between the recurrences of Griff
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import Layer, register
-from scanl.ops import SegmentMemory
 
 
 @register("window_attention")
@@ -22,21 +21,9 @@ class WindowAttention(SoftmaxAttention):
     In the released recurrentgemma (Google DeepMind) a window of w means w tokens before the present one; use
     window = w + 1 here for the same. As there, half of each head is rotated; the paper does not mention this.
 
-    Args:
-        dim: D, model width.
-        num_heads: H, heads of the queries.
-        num_kv_heads: heads of keys and values, each used by H / num_kv_heads heads of queries; 1 is multi-query
-            attention.
-        head_dim: K; by default D / H.
-        window: W, tokens that a query sees.
-        rope_base: b of the rotary angles.
-        rope_fraction: fraction of each head that is rotated.
-        bias: biases in q_proj, k_proj and v_proj.
-
     Parameters as in RecurrentGemma of transformers: q_proj (H K, D); k_proj, v_proj (num_kv_heads K, D); o_proj
     (D, H K) with bias.
     Initialisation as in recurrentgemma: weights N(0, 1/D), and in a stack of L layers o_proj N(0, 2/(L H K)); biases 0.
-    State: SegmentMemory: rotated keys and values (B, W, num_kv_heads, K), and position (B), the tokens read so far.
     """
 
     id = "S-griffin"
@@ -51,25 +38,16 @@ class WindowAttention(SoftmaxAttention):
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        num_kv_heads: int = 1,
-        head_dim: int | None = None,
-        window: int = 1024,
-        rope_base: float = 10000.0,
-        rope_fraction: float = 0.5,
-        bias: bool = False,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 8,
+        num_kv_heads: Annotated[options.KeyValueHeads, "heads of keys and values; 1 is multi-query attention"] = 1,
+        head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
+        window: Annotated[options.Window, "W, tokens that a query sees"] = 1024,
+        rope_base: options.RopeBase = 10000.0,
+        rope_fraction: options.RopeFraction = 0.5,
+        bias: Annotated[options.Bias, "biases in q_proj, k_proj and v_proj"] = False,
     ) -> None:
-        if window < 1:
-            raise ConfigError(f"window_attention: window is {window}, expected at least 1")
         super().__init__(dim, num_heads, num_kv_heads, head_dim, window, rope_base, rope_fraction, bias, True)
-        self.rope_fraction = rope_fraction
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         nn.init.normal_(self.o_proj.weight, std=math.sqrt(2 / (len(layers) * self.o_proj.in_features)))
-
-    def forward(
-        self, x: Tensor, state: SegmentMemory | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, SegmentMemory]:
-        self._check(x, state, cu_seqlens)
-        return self._attend(x, state, cu_seqlens)

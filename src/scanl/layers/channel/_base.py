@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
 from scanl.layers.base import Layer
 from scanl.layers.state import Device, DType, State
 
@@ -13,8 +12,7 @@ class Pointwise(Layer):
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
         return ()
 
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         return self.mapped(x), ()
 
     def mapped(self, x: Tensor) -> Tensor:
@@ -25,7 +23,7 @@ class Pointwise(Layer):
         """Return int(expand * dim) rounded up to a multiple. Raises ConfigError if it is 0."""
         hidden = int((expand * dim + multiple - 1) // multiple) * multiple
         if hidden < 1:
-            raise ConfigError(f"{self._who()}: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
+            self._refuse("expand", expand, f"at least 1/{dim} because of dim={dim}")
         return hidden
 
     def _initialise(self) -> None:

@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import nearest
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import channel_mixers
 from scanl.layers.channel._base import Pointwise
 
@@ -21,12 +23,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(Pointwise):
     """y = W_2 f(W_1 x + b_1) + b_2. No state.
 
-    Args:
-        dim: D, model width.
-        expand: there are int(expand * D) hidden features.
-        activation: f, "gelu_tanh" (GELU's approximation by tanh), "silu" or "relu".
-        bias: biases in both maps.
-
     Parameters: fc1 (expand D, D), fc2 (D, expand D).
     Initialisation: weights N(0, 1/fan_in), biases 0.
     """
@@ -35,10 +31,16 @@ class MLP(Pointwise):
     source = 'Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, eq. (2)'
     residual_out = "fc2"
 
-    def __init__(self, dim: int, expand: float = 4.0, activation: str = "gelu_tanh", bias: bool = True) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        expand: Annotated[options.Expand, "there are int(expand * dim) hidden features"] = 4.0,
+        activation: Annotated[
+            str, one_of(ACTIVATIONS), 'f: "gelu_tanh" (GELU\'s approximation by tanh), "silu" or "relu"'
+        ] = "gelu_tanh",
+        bias: options.Bias = True,
+    ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise nearest("activation of mlp", activation, list(ACTIVATIONS))
         hidden = self._hidden(expand, dim)
         self.dim = dim
         self.fc1, self.fc2 = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)

@@ -2,59 +2,50 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, channel_mixers
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import fall, steps
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv4 import RWKV4, mix
 from scanl.layers.rwkv.rwkv6 import RWKV6
 from scanl.layers.rwkv.rwkv7 import RWKV7
-from scanl.layers.state import Device, DType
 
 
 class ChannelMix(Layer):
-    """Base class of RWKV's channel mixes. State: the last input (B, 1, D)."""
+    """Base class of RWKV's channel mixes."""
 
     residual_out = "value"
-
-    def __init__(self, dim: int, hidden: int, option: str) -> None:
-        """Keep D. hidden: the number of hidden features, which the option of this name sets."""
-        super().__init__()
-        if dim < 1 or hidden < 1:
-            raise ConfigError(f"{self._who()}: dim is {dim} and {option} is {hidden}, expected at least 1")
-        self.dim = dim
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
+    state: ClassVar = Axes("1, dim", "the last input")
 
 
 @channel_mixers.add("rwkv4")
 class RWKV4ChannelMix(ChannelMix):
     """Channel mix of RWKV-4: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², where x_r and x_k mix x_t and x_{t-1}.
 
-    Args:
-        dim: D, model width.
-        intermediate_size: hidden features; by default 4D.
-
     Parameters as in transformers' RwkvFeedForward: time_mix_key, time_mix_receptance (1, 1, D); key (4D, D);
     receptance (D, D); value (D, 4D).
     Initialisation as in RWKV-LM: time_mix_key = time_mix_receptance = (j/D)^c (see RWKV4); receptance and value 0; key
     orthogonal, times sqrt(4D/D).
-    State: the last input (B, 1, D).
     """
 
     id = "S-rwkv4"
     equation = "y_t = sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2"
     source = RWKV4.source
 
-    def __init__(self, dim: int, intermediate_size: int | None = None) -> None:
-        hidden = 4 * dim if intermediate_size is None else intermediate_size
-        super().__init__(dim, hidden, "intermediate_size")
+    def __init__(
+        self,
+        dim: options.Dim,
+        hidden_dim: Annotated[options.HiddenDim | None, "hidden features; by default 4 dim"] = None,
+    ) -> None:
+        super().__init__()
+        self.dim, hidden = dim, hidden_dim or 4 * dim
         self.time_mix_key = nn.Parameter(torch.empty(1, 1, dim))
         self.time_mix_receptance = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
@@ -70,10 +61,7 @@ class RWKV4ChannelMix(ChannelMix):
             for mu in (self.time_mix_key, self.time_mix_receptance):
                 mu.copy_(steps(self.dim) ** fall(index, len(layers)))
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
         hidden = F.relu(self.key(mix(x, before, self.time_mix_key))).square()
         r = self.receptance(mix(x, before, self.time_mix_receptance))
@@ -84,24 +72,26 @@ class RWKV4ChannelMix(ChannelMix):
 class RWKV6ChannelMix(ChannelMix):
     """Channel mix of RWKV-6: y = σ(W_r x_r) ⊙ W_v ReLU(W_k x_k)², with x_□ = x_t + (x_{t-1} - x_t) ⊙ time_maa_□.
 
-    Args:
-        dim: D, model width.
-        dim_ffn: hidden features; by default 3.5 D, rounded down to a multiple of 32, and at least 32.
-
-    Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (dim_ffn, D); receptance (D, D);
-    value (D, dim_ffn).
+    Parameters as in RWKV-LM's RWKV_CMix_x060: time_maa_k, time_maa_r (1, 1, D); key (hidden_dim, D); receptance (D, D);
+    value (D, hidden_dim).
     Initialisation as there: time_maa_k = time_maa_r = 1 - (j/D)^(c^3) (see RWKV6; in earlier releases 1 - (j/D)^c);
     receptance and value 0; key orthogonal.
-    State: the last input (B, 1, D).
     """
 
     id = "S-rwkv6"
     equation = "y_t = sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2"
     source = RWKV6.source
 
-    def __init__(self, dim: int, dim_ffn: int | None = None) -> None:
-        hidden = max(int(3.5 * dim) // 32 * 32, 32) if dim_ffn is None else dim_ffn
-        super().__init__(dim, hidden, "dim_ffn")
+    def __init__(
+        self,
+        dim: options.Dim,
+        hidden_dim: Annotated[
+            options.HiddenDim | None,
+            "hidden features; by default 3.5 dim, rounded down to a multiple of 32, at least 32",
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.dim, hidden = dim, hidden_dim or max(int(3.5 * dim) // 32 * 32, 32)
         self.time_maa_k = nn.Parameter(torch.empty(1, 1, dim))
         self.time_maa_r = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
@@ -117,10 +107,7 @@ class RWKV6ChannelMix(ChannelMix):
             for mu in (self.time_maa_k, self.time_maa_r):
                 mu.copy_(1 - steps(self.dim) ** fall(index, len(layers)) ** 3)
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
         change = before - x
         hidden = F.relu(self.key(x + change * self.time_maa_k)).square()
@@ -131,22 +118,21 @@ class RWKV6ChannelMix(ChannelMix):
 class RWKV7ChannelMix(ChannelMix):
     """Channel mix of RWKV-7: y = W_v ReLU(W_k (x_t + (x_{t-1} - x_t) ⊙ x_k))².
 
-    Args:
-        dim: D, model width.
-        dim_ffn: hidden features; by default 4D.
-
     Parameters as in RWKV-LM's RWKV_CMix_x070: x_k (1, 1, D); key (4D, D); value (D, 4D).
     Initialisation as there: x_k = 1 - (j/D)^(c^4) (see RWKV7); key U(±0.5/sqrt(D)); value 0.
-    State: the last input (B, 1, D).
     """
 
     id = "S-rwkv7"
     equation = "y_t = W_v ReLU(W_k x_k)^2"
     source = RWKV7.source
 
-    def __init__(self, dim: int, dim_ffn: int | None = None) -> None:
-        hidden = 4 * dim if dim_ffn is None else dim_ffn
-        super().__init__(dim, hidden, "dim_ffn")
+    def __init__(
+        self,
+        dim: options.Dim,
+        hidden_dim: Annotated[options.HiddenDim | None, "hidden features; by default 4 dim"] = None,
+    ) -> None:
+        super().__init__()
+        self.dim, hidden = dim, hidden_dim or 4 * dim
         self.x_k = nn.Parameter(torch.empty(1, 1, dim))
         self.key = nn.Linear(dim, hidden, bias=False)
         self.value = nn.Linear(hidden, dim, bias=False)
@@ -158,9 +144,6 @@ class RWKV7ChannelMix(ChannelMix):
         with torch.no_grad():
             self.x_k.copy_(1 - steps(self.dim) ** (fall(index, len(layers)) ** 4))
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         before, state = token_shift(x, state, cu_seqlens=cu_seqlens)
         return self.value(F.relu(self.key(x + (before - x) * self.x_k)).square()), state
