@@ -625,6 +625,13 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
     )
     unsaved("the model is built of Mamba and GatedMLP, expected a model", LanguageModel(9, Stack(8, 1, "mamba")))
     plain = {"channel_mixer": "none"}
+    heads = {"layer_options": {"num_heads": 2}}
+    for stack in (
+        Stack(8, 1, "mamba", own_norm=True, **plain),
+        Stack(8, 1, "attention", own_norm=True, **heads),
+        Stack(8, 1, "attention", two_hop=True, **heads),
+    ):
+        unsaved("the model is built of", LanguageModel(9, stack))
     unsaved("differs from MambaForCausalLM", LanguageModel(9, Stack(8, 1, "mamba", **plain), embedding_norm=True))
     unsaved("expand is 1.5", LanguageModel(9, Stack(8, 1, "mamba", layer_options={"expand": 1.5}, **plain)))
     unsaved("norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"headdim": 4}, **plain)))
@@ -654,6 +661,16 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
     unsaved("logits_soft_cap is None, expected", model(3, embedding_scale=2.828125, logit_cap=None))
     mamba = hub.load(stored("mamba")[1])
     unsaved("is a rwkv, expected a mamba because of the model", mamba, like=stored("rwkv")[1])
+
+
+def test_a_width_is_saved_however_it_was_given(tmp_path):
+    """As a multiple of dim, and as a number of channels: the weights have the same shapes."""
+    for name, options in (("expand", {"expand": 3}), ("size", {"intermediate_size": 24})):
+        model = LanguageModel(
+            9, Stack(8, 1, "attention", layer_options={"num_heads": 2, "max_length": 64}, channel_options=options)
+        )
+        hub.save(model, tmp_path / name)
+        torch.testing.assert_close(hub.load(tmp_path / name)(tokens(1) % 9)[0], model(tokens(1) % 9)[0])
 
 
 def test_save_is_whole_or_not_at_all(stored, tmp_path, monkeypatch):

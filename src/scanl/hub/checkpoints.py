@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from scanl.errors import CheckpointError, ConfigError
 from scanl.hub import formats
 from scanl.hub.folders import folder_written_whole, locate, read_config
 from scanl.hub.weights import Weights
+from scanl.layers import Layer
 from scanl.models import LanguageModel
 
 CARRIED = ["*.json", "*.txt", "*.model", "*.jinja"]  # files of the tokenizer and of the generation options
+ASIDE = ("training", "expand", "round_up_to_multiple_of")  # the last two are sizes, which shapes of weights tell
 NOT_CARRIED = ("config.json", "model.safetensors.index.json")
 
 
@@ -120,5 +123,14 @@ def _described(model: LanguageModel) -> tuple[type[formats.Format], dict[str, An
 
 
 def _parts(model: LanguageModel) -> tuple[Any, ...]:
+    """Return what two models have in common if they compute the same from the same weights."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    return repr(model), shapes, formats.in_float32(model)
+    return [_options(module) for module in model.modules()], shapes, formats.in_float32(model)
+
+
+def _options(module: nn.Module) -> tuple[type[nn.Module], Any]:
+    """Return the class of a module, and its options; of a layer, its attributes that are numbers or text."""
+    if not isinstance(module, Layer):
+        return type(module), module.extra_repr()
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    return type(module), {name: value for name, value in plain.items() if name not in ASIDE and name[0] != "_"}

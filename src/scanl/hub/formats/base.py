@@ -54,9 +54,10 @@ class Format(ABC):
 
     @classmethod
     def holds(cls, model: LanguageModel) -> bool:
-        """Whether the blocks of the model have the mixer, channel mixer and norm of this format."""
+        """Whether the blocks of the model have the mixer, channel mixer, norm and wiring of this format."""
         return bool(blocks(model)) and all(
-            type(block.mixer) in cls.mixers
+            not (block.own_norm or block.two_hop)
+            and type(block.mixer) in cls.mixers
             and (block.channel is None if cls.channel is None else type(block.channel) is cls.channel)
             and type(block.mixer_norm) is cls.norm
             for block in blocks(model)
