@@ -225,9 +225,10 @@ def test_classes_of_the_users_own_are_loaded_by_another_program(tmp_path):
     """
     (tmp_path / "of_mine.py").write_text(textwrap.dedent(module))
     begin = "import of_mine; from scanl.models import *; "
-    save = "of_mine.MyModel(8).save('one'); LanguageModel(7, of_mine.MyStack(8, of_mine.Mine(8))).save('two')"
-    load = "from scanl.models import Saved; print(*(type(Saved.load(name).stack).__name__ for name in ('one', 'two')))"
-    for code, expected in ((begin + save, ""), (load, "MyStack MyStack")):
+    save = "of_mine.MyModel(8).save('one'); LanguageModel(7, of_mine.MyStack(8, of_mine.Mine(8))).save('two'); "
+    save += "LanguageModel(7, of_mine.MyStack(8, 'lru')).save('three')"
+    load = "from scanl.models import Saved; print(type(Saved.load('{}').stack).__name__)"
+    for code, expected in ((begin + save, ""), *((load.format(name), "MyStack") for name in ("one", "two", "three"))):
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
@@ -247,7 +248,7 @@ def test_a_model_of_the_users_own_has_its_own_configuration(tmp_path):
     [
         ({}, "holds no model of scanl, expected LanguageModel; name a folder that `save` has written"),
         ({"class": "Stack", "config": {"dim": 8, "depth": 1}}, "holds Stack, expected LanguageModel; name a folder"),
-        ({"class": "no.such:Model", "config": {}}, "holds no.such:Model, expected LanguageModel; name a folder"),
+        ({"class": "no.such:Model", "config": {}}, "not here: class is 'no.such:Model', expected module:Cl"),
         (
             {"class": "LanguageModel", "config": {"dim": 8}},
             "a configuration that cannot be made: LanguageModel: missing",

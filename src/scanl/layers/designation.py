@@ -26,7 +26,7 @@ def layer_class(layer: Designation, table: Registry[Layer] = registry) -> type[L
         return type(layer)
     if isinstance(layer, str) and ":" not in layer:
         return table.get(layer)
-    cls = _imported(layer) if isinstance(layer, str) else layer
+    cls = import_class("layer", layer) if isinstance(layer, str) else layer
     if not (isinstance(cls, type) and issubclass(cls, Layer)):
         found = layer if isinstance(layer, str) else f"a {type(layer).__name__}, {layer!r}"
         raise ConfigError(f"layer is {found}, expected a registered name, a subclass of scanl.layers.Layer or a Layer")
@@ -69,7 +69,8 @@ def recorded(layer: type[Layer]) -> str:
     return text
 
 
-def _imported(text: str) -> Any:
+def import_class(what: str, text: str) -> Any:
+    """Return the class `module:Class`. Raises ConfigError if it cannot be imported. what: its name in the message."""
     module, _, name = text.partition(":")
     folder = os.getcwd()
     try:
@@ -77,4 +78,4 @@ def _imported(text: str) -> Any:
             sys.path.append(folder)
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"layer is {text!r}, expected module:Class that Python can import: {error}") from error
+        raise ConfigError(f"{what} is {text!r}, expected module:Class that Python can import: {error}") from error

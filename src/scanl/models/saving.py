@@ -3,7 +3,6 @@
 A configuration is nested: {"class": "LanguageModel", "config": {"vocab_size": 256, "stack": {"class": "Stack", ...}}}.
 """
 
-import importlib
 import numbers
 import os
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from scanl.configured import Configured, who
 from scanl.digests import load_tensors, save_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.layers.base import Layer
-from scanl.layers.designation import layer_class
+from scanl.layers.designation import import_class, layer_class
 from scanl.layers.designation import recorded as layer_name
 from scanl.layers.module import Module
 
@@ -69,9 +68,14 @@ class Saved(Part, Module, metaclass=Configured):
             raise CheckpointError(f"load: {path} has no {WEIGHTS}; name a folder of `save`, or a run that has ended")
         tensors, about = load_tensors(file, "load")
         name = about.get("class")
-        kind = _model_class(name)
+        try:
+            kind = _part_class(name)
+        except ConfigError as error:
+            raise CheckpointError(f"load: {file} holds a class that is not here: {error}") from error
         if kind is None or not issubclass(kind, cls):
-            hint = "name a folder that `save` has written" if kind is None else f"load it with {kind.__name__}.load"
+            hint = "name a folder that `save` has written"
+            if kind is not None and issubclass(kind, Saved):
+                hint = f"load it with {kind.__name__}.load"
             raise CheckpointError(f"load: {file} holds {name or 'no model of scanl'}, expected {cls.__name__}; {hint}")
         try:
             model = kind(**restored(about["config"]))
@@ -118,19 +122,15 @@ def restored(value: Any) -> Any:
         entries = {name: restored(entry) for name, entry in value.items()}
         if entries.keys() != {"class", "config"}:
             return entries
-        cls = Part.classes.get(entries["class"]) or layer_class(entries["class"])
+        cls = _part_class(entries["class"]) or layer_class(entries["class"])
         return cls(**entries["config"])
     return [restored(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _model_class(name: Any) -> type[Saved] | None:
-    """Return the class of a model from its name in a file. None for no model."""
+def _part_class(name: Any) -> type[Part] | None:
+    """Return the class of a part from its name in a file. None for the name of no part."""
     if not isinstance(name, str):
         return None
     if name not in Part.classes and ":" in name:
-        try:
-            importlib.import_module(name.partition(":")[0])
-        except (ImportError, ValueError):
-            return None
-    kind = Part.classes.get(name)
-    return kind if kind is not None and issubclass(kind, Saved) else None
+        import_class("class", name)
+    return Part.classes.get(name)
