@@ -240,7 +240,7 @@ def test_a_generation_goes_on_in_constant_memory():
     whole = model.generate(x, future=future[:, :5], following=iter(ahead), seed=1)
     steps = list(whole)
     assert len(steps) == 10  # as many as covariates, and the first
-    begun = model.generate(x, future=future[:, :5], following=iter(ahead), most=4, seed=1)
+    begun = model.generate(x, future=future[:, :5], following=iter(ahead), max_steps=4, seed=1)
     first, sizes = list(begun), {leaf.shape for _, leaf in states.leaves(begun.state)}
     later = model.generate(
         begun.pending, begun.state, future=future[:, 8:9], following=iter(ahead[4:]), seed=begun.generator

@@ -198,6 +198,6 @@ def test_a_drawn_series_goes_on_at_its_level():
     plain = Forecaster(1, Stack(8, 1, "lru"), recursive=True).eval()
     plain.load_state_dict(model.state_dict())
     y = torch.from_numpy(wave(30))[..., None]
-    found = torch.stack(list(model.generate(1e12 + y, most=6, seed=1)))
-    expected = torch.stack(list(plain.generate(y, most=6, seed=1)))
+    found = torch.stack(list(model.generate(1e12 + y, max_steps=6, seed=1)))
+    expected = torch.stack(list(plain.generate(y, max_steps=6, seed=1)))
     np.testing.assert_allclose(found - 1e12, expected, rtol=0, atol=slack(1e12, 1.0))

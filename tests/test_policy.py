@@ -70,14 +70,14 @@ def policy():
 @pytest.mark.parametrize("last", [4.0, -1.0], ids=["the right turn", "the other turn"])
 def test_the_return_that_is_asked_for_is_reached(policy, last):
     target = -0.1 * (PLACES - 1) + last
-    found = [policy.play(Maze(), target, most=20, temperature=0, seed=seed) for seed in range(12)]
+    found = [policy.play(Maze(), target, max_steps=20, temperature=0, seed=seed) for seed in range(12)]
     np.testing.assert_allclose(found, target)
     assert {Maze().reset(seed=seed)[0].argmax() for seed in range(12)} == {0, 1}
 
 
 def test_an_episode_ends_at_the_limit_of_steps(policy):
-    assert policy.play(Maze(), 3.5, most=2, temperature=0) == pytest.approx(-0.2)
-    drawn = [policy.play(Maze(), 3.5, most=9, temperature=9.0, seed=seed) for seed in (1, 2, 3, 4, 1, 2, 3, 4)]
+    assert policy.play(Maze(), 3.5, max_steps=2, temperature=0) == pytest.approx(-0.2)
+    drawn = [policy.play(Maze(), 3.5, max_steps=9, temperature=9.0, seed=seed) for seed in (1, 2, 3, 4, 1, 2, 3, 4)]
     assert drawn[:4] == drawn[4:]
     assert len(set(drawn)) > 1
 

@@ -52,7 +52,7 @@ class Corridor:
 
 SEEDED = {
     "generate": lambda seed: torch.stack(list(LM.generate(PROMPT, max_new_tokens=8, seed=seed))),
-    "generate numbers": lambda seed: torch.stack(list(DRAWS.generate(X, most=8, seed=seed))),
+    "generate numbers": lambda seed: torch.stack(list(DRAWS.generate(X, max_steps=8, seed=seed))),
     "predict": lambda seed: DRAWS.predict(X, paths=5, seed=seed)[0].quantiles,
     "play": lambda seed: torch.tensor(POLICY.play(Corridor(), 9.0, seed=seed)),
     "waves": lambda seed: waves(50, seed),
@@ -87,9 +87,9 @@ def test_a_number_of_steps_is_a_whole_number(most):
         return
     for call, name in (
         (lambda: LM.generate(PROMPT, max_new_tokens=most), "generate: max_new_tokens"),
-        (lambda: DRAWS.generate(X, most=most), "generate: most"),
+        (lambda: DRAWS.generate(X, max_steps=most), "generate: max_steps"),
         (lambda: DRAWS.predict(X, paths=most), "forecaster: paths"),
-        (lambda: POLICY.play(Corridor(), 1.0, most=most), "policy: most"),
+        (lambda: POLICY.play(Corridor(), 1.0, max_steps=most), "policy: max_steps"),
         (lambda: LM.generate(PROMPT, max_new_tokens=1, top_k=most), "generate: top_k"),
     ):
         with pytest.raises(ConfigError, match=f"{name} is .*, expected "):
@@ -98,7 +98,7 @@ def test_a_number_of_steps_is_a_whole_number(most):
 
 def test_some_steps_and_none():
     assert len(list(LM.generate(PROMPT, max_new_tokens=np.int64(3)))) == 3
-    assert list(LM.generate(PROMPT, max_new_tokens=0)) == list(DRAWS.generate(X, most=0)) == []
+    assert list(LM.generate(PROMPT, max_new_tokens=0)) == list(DRAWS.generate(X, max_steps=0)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -208,7 +208,7 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
             now |= {"future": ahead[:, : one.read], "following": iter(ahead[:, one.read :, 0].unbind(1))}
         # Each series has random numbers of its own, so they do not depend on the others' lengths.
         seed = None if args.seed is None else args.seed + number
-        drawn = model.generate(x[:, : one.read], most=steps, **{**sampling, "seed": seed}, **now)
+        drawn = model.generate(x[:, : one.read], max_steps=steps, **{**sampling, "seed": seed}, **now)
         numbers.append(torch.cat(list(drawn)).numpy())
     write_series(path, made, np.stack(numbers), list(source.names))
     return path

@@ -21,7 +21,7 @@ from scanl.models.inputs import Channels
 from scanl.models.lags import Lags
 from scanl.models.reader import FeatureMap, Standard
 from scanl.models.running import Running, nothing_read, running
-from scanl.models.sampling import as_most, check_options
+from scanl.models.sampling import as_limit, check_options
 from scanl.models.saving import Part, Saved
 from scanl.models.stack import Backbone, check_causal
 from scanl.ops.offsets import sequences
@@ -272,7 +272,7 @@ class Forecaster(Saved):
         future: Tensor | None = None,
         timespans: Tensor | None = None,
         following: Iterator[Tensor] | None = None,
-        most: int | None = None,
+        max_steps: int | None = None,
         temperature: float = 1.0,
         seed: int | torch.Generator | None = None,
     ) -> Generation:
@@ -284,7 +284,7 @@ class Forecaster(Saved):
 
         static, future, timespans: as in `forward`.
         following: with `future`, an iterator over the covariates (B, F) of the second drawn step, of the third, and so
-        on. Generation ends where it ends.   most: steps; None for no limit.   temperature: see `Head.sample`.
+        on. Generation ends where it ends.   max_steps: None for no limit.   temperature: see `Head.sample`.
         seed: a whole number, or a generator to draw from.
         Raises ConfigError for a model whose head forecasts several steps at once.
         """
@@ -296,8 +296,8 @@ class Forecaster(Saved):
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"generate: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
         check_options("generate", temperature)
-        most = as_most("generate", "most", most)
-        if self.future and following is None and most != 1:
+        max_steps = as_limit("generate", "max_steps", max_steps)
+        if self.future and following is None and max_steps != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
         read, spans = self._joined(x, static, future, timespans, None)
         first = True
@@ -313,7 +313,7 @@ class Forecaster(Saved):
             drawn = self.head.sample(parameters, generator, temperature)[:, 0]
             return drawn, self._alone(drawn), after
 
-        return Generation(draw, x, state, most=most, seed=seed)
+        return Generation(draw, x, state, max_steps=max_steps, seed=seed)
 
     def _alone(self, numbers: Tensor) -> Tensor:
         """Return a step (B, 1, C + past) of numbers (B, C), in which the covariates of the past are missing."""

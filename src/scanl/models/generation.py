@@ -29,7 +29,7 @@ class Generation(Iterator[Tensor]):
         prompt: Tensor,
         state: State = None,
         *,
-        most: int | None = None,
+        max_steps: int | None = None,
         seed: int | torch.Generator | None = None,
         mask: Tensor | None = None,
         stop: Callable[[Tensor, int], bool] | None = None,
@@ -39,7 +39,7 @@ class Generation(Iterator[Tensor]):
         self.generator = as_generator("generate", seed, prompt.device)
         self._draw = draw
         self._mask = mask
-        self._left = most
+        self._left = max_steps
         self._stop = stop
         self._count = 0
 

@@ -14,7 +14,7 @@ from scanl.layers.packing import pack, unpack
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor, check_tokens, embedded
 from scanl.models.generation import Generation
-from scanl.models.sampling import as_most, check_options, sample
+from scanl.models.sampling import as_limit, check_options, sample
 from scanl.models.saving import Saved
 from scanl.models.stack import Backbone, check_causal
 
@@ -124,7 +124,7 @@ class LanguageModel(Saved):
         """
         check_options("generate", temperature, top_k, top_p)
         check_tensor("generate", "prompt", prompt, "(B, T)")
-        most = as_most("generate", "max_new_tokens", max_new_tokens)
+        max_steps = as_limit("generate", "max_new_tokens", max_new_tokens)
         if prompt.ndim != 2 or prompt.shape[1] == 0:
             raise ShapeError(f"generate: prompt has shape {tuple(prompt.shape)}, expected (B, T) with T at least 1")
         if mask is not None and not bool(mask.any(1).all()):
@@ -135,7 +135,7 @@ class LanguageModel(Saved):
             token = sample(logits, temperature, top_k, top_p, generator)
             return token, token[:, None], after
 
-        return Generation(draw, prompt, state, most=most, seed=seed, mask=mask, stop=stop)
+        return Generation(draw, prompt, state, max_steps=max_steps, seed=seed, mask=mask, stop=stop)
 
     def _hidden(
         self, tokens: Tensor, state: State | None, mask: Tensor | None, cu_seqlens: Tensor | None

@@ -10,7 +10,7 @@ from scanl.errors import ConfigError, ShapeError
 from scanl.layers.state import State
 from scanl.models.inputs import Features
 from scanl.models.labeller import SequenceLabeller
-from scanl.models.sampling import as_generator, as_most, check_options, sample
+from scanl.models.sampling import as_generator, as_limit, check_options, sample
 from scanl.whole import whole_number
 
 
@@ -113,20 +113,20 @@ class Policy:
         environment: Environment,
         target: float,
         *,
-        most: int | None = None,
+        max_steps: int | None = None,
         temperature: float = 1.0,
         seed: int | None = None,
     ) -> float:
         """Play one episode of an environment with Gymnasium's interface, and return its return.
 
-        most: steps at most; None for no limit.   seed: of the environment and of the choice of actions.
+        max_steps: None for no limit.   seed: of the environment and of the choice of actions.
         """
         device = self.model.head.weight.device
         seed = None if seed is None else whole_number("policy", "seed", seed)
-        most, generator = as_most("policy", "most", most), as_generator("policy", seed, device)
+        max_steps, generator = as_limit("policy", "max_steps", max_steps), as_generator("policy", seed, device)
         observation, _ = environment.reset(seed=seed)
         state, reward, total, step, over = self.start(target), 0.0, 0.0, 0, False
-        while not over and (most is None or step < most):
+        while not over and (max_steps is None or step < max_steps):
             seen = torch.as_tensor(observation, device=device)[None]
             action, state = self.act(seen, state, reward, temperature=temperature, generator=generator)
             observation, reward, ended, cut, _ = environment.step(int(action))

@@ -65,6 +65,6 @@ def as_generator(who: str, seed: Any, device: torch.device) -> torch.Generator |
     return torch.Generator(device).manual_seed(whole_number(who, "seed", seed))
 
 
-def as_most(who: str, name: str, most: Any) -> int | None:
+def as_limit(who: str, name: str, limit: Any) -> int | None:
     """Return the greatest number of steps, None for no limit. Raises ConfigError unless it is a whole number."""
-    return None if most is None else whole_number(who, name, most)
+    return None if limit is None else whole_number(who, name, limit)
