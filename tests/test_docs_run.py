@@ -48,7 +48,7 @@ KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
 
 def blocks(page: str) -> list[tuple[str, str]]:
     """What a reader would run, in order, each with its language."""
-    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language != "text"]
+    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language not in ("text", "toml")]
 
 
 def commands(page: str) -> list[list[str]]:

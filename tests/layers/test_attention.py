@@ -109,7 +109,7 @@ def multi_state_attention(layer, xs):
             mean = mean + weights
             out.append(sum(p * v[head // shared] for p, (_, v) in zip(weights, rows, strict=True)))
         if len(rows) > layer.reach:
-            del rows[int(mean.argmin()) if layer.policy == "tova" else 0]
+            del rows[int(mean.argmin()) if layer.variant == "tova" else 0]
         ys.append(layer.o_proj(torch.cat(out)))
     return ys
 
@@ -233,7 +233,7 @@ def test_path_attention_over_several_chunks():
 
 @pytest.mark.usefixtures("double")
 def test_multi_state_attention_with_room_for_all_is_attention():
-    """And with the policy of a window, it is attention over a window."""
+    """And as its variant "window", it is attention over a window."""
     x = torch.randn(2, 9, DIM)
     layer, plain = layers.build("multi_state_attention", DIM, num_heads=2, window=9), Attention(DIM, 2, max_length=9)
     plain.load_state_dict(layer.state_dict())
