@@ -74,7 +74,7 @@ def memories(dim: int, length: int) -> dict[str, dict[str, Any]]:
         "deltanet": {"num_heads": 2},
         "gated_deltanet": {"num_heads": 2, "head_dim": half, "expand_v": 1},
         "mesanet": {"num_heads": 2, "head_dim": half},
-        "rwkv7": {"head_size": half},
+        "rwkv7": {"head_dim": half},
         "attention": {"num_heads": 2, "max_length": length},
     }
 

@@ -119,7 +119,7 @@ RATES = ("3e-3", "5e-3", "1e-2")
 SEEN = {
     "selective_copy-mamba": short_then_long("mamba", "{}"),
     "selective_copy-gla": short_then_long("gla", "{num_heads: 4, expand_k: 1}"),
-    "selective_copy-rwkv6": short_then_long("rwkv6", "{head_size: 16}", steps=2000),
+    "selective_copy-rwkv6": short_then_long("rwkv6", "{head_dim: 16}", steps=2000),
     "selective_copy-s4d": short_then_long("s4d", "{}", often=500),
     "selective_copy-gated_deltanet": Seen(
         "selective_copy",

@@ -45,8 +45,8 @@ QUICK = {"dim": 32, "steps": 1000, "eval-every": 100}
 # Options of layers for the width of QUICK.
 NARROW = {
     "gated_deltanet": {"num_heads": 2, "head_dim": 16},
-    "rwkv6": {"head_size": 16},
-    "rwkv7": {"head_size": 16},
+    "rwkv6": {"head_dim": 16},
+    "rwkv7": {"head_dim": 16},
 }
 
 FAMILIES = {  # the rows of the picture, in this order

@@ -113,7 +113,7 @@ def test_rwkv_counts_every_layer_of_the_stack():
 
 
 def test_lowest_rwkv7_of_a_hybrid_gives_the_values():
-    stack = Stack(12, 5, ("lru", "rwkv7"), layer_options={"rwkv7": {"head_size": 4}})
+    stack = Stack(12, 5, ("lru", "rwkv7"), layer_options={"rwkv7": {"head_dim": 4}})
     assert [name for name, _ in stack.named_parameters() if name.endswith(".v0")] == ["blocks.3.mixer.v0"]
     y, _ = stack(torch.randn(1, 3, 12))
     assert y.isfinite().all()

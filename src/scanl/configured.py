@@ -115,15 +115,14 @@ else:
 
     class ConfiguredBase(type):  # a type checker must see the constructor of the class, not this call
         def __call__(cls, *args, **kwargs):
-            added = {name: kwargs.pop(name) for name in cls.added if name in kwargs}
             try:
-                bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+                bound = inspect.signature(cls).bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}: {error}; it is {cls.__name__}{inspect.signature(cls)}") from None
             bound.apply_defaults()
-            config = _by_name(bound) | {name: added.get(name, getattr(cls, name)) for name in cls.added}
+            config = _by_name(bound)
             check(cls, config)
-            made = super().__call__(*args, **kwargs)
+            made = super().__call__(*args, **{name: kwargs[name] for name in kwargs if name not in cls.added})
             vars(made).update(config=config, **{name: config[name] for name in cls.added})
             return made
 
@@ -152,16 +151,42 @@ class Configured(ConfiguredBase):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The signature of the constructor, with the types of its options alone."""
-        _, *own = inspect.signature(cls.__init__).parameters.values()
-        types = get_type_hints(cls.__init__)
-        own = [each.replace(annotation=types.get(each.name, each.annotation)) for each in own]
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name), annotation=_bare(kind))
-            for name, kind in cls.added.items()
-        ]
-        last = len(own) - bool(own and own[-1].kind is inspect.Parameter.VAR_KEYWORD)
-        return inspect.Signature([*own[:last], *more, *own[last:]])
+        """The signature of the constructor, with the types of its options alone.
+
+        Where the constructor ends in `**options`, which it passes to its base class, the options of that class follow.
+        """
+        parameters: dict[str, inspect.Parameter] = {}
+        rest: list[inspect.Parameter] = []
+        for start in _constructors(cls):
+            _, *own = inspect.signature(start).parameters.values()
+            types = get_type_hints(start)
+            own = [each.replace(annotation=types.get(each.name, each.annotation)) for each in own]
+            if parameters:
+                own = [each.replace(kind=each.KEYWORD_ONLY) if each.kind in POSITIONAL else each for each in own]
+            rest = [each for each in own if each.kind is each.VAR_KEYWORD]
+            parameters |= {each.name: each for each in own if each not in rest and each.name not in parameters}
+        for name, kind in cls.added.items():
+            option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name))
+            parameters[name] = option.replace(annotation=_bare(kind))
+        return inspect.Signature([*parameters.values(), *rest])
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _constructors(cls: type) -> list[Callable[..., None]]:
+    """Return the constructor of a class, and those of its bases to which it passes its further keyword arguments."""
+    starts: list[Callable[..., None]] = []
+    for owner in cls.__mro__:
+        start = vars(owner).get("__init__")
+        if start is None:
+            continue
+        if starts and not isinstance(owner, Configured):
+            break
+        starts.append(start)
+        if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(start).parameters.values()):
+            break
+    return starts
 
 
 def options(cls: Configured) -> dict[str, Option]:
@@ -231,7 +256,10 @@ def refuse(cls: type, name: str, value: object, expected: str) -> NoReturn:
 
 @functools.cache
 def _hints(cls: Configured) -> dict[str, Any]:
-    return get_type_hints(cls.__init__, include_extras=True) | dict(cls.added)
+    hints: dict[str, Any] = {}
+    for start in _constructors(cls):
+        hints = get_type_hints(start, include_extras=True) | hints
+    return hints | dict(cls.added)
 
 
 def _bare(annotation: Any) -> Any:
@@ -239,9 +267,9 @@ def _bare(annotation: Any) -> Any:
 
 
 def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Return the arguments of a constructor by name, without `self`."""
+    """Return the arguments of a constructor by name."""
     config: dict[str, Any] = {}
-    for name, parameter in list(bound.signature.parameters.items())[1:]:
+    for name, parameter in bound.signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             config |= _kept(bound.arguments[name])
         elif parameter.kind is not parameter.VAR_POSITIONAL:

@@ -46,7 +46,7 @@ EQUATIONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), [("rwkv4", {}), ("rwkv6", {"head_size": 4}), ("rwkv7", {"head_size": 4})])
+@pytest.mark.parametrize(("name", "options"), [("rwkv4", {}), ("rwkv6", {"head_dim": 4}), ("rwkv7", {"head_dim": 4})])
 def test_channel_mixers_carry_a_state(name, options):
     stack = shaken(Stack(DIM, 2, name, layer_options=options, channel_mixer=name), 0.3)
     x = torch.randn(2, T, DIM)

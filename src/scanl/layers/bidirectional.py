@@ -1,31 +1,33 @@
 """One layer for each direction of time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register
 from scanl.layers.designation import make_layer
+from scanl.layers.initial_state import Of
 from scanl.layers.packing import reversed_steps
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import State
 
 Inner: TypeAlias = str | type[Layer] | Callable[[int], Layer]  # a name, a class, or a function from width to a layer
 
 
-def _make(who: str, inner: Inner, dim: int, options: Mapping[str, Any] | None) -> Layer:
+def _make(who: str, inner: Inner, dim: int, inner_options: Mapping[str, Any] | None) -> Layer:
     if isinstance(inner, str | type):
-        return make_layer(inner, dim, options or {})
+        return make_layer(inner, dim, inner_options or {})
     if isinstance(inner, nn.Module) or not callable(inner):
         raise ConfigError(
             f"{who}: layer is a {type(inner).__name__}, expected a registered name or a function from dim to a layer, "
             "because each layer inside has parameters of its own"
         )
-    if options:
+    if inner_options:
         raise ConfigError(
-            f"{who}: layer_options is {dict(options)}, expected none because layer is a function; set them in it"
+            f"{who}: layer_options is {dict(inner_options)}, expected none because layer is a function; set them in it"
         )
     made = inner(dim)
     if not isinstance(made, Layer) or made.dim != dim:
@@ -48,12 +50,6 @@ def _enter(inner: Layer, index: int, layers: Sequence[Layer]) -> None:
 class Bidirectional(Layer):
     """One layer runs forward and another backward in time: fwd(x) + rev(bwd(rev(x))), or a projection of both.
 
-    Args:
-        dim: D, model width.
-        layer: registered name, a class of your own, or a function from dim to a layer.
-        combine: "sum"; or "concat", which maps [fwd; bwd] (2D) to D by `out_proj`.
-        layer_options: options of the named layer, or of the class.
-
     Each packed sequence is reversed separately. State: the forward layer's. A carried state affects only that
     direction, so reading a sequence in pieces gives other outputs than reading it whole.
     """
@@ -65,20 +61,23 @@ class Bidirectional(Layer):
     sample: ClassVar = {"layer": "rglru", "layer_options": {"num_heads": 2}}
     excused: ClassVar = {"default_sizes_are_in_proportion": "it holds two whole layers"}
     bidirectional = True
+    state: ClassVar = Of("forward_layer")
 
     def __init__(
         self,
-        dim: int,
-        layer: Inner = "linear_rnn",
-        combine: str = "sum",
-        layer_options: Mapping[str, Any] | None = None,
+        dim: options.Dim,
+        layer: Annotated[
+            Inner, "registered name, a class of your own, or a function from dim to a layer"
+        ] = "linear_rnn",
+        combine: Annotated[
+            Literal["sum", "concat"], '"sum"; or "concat", which maps [fwd; bwd] (2 dim) to dim by `out_proj`'
+        ] = "sum",
+        layer_options: Annotated[Mapping[str, Any] | None, "options of the named layer, or of the class"] = None,
     ) -> None:
         super().__init__()
-        if combine not in ("sum", "concat"):
-            raise ConfigError(f"bidirectional: combine is {combine!r}, expected 'sum' or 'concat'")
         self.dim = dim
-        self.forward_layer = _make("bidirectional", layer, dim, layer_options)
-        self.backward_layer = _make("bidirectional", layer, dim, layer_options)
+        self.forward_layer = _make(self._who(), layer, dim, layer_options)
+        self.backward_layer = _make(self._who(), layer, dim, layer_options)
         self.out_proj = nn.Linear(2 * dim, dim) if combine == "concat" else None
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
@@ -86,11 +85,7 @@ class Bidirectional(Layer):
         _enter(self.forward_layer, index, [each.forward_layer if each else self for each in alike])
         _enter(self.backward_layer, index, [each.backward_layer if each else self for each in alike])
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> State:
-        return self.forward_layer.init_state(batch_size, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor, state: State = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         ahead, state = self.forward_layer(x, state, cu_seqlens=cu_seqlens)
         if cu_seqlens is None:
             back = self.backward_layer(x.flip(1))[0].flip(1)

@@ -26,14 +26,14 @@ class Axes:
     """A tensor of the state, (B, *axes).
 
     axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple.
-    meaning: what it holds.   fill: its initial value.
+    meaning: what it holds.   fill: its initial value, or one for each entry of the first axis.
     dtype: a floating or complex dtype is the narrowest that the tensor has; an integer dtype is the only one.
     when: an attribute of the layer; where it is None or False, the state has () in place of the tensor.
     """
 
     axes: str
     meaning: str = ""
-    fill: float = 0.0
+    fill: float | tuple[float, ...] = 0.0
     dtype: torch.dtype = torch.float32
     when: str = ""
 
@@ -62,7 +62,11 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         if form.when and getattr(layer, form.when) in (None, False):
             return ()
         sizes = (batch_size, *eval(_sizes(form.axes), {"__builtins__": {}}, _Attributes(layer)))
-        return layer._filled(form.fill, sizes, device, dtype, form.dtype)
+        if not isinstance(form.fill, tuple):
+            return layer._filled(form.fill, sizes, device, dtype, form.dtype)
+        return torch.stack(
+            [layer._filled(fill, (batch_size, *sizes[2:]), device, dtype, form.dtype) for fill in form.fill], 1
+        )
     if isinstance(form, Of):
         inner: Layer | nn.ModuleList | None = getattr(layer, form.attribute)
         if inner is None:
@@ -95,7 +99,7 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
         kind = {torch.float32: "", torch.complex64: ", complex"}.get(
             form.dtype, f", {form.dtype}".replace("torch.", "")
         )
-        start = "" if form.fill == 0 else f", {form.fill:g} at the start"
+        start = "" if form.fill == 0 else f", {form.fill} at the start"
         absent = f", or () without {form.when}" if form.when else ""
         yield f"{name} (B, {form.axes}){kind}{start}{absent}" + (f": {form.meaning}" if form.meaning else "")
     elif isinstance(form, Of):

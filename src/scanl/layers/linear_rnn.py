@@ -5,13 +5,15 @@ r"""Base class of linear recurrent models: projections, short convolution, recur
 
 import math
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.configured import at_least
+from scanl.errors import ShapeError
+from scanl.layers import options
 from scanl.layers.base import Layer, register
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType, State, cat, index, map_leaves
@@ -21,7 +23,7 @@ from scanl.ops import linear_scan
 class LinearRNNState(NamedTuple):
     """State of `LinearRNN`.
 
-    recurrent: state of `recurrent_forward`.   conv: the last inputs (B, W-1, hidden_dim), or None.
+    recurrent: state of `recurrent_forward`.   conv: the last inputs (B, W-1, width), or None.
     """
 
     recurrent: Any
@@ -40,14 +42,6 @@ class LinearRNN(Layer):
     To write a new layer, override `recurrent_forward(x, state) -> (y, state)`. x and y are (B, T, hidden_dim), and
     state is None at the start. Training, streaming, packing and padding then work.
 
-    Args:
-        dim: D, model width.
-        expand: hidden_dim = expand * dim channels in the recurrence.
-        bias: biases in the projections and the convolution.
-        use_short_conv: a short causal convolution before the recurrence.
-        conv_size: window of the convolution.
-        norm_before_gate: y = LN(rec) * SiLU(z) as in the equation; if False, y = LN(rec * SiLU(z)).
-
     Parameters, with E = hidden_dim: in_proj (2E, D), its first E rows for the main branch; conv.weight (E, 1, W) and
     conv.bias (E); norm (E); out_proj (D, E); by itself also decay (E).
     State: LinearRNNState; `state.shape` is the recurrent part's.
@@ -64,23 +58,17 @@ class LinearRNN(Layer):
 
     def __init__(
         self,
-        dim: int,
-        expand: int = 2,
-        bias: bool = True,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        norm_before_gate: bool = True,
+        dim: options.Dim,
+        expand: Annotated[int, at_least(1), "hidden_dim = expand * dim channels in the recurrence"] = 2,
+        bias: Annotated[options.Bias, "biases in the projections and the convolution"] = True,
+        use_short_conv: Annotated[bool, "a short causal convolution before the recurrence"] = True,
+        conv_size: options.ConvSize = 4,
+        norm_before_gate: Annotated[bool, "y = LN(rec) * SiLU(z); if False, y = LN(rec * SiLU(z))"] = True,
     ) -> None:
         super().__init__()
-        if dim < 1 or expand < 1:
-            raise ConfigError(f"linear_rnn: dim is {dim} and expand is {expand}, expected at least 1")
-        if conv_size < 1:
-            raise ConfigError(f"linear_rnn: conv_size is {conv_size}, expected at least 1")
         self.dim, self.conv_size, self.norm_before_gate = dim, conv_size, norm_before_gate
-        self.expand = expand
-        self.hidden_dim = dim * expand
+        self.hidden_dim = width = dim * expand
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
-        width = self.hidden_dim
         self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=bias) if use_short_conv else None
         self.norm = nn.LayerNorm(self.hidden_dim)
         self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
@@ -121,10 +109,7 @@ class LinearRNN(Layer):
         """Map x (B, T, hidden_dim) to y of the same shape and the state after the last step."""
         return self.recur(x, state, None)
 
-    def forward(
-        self, x: Tensor, state: LinearRNNState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, LinearRNNState]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: LinearRNNState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LinearRNNState]:
         if state is not None and not isinstance(state, LinearRNNState):
             given = type(state).__name__
             raise ShapeError(f"{self._who()}: state is a {given}, expected the LinearRNNState that this layer gave")

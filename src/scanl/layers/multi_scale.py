@@ -4,12 +4,13 @@ r"""Linear recurrences on several time scales, in one body.
           y_t = W_o (\mathrm{LN}(\tfrac 1 m \sum_r s^r_t) \odot \mathrm{SiLU}(W_z u_t))
 """
 
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.linear_rnn import LinearRNN
 from scanl.ops import linear_scan
@@ -20,15 +21,6 @@ class MultiScale(LinearRNN):
     """The mean of m leaky sums of the same input, each with one learned decay, in the body of `linear_rnn`.
 
     Differs from the source: the decays are trained through a sigmoid, which keeps them between 0 and 1.
-
-    Args:
-        dim: D, model width.
-        scales: m, number of decays.
-        expand: hidden_dim = expand * dim channels in the recurrence.
-        bias: biases in the projections and the convolution.
-        use_short_conv: a short causal convolution before the recurrence.
-        conv_size: window of the convolution.
-        norm_before_gate: see `linear_rnn`.
 
     Parameters: as of `linear_rnn`, but decay (m).
     Initialisation: sigmoid(decay) = linspace(0.1, 0.9, m); the body as of `linear_rnn`.
@@ -44,18 +36,9 @@ class MultiScale(LinearRNN):
     sample: ClassVar = {"scales": 2}
 
     def __init__(
-        self,
-        dim: int,
-        scales: int = 4,
-        expand: int = 2,
-        bias: bool = True,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        norm_before_gate: bool = True,
+        self, dim: options.Dim, scales: Annotated[int, at_least(1), "m, number of decays"] = 4, **body: Any
     ) -> None:
-        if scales < 1:
-            raise ConfigError(f"multi_scale: scales is {scales}, expected at least 1")
-        super().__init__(dim, expand, bias, use_short_conv, conv_size, norm_before_gate)
+        super().__init__(dim, **body)
         self.decay = nn.Parameter(torch.linspace(0.1, 0.9, scales).logit())
 
     def recurrent_shape(self) -> tuple[int, ...]:

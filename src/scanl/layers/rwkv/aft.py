@@ -6,13 +6,15 @@ r"""Attention free transformer: averages of values. Their weights depend on keys
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.configured import one_of
+from scanl.errors import ShapeError
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, preset, register, widen
 from scanl.layers.packing import each_alone
 from scanl.layers.rwkv._weighed import Sums, weighed
@@ -132,16 +134,7 @@ def _averaged(
 class AFT(Layer):
     """Causal AFT: y = W_o (σ(q) ⊙ average of v); each channel has its own weights e^{k_i + w_{t,i}}.
 
-    Args:
-        dim: D, model width.
-        variant: "simple": w = 0. "full": w is learned for each pair of positions. "local": w is learned for pairs with
-            t - i < s, and is 0 for others. "conv": w is learned for each distance t - i < s, and is 0 beyond.
-        hidden_dim: E, channels of the average; by default D.
-        max_length: number of positions for which "full" and "local" have w. A longer sequence raises ShapeError; on a
-            GPU and under torch.compile the result is NaN instead.
-        window: s, steps that "local" and "conv" weigh by position; at least 2 in "conv".
-        num_heads: H of "conv": the E/H channels of a head have a common key and w.
-        rank: r, of w = U Vᵀ in "full" and "local", with U and V (max_length, r); None for a w of full rank.
+    On a GPU and under torch.compile, a sequence longer than `max_length` gives NaN instead of an error.
 
     Parameters as in PyPI's aft-pytorch: to_q, to_k, to_v (E, D) and project (D, E), with biases; wbias (max_length,
     max_length), of which "local" reads a band. That program has no "conv"; its parameters here are to_k (H, D), wbias
@@ -160,40 +153,38 @@ class AFT(Layer):
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2) to (5)'
     op = "weighted_average"
-    sample: ClassVar = {"hidden_dim": 8}
+    sample: ClassVar = {"width": 8}
     residual_out = "project"
 
     wbias: nn.Parameter
 
     def __init__(
         self,
-        dim: int,
-        variant: str = "simple",
-        hidden_dim: int | None = None,
-        max_length: int = 1024,
-        window: int = 32,
-        num_heads: int = 1,
-        rank: int | None = None,
+        dim: options.Dim,
+        variant: Annotated[
+            str,
+            one_of(VARIANTS),
+            '"simple": w = 0. "full": w is learned for each pair of positions. "local": w is learned for pairs with '
+            't - i < s, and is 0 for others. "conv": w is learned for each distance t - i < s, and is 0 beyond',
+        ] = "simple",
+        width: Annotated[options.Width | None, "E, channels of the average; by default dim"] = None,
+        max_length: Annotated[options.MaxLength, 'positions for which "full" and "local" have w'] = 1024,
+        window: Annotated[options.Window, 's, steps that "local" and "conv" weigh by position'] = 32,
+        num_heads: Annotated[options.FreeHeads, 'H of "conv": the E/H channels of a head have a common key and w'] = 1,
+        rank: Annotated[
+            options.Rank | None,
+            'r, of w = U Vᵀ in "full" and "local", with U, V (max_length, r); None for full rank',
+        ] = None,
     ) -> None:
         super().__init__()
-        size = dim if hidden_dim is None else hidden_dim
-        if variant not in VARIANTS:
-            raise nearest(f"variant of {self._who()}", variant, VARIANTS)
-        if min(dim, size, max_length) < 1:
-            raise ConfigError(
-                f"{self._who()}: dim is {dim}, hidden_dim is {size} and max_length is {max_length}, expected at least 1"
-            )
-        if window < (2 if variant == "conv" else 1):
-            raise ConfigError(
-                f"{self._who()}: window is {window}, expected at least 1, and 2 because of variant 'conv'"
-            )
-        if variant == "conv" and (num_heads < 1 or size % num_heads):
-            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of hidden_dim={size}")
-        if rank is not None and (rank < 1 or variant not in ("full", "local")):
-            raise ConfigError(
-                f"{self._who()}: rank is {rank} and variant is {variant!r}, expected at least 1, and 'full' or 'local'"
-            )
-        self.dim, self.variant, self.hidden_dim, self.rank = dim, variant, size, rank
+        size = width or dim
+        if variant == "conv" and window < 2:
+            self._refuse("window", window, "at least 2 because of variant 'conv'")
+        if variant == "conv" and size % num_heads:
+            self._refuse("num_heads", num_heads, f"a divisor of width={size}")
+        if rank is not None and variant not in ("full", "local"):
+            self._refuse("rank", rank, f"None because of variant={variant!r}")
+        self.dim, self.variant, self.width, self.rank = dim, variant, size, rank
         self.max_length = max_length
         self.window = max_length if variant == "full" else window
         self.to_q = nn.Linear(dim, size)
@@ -212,20 +203,19 @@ class AFT(Layer):
             self.beta = nn.Parameter(torch.zeros(num_heads))
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor | AFTState:
-        zeros = self._zeros(batch_size, 3, self.hidden_dim, device=device, dtype=dtype, at_least=torch.float32)
+        zeros = self._zeros(batch_size, 3, self.width, device=device, dtype=dtype, at_least=torch.float32)
         average = torch.cat([zeros[:, :2], zeros[:, 2:] - math.inf], 1)  # zero sums; the largest exponent is -inf
         if self.variant == "simple":
             return average
-        window = zeros.new_zeros(batch_size, self.window, self.hidden_dim)
+        window = zeros.new_zeros(batch_size, self.window, self.width)
         steps = zeros.new_zeros(batch_size, 1, dtype=torch.int64)
         return AFTState(() if self.variant == "full" else average, window, window.clone(), steps)
 
-    def forward(
-        self, x: Tensor, state: Tensor | AFTState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: Tensor | AFTState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | AFTState]:
-        self._check(x, state, cu_seqlens)
         k, v = self.to_k(x), self.to_v(x)
-        k = k.repeat_interleave(self.hidden_dim // k.shape[2], -1)
+        k = k.repeat_interleave(self.width // k.shape[2], -1)
         if self.variant == "simple":
             assert not isinstance(state, AFTState)
             o, after = weighted_average(k, v, None, None, state, cu_seqlens=cu_seqlens)
@@ -291,7 +281,7 @@ class AFTFull(AFT):
     equation = "y_t = W_o (sigmoid(q_t) * sum_{i<=t} e^{k_i + w_{t,i}} v_i / sum_{i<=t} e^{k_i + w_{t,i}})"
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, eq. (2)'
     op = None
-    sample: ClassVar = {"hidden_dim": 8, "max_length": 80}
+    sample: ClassVar = {"width": 8, "max_length": 80}
     excused: ClassVar = {"default_sizes_are_in_proportion": "w has a number for each pair of positions"}
     own_path = True
 
@@ -307,7 +297,7 @@ class AFTLocal(AFT):
     )
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
     op = None
-    sample: ClassVar = {"hidden_dim": 8, "max_length": 80, "window": 3}
+    sample: ClassVar = {"width": 8, "max_length": 80, "window": 3}
     excused: ClassVar = {"default_sizes_are_in_proportion": "w has a number for each pair of positions"}
     own_path = True
 
@@ -323,5 +313,5 @@ class AFTConv(AFT):
     )
     source = 'Zhai et al., "An Attention Free Transformer", arXiv:2105.14103, sec. 3.2'
     op = None
-    sample: ClassVar = {"hidden_dim": 8, "window": 3, "num_heads": 2}
+    sample: ClassVar = {"width": 8, "window": 3, "num_heads": 2}
     own_path = True

@@ -9,27 +9,24 @@ r"""Time mix of RWKV-4 "Dove".
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
-from scanl.layers.state import Device, DType
 from scanl.ops import weighted_average
 
 
 class RWKV4State(NamedTuple):
-    """State of `RWKV4`.
+    """State of `RWKV4`."""
 
-    recurrent: p, z and m of `weighted_average` (B, 3, E).   shift: the last input (B, 1, D).
-    """
-
-    recurrent: Tensor
-    shift: Tensor
+    recurrent: Annotated[Tensor, Axes("3, width", "p, z and m of `weighted_average`", fill=(0, 0, -math.inf))]
+    shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
 
 def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
@@ -41,17 +38,12 @@ def mix(x: Tensor, before: Tensor, mu: Tensor) -> Tensor:
 class RWKV4(Layer):
     """Time mix of RWKV-4: an average of all values with decaying weights, gated by a receptance.
 
-    Args:
-        dim: D, model width.
-        attention_hidden_size: E, channels of the average; by default D.
-
     Parameters as in transformers' RwkvSelfAttention: time_decay, time_first (E); time_mix_key, time_mix_value,
     time_mix_receptance (1, 1, D); key, value, receptance (E, D); output (D, E).
     Initialisation as in RWKV-LM, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_decay =
     -5 + 8 (j/(E-1))^(0.7+1.3a), time_first = ln 0.3 + 0.5 ((j+1) mod 3 - 1), time_mix_key = (j/D)^c, time_mix_value =
     (j/D)^c + 0.3a, time_mix_receptance = (j/D)^(c/2); key, receptance and output 0; value orthogonal, times
     sqrt(E/D) if E > D. Outside a stack l = 0 and L = 1, so a = 0 and c = 1.
-    State: RWKV4State, 3E + D numbers per sequence.
     In the paper the parameter is w itself. Here w = exp(time_decay), as in the released code, so that it is positive.
     """
 
@@ -63,15 +55,18 @@ class RWKV4(Layer):
     )
     source = 'Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048, eq. (11) to (17)'
     op = "weighted_average"
-    sample: ClassVar = {"attention_hidden_size": 8}
+    state: ClassVar = RWKV4State
+    sample: ClassVar = {"width": 8}
     residual_out = "output"
 
-    def __init__(self, dim: int, attention_hidden_size: int | None = None) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        width: Annotated[options.Width | None, "E, channels of the average; default dim"] = None,
+    ) -> None:
         super().__init__()
-        size = dim if attention_hidden_size is None else attention_hidden_size
-        if dim < 1 or size < 1:
-            raise ConfigError(f"rwkv4: dim is {dim} and attention_hidden_size is {size}, expected at least 1")
-        self.dim, self.attention_hidden_size = dim, size
+        size = width or dim
+        self.dim, self.width = dim, size
         self.time_decay = nn.Parameter(torch.empty(size))
         self.time_first = nn.Parameter(math.log(0.3) + 0.5 * ((torch.arange(size) + 1) % 3 - 1))
         self.time_mix_key = nn.Parameter(torch.empty(1, 1, dim))
@@ -90,22 +85,13 @@ class RWKV4(Layer):
         a, c = rise(index, len(layers)), fall(index, len(layers))
         fraction = steps(self.dim)
         with torch.no_grad():
-            self.time_decay.copy_(-5 + 8 * whole(self.attention_hidden_size) ** (0.7 + 1.3 * a))
+            self.time_decay.copy_(-5 + 8 * whole(self.width) ** (0.7 + 1.3 * a))
             self.time_mix_key.copy_(fraction**c)
             self.time_mix_value.copy_(fraction**c + 0.3 * a)
             self.time_mix_receptance.copy_(fraction ** (0.5 * c))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RWKV4State:
-        kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
-        p_z = self._zeros(batch_size, 2, self.attention_hidden_size, **kind)
-        m = self._zeros(batch_size, 1, self.attention_hidden_size, **kind) - math.inf  # the largest exponent is -inf
-        return RWKV4State(torch.cat([p_z, m], 1), self._zeros(batch_size, 1, self.dim, **kind))
-
-    def forward(
-        self, x: Tensor, state: RWKV4State | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, RWKV4State]:
-        self._check(x, state, cu_seqlens)
-        recurrent, shift = (None, None) if state is None else state
+    def run(self, x: Tensor, state: RWKV4State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKV4State]:
+        recurrent, shift = state or (None, None)
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         k = self.key(mix(x, before, self.time_mix_key))
         v = self.value(mix(x, before, self.time_mix_value))

@@ -7,13 +7,14 @@ r"""Time mix of RWKV-6 "Finch".
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import divides
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
@@ -27,22 +28,15 @@ MIXED = "wkvrg"  # inputs that the low-rank adapter mixes, in the order of its s
 class RWKV6(MatrixTimeMix):
     """Time mix of RWKV-6: a matrix memory whose decay and token shift depend on the input.
 
-    Args:
-        dim: D, model width.
-        head_size: N, keys and values of a head; H = D/N heads.
-        mix_lora: rank of the adapter of each token shift; by default 32, and 64 at D = 4096.
-        decay_lora: rank of the adapter of the decay; by default 64, and 128 at D = 4096.
-
     The input of each projection is x_t + (x_{t-1} - x_t) ⊙ (time_maa_□ + tanh(x' time_maa_w1) time_maa_w2) with
     x' = x_t + (x_{t-1} - x_t) ⊙ time_maa_x; d = time_decay + tanh(x_w time_decay_w1) time_decay_w2.
-    Parameters as in RWKV-LM's RWKV_Tmix_x060: time_maa_x, _w, _k, _v, _r, _g (1, 1, D); time_maa_w1 (D, 5 mix_lora);
-    time_maa_w2 (5, mix_lora, D); time_decay (1, 1, D); time_decay_w1 (D, decay_lora); time_decay_w2 (decay_lora, D);
+    Parameters as in RWKV-LM's RWKV_Tmix_x060: time_maa_x, _w, _k, _v, _r, _g (1, 1, D); time_maa_w1 (D, 5 mix_rank);
+    time_maa_w2 (5, mix_rank, D); time_decay (1, 1, D); time_decay_w1 (D, decay_rank); time_decay_w2 (decay_rank, D);
     time_faaaa (H, N), the bonus u; receptance, key, value, gate, output (D, D); ln_x, a GroupNorm of H groups.
     Initialisation as there, with j the channel, layer l of L, a = l/(L-1), c = 1 - l/L: time_maa_x, _w, _k =
     1 - (j/D)^c, _v = 1 - (j/D)^c - 0.3a, _r, _g = 1 - (j/D)^(c/2); time_decay = -6 + 5 (j/(D-1))^(0.7+1.3a); u =
     a (1 - j/(D-1)) + 0.1 ((j+1) mod 3 - 1); time_maa_w1 and time_decay_w1 0, the second factors U(±0.01); receptance
     and value orthogonal, key and gate 0.1 of that, output 0; ln_x.weight ((l+1)/L)^0.7, its epsilon 64e-5.
-    State: RWKVState, D N + D numbers per sequence.
     """
 
     id = "S-rwkv6"
@@ -56,20 +50,26 @@ class RWKV6(MatrixTimeMix):
         "eq. (14) to (20)"
     )
     op = "linear_attention"
-    sample: ClassVar = {"head_size": 4, "mix_lora": 3, "decay_lora": 5}
+    sample: ClassVar = {"head_dim": 4, "mix_rank": 3, "decay_rank": 5}
     residual_out = "output"
 
     time_maa_x: nn.Parameter
 
     def __init__(
-        self, dim: int, head_size: int = 64, mix_lora: int | None = None, decay_lora: int | None = None
+        self,
+        dim: options.Dim,
+        head_dim: Annotated[options.HeadDim, divides("dim"), "N, keys and values of a head; H = dim / N heads"] = 64,
+        mix_rank: Annotated[
+            options.Rank | None, "rank of the adapter of each token shift; by default 32, and 64 at dim = 4096"
+        ] = None,
+        decay_rank: Annotated[
+            options.Rank | None, "rank of the adapter of the decay; by default 64, and 128 at dim = 4096"
+        ] = None,
     ) -> None:
         super().__init__()
-        if head_size < 1 or dim < 1 or dim % head_size:
-            raise ConfigError(f"rwkv6: head_size is {head_size}, expected a divisor of dim={dim}")
         large = 2 if dim == 4096 else 1
-        mix_rank, decay_rank = mix_lora or 32 * large, decay_lora or 64 * large
-        self.dim, self.head_size = dim, head_size
+        mix_rank, decay_rank = mix_rank or 32 * large, decay_rank or 64 * large
+        self.dim, self.head_dim = dim, head_dim
         for name in "x" + MIXED:
             setattr(self, f"time_maa_{name}", nn.Parameter(torch.empty(1, 1, dim)))
         self.time_maa_w1 = nn.Parameter(torch.zeros(dim, len(MIXED) * mix_rank))
@@ -77,7 +77,7 @@ class RWKV6(MatrixTimeMix):
         self.time_decay = nn.Parameter(torch.empty(1, 1, dim))
         self.time_decay_w1 = nn.Parameter(torch.zeros(dim, decay_rank))
         self.time_decay_w2 = nn.Parameter(torch.empty(decay_rank, dim).uniform_(-0.01, 0.01))
-        self.time_faaaa = nn.Parameter(torch.empty(dim // head_size, head_size))
+        self.time_faaaa = nn.Parameter(torch.empty(dim // head_dim, head_dim))
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
@@ -86,7 +86,7 @@ class RWKV6(MatrixTimeMix):
         for linear, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.gate, 0.1)):
             nn.init.orthogonal_(linear.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
-        self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
+        self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
@@ -102,11 +102,8 @@ class RWKV6(MatrixTimeMix):
             self.time_faaaa.copy_((a * (1 - height) + zigzag).view_as(self.time_faaaa))
             self.ln_x.weight.fill_(((1 + index) / len(layers)) ** 0.7)
 
-    def forward(
-        self, x: Tensor, state: RWKVState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, RWKVState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, shift = (None, None) if state is None else state
+    def run(self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RWKVState]:
+        recurrent, shift = state or (None, None)
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         change = before - x
         adapted = torch.tanh((x + change * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (len(MIXED), -1))

@@ -8,19 +8,22 @@ r"""Time mix of RWKV-7 "Goose".
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.configured import divides
 from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
 from scanl.layers.parts.depth import fall, rise, steps, whole
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.rwkv.rwkv_time_mix import MatrixTimeMix, RWKVState
 from scanl.ops import dplr_scan
 
+BY_DEFAULT = "by default {} sqrt(dim), to a multiple of 32, at least 32"
 SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # exponents of the initial token shifts
 
 
@@ -31,12 +34,6 @@ class RWKV7(MatrixTimeMix):
     In a stack, every RWKV-7 layer except the lowest mixes its values with v_first, the values of the lowest:
     v + (v_first - v) ⊙ σ(v0 + x_v v1 v2). The lowest layer writes v_first into the dict `memo`; the others read it in
     the same pass. The lowest layer has no v0, v1 and v2; `enter_stack` makes them in the others.
-
-    Args:
-        dim: D, model width.
-        head_size: N, keys and values of a head; H = D/N heads.
-        decay_lora, aaa_lora, mv_lora, gate_lora: ranks of the adapters of w, a, v and g; by default 2.5, 2.5, 1.7 and 5
-            times sqrt(D), rounded to multiples of 32, and at least 32.
 
     With x_□ = x_t + (x_{t-1} - x_t) ⊙ the parameter x_□: w = exp(-e^(-1/2) σ(w0 + tanh(x_w w1) w2)),
     a = σ(a0 + x_a a1 a2), g = σ(x_g g1) g2, κ̂ = k ⊙ k_k of unit length in each head,
@@ -50,7 +47,6 @@ class RWKV7(MatrixTimeMix):
     0.1 lin; k_a = 1.02; r_k = -0.04; first factors 0, second ones orthogonal times 0.1 (and sqrt(rank/D) where that
     exceeds 1); receptance, value U(±0.5/sqrt(D)), key U(±0.05/sqrt(D)), output 0; ln_x 1, its epsilon 64e-5.
     This is the initialisation in RWKV-LM's class; its trainer then initialises the four matrices and ln_x again.
-    State: RWKVState, D N + D numbers per sequence.
     """
 
     id = "S-rwkv7"
@@ -61,7 +57,7 @@ class RWKV7(MatrixTimeMix):
     )
     source = 'Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", arXiv:2503.14456, eq. (4) to (21)'
     op = "dplr_scan"
-    sample: ClassVar = {"head_size": 4, "decay_lora": 3, "aaa_lora": 3, "mv_lora": 3, "gate_lora": 5}
+    sample: ClassVar = {"head_dim": 4, "decay_rank": 3, "a_rank": 3, "v_rank": 3, "gate_rank": 5}
     residual_out = "output"
     takes: ClassVar = frozenset({"memo"})
 
@@ -72,43 +68,41 @@ class RWKV7(MatrixTimeMix):
 
     def __init__(
         self,
-        dim: int,
-        head_size: int = 64,
-        decay_lora: int | None = None,
-        aaa_lora: int | None = None,
-        mv_lora: int | None = None,
-        gate_lora: int | None = None,
+        dim: options.Dim,
+        head_dim: Annotated[options.HeadDim, divides("dim"), "N, keys and values of a head; H = dim / N heads"] = 64,
+        decay_rank: Annotated[options.Rank | None, "rank of the adapter of w; " + BY_DEFAULT.format(2.5)] = None,
+        a_rank: Annotated[options.Rank | None, "rank of the adapter of a; " + BY_DEFAULT.format(2.5)] = None,
+        v_rank: Annotated[options.Rank | None, "rank of the adapter of v; " + BY_DEFAULT.format(1.7)] = None,
+        gate_rank: Annotated[options.Rank | None, "rank of the adapter of g; " + BY_DEFAULT.format(5)] = None,
     ) -> None:
         super().__init__()
-        if head_size < 1 or dim < 1 or dim % head_size:
-            raise ConfigError(f"rwkv7: head_size is {head_size}, expected a divisor of dim={dim}")
-        self.dim, self.head_size = dim, head_size
-        self.mv_lora = mv_lora or _rank(1.7, dim)
+        self.dim, self.head_dim = dim, head_dim
+        self.v_rank = v_rank or _rank(1.7, dim)
         for name in ("v0", "v1", "v2"):
             self.register_parameter(name, None)
         linear, zigzag = whole(dim) - 0.5, self._zigzag()
         for name in SHIFTS:
             setattr(self, f"x_{name}", nn.Parameter(torch.empty(1, 1, dim)))
         self.w0 = nn.Parameter(torch.empty(1, 1, dim))
-        self.w1, self.w2 = _factors(dim, decay_lora or _rank(2.5, dim))
+        self.w1, self.w2 = _factors(dim, decay_rank or _rank(2.5, dim))
         self.a0 = nn.Parameter((-0.19 + 0.3 * zigzag + 0.4 * linear).view(1, 1, dim))
-        self.a1, self.a2 = _factors(dim, aaa_lora or _rank(2.5, dim))
-        self.g1, self.g2 = _factors(dim, gate_lora or _rank(5, dim))
+        self.a1, self.a2 = _factors(dim, a_rank or _rank(2.5, dim))
+        self.g1, self.g2 = _factors(dim, gate_rank or _rank(5, dim))
         self.k_k = nn.Parameter((0.71 - 0.1 * linear).view(1, 1, dim))
         self.k_a = nn.Parameter(torch.full((1, 1, dim), 1.02))
-        self.r_k = nn.Parameter(torch.full((dim // head_size, head_size), -0.04))
+        self.r_k = nn.Parameter(torch.full((dim // head_dim, head_dim), -0.04))
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
         for projection, limit in ((self.receptance, 0.5), (self.key, 0.05), (self.value, 0.5), (self.output, 0.0)):
             nn.init.uniform_(projection.weight, -limit / math.sqrt(dim), limit / math.sqrt(dim))
-        self.ln_x = nn.GroupNorm(dim // head_size, dim, eps=64e-5)
+        self.ln_x = nn.GroupNorm(dim // head_dim, dim, eps=64e-5)
         self.enter_stack(0, [self])
 
     def _zigzag(self) -> Tensor:
-        half = max(self.head_size - 1, 1) / 2
-        z = (torch.arange(self.dim) % self.head_size - (self.head_size - 1) / 2) / half
+        half = max(self.head_dim - 1, 1) / 2
+        z = (torch.arange(self.dim) % self.head_dim - (self.head_dim - 1) / 2) / half
         return z * z.abs()
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
@@ -119,18 +113,12 @@ class RWKV7(MatrixTimeMix):
             self.w0.copy_(-6 + 6 * whole(self.dim) ** speed + 0.5 + 2.5 * self._zigzag())
         if any(isinstance(lower, RWKV7) for lower in layers[:index]):
             self.v0 = nn.Parameter((0.73 - 0.4 * (whole(self.dim) - 0.5)).view(1, 1, self.dim))
-            self.v1, self.v2 = _factors(self.dim, self.mv_lora)
+            self.v1, self.v2 = _factors(self.dim, self.v_rank)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: RWKVState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        memo: dict[str, Tensor] | None = None,
+    def run(
+        self, x: Tensor, state: RWKVState | None, cu_seqlens: Tensor | None, memo: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, RWKVState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, shift = (None, None) if state is None else state
+        recurrent, shift = state or (None, None)
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         r, w, k, v, a, g = (x + (before - x) * getattr(self, f"x_{name}") for name in SHIFTS)
         decay = -math.exp(-0.5) * widen(self.w0 + torch.tanh(w @ self.w1) @ self.w2).sigmoid()
@@ -152,8 +140,8 @@ class RWKV7(MatrixTimeMix):
             return v
         if memo is None or "v_first" not in memo:
             raise ConfigError(
-                "rwkv7: memo has no values of the lowest RWKV-7 layer, expected them because this layer is above it; "
-                "run the layers in a Stack, or give all of them one dict as memo, from the lowest up"
+                f"{self._who()}: memo has no values of the lowest RWKV-7 layer, expected them because this layer is "
+                "above it; run the layers in a Stack, or give all of them one dict as memo, from the lowest up"
             )
         return v + (memo["v_first"] - v) * (self.v0 + x @ self.v1 @ self.v2).sigmoid()
 
