@@ -13,7 +13,7 @@ from evidence_results import RESULTS, Results, learn
 from scanl.data.files import folders
 from scanl.data.readers import ts
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import SeriesClassifier, optimise
+from scanl.learning.estimators import SeriesClassifier, optimize
 from scanl.learning.evaluation import measures
 from scanl.learning.run.config import seeded_model
 from scanl.models import (
@@ -141,10 +141,11 @@ def digits(seeds: int) -> None:
     for seed in range(seeds):
         for layer in LAYERS:
             if not results.has(model=layer, seed=seed):
-                config = TrainConfig(task="spoken_digits", layer=layer, seed=seed, **DIGITS)
-                source, model = config.source(), seeded_model(config)
+                config = TrainConfig.of(data=["spoken_digits"], layer=layer, seed=seed, **DIGITS)
+                source = config.open_source()
+                model = seeded_model(config, source.question)
                 minutes = learn(model, (source, config))
-                found = measures(model, source, source.exam(None).examples)
+                found = measures(model, source, source.exam().examples)
                 results.add({"model": layer, "seed": seed, **found, "minutes": minutes, "steps": DIGITS["steps"]})
 
 
@@ -200,7 +201,7 @@ def _rare(data: Data, dropped: float, layer: str, told: str, seed: int) -> dict[
         return F.cross_entropy(model(inputs[rows], timespans=lasts)[0], classes[rows])
 
     begin = time.perf_counter()
-    optimise(model, RARE_STEPS, 1e-2, seed, once)
+    optimize(model, RARE_STEPS, 1e-2, seed, once)
     minutes = (time.perf_counter() - begin) / 60
     with torch.no_grad():
         lasts = torch.from_numpy(also) if told == "timespans" else None

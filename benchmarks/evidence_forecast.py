@@ -33,7 +33,7 @@ ALONE = ("lru alone", "gru alone")  # without the linear map
 STEPS = {96: 250, 192: 200, 336: 100, 720: 60}
 LINEAR_STEPS = 1000  # of DLinear
 SHARED = {"dim": 32, "depth": 1, "batch_size": 8, "lr": 3e-3, "dropout": 0.2}
-LONG = {"task": "etth1", "sequence_length": READ, "distribution": "points", "lags": READ, "origins": 32}
+LONG = {"data": ["etth1"], "sequence_length": READ, "distribution": "points", "lags": READ, "origins": 32}
 
 
 class DLinear(nn.Module):
@@ -73,12 +73,13 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
     steps = STEPS[horizon]
     layer = "lru" if who in ("seasonal naive", "DLinear", "linear map") else who.removesuffix(" alone")
     given = {**LONG, **SHARED, "layer_options": LAYERS[layer], **({"lags": 0} if who in ALONE else {})}
-    config = TrainConfig(**given, layer=layer, horizon=horizon, steps=steps, seed=seed)
-    source, model = config.source(), seeded_model(config)
+    config = TrainConfig.of(**given, layer=layer, horizon=horizon, steps=steps, seed=seed)
+    source = config.open_source()
+    model = seeded_model(config, source.question)
     assert isinstance(source, LongHorizon)
     assert isinstance(model, Forecaster)
     if who == "seasonal naive":
-        beside = source.exam(None).beside["seasonal naive"]
+        beside = source.exam().beside["seasonal naive"]
         assert not isinstance(beside, float)
         return {"MSE": beside["MSE"], "MAE": beside["MAE"]}
     if who == "DLinear":
@@ -90,7 +91,7 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
         for parameter in model.head.parameters():
             nn.init.zeros_(parameter)
     minutes = learn(model, (source, config))
-    found = measures(model, source, source.exam(None).examples, chunk=READ)
+    found = measures(model, source, source.exam().examples, chunk=READ)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
 
@@ -113,7 +114,7 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
     minutes = (time.perf_counter() - begin) / 60
     sums: dict[str, list[float]] = {}
     with torch.no_grad():
-        for inputs, targets in source.exam(None).examples:
+        for inputs, targets in source.exam().examples:
             forecast = model((torch.from_numpy(inputs).float() - location) / scale) * scale + location
             quantiles = forecast[..., None].expand(*forecast.shape, len(LEVELS))
             for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
@@ -143,20 +144,20 @@ def intervals(seeds: int) -> None:
 
 def _interval(name: str, who: str, seed: int) -> dict[str, Any]:
     layer = who if who in INTERVALS else "lru"
-    config = TrainConfig(**DAY, task=name, layer=layer, layer_options=INTERVALS[layer], seed=seed)
-    source = config.source()
+    config = TrainConfig.of(**DAY, data=[name], layer=layer, layer_options=INTERVALS[layer], seed=seed)
+    source = config.open_source()
     assert isinstance(source, PublishedSeries)
-    exam = source.exam(None)
+    exam = source.exam()
     if who == "seasonal naive":
         beside = exam.beside["seasonal naive"]
         assert not isinstance(beside, float)
         return dict(beside)
     if who == "AR":
         return _autoregression(source, exam)
-    model = seeded_model(config)
+    model = seeded_model(config, source.question)
     minutes = learn(model, (source, config))
     found = measures(model, source, exam.examples, chunk=source.length)
-    return {**found, "minutes": minutes, "steps": config.optimiser.steps}
+    return {**found, "minutes": minutes, "steps": config.training.steps}
 
 
 def _autoregression(source: PublishedSeries, exam: Exam) -> dict[str, Any]:

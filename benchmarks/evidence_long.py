@@ -21,17 +21,18 @@ from scanl.cli.train import start_from
 from scanl.data import sources
 from scanl.learning import RunFolder, TrainConfig
 from scanl.learning.evaluation import measures
+from scanl.learning.report import Report
 from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import seeded_model
 from scanl.learning.run.metrics import read_metrics
+from scanl.learning.run.run import Run
 from scanl.learning.run.train import Outcome, planned, train
 
 Options = Mapping[str, Any]
 
 PERMUTED = {"order": "bit_reversal"}  # as S4, S5 and LRU have it
 IMAGES: dict[str, dict[str, Options]] = {  # what the models of a table read
-    "mnist": {"MNIST": {"task": "mnist"}, "permuted": {"task": "mnist", "task_options": PERMUTED}},
-    "layers": {"MNIST": {"task": "mnist"}, "Fashion-MNIST": {"task": "fashion_mnist"}},
+    "mnist": {"MNIST": {"data": ["mnist"]}, "permuted": {"data": ["mnist"], "data_options": PERMUTED}},
+    "layers": {"MNIST": {"data": ["mnist"]}, "Fashion-MNIST": {"data": ["fashion_mnist"]}},
 }
 PIXELS: Options = {
     "dim": 64, "depth": 2, "channel_mixer": "none", "batch_size": 50, "eval_examples": 1000, "patience": 10,
@@ -54,29 +55,29 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
     },
     "cifar10": {
         "s5": {
-            **PIXELS, "task": "cifar10", "layer": "s5", "depth": 3, "lr": 5e-3, "patience": 20, "minutes": 75.0,
+            **PIXELS, "data": ["cifar10"], "layer": "s5", "depth": 3, "lr": 5e-3, "patience": 20, "minutes": 75.0,
         },
     },
     "imdb": {
         "hawk": {
-            "task": "imdb", "task_options": {"most": 2048}, "layer": "hawk", "dim": 64, "depth": 2,
+            "data": ["imdb"], "data_options": {"most": 2048}, "layer": "hawk", "dim": 64, "depth": 2,
             "channel_mixer": "none", "dropout": 0.2, "lr": 3e-3, "batch_size": 32, "eval_examples": 2500, "patience": 5,
             "minutes": 57.0,
         },
     },
     "enwik8": {
         "gru": {
-            "task": "enwik8", "layer": "gru", "dim": 256, "depth": 2, "channel_mixer": "none", "sequence_length": 128,
+            "data": ["enwik8"], "layer": "gru", "dim": 256, "depth": 2, "channel_mixer": "none", "sequence_length": 128,
             "batch_size": 32, "carry_state": True, "eval_bytes": 2**17, "lr": 3e-3, "patience": 10, "minutes": 83.0,
         },
     },
     "listops": {
         "hawk": {
-            "task": "listops", "layer": "hawk", "dim": 64, "depth": 4, "channel_mixer": "none", "lr": 3e-3,
+            "data": ["listops"], "layer": "hawk", "dim": 64, "depth": 4, "channel_mixer": "none", "lr": 3e-3,
             "batch_size": 32, "eval_examples": 500, "minutes": 85.0,
         },
         "gru": {
-            "task": "listops", "layer": "gru", "dim": 96, "depth": 2, "channel_mixer": "none", "lr": 3e-3,
+            "data": ["listops"], "layer": "gru", "dim": 96, "depth": 2, "channel_mixer": "none", "lr": 3e-3,
             "batch_size": 32, "eval_examples": 500, "minutes": 34.0,
         },
     },
@@ -84,9 +85,9 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
 # What a run of a table learns before, one stage after the other, each from the weights of the one before.
 EASIER: dict[tuple[str, str], list[Options]] = {
     ("listops", "gru"): [
-        {"task_options": {"least": 4, "length": 60}, "batch_size": 64, "minutes": 16.0},
-        {"task_options": {"least": 30, "length": 200}, "batch_size": 64, "minutes": 18.0},
-        {"task_options": {"least": 100, "length": 600}, "minutes": 14.0},
+        {"data_options": {"least": 4, "length": 60}, "batch_size": 64, "minutes": 16.0},
+        {"data_options": {"least": 30, "length": 200}, "batch_size": 64, "minutes": 18.0},
+        {"data_options": {"least": 100, "length": 600}, "minutes": 14.0},
     ],
 }
 
@@ -162,16 +163,17 @@ def _run(name: str, options: Options, seed: int, easier: Sequence[Options] = ())
     init = None
     for number, stage in enumerate(easier):
         own = str(path.with_name(f"{name}-easier-{number}"))
-        folder, outcome, seconds = _trained(TrainConfig(**{**options, **stage}, seed=seed, out=own, init=init))
+        folder, outcome, seconds = _trained(TrainConfig.of(**{**options, **stage}, seed=seed, out=own, init=init))
         minutes, processor, steps = minutes + _seconds(folder) / 60, processor + seconds / 60, steps + outcome.step
         init = own
-    config = TrainConfig(**options, seed=seed, out=str(path), init=init)
+    config = TrainConfig.of(**options, seed=seed, out=str(path), init=init)
     folder, outcome, seconds = _trained(config)
-    source = config.source()
-    validation = [float(row[source.measured]) for row in read_metrics(folder) if row[source.measured]]
+    source = config.open_source()
+    report = Report.of(source)
+    validation = [float(row[report.measured]) for row in read_metrics(folder) if row[report.measured]]
     return {
-        **measures(outcome.model, source, source.exam(None).examples),
-        "validation": max(validation) if source.higher_is_better else min(validation),
+        **measures(outcome.model, source, source.exam().examples),
+        "validation": max(validation) if report.higher_is_better else min(validation),
         "minutes": minutes + _seconds(folder) / 60,
         "processor_minutes": processor + seconds / 60,
         "steps": steps + outcome.step,
@@ -185,14 +187,17 @@ def _seconds(folder: RunFolder) -> float:
 
 def _trained(config: TrainConfig) -> tuple[RunFolder, Outcome, float]:
     """Return the folder of a run that has ended, its outcome, and the seconds of the processor in this call."""
-    config.check()
-    path, source, model = Path(str(config.run.out)), config.source(), seeded_model(config)
-    folder = RunFolder.open(path) if (path / "config.yaml").exists() else RunFolder.create(config)
+    path = Path(str(config.run.out))
+    begun = (path / "config.yaml").exists()
+    folder = RunFolder.open(path) if begun else RunFolder.fresh(config)
+    ready = Run(config, folder)
+    if not begun:
+        folder.create(config)
     if config.run.init is not None and not folder.checkpoint.exists():
-        start_from(config.run.init, model)
+        start_from(config.run.init, ready.model)
     with folder.locked():
         began = time.process_time()
-        outcome = train(config, model, source, folder, planned(folder, config, model, source))
+        outcome = train(ready, planned(ready))
         processor = time.process_time() - began
     if outcome.interrupted:
         raise SystemExit(130)

@@ -13,7 +13,7 @@ from torch import Tensor
 from scanl.data.base import Source
 from scanl.files import written_whole
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import optimise
+from scanl.learning.estimators import optimize
 from scanl.learning.questions import Model, loss
 
 RESULTS = Path(__file__).parent / "results" / "evidence"
@@ -51,7 +51,7 @@ def learn(model: Model, *stages: tuple[Source, TrainConfig]) -> float:
 
     The learning rate, its schedule over all steps and the seed are those of the last configuration.
     """
-    sizes = [(source, config.data.batch_size) for source, config in stages for _ in range(_steps(config))]
+    sizes = [(source, config.source.batch_size) for source, config in stages for _ in range(_steps(config))]
     last = stages[-1][1]
 
     def once(step: int) -> Tensor:
@@ -60,10 +60,10 @@ def learn(model: Model, *stages: tuple[Source, TrainConfig]) -> float:
         return loss(source.question, model, inputs, targets, None)[0]
 
     begin = time.perf_counter()
-    optimise(model, len(sizes), last.optimiser.lr, last.run.seed, once)
+    optimize(model, len(sizes), last.training.lr, last.run.seed, once)
     return (time.perf_counter() - begin) / 60
 
 
 def _steps(config: TrainConfig) -> int:
-    assert config.optimiser.steps is not None
-    return config.optimiser.steps
+    assert config.training.steps is not None
+    return config.training.steps

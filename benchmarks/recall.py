@@ -117,12 +117,12 @@ def run(results: Results, name: str, dim: int, lr: float, chosen: argparse.Names
 
     def stage(pairs: int, length: int, batch_size: int, steps: int) -> tuple[Source, TrainConfig]:
         task = {"length": length, "num_pairs": pairs, "vocab_size": chosen.vocabulary, "random_non_queries": False}
-        config = TrainConfig(
-            task="mqar", task_options=task, layer=name, layer_options=memories(dim, chosen.length)[name],
+        config = TrainConfig.of(
+            data=["mqar"], data_options=task, layer=name, layer_options=memories(dim, chosen.length)[name],
             dim=dim, depth=1, channel_mixer="none", batch_size=batch_size, steps=steps, lr=lr, seed=0,
         )  # fmt: skip
         config.check()
-        source = config.source()
+        source = config.open_source()
         source.check()
         return source, config
 
@@ -130,7 +130,7 @@ def run(results: Results, name: str, dim: int, lr: float, chosen: argparse.Names
     stages = [stage(*sizes, steps) for sizes, steps in zip(easier, chosen.before, strict=False)]
     stages.append(stage(chosen.pairs, chosen.length, 64, chosen.steps))
     source, config = stages[-1]
-    model = seeded_model(config)
+    model = seeded_model(config, source.question)
     torch.manual_seed(0)
     model.stack.blocks.insert(0, Block(BaseConv(dim), "none"))
     minutes = learn(model, *stages)

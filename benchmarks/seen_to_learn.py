@@ -101,8 +101,8 @@ def short_then_long(layer: str, options: str, steps: int = 3000, often: int = 25
         "selective_copy",
         layer,
         (
-            f"--task-options.length 16 {model} --batch-size 32 --steps 3000 --lr 3e-3 --until 0.99",
-            f"--task-options.length 256 {model} --batch-size 16 --steps {steps} --lr 2e-3 --until 0.995",
+            f"--data-options.length 16 {model} --batch-size 32 --steps 3000 --lr 3e-3 --until 0.99",
+            f"--data-options.length 256 {model} --batch-size 16 --steps {steps} --lr 2e-3 --until 0.995",
         ),
     )
 
@@ -125,7 +125,7 @@ SEEN = {
         "selective_copy",
         "gated_deltanet",
         (
-            "--task-options.length 256 --layer-options '{num_heads: 2, head_dim: 32, expand_v: 1}' --dim 64 --depth 2 "
+            "--data-options.length 256 --layer-options '{num_heads: 2, head_dim: 32, expand_v: 1}' --dim 64 --depth 2 "
             "--batch-size 16 --steps 5000 --lr 2e-3 --eval-every 250 --until 0.995",
         ),
     ),
@@ -133,9 +133,9 @@ SEEN = {
         "mqar",
         "gated_deltanet",
         (
-            f"--task-options '{{length: 32, {MQAR}}}' {DELTA} --batch-size 64 --steps 3000 --lr 3e-3 --eval-every 250 "
+            f"--data-options '{{length: 32, {MQAR}}}' {DELTA} --batch-size 64 --steps 3000 --lr 3e-3 --eval-every 250 "
             "--until 0.995",
-            f"--task-options '{{length: 128, {MQAR}}}' {DELTA} --batch-size 32 --steps 2000 --lr 2e-3 --eval-every 250 "
+            f"--data-options '{{length: 128, {MQAR}}}' {DELTA} --batch-size 32 --steps 2000 --lr 2e-3 --eval-every 250 "
             "--until 0.995",
         ),
     ),
@@ -143,9 +143,9 @@ SEEN = {
         "induction",
         "mamba",
         (
-            f"--task-options.length 32 {LASTING} --steps 1500 --lr 5e-3 --eval-every 250 --until 0.999",
-            f"--task-options.length 256 {LASTING} --steps 1000 --lr 1e-3 --eval-every 100",
-            f"--task-options.length 256 {LASTING} --steps 500 --lr 3e-4 --eval-every 500",
+            f"--data-options.length 32 {LASTING} --steps 1500 --lr 5e-3 --eval-every 250 --until 0.999",
+            f"--data-options.length 256 {LASTING} --steps 1000 --lr 1e-3 --eval-every 100",
+            f"--data-options.length 256 {LASTING} --steps 500 --lr 3e-4 --eval-every 500",
         ),
         2**14,
     ),
@@ -153,7 +153,7 @@ SEEN = {
     "copy-exprnn": Beside(
         "copy",
         (
-            "--task-options.length 500 --dim 128 --depth 1 --channel-mixer none --batch-size 32 --steps 500 "
+            "--data-options.length 500 --dim 128 --depth 1 --channel-mixer none --batch-size 32 --steps 500 "
             "--weight-decay 0 --eval-every 100 --eval-examples 256 --until 0.999",
         ),
         Side("exprnn", ("--lr 1e-3",)),
@@ -172,8 +172,8 @@ SEEN = {
     "adding-lem": Beside(  # at 1e-2 an LSTM learns the task too, in twice as many steps
         "adding",
         (
-            f"--task-options.length 200 {CELL} --steps 500 --until 0.003",
-            f"--task-options.length 2000 {CELL} --steps 100 --until 0.008",
+            f"--data-options.length 200 {CELL} --steps 500 --until 0.003",
+            f"--data-options.length 2000 {CELL} --steps 100 --until 0.008",
         ),
         Side("lem", ("--layer-options '{dt: 0.1}' --lr 1e-2",)),
         Side("lstm", ("--lr 1e-3", "--lr 3e-3", "--lr 1e-2")),
@@ -186,8 +186,8 @@ SEEN = {
             "--layer-options '{num_heads: 2}' --dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
             f"--eval-examples 256 --eval-every 100 {stage}"
             for stage in (
-                "--task-options.length 40 --batch-size 32 --steps 300 --lr 1e-2",
-                "--task-options.length 256 --batch-size 16 --steps 100 --lr 3e-3",
+                "--data-options.length 40 --batch-size 32 --steps 300 --lr 1e-2",
+                "--data-options.length 256 --batch-size 16 --steps 100 --lr 3e-3",
             )
         ),
         Side("deltanet_negative_eigenvalues", ("",)),
@@ -202,9 +202,9 @@ SEEN = {
             "--dim 32 --depth 1 --channel-mixer none --weight-decay 0 "
             f"--batch-size 32 --eval-examples 256 --eval-every 100 {stage}"
             for stage in (
-                "--task-options.length 8 --steps 300 --lr 1e-2",
-                "--task-options.length 32 --steps 200 --lr 5e-3",
-                "--task-options.length 128 --steps 100 --lr 3e-3",
+                "--data-options.length 8 --steps 300 --lr 1e-2",
+                "--data-options.length 32 --steps 200 --lr 5e-3",
+                "--data-options.length 128 --steps 100 --lr 3e-3",
             )
         ),
         Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1, use_short_conv: false}'",)),
@@ -216,7 +216,7 @@ SEEN = {
     "adding-lru": Seen(
         "adding",
         "lru",
-        (f"--task-options.length 500 {ADDING} --batch-size 32 --steps 8000 --lr 4e-3 --eval-every 200 --until 0.008",),
+        (f"--data-options.length 500 {ADDING} --batch-size 32 --steps 8000 --lr 4e-3 --eval-every 200 --until 0.008",),
     ),
 }
 
@@ -237,7 +237,7 @@ def trained(name: str, task: str, layer: str, stages: tuple[str, ...], length: i
     for number, stage in enumerate(stages, 1):
         folder = FOLDER / f"{name}-{number}"
         first = ["--init", before] if before else []
-        scanl("train", "--task", task, "--layer", layer, *shlex.split(stage), *first, "--out", str(folder))
+        scanl("train", "--data", task, "--layer", layer, *shlex.split(stage), *first, "--out", str(folder))
         before = str(folder)
     options = ["--count", "1000"] if length is None else ["--length", str(length), "--count", "200"]
     found = re.search(r"this model +(\S+)", scanl("eval", str(folder), *options))

@@ -66,7 +66,7 @@ def command(task: str, layer: str, quick: bool) -> list[str]:
     given, until, changed = SETTINGS[task]
     chosen = {**given, **(changed if quick else {})}
     model = {**MODEL, **(QUICK if quick else {})}
-    parts = ["train", "--task", task, *(f"--task-options.{option}={value}" for option, value in chosen.items())]
+    parts = ["train", "--data", task, *(f"--data-options.{option}={value}" for option, value in chosen.items())]
     options = NARROW.get(layer, {}) if quick else {}
     parts += ["--layer", layer, *(f"--layer-options.{option}={value}" for option, value in options.items())]
     parts += [f"--{option}={value}" for option, value in model.items()]
@@ -87,7 +87,7 @@ def cell(task: str, layer: str, quick: bool) -> dict[str, Any]:
             return {**found, "refused": said.getvalue().splitlines()[-1]}
         run = RunFolder.open(folder)
         config = run.config()
-        made = tasks.build(task, **config.data.task_options)
+        made = tasks.build(task, **config.source.data_options)
         value = score(run.load_model(), made, COUNT, (config.run.seed, AFTER_TRAINING))
         return found | {
             "score": value,

@@ -168,7 +168,7 @@ def test_a_row_that_compares_layers_trains_and_scores_each(tmp_path, monkeypatch
             assert cli.main(list(arguments)) == 0
         return printed.getvalue()
 
-    tiny = "--task-options.length 6 --dim 8 --depth 1 --steps 2 --eval-examples 8 --accelerator cpu"
+    tiny = "--data-options.length 6 --dim 8 --depth 1 --steps 2 --eval-examples 8 --accelerator cpu"
     sides = seen_to_learn.Side("elman", ("--lr 1e-2",)), seen_to_learn.Side("lru", ("--lr 1e-3",))
     row = seen_to_learn.Beside("irregular", (tiny,), *sides, reached=0.0)
     monkeypatch.setattr(seen_to_learn, "FOLDER", tmp_path)
@@ -272,9 +272,9 @@ def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
     stages = []
     for pairs, length, size, steps, lr in ((1, 4, 3, 2, 1e-2), (2, 8, 5, 1, 1e-3)):
         task = {"length": length, "num_pairs": pairs, "vocab_size": 16}
-        given = {"task": "mqar", "task_options": task, "layer": "gla", "layer_options": {"num_heads": 1}, "dim": 8}
-        config = TrainConfig(**given, batch_size=size, steps=steps, lr=lr, seed=0)
-        source = config.source()
+        given = {"data": ["mqar"], "data_options": task, "layer": "gla", "layer_options": {"num_heads": 1}, "dim": 8}
+        config = TrainConfig.of(**given, batch_size=size, steps=steps, lr=lr, seed=0)
+        source = config.open_source()
         batch = source.batch
         monkeypatch.setattr(
             source,

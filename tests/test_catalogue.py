@@ -54,8 +54,8 @@ def write(root: Path, text: str, name: str = "small") -> Path:
 
 
 def opened(name: str, **options: Any) -> Any:
-    short = {"sequence_length": 8} if "sequence_length" in sources.get(name).reads() else {}
-    return TrainConfig(task=name, task_options=options, **short).source()
+    short = {"sequence_length": 8} if "sequence_length" in sources.get(name).option_names() else {}
+    return TrainConfig.of(data=[name], data_options=options, **short).open_source()
 
 
 def test_every_record_has_a_source_and_every_published_source_a_record():
@@ -150,9 +150,9 @@ def test_the_record_of_the_page_works(root):
     assert add(write(root, text, name)) == ["sales"]
     (root / name).mkdir(parents=True)
     published.waves(root / name, "sales.csv", "date", ["a", "b", "c"])
-    source = TrainConfig(task="sales", horizon=2).source()
+    source = TrainConfig.of(data=["sales"], horizon=2).open_source()
     source.check()
-    assert (source.names, source.question.season) == (["a", "b", "c"], 7)
+    assert (source.targets, source.question.season) == (["a", "b", "c"], 7)
 
 
 def test_images_of_an_archive_of_numpy(root):
@@ -164,7 +164,7 @@ def test_images_of_an_archive_of_numpy(root):
     for part, count in (("train", 5), ("test", 3)):
         images = np.arange(4 * count, dtype=np.uint8).reshape(count, 2, 2)
         np.savez(root / "small" / f"{part}.npz", x=images, y=np.arange(count) % 3)
-    batch = next(iter(opened("tiny").exam(None).examples))
+    batch = next(iter(opened("tiny").exam().examples))
     np.testing.assert_allclose(batch.inputs[:, :, 0], np.arange(12).reshape(3, 4) / 255, rtol=1e-6)
     assert batch.targets.tolist() == [0, 1, 2]
     assert opened("tiny").chance == pytest.approx(1 / 3)
@@ -183,7 +183,7 @@ def test_a_table_with_semicolons(root):
     add(write(root, HEAD + layout + SOURCE.format(name="tiny", kind="PublishedSeries") + facts))
     (root / "small").mkdir(parents=True)
     (root / "small" / "a.csv").write_text("x;y\n" + "".join(f"a;{i * i}\n" for i in range(20)))
-    source = TrainConfig(task="tiny", horizon=2, sequence_length=4).source()
+    source = TrainConfig.of(data=["tiny"], horizon=2, sequence_length=4).open_source()
     assert source.parts == [[(0, 0, 14)], [(0, 14, 16)], [(0, 16, 20)]]
     batch = next(iter(source.unseen(0)))
     assert batch.inputs[0, :, 0].tolist() == [100, 121, 144, 169]
@@ -191,7 +191,7 @@ def test_a_table_with_semicolons(root):
     for content in ("", "\n"):
         (root / "small" / "a.csv").write_text(content)
         with pytest.raises(DataError, match=r"a.csv is damaged: it has the columns \[\], and lacks {'y'}"):
-            TrainConfig(task="tiny").source().check()
+            TrainConfig.of(data=["tiny"]).open_source().check()
 
 
 def test_questions_whose_answers_are_letters(root):

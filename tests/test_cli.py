@@ -62,8 +62,8 @@ def refused(capfd, *argv: str) -> str:
         ("train --layer mamba --layer-options.d_state abc", "mamba: d_state is 'abc', expected int"),
         ("train --channel-options.expand abc", "gated_mlp: expand is 'abc', expected float"),
         ("train --dropout 1", "block: dropout is 1.0, expected at least 0 and below 1"),
-        ("train --task parity --until 2", "until is 2, expected from 0 to 1 because parity is scored by accuracy"),
-        ("train --task adding --until -1", "until is -1, expected at least 0 because adding is scored by mean squared"),
+        ("train --data parity --until 2", "until is 2, expected from 0 to 1 because parity is scored by accuracy"),
+        ("train --data adding --until -1", "until is -1, expected at least 0 because adding is scored by mean squared"),
         ("help trian", "unknown command 'trian'; did you mean 'train'?"),
         ("train --channel-options.expnd 8", "'expnd'"),
         ("train --channel-mixer gated", "unknown channel mixer 'gated'; did you mean 'gated_mlp'?"),
@@ -151,8 +151,8 @@ def test_a_file_is_no_run_folder(tmp_path, text, capfd):
 
 
 def test_paths_are_data(text):
-    given = [parse(argv)[0] for argv in (["a", str(text)], ["--data", "a", str(text)], ["a", "--data", str(text)])]
-    assert [config.data.paths for config in given] == [["a", str(text)]] * 3
+    config, _ = parse(["--data", "a", str(text)])
+    assert config.source.data == ["a", str(text)]
 
 
 def test_a_run_is_loaded_as_a_model(run):
@@ -253,7 +253,7 @@ def test_print_config_is_a_config(tmp_path, text, capfd):
     assert main(["train", *given]) == 0
     written = yaml.safe_load((out / "config.yaml").read_text())
     assert (written["stack"]["layer"], written["stack"]["layer_options"]) == ("mingru", {"expand": 1.5})
-    assert (written["optimiser"]["steps"], written["data"]["paths"]) == (2, [str(text)])
+    assert (written["training"]["steps"], written["source"]["data"]) == (2, [str(text)])
     assert main(["train", "--config", str(out / "config.yaml"), "--out", str(tmp_path / "again")]) == 0
     weights = [(folder / "model.safetensors").read_bytes() for folder in (out, tmp_path / "again")]
     assert weights[0] == weights[1]
@@ -277,7 +277,7 @@ def test_demo(tmp_path, text, monkeypatch, capfd):
 def test_measuring_reads_each_mark_in_chunks(monkeypatch):
     monkeypatch.setattr(demo, "WINDOW", 2)
     monkeypatch.setattr(demo, "ROUNDS", 3)
-    model = build_model(TrainConfig(dim=8, depth=1)).eval()
+    model = build_model(TrainConfig.of(dim=8, depth=1), data.Text.question).eval()
     measured = demo.measure(model, np.arange(90, dtype=np.uint8), [50, 700])
     assert [at.context for at in measured] == [50, 700]
     assert all(len(at.speeds) == 3 and at.speed > 0 for at in measured)
@@ -294,7 +294,7 @@ WAITING = [
     ("scanl.ops, scanl.layers, scanl.models, scanl.tasks", HEAVY | {"jsonargparse"}),
     (
         "scanl.learning, scanl.hub; main(['list']); main(['ops']); "
-        "main(['train', '--layer', 'hwak']); main(['train', '--task', 'party']); main(['show', 'lur'])",
+        "main(['train', '--layer', 'hwak']); main(['train', '--data', 'party']); main(['show', 'lur'])",
         HEAVY,
     ),
 ]

@@ -50,7 +50,7 @@ def root(tmp_path, monkeypatch):
 def source_of(name: str):
     task = READ[name]
     short = {"sequence_length": 8} if "sequence_length" in sources.get(task).reads() else {}
-    return TrainConfig(task=task, task_options=published.OPTIONS.get(task, {}), **short).source()
+    return TrainConfig.of(data=[task], data_options=published.OPTIONS.get(task, {}), **short).open_source()
 
 
 def refused(capfd, *argv: str) -> str:
@@ -64,7 +64,7 @@ def refused(capfd, *argv: str) -> str:
 @each_set
 def test_a_missing_file_gets_one_line(name, root, capfd):
     """It names the file, how to get it, and where it must lie; nothing is written."""
-    line = refused(capfd, "train", "--task", READ[name], "--accelerator", "cpu", "--layer", "lru")
+    line = refused(capfd, "train", "--data", READ[name], "--accelerator", "cpu", "--layer", "lru")
     assert line.startswith(f"scanl: {name}: {root / name}")
     assert f"put into {root / name}: {folders[name].form}" in line
     assert (f"run `scanl data get {name}`" in line) == bool(folders[name].packages)
@@ -278,24 +278,24 @@ def test_mistakes_are_one_line(command, message, root, tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("mnist --task-options.order sideways", "order is 'sideways', expected raster, bit_reversal, torch:SEED or"),
-        ("mnist --task-options.aside 0", "mnist: aside is 0, expected at least 1"),
-        ("mnist --task-options.aside 24", "mnist: aside is 24, expected less than the 24 training images"),
-        ("mnist --task-options.aside many", "mnist: aside is 'many', expected int"),
+        ("mnist --data-options.order sideways", "order is 'sideways', expected raster, bit_reversal, torch:SEED or"),
+        ("mnist --data-options.aside 0", "mnist: aside is 0, expected at least 1"),
+        ("mnist --data-options.aside 24", "mnist: aside is 24, expected less than the 24 training images"),
+        ("mnist --data-options.aside many", "mnist: aside is 'many', expected int"),
         ("mnist --sequence-length 100", "but mnist does not use it; an image has as many steps as pixels"),
-        ("enwik8 --data text", "but enwik8 does not use it; give --task-options.folder"),
-        ("imdb --task-options.most 0", "imdb: most is 0, expected at least 1"),
-        ("bidmc --task-options.vital BP", "bidmc: vital is 'BP', expected one of RR, HR, SpO2"),
-        ("ucr --task-options.problem Nothing", "Nothing_TRAIN.ts is missing; run `scanl data get ucr`"),
-        ("hg38 --task-options.interval 0", "hg38: interval is 0, expected at least 1"),
-        ("pendulum --task-options.observed 101", "pendulum: observed is 101, expected from 1 to 100"),
-        ("bouncing_digits --task-options.items cats", "items is 'cats', expected one of mnist, fashion_mnist"),
+        ("enwik8 --data text", "but enwik8 does not use it; give --data-options.folder"),
+        ("imdb --data-options.most 0", "imdb: most is 0, expected at least 1"),
+        ("bidmc --data-options.vital BP", "bidmc: vital is 'BP', expected one of RR, HR, SpO2"),
+        ("ucr --data-options.problem Nothing", "Nothing_TRAIN.ts is missing; run `scanl data get ucr`"),
+        ("hg38 --data-options.interval 0", "hg38: interval is 0, expected at least 1"),
+        ("pendulum --data-options.observed 101", "pendulum: observed is 101, expected from 1 to 100"),
+        ("bouncing_digits --data-options.items cats", "items is 'cats', expected one of mnist, fashion_mnist"),
     ],
 )
 def test_options_are_refused_in_one_line(task, message, root, tmp_path, monkeypatch, capfd):
     published.written(root, "mnist")
     monkeypatch.chdir(tmp_path)
-    line = refused(capfd, "train", "--accelerator", "cpu", "--layer", "lru", "--task", *task.split())
+    line = refused(capfd, "train", "--accelerator", "cpu", "--layer", "lru", "--data", *task.split())
     assert message in line
     assert not (tmp_path / "runs").exists()
 
@@ -305,7 +305,7 @@ def test_a_data_set_is_trained_and_measured(root, tmp_path, capfd):
     folder = published.written(root, "spoken_digits")
     run = str(tmp_path / "run")
     options = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 3 --batch-size 4"
-    assert main(["train", *options.split(), "--task", "spoken_digits", "--out", run]) == 0
+    assert main(["train", *options.split(), "--data", "spoken_digits", "--out", run]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "accuracy on 4 test rows of spoken_digits:"
     assert main(["eval", run]) == 0
@@ -323,7 +323,7 @@ def test_bytes_are_trained_measured_and_generated(root, tmp_path, capfdbinary):
     published.written(root, "enwik8")
     run = str(tmp_path / "run")
     options = "--accelerator cpu --layer lru --dim 8 --depth 1 --steps 2 --sequence-length 16 --eval-bytes 64"
-    assert main(["train", *options.split(), "--task", "enwik8", "--out", run]) == 0
+    assert main(["train", *options.split(), "--data", "enwik8", "--out", run]) == 0
     assert b"bits per byte on 100 held-out bytes:" in capfdbinary.readouterr().out
     assert main(["eval", run]) == 0
     assert b"bits per byte on 100 test bytes of enwik8:" in capfdbinary.readouterr().out
@@ -347,11 +347,11 @@ def test_permutations_of_the_literature():
 
 def test_images_are_read_pixel_by_pixel(root):
     published.written(root, "mnist")
-    raster = TrainConfig(task="mnist", task_options={"aside": 4}).source()
-    permuted = TrainConfig(task="mnist", task_options={"aside": 4, "order": "bit_reversal"}).source()
+    raster = TrainConfig.of(data=["mnist"], data_options={"aside": 4}).open_source()
+    permuted = TrainConfig.of(data=["mnist"], data_options={"aside": 4, "order": "bit_reversal"}).open_source()
     images, answers = published.random(10, 28, 28), np.arange(10)
     for source, order in ((raster, np.arange(784)), (permuted, permutation("bit_reversal", 784))):
-        (batch,) = source.exam(None).examples
+        (batch,) = source.exam().examples
         np.testing.assert_array_equal(batch.targets, answers)
         expected = images.reshape(10, 784)[:, order].astype(np.float32) / np.float32(255)
         np.testing.assert_allclose(batch.inputs[..., 0], expected, rtol=1e-6)
@@ -368,8 +368,8 @@ def test_both_forms_of_cifar10_are_one(root, tmp_path):
         records = [bytes([label]) + image.T.tobytes() for label, image in zip(labels, train, strict=True)]
         (other / f"{name}.bin").write_bytes(b"".join(records))
     options = {"aside": 4}
-    one = TrainConfig(task="cifar10", task_options=options).source()
-    two = TrainConfig(task="cifar10", task_options={**options, "folder": str(other)}).source()
+    one = TrainConfig.of(data=["cifar10"], data_options=options).open_source()
+    two = TrainConfig.of(data=["cifar10"], data_options={**options, "folder": str(other)}).open_source()
     for a, b in zip(one.batch(0, 9), two.batch(0, 9), strict=True):
         np.testing.assert_array_equal(a, b)
     assert one.digest() == two.digest()
@@ -378,7 +378,7 @@ def test_both_forms_of_cifar10_are_one(root, tmp_path):
 
 def test_the_parts_of_a_text_are_in_order(root):
     folder = published.written(root, "enwik8")
-    source = TrainConfig(task="enwik8").source()
+    source = TrainConfig.of(data=["enwik8"]).open_source()
     content = (folder / "enwik8").read_bytes()
     assert source.corpus.train.tobytes() == content[:1800]
     assert source.corpus.held_out.tobytes() == content[1800:1900]
@@ -387,12 +387,12 @@ def test_the_parts_of_a_text_are_in_order(root):
 
 def test_words_have_the_numbers_of_the_training_file(root):
     published.written(root, "ptb")
-    source = TrainConfig(task="ptb", sequence_length=4).source()
+    source = TrainConfig.of(data=["ptb"], sequence_length=4).open_source()
     assert source.question.vocab_size == 11
     assert source.corpus.train[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7]
     (root / "ptb" / "ptb.valid.txt").write_text("no unseen\n")
     with pytest.raises(DataError, match=r"ptb.valid.txt is damaged: its word 'unseen' is not in the training file"):
-        TrainConfig(task="ptb").source().check()
+        TrainConfig.of(data=["ptb"]).open_source().check()
 
 
 def test_intervals_of_a_genome_are_extended_on_both_sides():
@@ -422,7 +422,7 @@ def test_a_series_file_is_read_as_published(root):
     published.ucr(folder)
     written_test.write_text(written_test.read_text().replace(":b", ":c"))
     with pytest.raises(DataError, match="class 'c' is not in the training part"):
-        TrainConfig(task="ucr", task_options={"problem": "Small"}).source().check()
+        TrainConfig.of(data=["ucr"], data_options={"problem": "Small"}).open_source().check()
 
 
 def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
@@ -437,7 +437,7 @@ def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
         (root / "kuzushiji").mkdir(parents=True)
         published.mnist(root / "kuzushiji")
         monkeypatch.setattr(folders["kuzushiji"], "counts", {"training images": 24, "test images": 10})
-        batch = next(iter(TrainConfig(task="kuzushiji", task_options={"aside": 4}).source().exam(None).examples))
+        batch = next(iter(TrainConfig.of(data=["kuzushiji"], data_options={"aside": 4}).open_source().exam().examples))
         np.testing.assert_allclose(batch.inputs[..., 0], published.random(10, 28, 28).reshape(10, 784) / 255, rtol=1e-6)
         np.testing.assert_array_equal(batch.targets, np.arange(10))
         exec(compile(code[0], "CONTRIBUTING.md", "exec"), {"__name__": "page"})
@@ -445,7 +445,7 @@ def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
         values = np.random.default_rng(0).random((20, 31)).round(2)
         np.savetxt(root / "rain" / "rain.csv", np.c_[values[:, :30], np.arange(20) % 2], "%g", ",")
         monkeypatch.setattr(folders["rain"], "counts", {"days": 20})
-        source = TrainConfig(task="rain").source()
+        source = TrainConfig.of(data=["rain"]).open_source()
         assert source.batch(0, 3).inputs.shape == (3, 30, 1)
         assert [len(part.answers) for part in source.parts] == [14, 2, 4]
         assert source.chance == 0.5
@@ -459,7 +459,7 @@ def test_the_sources_of_the_page_work(root, monkeypatch, tmp_path):
 
 def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
     folder = published.written(root, "speech_commands")
-    source = TrainConfig(task="speech_commands").source()
+    source = TrainConfig.of(data=["speech_commands"]).open_source()
     source.check()
     batch = source.batch(0, 2)
     assert batch.inputs.shape == (2, 16000, 1)
@@ -471,7 +471,7 @@ def test_clips_are_read_when_they_are_needed_and_refused_when_damaged(root):
     first = source.parts.train.rows.paths[0]
     first.write_bytes(b"RIFF damaged")
     with pytest.raises(DataError, match=rf"speech_commands: {first} is damaged: it is no WAV file"):
-        TrainConfig(task="speech_commands").source().check()
+        TrainConfig.of(data=["speech_commands"]).open_source().check()
 
 
 def test_samples_are_quantised_by_the_mu_law():
@@ -485,10 +485,10 @@ def test_samples_are_quantised_by_the_mu_law():
 def test_ett_has_the_published_borders_windows_and_scores(root):
     """Every window of the test part, the first of which predicts its first row; errors in standard deviations."""
     published.written(root, "etth1")
-    source = TrainConfig(task="etth1", horizon=4, sequence_length=10).source()
+    source = TrainConfig.of(data=["etth1"], horizon=4, sequence_length=10).open_source()
     borders = [month * 720 * 240 // 17_420 for month in (12, 16, 20)]
     assert source.parts == [[(0, 0, borders[0])], [(0, borders[0], borders[1])], [(0, borders[1], borders[2])]]
-    windows = list(source.exam(None).examples)
+    windows = list(source.exam().examples)
     assert sum(len(window.inputs) for window in windows) == borders[2] - borders[1] - 4 + 1
     _, values = source.table
     np.testing.assert_allclose(windows[0].inputs[0], values[borders[1] - 10 : borders[1]], rtol=1e-6)

@@ -22,6 +22,7 @@ from PIL import Image
 import published
 from scanl.cli import COMMANDS, main
 from scanl.cli.train import parse
+from scanl.data import sources
 from scanl.data.files import folders
 from scanl.learning import build_model
 from scanl.ops import registry
@@ -40,8 +41,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 TINY = "--accelerator cpu --dim 16 --depth 1 --batch-size 2"
 TEXT = "--sequence-length 16 --eval-bytes 64"
-TASK = "--task-options.length 10 --eval-examples 4"
-MNIST = "--task-options.aside 4 --eval-examples 2"
+TASK = "--data-options.length 10 --eval-examples 4"
+MNIST = "--data-options.aside 4 --eval-examples 2"
 TABLE = "--sequence-length 16 --horizon 3"
 KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
 
@@ -71,12 +72,13 @@ def shortened(words: list[str]) -> list[str]:
     command, options = words[0], words[1:]
     more = ""
     if command == "train" and "--resume" not in options:
-        own = TASK if "--task" in options else TABLE if "--question" in options else TEXT
+        named = "--data" in options and options[options.index("--data") + 1] in sources.names()
+        own = TASK if named else TABLE if "--question" in options else TEXT
         own = MNIST if {"mnist", "mnist_pixels"} & {*options} else "" if "letters" in options else own
         own = own.removesuffix(" --horizon 3") if "generate" in options else own
         more = f"{TINY} {own}"
         more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
-        if own == TEXT and options[0].startswith("-"):
+        if own == TEXT and "--data" not in options:
             more += " --data book.txt"  # in place of the standard library
     elif command == "generate":
         more = {"runs/pixels": "", "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}.get(options[0], "--bytes 3")
@@ -355,7 +357,7 @@ def run_seen_to_learn(monkeypatch):
         if command == "train":
             config, _ = parse(arguments)
             config.check()
-            build_model(config)
+            build_model(config, config.open_source().question)
         return "  this model  0.5\n"
 
     monkeypatch.setattr(seen_to_learn, "scanl", scanl)

@@ -27,18 +27,18 @@ AUTOREGRESSION = evidence_forecast._autoregression
 
 
 SHORTER = {
-    "mnist": {}, "layers": {}, "cifar10": {"task_options": {"aside": 4}},
-    "listops": {"task_options": {"length": 30, "least": 5}},
+    "mnist": {}, "layers": {}, "cifar10": {"data_options": {"aside": 4}},
+    "listops": {"data_options": {"length": 30, "least": 5}},
     "enwik8": {"sequence_length": 16, "eval_bytes": 64},
-    "imdb": {"task_options": {"most": 20, "aside": 1}},
+    "imdb": {"data_options": {"most": 20, "aside": 1}},
 }  # fmt: skip
 EASIER = [
-    {"task_options": {"length": 12, "least": 3}, "steps": 1},
-    {"task_options": {"length": 20, "least": 4}, "steps": 2},
+    {"data_options": {"length": 12, "least": 3}, "steps": 1},
+    {"data_options": {"length": 20, "least": 4}, "steps": 2},
 ]
 SMALL = {
-    "mnist": {"permuted": {"task": "mnist", "task_options": {**evidence_long.PERMUTED, "aside": 4}}},
-    "layers": {"Fashion-MNIST": {"task": "fashion_mnist", "task_options": {"aside": 4}}},
+    "mnist": {"permuted": {"data": ["mnist"], "data_options": {**evidence_long.PERMUTED, "aside": 4}}},
+    "layers": {"Fashion-MNIST": {"data": ["fashion_mnist"], "data_options": {"aside": 4}}},
 }
 
 
@@ -171,7 +171,7 @@ def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeyp
     source = sources.get("hourly_electricity")(horizon=4, sequence_length=20)
     seen = {}
     monkeypatch.setattr(source, "scores", lambda q, t: seen.update(q=q, t=t) or {"CRPS": (0.0, 1)})
-    AUTOREGRESSION(source, source.exam(None))
+    AUTOREGRESSION(source, source.exam())
     y = source.table[1][:, 0]
     y = np.where(np.isnan(y), np.roll(y, 1), y)
     last = source._origins(2)[-1][2]
@@ -208,7 +208,7 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
         batch = source.batch
 
         def once(step, *given):
-            if config.optimiser.steps == 6 and step == 3:
+            if config.training.steps == 6 and step == 3:
                 signal.raise_signal(signal.SIGTERM)
             return batch(step, *given)
 

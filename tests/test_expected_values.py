@@ -316,9 +316,9 @@ def test_until_is_reached_exactly(task, score, ends, tmp_path, capfd, monkeypatc
     until = {"copy": "0.5", "adding": "0.125"}[task]
     monkeypatch.setattr("scanl.learning.run.callbacks.measure", lambda *_: score)
     options = "--layer lru --dim 8 --depth 1 --steps 3 --batch-size 2 --accelerator cpu --eval-every 1 --log-every 1"
-    short = ["--task-options.length", "6"]
+    short = ["--data-options.length", "6"]
     assert (
-        main(["train", *options.split(), *short, "--task", task, "--until", until, "--out", str(tmp_path / "run")]) == 0
+        main(["train", *options.split(), *short, "--data", task, "--until", until, "--out", str(tmp_path / "run")]) == 0
     )
     assert (f"the score is as good as --until {until} after step 1" in capfd.readouterr().err) == ends
     with (tmp_path / "run" / "metrics.csv").open() as file:

@@ -391,7 +391,6 @@ def test_options_of_signals_that_do_not_fit(tmp_path, capfd):
         (["--held-out", "0.3"], "held_out is 0.3, but signals does not use it; give --test and --validation"),
         (["--until", "-1"], "until is -1, expected at least 0"),
         (["--test", "0.95"], r"signals: validation + test is 1.05, expected below 1"),
-        (["--task", "signals", "--question", "classify"], "signals: question is 'classify', expected 'generate'"),
     ):
         assert main(["train", "--data", str(waves(tmp_path / "data", [9] * 8)), *TINY, *options]) == 2
         (line,) = capfd.readouterr().err.splitlines()

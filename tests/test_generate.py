@@ -23,8 +23,9 @@ SMALL = {"layer": "lru", "dim": 8, "depth": 1, "accelerator": "cpu"}
 
 def made(path, **options):
     """A run folder whose model has not been trained."""
-    config = TrainConfig(**{**SMALL, "out": str(path), **options})
-    folder, model = RunFolder.create(config), seeded_model(config)
+    config = TrainConfig.of(**{**SMALL, "out": str(path), **options})
+    folder, model = RunFolder.fresh(config), seeded_model(config, config.open_source().question)
+    folder.create(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -56,7 +57,7 @@ def test_a_recording_is_written_as_it_comes(tmp_path, steps):
 
 
 def test_a_recording_is_continued(tmp_path, capfd):
-    folder, model = made(tmp_path / "run", task="sc09", task_options={"most": 30})
+    folder, model = made(tmp_path / "run", data=["sc09"], data_options={"most": 30})
     prompt = np.random.default_rng(0).integers(0, 256, 25)
     Recording(16000, 0).write(prompt, tmp_path / "in.wav")
     read = Recording(16000, 0).read(tmp_path / "in.wav")
@@ -99,12 +100,12 @@ def test_a_picture_goes_in_and_comes_out(tmp_path, numbers):
 
 
 def test_a_picture_is_continued(tmp_path, capfd):
-    folder, model = made(tmp_path / "run", task="mnist_pixels", task_options={"order": "bit_reversal"})
+    folder, model = made(tmp_path / "run", data=["mnist_pixels"], data_options={"order": "bit_reversal"})
     pixels = np.random.default_rng(0).integers(0, 256, (28, 28)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
     more = ["--prompt-file", tmp_path / "in.png", "--prompt-steps", 700, "--seed", 1]
     generated(capfd, folder.path, *more)
-    order = folder.config().source().pixels
+    order = folder.config().open_source().pixels
     with Image.open(folder.path / "sample.png") as file:
         found = np.asarray(file).reshape(-1)[order]
     prompt = pixels.reshape(-1)[order][:700].astype(np.int64)
@@ -183,7 +184,7 @@ def test_series_of_a_table_are_continued(tmp_path, capfd, irregular, prompt):
         begin = len(own) if prompt is None else prompt
         np.testing.assert_allclose(
             part[["y", "z"]],
-            by_hand(model, folder.config().source(), name, begin, 6, "3h" if irregular else None),
+            by_hand(model, folder.config().open_source(), name, begin, 6, "3h" if irregular else None),
             rtol=2e-4,
             atol=2e-4,
         )

@@ -9,19 +9,20 @@ import torch
 from scanl.cli import main
 from scanl.errors import ConfigError
 from scanl.layers import param_groups
-from scanl.learning.run.config import TrainConfig, seeded_model
+from scanl.learning.run.config import TrainConfig
+from scanl.learning.run.run import Run
 from scanl.learning.run.search import HIGHEST, LOWEST, Search, judged, search
 
-TINY = {"task": "adding", "task_options": {"length": 6}, "layer": "s5", "dim": 8, "depth": 1, "accelerator": "cpu"}
+TINY = {"data": ["adding"], "data_options": {"length": 6}, "layer": "s5", "dim": 8, "depth": 1, "accelerator": "cpu"}
 TINY |= {"batch_size": 2}
 
 
 def found(trials=20, **options):
-    config = TrainConfig(**{**TINY, **options})
-    model = seeded_model(config)
-    before = [parameter.clone() for parameter in model.parameters()]
-    result = search(config, model, config.source(), trials)
-    for parameter, initial in zip(model.parameters(), before, strict=True):
+    config = TrainConfig.of(**{**TINY, **options})
+    run = Run(config)
+    before = [parameter.clone() for parameter in run.model.parameters()]
+    result = search(run, trials)
+    for parameter, initial in zip(run.model.parameters(), before, strict=True):
         assert torch.equal(parameter, initial)
     return result
 
@@ -42,7 +43,7 @@ def seen(monkeypatch):
 
 def test_rates_rise_but_those_that_a_layer_names(seen, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    groups = param_groups(seeded_model(TrainConfig(**TINY)))
+    groups = param_groups(Run(TrainConfig.of(**TINY)).model)
     named = {group["lr"] for group in groups if "lr" in group}
     assert len(named) == 1
     result = found(21, accumulate=2)
@@ -85,7 +86,7 @@ def test_judged_by_hand():
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path, capfd):
-    options = "--task adding --task-options.length 6 --layer lru --dim 8 --depth 1 --accelerator cpu --batch-size 4"
+    options = "--data adding --data-options.length 6 --layer lru --dim 8 --depth 1 --accelerator cpu --batch-size 4"
     argv = ["lr", *options.split(), "--trials", "20", "--out", str(tmp_path / "run")]
     argv += ["--picture", str(tmp_path / "lr.png")]
     assert main(argv) == 0
@@ -106,7 +107,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path, capfd):
     ],
 )
 def test_mistakes_are_one_line(options, message, capfd):
-    assert main(["lr", "--task", "adding", "--accelerator", "cpu", "--dim", "8", "--depth", "1", *options.split()]) == 2
+    assert main(["lr", "--data", "adding", "--accelerator", "cpu", "--dim", "8", "--depth", "1", *options.split()]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 1

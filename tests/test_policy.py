@@ -133,7 +133,7 @@ def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
     root = published.root(tmp_path, monkeypatch)
     published.written(root, "atari")
     options = {**published.OPTIONS["atari"], "unit": 3.0}
-    source = TrainConfig(task="atari", task_options=options).source()
+    source = TrainConfig.of(data=["atari"], data_options=options).open_source()
     inputs, targets = (torch.from_numpy(array) for array in source.batch(0, 1))
     steps = int((targets[0] != IGNORED).sum())
     assert steps > 2

@@ -33,7 +33,9 @@ def root(tmp_path, monkeypatch):
 def source(name: str, **options: Any) -> Source:
     """A source that reads the small files."""
     short = {key: options.pop(key) for key in ("sequence_length", "eval_examples") if key in options}
-    return TrainConfig(task=name, task_options={**published.OPTIONS.get(name, {}), **options}, **short).source()
+    return TrainConfig.of(
+        data=[name], data_options={**published.OPTIONS.get(name, {}), **options}, **short
+    ).open_source()
 
 
 # Sound.
@@ -202,7 +204,7 @@ def test_an_episode_asks_for_the_class_of_the_example_that_looks_alike(root):
     folder = published.written(root, "miniimagenet")
     found = source("miniimagenet", ways=3, eval_examples=4)
     seen = []
-    for rows, part in ((found.batch(0, 4), 0), (next(iter(found.unseen(0))), 1), (found.exam(None).examples[0], 2)):
+    for rows, part in ((found.batch(0, 4), 0), (next(iter(found.unseen(0))), 1), (found.exam().examples[0], 2)):
         grey = (rows.inputs[..., :-3].reshape(len(rows.inputs), 4, -1, 3) * [0.229, 0.224, 0.225]).mean((2, 3)) + 0.449
         seen += [(part, round(value * 255)) for value in grey.reshape(-1)]
         assert not rows.inputs[:, -1, -3:].any()
@@ -266,7 +268,7 @@ def test_actions_go_on_at_the_steps_of_their_spans(root):
     """Five steps of ten seconds, in the middle of two each."""
     folder = published.written(root, "charades")
     found = source("charades")
-    batch = found.exam(None).examples
+    batch = found.exam().examples
     rows = next(iter(batch))
     assert rows.inputs.shape == (2, 7, 3)
     assert np.isnan(rows.inputs[0, 4:]).all()
@@ -299,7 +301,7 @@ def written_again(folder: Path) -> Path:
 def test_seconds_of_a_film_have_the_actions_of_anyone(root):
     folder = published.written(root, "ava")
     found = source("ava")
-    rows = next(iter(found.exam(None).examples))
+    rows = next(iter(found.exam().examples))
     assert rows.targets.shape == (2, 7, 80)
     assert np.flatnonzero(rows.targets[0, 0] == 1).tolist() == [79]
     assert np.flatnonzero(rows.targets[0, 2] == 1).tolist() == [0]
@@ -475,7 +477,7 @@ def test_a_bot_reads_its_mission_and_then_acts(root):
     assert found.question.channels == 7 + 49 * 21 + 4 + 7
     assert found.length == 10  # five words, five actions
     assert [len(part.answers) for part in found.parts] == [3, 1, 2]
-    rows = next(iter(found.exam(None).examples))
+    rows = next(iter(found.exam().examples))
     images = published.random(3, 7, 7, 3) % [11, 6, 4]
     for step, word in enumerate(["go", "to", "the", "red", "ball"]):
         assert np.flatnonzero(rows.inputs[1, step]).tolist() == [words[word]]

@@ -317,19 +317,20 @@ def test_an_argument_more_of_a_stack_changes_one_file(grown):
     """It is an option of `scanl train` and of a configuration, it is checked, and it is saved."""
     code = """
         from scanl.cli.train import options_parser
+        from scanl.data import Text
         from scanl.errors import ConfigError
         from scanl.learning.run.config import TrainConfig, build_model
         from scanl.models import LanguageModel
 
-        config = TrainConfig(layer="lru", dim=8, depth=1, glow=2.0)
-        model = build_model(config)
+        config = TrainConfig.of(layer="lru", dim=8, depth=1, glow=2.0)
+        model = build_model(config, Text.question)
         model.save("model")
         print(model.stack.config["glow"], LanguageModel.load("model").stack.config["glow"])
         print("glow: 2.0" in config.to_yaml())
         parser = options_parser("train", "", config)
-        print(parser.parse(["--glow", "3"]).glow, "how it glows" in parser.format_help())
+        print(parser.parse(["--glow", "3"]).stack.glow, "how it glows" in parser.format_help())
         try:
-            TrainConfig(glow=-1.0).check()
+            TrainConfig.of(glow=-1.0).check()
         except ConfigError as error:
             print(error)
     """

@@ -271,7 +271,7 @@ def test_irregular_keeps_half_of_the_samples_of_a_wave():
 def test_durations_reach_a_stack_whose_layers_all_take_them(layer, timed, monkeypatch):
     """Other stacks read them as an input, and answer as they do without."""
     config = config_of("irregular", layer=layer, depth=2)
-    model, task = seeded_model(config), small("irregular")
+    model, task = seeded_model(config, config.open_source().question), small("irregular")
     seen, forward = [], model.stack.forward
     monkeypatch.setattr(
         model.stack, "forward", lambda *args, **kw: (seen.append(kw["timespans"]), forward(*args, **kw))[1]
@@ -382,7 +382,7 @@ def test_parity_is_the_running_sum_modulo_two():
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("addign", {}, "unknown task 'addign'; did you mean 'adding'?"),
+        ("addign", {}, "data is 'addign', expected a file, a folder or a known name; did you mean 'adding'?"),
         ("adding", {"lenght": 5}, "unknown option of adding 'lenght'; did you mean 'length'?"),
         ("adding", {"length": 1}, "adding: length is 1, expected at least 2 because two numbers are added"),
         ("adding", {"length": "long"}, "adding: length is 'long', expected int"),
@@ -443,15 +443,15 @@ def test_a_task_says_where_it_is_from_and_stays_as_it_is(name):
 
 
 def config_of(name: str, **given) -> TrainConfig:
-    small = {"task_options": SMALL[name], "layer": "lru", "dim": 8, "depth": 1, "batch_size": 4, "accelerator": "cpu"}
-    return TrainConfig(task=name, **{**small, **given})
+    small = {"data_options": SMALL[name], "layer": "lru", "dim": 8, "depth": 1, "batch_size": 4, "accelerator": "cpu"}
+    return TrainConfig.of(data=[name], **{**small, **given})
 
 
 @each_task
 def test_the_loss_is_that_of_what_is_asked_for(name):
     config = config_of(name)
-    task, model = small(name), seeded_model(config)
-    source = config.source()
+    task, model = small(name), seeded_model(config, config.open_source().question)
+    source = config.open_source()
     inputs, targets = batch = tuple(map(torch.from_numpy, source.batch(5, 4)))
     found, _ = loss(source.question, model, inputs, targets, None)
     outputs = None if source.question.padded else model(inputs)[0]
@@ -473,7 +473,7 @@ def test_the_loss_is_that_of_what_is_asked_for(name):
 
 @each_task
 def test_scoring_in_chunks_is_scoring_the_whole(name):
-    task, model = small(name), seeded_model(config_of(name)).train()
+    task, model = small(name), seeded_model(config_of(name), small(name).question).train()
     lengths = []
     model.stack.register_forward_pre_hook(lambda _module, args: lengths.append(args[0].shape[1]))
 
@@ -496,7 +496,7 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
 
 def test_a_bidirectional_model_reads_a_task_in_one_piece():
     config = config_of("adding", layer="bidirectional", layer_options={"layer": "lru"}, depth=2)
-    model, task = seeded_model(config), small("adding")
+    model, task = seeded_model(config, config.open_source().question), small("adding")
     assert score(model, task, 5, (0,), chunk=2) == score(model, task, 5, (0,), chunk=99)
 
 
@@ -509,7 +509,8 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
         return generate(self, count, seed)
 
     config = config_of("parity", seed=1)
-    source, model = config.source(), seeded_model(config)  # each finds the task's length, of an example of its own
+    source = config.open_source()
+    model = seeded_model(config, source.question)
     monkeypatch.setattr(tasks.Task, "generate", record)
     for step in range(20):
         source.batch(step, 4)
@@ -524,7 +525,7 @@ def test_what_is_measured_is_never_trained_on(monkeypatch):
 
 @each_task
 def test_the_fingerprint_of_a_task_is_of_what_is_asked_and_of_the_answer(name, monkeypatch):
-    found, generate = [config_of(name).source().digest()], tasks.Task.generate
+    found, generate = [config_of(name).open_source().digest()], tasks.Task.generate
     for part in ("inputs", "targets"):
 
         def other(self, count, seed, part=part):
@@ -533,7 +534,7 @@ def test_the_fingerprint_of_a_task_is_of_what_is_asked_and_of_the_answer(name, m
 
         with monkeypatch.context() as patch:
             patch.setattr(tasks.Task, "generate", other)
-            found.append(config_of(name).source().digest())
+            found.append(config_of(name).open_source().digest())
     assert len(set(found)) == 3
 
 
@@ -543,8 +544,8 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def task_options(name: str) -> list[str]:
-    given = [f"--task-options.{option}={value}" for option, value in SMALL[name].items()]
-    return [*TINY, "--task", name, *given]
+    given = [f"--data-options.{option}={value}" for option, value in SMALL[name].items()]
+    return [*TINY, "--data", name, *given]
 
 
 @pytest.fixture(scope="module")
@@ -586,8 +587,8 @@ def test_the_progress_line_shows_the_score(runs, tmp_path, capfd):
     shown = capfd.readouterr()
     last = shown.err.splitlines()[-1]
     assert "step 24/24  loss " in last
-    assert f"score {float(rows(tmp_path / 'run')[-1]['score']):.4g} (chance 0.5)" in last
-    assert "bits/byte" not in shown.err
+    assert f"held-out accuracy {float(rows(tmp_path / 'run')[-1]['score']):.4g} (chance 0.5)" in last
+    assert "bits per" not in shown.err
     assert "accuracy on 8 fresh examples of parity length=6" in shown.out
 
 
@@ -643,7 +644,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, capfd):
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["train", *task_options("parity"), "--out", str(first)]) == 0
     trained = load_file(first / "model.safetensors")
-    argv = ["train", *task_options("parity"), "--task-options.length", "9", "--init", str(first), "--out", str(second)]
+    argv = ["train", *task_options("parity"), "--data-options.length", "9", "--init", str(first), "--out", str(second)]
     assert main([*argv, "--lr", "1e-12", "--weight-decay", "0"]) == 0
     for name, value in load_file(second / "model.safetensors").items():
         torch.testing.assert_close(value, trained[name], atol=1e-9, rtol=1e-6)
@@ -671,32 +672,36 @@ def test_other_examples_than_those_of_the_checkpoint_are_refused(runs, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(tasks.Task, "generate", lambda self, count, seed: generate(self, count, (9, *np.ravel(seed))))
         assert main(["train", "--resume", str(folder)]) == 2
-    assert "the task has changed since the checkpoint" in capfd.readouterr().err
+    assert "has changed since the checkpoint; put it back to resume" in capfd.readouterr().err
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("length: 6", "length: 7"))
     assert main(["train", "--resume", str(folder)]) == 2
-    assert "task_options is {'length': 7}, expected {'length': 6} because of" in capfd.readouterr().err
+    assert "data_options is {'length': 7}, expected {'length': 6} because of" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("train --task addign", "unknown task 'addign'; did you mean 'adding'?"),
-        ("train --task adding --task-options.lenght 5", "unknown option of adding 'lenght'; did you mean 'length'?"),
-        ("train --task adding --task-options.length 1", "adding: length is 1, expected at least 2"),
-        ("train --task adding --task-options.length long", "adding: length is 'long', expected int"),
-        ("train --task copy --layer lur", "unknown layer 'lur'; did you mean 'lru'?"),
-        ("train --task copy --layer bidirectional", "bidirectional"),
-        ("train --task copy --carry-state", "carry_state is True, but copy does not use it; leave out --carry-state"),
-        ("train --task copy --sequence-length 8", "copy does not use it; give --task-options.length"),
-        ("train --task copy --data x", "data is ['x'], but copy does not use it; leave out --data"),
         (
-            "train --task adding --tie-embeddings",
+            "train --data addign",
+            "data is 'addign', expected a file, a folder or a known name; did you mean 'adding'?",
+        ),
+        ("train --data adding --data-options.lenght 5", "unknown option of adding 'lenght'; did you mean 'length'?"),
+        ("train --data adding --data-options.length 1", "adding: length is 1, expected at least 2"),
+        ("train --data adding --data-options.length long", "adding: length is 'long', expected int"),
+        ("train --data copy --layer lur", "unknown layer 'lur'; did you mean 'lru'?"),
+        ("train --data copy --layer bidirectional", "bidirectional"),
+        ("train --data copy --carry-state", "carry_state is True, but copy does not use it; leave out --carry-state"),
+        ("train --data copy --sequence-length 8", "copy does not use it; give --data-options.length"),
+        (
+            "train --data adding --tie-embeddings",
             "tie_embeddings is True, but the answers are not tokens of the input; leave out",
         ),
-        ("train --until 0.5", "until is 0.5, but text does not use it; leave it out, or name a task: --task NAME"),
-        ("train --task-options.length 5", "task_options is {'length': 5}, but text does not use it; leave it out, or"),
-        ("train --task copy --eval-examples 0", "eval_examples is 0, expected at least 1"),
+        ("train --until -0.5", "until is -0.5, expected at least 0 because text is scored by bits per byte"),
+        ("train --eval-examples 5", "eval_examples is 5, but text does not use it; give --eval-bytes"),
+        ("train --data-options.length 5", "unknown option of text 'length'; did you mean 'length_doublings'?"),
+        ("train adding", "train: unrecognized arguments: adding; give --data adding"),
+        ("train --data copy --eval-examples 0", "eval_examples is 0, expected at least 1"),
         ("tasks --al", "unknown option of tasks '--al'"),
     ],
 )
@@ -717,7 +722,7 @@ def test_eval_and_generate_refuse(runs, capfd):
         f"eval {folder} --length 9": "mqar: length is 9, expected an even number",
         f"eval {folder} --count 0": "eval: count is 0, expected at least 1",
         f"generate {folder}": "was trained on mqar, expected a run on text, a signal or a table; scanl eval scores it",
-        f"train --resume {folder} --task-options.length 40": "because of the run to resume",
+        f"train --resume {folder} --data-options.length 40": "because of the run to resume",
     }.items():
         capfd.readouterr()
         assert main(command.split()) == 2
@@ -725,8 +730,8 @@ def test_eval_and_generate_refuse(runs, capfd):
 
 
 def test_eval_of_text_has_neither_length_nor_count(tmp_path, capfd):
-    config = TrainConfig(dim=8, depth=1, out=str(tmp_path / "run"))
-    RunFolder.create(config)
+    config = TrainConfig.of(dim=8, depth=1, out=str(tmp_path / "run"))
+    RunFolder.fresh(config).create(config)
     assert main(["eval", str(tmp_path / "run"), "--length", "5"]) == 2
     assert (
         "eval: length is 5, but the run was trained on text, which does not use it; leave out --length"
@@ -748,8 +753,8 @@ def test_tasks_are_listed(capfd):
 
 def test_a_run_without_a_name_is_called_after_its_task_and_layer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, *_ = prepare(config_of("copy", layer="hawk,lru", layer_options={}))
-    assert folder.path == Path("runs", "copy-hawk-lru-1")
+    run = prepare(config_of("copy", layer="hawk,lru", layer_options={}))
+    assert run.folder.path == Path("runs", "copy-hawk-lru-1")
 
 
 def test_the_page_of_tasks_names_every_task_and_its_example_runs():

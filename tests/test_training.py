@@ -14,24 +14,35 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
 from scanl.cli import main
 from scanl.cli.train import parse
+from scanl.data import Text
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
-from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
-from scanl.learning.run.config import DataConfig, StackConfig, build_model, fitting_precision, seeded_model
+from scanl.learning.optimizers import OPTIMIZERS
+from scanl.learning.run import config as config_module
+from scanl.learning.run.checkpoint import read_checkpoint
+from scanl.learning.run.config import (
+    SourceConfig,
+    StackConfig,
+    TrainingConfig,
+    build_model,
+    fitting_precision,
+    seeded_model,
+)
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.module import Learning
-from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
+from scanl.learning.run.plan import UNKNOWN, Plan, rate
+from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
 from scanl.tasks import Streams, read_corpus
 
@@ -246,8 +257,8 @@ def test_the_state_is_carried_from_chunk_to_chunk(text, tmp_path):
     folder = tmp_path / "run"
     assert main(["train", *options(text, folder, 5), "--batch-size", "3", "--lr", "1e-30", "--carry-state"]) == 0
     config = RunFolder.open(folder).config()
-    model, state = seeded_model(config), None
-    streams = Streams(read_corpus(config.data.paths).train, 16, config.run.seed)
+    model, state = seeded_model(config, config.open_source().question), None
+    streams = Streams(read_corpus(config.source.data).train, 16, config.run.seed)
     for step, loss in losses(folder).items():
         batch = torch.from_numpy(streams.batch(step - 1, 3))
         with torch.no_grad():
@@ -260,23 +271,23 @@ def test_not_finite_stops_and_names_the_layer(text, tmp_path):
     from scanl.learning.run.module import DivergenceError
     from scanl.learning.run.train import train
 
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=[str(text)], out=str(tmp_path / "run"), dim=16, depth=2, sequence_length=16, steps=9, save_seconds=0,
         eval_bytes=64, accelerator="cpu",
     )  # fmt: skip
-    model, source = seeded_model(config), config.source()
-    folder = RunFolder.create(config)
-    calls = []
+    folder = RunFolder.fresh(config)
+    run, calls = Run(config, folder), []
+    folder.create(config)
 
     def poison(module, inputs, output):
         calls.append(1)
-        return (output[0] * (math.nan if model.training and len(calls) > 5 else 1), output[1])
+        return (output[0] * (math.nan if run.model.training and len(calls) > 5 else 1), output[1])
 
-    model.stack.blocks[1].mixer.register_forward_hook(poison)
+    run.model.stack.blocks[1].mixer.register_forward_hook(poison)
     with pytest.raises(
         DivergenceError, match=r"loss is nan at step \d+; first not finite: stack.blocks.1.mixer \(Hawk\)"
     ):
-        train(config, model, source, folder)
+        train(run)
     kept = read_checkpoint(folder.checkpoint)
     assert kept["global_step"] >= 1
     assert all(value.isfinite().all() for value in kept["state_dict"].values())
@@ -389,107 +400,77 @@ def test_a_used_folder_is_refused_and_untouched(whole, text, capfd):
 
 
 def test_config_round_trip(tmp_path):
-    config = TrainConfig(layer="hawk,lru", layer_options={"lru": {"r_min": 0.5}}, data=["ä"], carry_state=True, dim=16)
+    config = TrainConfig.of(
+        layer="hawk,lru", layer_options={"lru": {"r_min": 0.5}}, data=["ä"], carry_state=True, dim=16
+    )
     (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     assert TrainConfig.from_yaml(tmp_path / "config.yaml") == config
-    mixers = [type(block.mixer).__name__ for block in build_model(replace(config, depth=3)).stack.blocks]
+    mixers = [
+        type(block.mixer).__name__
+        for block in build_model(replace(config, stack=replace(config.stack, depth=3)), Text.question).stack.blocks
+    ]
     assert mixers == ["Hawk", "LRU", "Hawk"]
 
 
-# What the first versions wrote, before a configuration had parts.
-FLAT = """\
-data:
-- /texts/notes.txt
-task: null
-task_options: {}
-out: runs/notes
-init: null
-layer: hawk,lru
-layer_options:
-  lru:
-    r_min: 0.5
-dim: 16
-depth: 2
-channel_mixer: gated_mlp
-channel_options: {}
-norm: rmsnorm
-dropout: 0.0
-tie_embeddings: false
-sequence_length: 16
-batch_size: 4
-carry_state: true
-held_out: 0.05
-steps: 24
-minutes: null
-lr: 0.003
-warmup: 50
-weight_decay: 0.1
-clip: 1.0
-seed: 0
-eval_every: null
-eval_bytes: 64
-eval_examples: 512
-until: null
-patience: null
-log_every: 1
-save_seconds: 30.0
-tensorboard: false
-accelerator: cpu
-devices: 1
-strategy: auto
-precision: 32-true
-"""
-
-
-def test_a_configuration_of_before_is_read(tmp_path):
-    (tmp_path / "config.yaml").write_text(FLAT)
-    found = TrainConfig.from_yaml(tmp_path / "config.yaml")
-    options, before = found.options(), yaml.safe_load(FLAT)
-    usual = TrainConfig(data=before["data"]).options()
-    assert options == {**{name: usual[name] for name in usual.keys() - before}, **before}  # others came later
-    assert (found.stack.layer, found.data.paths, found.data.carry_state) == ("hawk,lru", ["/texts/notes.txt"], True)
-    parts = yaml.safe_load(found.to_yaml())
-    assert list(parts) == ["stack", "head", "data", "optimiser", "run"]
-    assert TrainConfig.from_values(parts, tmp_path) == found
-    (tmp_path / "parts.yaml").write_text(found.to_yaml())
-    given = [parse(["--config", str(tmp_path / name)])[0] for name in ("config.yaml", "parts.yaml")]
-    assert given == [found, found]
-
-
-def test_a_checkpoint_of_before_is_gone_on_with(whole, tmp_path):
-    """Its configuration was flat, in the file and in the checkpoint; the steps that are left are those of before."""
-    alone, extra = whole
-    data = RunFolder(alone).config().data.paths
-    folder = RunFolder(tmp_path / "run")
-    interrupted(Path(data[0]), folder.path, extra)
-    stored, flat = read_checkpoint(folder.checkpoint), folder.config().options()
-    stored["scanl"]["config"] = flat
-    write_checkpoint(stored, folder.checkpoint)
-    folder.config_file.write_text(yaml.safe_dump(flat))
-    assert main(["train", "--resume", str(folder.path)]) == 0
-    assert_same_weights(alone, folder.path)
-
-
-def test_options_are_given_by_name_or_in_parts():
-    config = TrainConfig(layer="lru", steps=5, data=["a"])
-    assert (config.stack.layer, config.optimiser.steps, config.data.paths) == ("lru", 5, ["a"])
-    other = replace(config, steps=6)
-    assert (config.optimiser.steps, other.optimiser.steps, other.stack) == (5, 6, config.stack)
-    assert TrainConfig(stack=StackConfig(dim=8), data=DataConfig(["b"]), depth=1).options() == {
-        **TrainConfig().options(), "dim": 8, "data": ["b"], "depth": 1
-    }  # fmt: skip
+def test_options_are_given_by_name():
+    config = TrainConfig.of(layer="lru", steps=5, data=["a"])
+    parts = TrainConfig(StackConfig(layer="lru"), source=SourceConfig(data=["a"]), training=TrainingConfig(steps=5))
+    assert config == parts
+    assert config.options() == {**TrainConfig().options(), "layer": "lru", "data": ["a"], "steps": 5}
     with pytest.raises(ConfigError, match="unknown option of train 'lyaer'; did you mean 'layer'"):
-        TrainConfig(lyaer="lru")
+        TrainConfig.of(lyaer="lru")
+
+
+def test_a_file_of_options_has_parts(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("stack: {layer: lru, layer_options: {r_min: 0.5}}\ntraining: {lr: 1e-3}\nsource: {data: [a, b]}\n")
+    config = TrainConfig.of(layer="lru", layer_options={"r_min": 0.5}, lr=1e-3, data=["a", "b"])
+    assert parse(["--config", str(file)])[0] == config == TrainConfig.from_yaml(file)
+    changed, _ = parse(["--config", str(file), "--lr", "0.1", "--layer-options.r_max", "0.7", "--data", "c"])
+    assert changed.options() == {
+        **config.options(), "lr": 0.1, "layer_options": {"r_min": 0.5, "r_max": 0.7}, "data": ["c"]
+    }  # fmt: skip
+    (tmp_path / "whole.yaml").write_text(changed.to_yaml())
+    assert parse(["--config", str(tmp_path / "whole.yaml")])[0] == changed
+
+
+def test_each_part_of_a_run_is_made_once(text, tmp_path, monkeypatch):
+    """The source, the model and the trainer; by `train`, on resuming, and by `eval`."""
+    made = []
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def counting(*args, **kwargs):
+            made.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    counted(TrainConfig, "open_source")
+    counted(config_module, "model_for")
+    counted(pl, "Trainer")
+    folder = tmp_path / "run"
+    assert main(["train", *options(text, folder, 2)]) == 0
+    assert sorted(made) == ["Trainer", "model_for", "open_source"]
+    made.clear()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert sorted(made) == ["Trainer", "model_for", "open_source"]
+    made.clear()
+    assert main(["eval", str(folder)]) == 0
+    assert sorted(made) == ["model_for", "open_source"]
 
 
 def test_unknown_parts_and_options_are_named(tmp_path):
     for values, odd in (
-        ({"stack": {"dimm": 3}}, "['stack.dimm']"),
-        ({"stack": 3}, "['stack']"),
-        ({"stack": {"dim": 3}, "optimizer": {"lr": 1.0}}, "['optimizer']"),
-        ([3], "[3]"),
+        ({"stack": {"dimm": 3}}, "'stack.dimm' is not accepted"),
+        ({"stack": 3}, "it is {'stack': 3}"),
+        ({"stack": {"dim": 3}, "optimiser": {"lr": 1.0}}, "'optimiser.lr' is not accepted"),
+        ({"stack": {"dim": "wide"}}, "dim is wide, expected int"),
+        ({"layer": "lru"}, "it is {'layer': 'lru'}"),
+        ([3], "it is [3]"),
     ):
-        with pytest.raises(CheckpointError, match=re.escape(f"no configuration of a training run: {odd} is not known")):
+        with pytest.raises(CheckpointError, match=rf"no configuration of a training run: .*{re.escape(odd)}"):
             TrainConfig.from_values(values, tmp_path)
 
 
@@ -497,17 +478,17 @@ def test_unknown_parts_and_options_are_named(tmp_path):
     ("change", "message"),
     [
         ({"depth": 0}, "depth is 0, expected at least 1"),
-        ({"lr": 0.0}, "lr is 0.0, expected above 0"),
-        ({"clip_value": 0.0}, "clip_value is 0.0, expected above 0"),
-        ({"minutes": -1.0}, "minutes is -1.0, expected above 0"),
+        ({"lr": 0.0}, "lr is 0.0, expected more than 0"),
+        ({"clip_value": 0.0}, "clip_value is 0.0, expected more than 0"),
+        ({"minutes": -1.0}, "minutes is -1.0, expected more than 0"),
         ({"warmup": -1}, "warmup is -1, expected at least 0"),
         ({"steps": 3, "minutes": 1.0}, "steps and minutes are both given, expected one of them"),
-        ({"held_out": 1.5}, "held_out is 1.5, expected between 0 and 1"),
+        ({"held_out": 1.5}, "held_out is 1.5, expected less than 1"),
     ],
 )
 def test_numbers_out_of_range(change, message):
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**change).check()
+        TrainConfig.of(**change).check()
 
 
 def test_rate_warms_up_and_falls_to_zero():
@@ -551,16 +532,16 @@ def test_minutes_are_kept_to(text, tmp_path):
     ],
 )
 def test_gradients_are_clipped_by_value_and_then_by_norm(options, expected):
-    source = TrainConfig(task="parity").source()
-    learning = Learning(nn.Linear(3, 1, bias=False), TrainConfig(**options), source)
+    source = TrainConfig.of(data=["parity"]).open_source()
+    learning = Learning(nn.Linear(3, 1, bias=False), TrainConfig.of(**options), source)
     learning.model.weight.grad = torch.tensor([[3.0, -4.0, 0.0]])
     learning.configure_gradient_clipping(None)
     torch.testing.assert_close(learning.model.weight.grad, torch.tensor([expected]))
 
 
 def test_only_linear_maps_decay():
-    model = build_model(TrainConfig(layer="mega_ema", dim=16, depth=1, norm="layernorm"))
-    decayed, rest = make_optimizer(model, TrainConfig()).param_groups
+    model = build_model(TrainConfig.of(layer="mega_ema", dim=16, depth=1, norm="layernorm"), Text.question)
+    decayed, rest = OPTIMIZERS["adamw"](model, 3e-3, 0.1).param_groups
     assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     assert decayed["betas"] == rest["betas"] == (0.9, 0.95)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -573,7 +554,7 @@ def test_only_linear_maps_decay():
 
 @pytest.mark.parametrize("length", [1, 5, 100])
 def test_bits_per_byte_is_the_mean_over_every_byte(length):
-    model = build_model(TrainConfig(dim=16, depth=1))
+    model = build_model(TrainConfig.of(dim=16, depth=1), Text.question)
     data = np.random.default_rng(0).integers(0, 256, length).astype(np.uint8)
     tokens = torch.tensor([[0, *data.tolist()]])
     with torch.no_grad():
@@ -583,7 +564,7 @@ def test_bits_per_byte_is_the_mean_over_every_byte(length):
 
 
 def test_bits_per_byte_in_parts_reads_each_part_with_its_state():
-    model = build_model(TrainConfig(dim=16, depth=1))
+    model = build_model(TrainConfig.of(dim=16, depth=1), Text.question)
     data = np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8)
     padded = torch.tensor([0, *data.tolist()])
     nats = 0.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.data import sources
-from scanl.data.base import Opener, Source, summary
+from scanl.data.base import Entry, Source, summary
 from scanl.data.files import Files, folders, root
 from scanl.data.get import get
 from scanl.data.published import records
@@ -48,11 +48,11 @@ def _list() -> int:
         print(f"{name:<{width}}{summary(source)}")
         print(f"{'':<{width}}{state(source)}")
     print(f"\nData sets lie in {root()} (SCANL_DATA). `scanl data get NAME` downloads one that a package has;")
-    print("`scanl train --task NAME` trains on a source, and `--task-options.folder PATH` reads its files elsewhere.")
+    print("`scanl train --data NAME` trains on a source, and `--data-options.folder PATH` reads its files elsewhere.")
     return 0
 
 
-def state(source: type[Opener]) -> str:
+def state(source: type[Entry]) -> str:
     """Say what a source needs, and whether it is there."""
     if source.needs is None:
         return "no files of a data set"
@@ -117,18 +117,19 @@ def _check(path: Path) -> int:
             fitting.append((present / len(files.needs), name))
     if not fitting:
         raise DataError(
-            f"data: {path} is no data set that scanl knows; `scanl data` lists them, and `scanl train PATH` reads text"
+            f"data: {path} is no data set that scanl knows; `scanl data` lists them, and `scanl train --data PATH` "
+            "reads text"
         )
     errors: list[str] = []
     for _, name in sorted(fitting, reverse=True):
-        short = {"sequence_length": 1} if "sequence_length" in sources.get(name).reads() else {}
+        short = {"sequence_length": 1} if "sequence_length" in sources.get(name).option_names() else {}
         try:
-            source = TrainConfig(task=name, task_options={"folder": str(folder)}, **short).source()
+            source = TrainConfig.of(data=[name], data_options={"folder": str(folder)}, **short).open_source()
             source.check()
         except ScanlError as error:
             errors.append(str(error))
         else:
-            print(f"{name}: {source.describe()}")
+            print(f"{name}: {source}")
     if len(errors) == len(fitting):
         raise DataError(errors[0])
     return 0

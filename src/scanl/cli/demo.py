@@ -17,6 +17,7 @@ from scanl.cli.train import prepare, start
 from scanl.data.text import Bytes, Text
 from scanl.layers.state import leaves
 from scanl.learning import RunFolder, TrainConfig
+from scanl.learning.report import Report
 from scanl.learning.run.folder import free_name
 from scanl.learning.run.metrics import read_metrics
 from scanl.learning.run.picture import draw_loss, save_figure
@@ -58,16 +59,18 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     out = args.out or str(free_name("demo"))
     # Three minutes of training cover so few bytes that a model smaller than the default gets a better score.
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=args.data, minutes=args.minutes, out=out, dim=args.dim, channel_options={"expand": 1.5}, precision="auto"
     )
-    folder, config, source, model = prepare(config)
+    ready = prepare(config)
+    folder, source, model = ready.folder, ready.source, ready.model
+    assert folder is not None
     assert isinstance(source, Text)
     assert isinstance(model, LanguageModel)
-    if not start(folder, config, source, model):
+    if not start(ready):
         return 130
     model.eval()
-    exam = source.exam(source.digest())
+    exam = source.exam()
     print(f"\n{examined(model, source, exam)}\n", flush=True)
     torch.set_num_threads(1)  # one byte at a time is too little work for several threads
     write(PROMPT)
@@ -81,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
     first, last = measured[0], measured[-1]
     print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
     compressors = {name: bits for name, bits in exam.beside.items() if isinstance(bits, float)}
-    picture = draw(folder, source, measured, compressors)
+    picture = draw(folder, ready.report, measured, compressors)
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 
@@ -129,7 +132,7 @@ def resident_memory() -> float:
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def draw(folder: RunFolder, source: Text, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
+def draw(folder: RunFolder, report: Report, measured: Sequence[At], compressors: Mapping[str, float]) -> Path:
     """Write demo.png: the loss curve with the scores of compressors on the same text, and speed against context."""
     from matplotlib.figure import Figure
 
@@ -137,7 +140,7 @@ def draw(folder: RunFolder, source: Text, measured: Sequence[At], compressors: M
     left, right = figure.subplots(1, 2)
     for (name, bits), style in zip(compressors.items(), ("--", ":"), strict=True):
         left.axhline(bits, color="#a63603", ls=style, lw=1.5, label=f"{name} on the unseen text: {bits:.2f}")
-    draw_loss(left, read_metrics(folder), source)
+    draw_loss(left, read_metrics(folder), report)
     left.set_title("Training: bits needed for a byte of text")
     contexts = [at.context for at in measured]
     quarters = [statistics.quantiles(at.speeds, n=4) for at in measured]

@@ -1,10 +1,13 @@
 """`scanl eval RUN`: measure a run's model on data that it was not trained on, and compare with other scores."""
 
+import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Source
-from scanl.errors import ConfigError
+from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.evaluation import measures
 from scanl.learning.questions import Model
@@ -12,27 +15,49 @@ from scanl.tasks.base import COUNT
 
 
 def run(argv: Sequence[str]) -> int:
-    """Measure a run on all of its held-out text, or on fresh examples of its task."""
-    parser = Parser("eval", "Bits per byte of a run on its held-out text, or its score on fresh examples of its task.")
+    """Measure a run on all of the data that it was not trained on, or on fresh examples of its task."""
+    parser = Parser("eval", "Score of a run on data that it was not trained on: bits per byte, accuracy, ...")
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument(
-        "--data", type=str, nargs="*", default=[], metavar="PATH", help="new path of the run's text, or another text"
+        "--data", type=str, nargs="*", default=[], metavar="PATH", help="new path of the run's files, or another text"
     )
     parser.add_argument("--length", type=int | None, default=None, help="of a task: another length; none: the run's")
-    parser.add_argument("--count", type=int | None, default=None, help=f"of a task: examples; none: {COUNT}")
+    parser.add_argument(
+        "--count", type=int | None, default=None, help=f"examples to measure; none: all, or {COUNT} of a task"
+    )
     args = parser.parse(argv)
     folder = RunFolder.open(args.run)
     config = folder.config()
-    source = config.source()
-    given = {name: value for name in ("data", "length", "count") if (value := getattr(args, name)) not in (None, [])}
-    for name, value in given.items():
-        if name not in source.examined_by:
+    accepted = {*config.entry.option_names(), *inspect.signature(type(folder.source).exam).parameters}
+    for name in ("data", "length", "count"):
+        if getattr(args, name) not in (None, []) and name not in accepted:
             raise ConfigError(
-                f"eval: {name} is {value}, but the run was trained on {config.source_name}, which does not use it; "
-                f"leave out --{name}"
+                f"eval: {name} is {getattr(args, name)}, but the run was trained on {config.entry.name}, which does "
+                f"not use it; leave out --{name}"
             )
+    if args.count is not None and args.count < 1:
+        raise ConfigError(f"eval: count is {args.count}, expected at least 1")
     model, digest = folder.load_model_and_digest()
-    print(examined(model, source, source.exam(digest, **given)))
+    paths = [str(Path(path).resolve()) for path in args.data] or config.source.data
+    moved, config.source.data = paths != config.source.data, paths
+    source = config.open_source() if moved else folder.source
+    if digest == source.digest():
+        if args.length is not None:
+            config.source.data_options["length"] = args.length
+            source = config.open_source()
+        exam = source.exam(**({} if args.count is None else {"count": args.count}))
+    elif moved and "held_out" in accepted:
+        config.source.held_out = 1.0
+        exam = config.open_source().exam()
+        exam = replace(exam, title=f"another text than the run's: {exam.title}")
+    else:
+        found = "has changed since training" if digest is not None else "may differ from that of training"
+        raise CheckpointError(
+            f"eval: the data of the run, or its split, {found}, so the run may have been trained on what is held out "
+            "now; put the data back, name its new path, or measure another text: --data PATH. At the new path its "
+            "files and folders must have the same names"
+        )
+    print(examined(model, source, exam))
     return 0
 
 

@@ -11,11 +11,12 @@ import torch
 
 from scanl.cli.parser import Parser
 from scanl.data import Table
-from scanl.data.base import Signal
+from scanl.data.base import Signal, SignalSource
 from scanl.data.openings import ENDINGS, openings, write_series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
 from scanl.learning.questions import parts
+from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel
 
 HELP = """what is written:
@@ -46,16 +47,16 @@ def run(argv: Sequence[str]) -> int:
         _of_hub(args.hub, prompt, 200 if args.tokens is None else args.tokens, _sampling(args, 0.8))
         return 0
     folder = RunFolder.open(args.run)
-    source = folder.config().source()
-    if source.reads_bytes:
+    source = folder.source
+    if source.metric == BYTES:
         _refuse_unused(args, "a run on text", "bytes")
         prompt = _prompt(args.prompt, args.prompt_file)
         _of_run(folder, prompt, 500 if args.bytes is None else args.bytes, _sampling(args, 0.8))
         return 0
-    signal = source.signal
+    signal = source.signal if isinstance(source, SignalSource) else None
     if signal is None and not isinstance(source, Table):
         raise ConfigError(
-            f"generate: {args.run} was trained on {folder.config().source_name}, expected a run on text, a signal or a "
+            f"generate: {args.run} was trained on {folder.config().entry.name}, expected a run on text, a signal or a "
             "table; scanl eval scores it"
         )
     used = ["steps", "prompt_steps", "out", *(["freq"] if signal is None else [])]
@@ -210,7 +211,7 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
         seed = None if args.seed is None else args.seed + number
         drawn = model.generate(x[:, : one.read], max_steps=steps, **{**sampling, "seed": seed}, **now)
         numbers.append(torch.cat(list(drawn)).numpy())
-    write_series(path, made, np.stack(numbers), list(source.names))
+    write_series(path, made, np.stack(numbers), source.targets)
     return path
 
 

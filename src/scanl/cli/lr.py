@@ -4,26 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanl.cli.parser import Parser
-from scanl.cli.train import checked, config_of, flat, options_parser, start_from
+from scanl.cli.train import options_parser, refuse_unused, start_from
 from scanl.errors import ConfigError
 from scanl.learning import TrainConfig
+from scanl.learning.run.run import Run
 
 ROWS = 20  # of the table
 
 
 def run(argv: Sequence[str]) -> int:
     """Print a table of losses by learning rate, and the suggested rate. Leave no run folder."""
-    defaults = TrainConfig()
-    args = _parser(defaults).parse(flat(argv))
-    config = config_of(args, defaults)
+    args = _parser().parse(argv)
+    config = TrainConfig.parsed(args)
     if args.picture is not None and Path(args.picture).suffix.lower() != ".png":
         raise ConfigError(f"lr: picture is {args.picture}, expected a file of .png")
-    source, model = checked(config)
+    config.check()
+    refuse_unused(config)
+    ready = Run(config)
     if config.run.init is not None:
-        start_from(config.run.init, model)
+        start_from(config.run.init, ready.model)
     from scanl.learning.run.search import save_search, search
 
-    found = search(config, model, source, args.trials)
+    found = search(ready, args.trials)
     print(f"{'rate':>10}  {'mean loss':>10}")
     every = max(1, len(found.rates) // ROWS)
     for rate, mean in list(zip(found.rates, found.means, strict=True))[::every]:
@@ -33,13 +35,13 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(f"the loss is lowest at {found.lowest:.2g}; a tenth of that is a good start: --lr {found.suggestion:.2g}")
     if args.picture is not None:
-        save_search(found, Path(args.picture), f"{config.source_name}: {config.stack.layer}")
+        save_search(found, Path(args.picture), f"{config.entry.name}: {config.stack.layer}")
     return 0
 
 
-def _parser(defaults: TrainConfig) -> Parser:
+def _parser() -> Parser:
     description = "Search for a learning rate: steps at higher and higher rates. Takes the options of `scanl train`."
-    parser = options_parser("lr", description, defaults)
+    parser = options_parser("lr", description, TrainConfig())
     parser.add_argument("--trials", type=int, default=100, help="rates to try, a step at each")
     parser.add_argument("--picture", type=str | None, default=None, metavar="PATH", help="PNG to draw the losses into")
     return parser

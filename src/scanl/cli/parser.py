@@ -8,6 +8,7 @@ from typing import Any
 import jsonargparse
 
 from scanl.errors import ConfigError, nearest
+from scanl.parsing import in_a_line
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
@@ -18,15 +19,16 @@ class Parser(jsonargparse.ArgumentParser):
     """A jsonargparse parser that raises ConfigError with the nearest known option, instead of printing its usage.
 
     below: returns the text below the options; it is asked for only when the help is printed.
+    words: an option, for the advice about words that stand without one.
     """
 
     def __init__(
-        self, command: str, description: str, *, below: Callable[[], str] | None = None, **kwargs: Any
+        self, command: str, description: str, *, below: Callable[[], str] | None = None, words: str = "", **kwargs: Any
     ) -> None:
         super().__init__(
             prog=f"scanl {command}", description=description, exit_on_error=False, formatter_class=_Help, **kwargs
         )
-        self.command, self._below = command, below
+        self.command, self._below, self._words = command, below, words
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if self._below is not None:
@@ -44,17 +46,11 @@ class Parser(jsonargparse.ArgumentParser):
         try:
             return self.parse_args(argv)
         except jsonargparse.ArgumentError as error:
-            raise ConfigError(f"{self.command}: {_shortened(str(error))}; see scanl {self.command} --help") from error
-
-
-def _shortened(text: str) -> str:
-    """Shorten jsonargparse's message to one line. Rewrite its message about a value of a wrong type."""
-    text = " ".join(text.split())
-    wrong = re.match(r'Parser key "(\w+)":.*(?:Got|Given) value: (.*)$', text)
-    if wrong is None:
-        return text
-    kinds = [kind.replace("NoneType", "none") for kind in re.findall(r"Expected a <class '(\w+)'>", text)]
-    return f"{wrong[1]} is {wrong[2]}, expected {' or '.join(kinds)}"
+            text, advice = in_a_line(str(error)), f"see scanl {self.command} --help"
+            stray = re.match("unrecognized arguments: (.*)", text, re.IGNORECASE)
+            if stray and self._words:
+                advice = f"give {self._words} {stray[1]}"
+            raise ConfigError(f"{self.command}: {text}; {advice}") from error
 
 
 def _dashed(argument: str, known: Sequence[str]) -> str:

@@ -16,13 +16,13 @@ def list_tasks(argv: Sequence[str]) -> int:
         task = build(name)
         print(f"{name:<{width}}{summary(type(task))}")
         print(f"{'':<{width}}{task.metric}: chance {task.chance:.4g}, best {task.best:g}; {_options(name)}")
-    print("\n`scanl train --task NAME --layer LAYER` trains a model on one; `--task-options.NAME VALUE` changes it.")
+    print("\n`scanl train --data NAME --layer LAYER` trains a model on one; `--data-options.NAME VALUE` changes it.")
     return 0
 
 
 def task_help() -> str:
     """Return all tasks with their options, for the help of `scanl train`."""
-    lines = ["tasks and their options (--task-options.NAME VALUE):"]
+    lines = ["tasks and their options (--data-options.NAME VALUE):"]
     return "\n".join([*lines, *(f"  {name}: {_options(name)}" for name in names())])
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question, Signal
+from scanl.data.base import IGNORED, Question, Signal, SignalSource
 from scanl.data.files import lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import kind, published
@@ -184,15 +184,13 @@ class TenWords(SpeechCommands):
         return mean, np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0)) + 1e-5
 
 
-class Quantised(FixedRows):
+class Quantised(FixedRows, SignalSource):
     """Predict each sample of a recording from those before it, in 256 steps. The first input is 128, which is silence.
 
     A row that ends early is not scored after its end. A subclass may have another `encode` and `decode`.
     """
 
     metric = "bits per sample"
-    higher_is_better = False
-    best = None
     chance = 8.0
     question = Question("next token", vocab_size=256)
 

@@ -1,23 +1,22 @@
 """The protocol of a data source, the questions that sources ask, and the registry of sources.
 
 A new source is one new file. It defines a subclass of `Source`, which is a dataclass of its options, registers it by
-name, and is imported in the `__init__` of its folder. `scanl train --task NAME` then trains on it.
+name, and is imported in the `__init__` of its folder. `scanl train --data NAME` then trains on it.
 """
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from scanl.data.files import Files
-from scanl.errors import CheckpointError, ConfigError, nearest
+from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
@@ -131,62 +130,56 @@ class Signal(ABC):
         """Write tokens to a file as they come. The file is written whole or not at all."""
 
 
-class Source(ABC):
-    """Training batches and examples for measurements, each a pure function of the source and the step.
+class Entry:
+    """What a name of `--data` stands for: a class that makes a source from the options of a run.
 
-    A subclass is a dataclass whose fields are its options. A field with the name of an option of `scanl train` (`data`,
-    `held_out`, `seed`, ...) takes that option's value; the others are set with `--task-options.NAME`. The constructor
-    reads no file. Files are read when they are first needed, at the latest by `check`.
+    id: short names by which maintainers find published data.   needs: the files that it reads, if they are of a
+    published data set.   aliases: other names of the literature, by which the registry finds the class.
     """
 
     name: ClassVar[str] = ""  # set by `register`
-    id: ClassVar[str] = ""  # short names by which maintainers find published data
-    needs: ClassVar[Files | None] = None  # the files that it reads, if they are of a published data set
-    reads_bytes: ClassVar[bool] = False  # whether its tokens are bytes of a text
-    metric: str  # name of the score: "accuracy", "bits per byte"
-    higher_is_better: bool
-    chance: float | None = None  # score of guessing, if known
-    best: float | None = None  # best possible score, if known
-    question: Question
-
-    measured: ClassVar[str] = "score"  # column of metrics.csv for the measurements
-    comparable: ClassVar[str | None] = None  # column with the same metric on training batches, if any
-    noun: ClassVar[str] = "data"  # name of the data in messages
-    names: Sequence[str] = ()  # of the numbers that are forecast
-    moved: ClassVar[str] = ""  # end of the message about changed data: what to do when it has moved
-    stops: ClassVar[tuple[str, ...]] = ("until", "patience")  # options that may end a run early
-    aliases: ClassVar[tuple[str, ...]] = ()  # other names of the literature, by which the registry finds the class
-    instead: ClassVar[Mapping[str, str]] = {}  # advice for each option that the source does not read
-    examined_by: ClassVar[tuple[str, ...]] = ()  # options of `scanl eval` that `exam` takes
+    id: ClassVar[str] = ""
+    needs: ClassVar[Files | None] = None
+    aliases: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def reads(cls) -> frozenset[str]:
-        """Return the names of the configuration options that this source uses."""
-        return frozenset((*inspect.signature(cls).parameters, *cls.stops, "task_options"))
+    def option_names(cls) -> tuple[str, ...]:
+        """Return the names of the source's options: those of `scanl train` that it uses, and its own."""
+        return tuple(inspect.signature(cls).parameters)
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Source":
-        """Make the source from a configuration's options by name. Raises ConfigError for an unknown option."""
-        parameters = list(inspect.signature(cls).parameters)
-        own = [name for name in parameters if name not in options]
-        for name in options["task_options"]:
-            if name not in own:
-                raise nearest(f"option of {cls.name}", name, own)
-        return cls(**{name: options[name] for name in parameters if name in options}, **options["task_options"])
+        """Make the source from the options of a run by name. Raises ConfigError for an unknown option.
+
+        The options of the source alone are in `data_options`.
+        """
+        raise NotImplementedError
+
+
+class Source(Entry, ABC):
+    """Training batches and examples for measurements, each a pure function of the source and the step.
+
+    A subclass is a dataclass whose fields are its options. A field with the name of an option of `scanl train` (`data`,
+    `held_out`, `seed`, ...) takes that option's value; the others are set with `--data-options.NAME`. The constructor
+    reads no file. Files are read when they are first needed, at the latest by `check`. `str(source)` describes a
+    training batch; the text follows its number of sequences: "examples of copy length=100".
+
+    question: what the model predicts.   metric: name of the score, one of `METRICS`.
+    chance: score of guessing, None if unknown.
+    """
+
+    question: Question
+    metric: str
+    chance: float | None = None
+
+    @classmethod
+    def open(cls, options: Mapping[str, Any]) -> "Source":
+        shared = {name: options[name] for name in cls.option_names() if name in options}
+        return cls(**shared, **own_options(cls, options))
 
     @abstractmethod
     def check(self) -> None:
         """Read the files, if any. Raises DataError unless the data can be used for training."""
-
-    @property
-    def signal(self) -> Signal | None:
-        """How files are read and written if the tokens are a signal; None otherwise."""
-        return None
-
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Number of steps in a training sequence."""
 
     @abstractmethod
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
@@ -196,24 +189,23 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def digest(self) -> str:
-        """Return a fingerprint of the training data. Two runs have the same one if they train on the same data."""
-
-    @abstractmethod
     def unseen(self, step: int) -> Iterator[Examples]:
         """Yield batches that are never used for training, for the measurement after a step."""
 
     @abstractmethod
-    def exam_after_training(self) -> Exam:
-        """Return the exam that `scanl train` runs at the end."""
+    def exam(self, *, sample: bool = False) -> Exam:
+        """Return the exam of a trained model, on data that it has never seen.
+
+        sample: only on as much of the data as is measured in little time, as `scanl train` does at the end.
+        A subclass may take `count`, the number of examples; `scanl eval` then has the option.
+        """
+
+    def __str__(self) -> str:
+        return f"sequences of {self.name}"
 
     @abstractmethod
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Return the exam that `scanl eval` runs. Raises CheckpointError when the data has changed since training.
-
-        digest: digest of the model's training data; None if unknown.
-        given: those options in `examined_by` that the user gave.
-        """
+    def digest(self) -> str:
+        """Return a fingerprint of the training data. Two runs have the same one if they train on the same data."""
 
     def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
         """Return the sum of the scores, and how many answers were scored.
@@ -234,41 +226,25 @@ class Source(ABC):
         """
         return {self.metric: self.total(outputs, targets)}
 
-    def beside(self, loss: float) -> dict[str, float]:
-        """Return further columns of a row of metrics.csv that follow from the loss."""
-        return {}
+
+class SignalSource(ABC):
+    """What a source of signals has besides: how its tokens are read from a file and written as one."""
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of metrics.csv."""
-        return ("step", "loss", *self.beside(0.0), "tokens_per_second", "lr", self.measured)
+    @abstractmethod
+    def signal(self) -> Signal:
+        """How files are read and written."""
 
-    def describe(self) -> str:
-        """Describe a training batch; the text follows its number of sequences: "examples of copy length=100"."""
-        return f"sequences of {self.length} steps of {self.name}"
 
-    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        """Format a row of the metrics and the last measurement for the progress line."""
-        guessed = "" if self.chance is None else f" (chance {self.chance:.4g})"
-        return f"loss {row['loss']:.4g}" + ("" if measured is None else f"  score {measured:.4g}{guessed}")
-
-    def better(self, one: float, than: float) -> bool:
-        """Whether measurement `one` is better than `than`."""
-        return one > than if self.higher_is_better else one < than
-
-    def reachable(self) -> tuple[float, float]:
-        """Return the lowest and the highest possible score. No score is below 0."""
-        if self.higher_is_better:
-            return 0.0, math.inf if self.best is None else self.best
-        return 0.0 if self.best is None else self.best, math.inf
-
-    def refuse_other(self, digest: str) -> None:
-        """Raise CheckpointError unless this digest is that of the present data."""
-        if digest != self.digest():
-            raise CheckpointError(
-                f"train: the {self.noun} has changed since the checkpoint; put back the {self.noun} to resume"
-                f"{self.moved}"
-            )
+def own_options(cls: type[Entry], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a run that its source alone has. Raises ConfigError for one that the source has not."""
+    own = [name for name in cls.option_names() if name not in options]
+    for name in options["data_options"]:
+        if not own:
+            raise ConfigError(f"{cls.name} has no options of its own, expected no --data-options.{name}")
+        if name not in own:
+            raise nearest(f"option of {cls.name}", name, own)
+    return options["data_options"]
 
 
 def summary(source: type[Any]) -> str:
@@ -311,20 +287,5 @@ def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
     return batch
 
 
-class Opener(Protocol):
-    """What the registry holds: a subclass of `Source`, or a class such as a task whose `open` makes a source."""
-
-    name: ClassVar[str]
-    id: ClassVar[str]
-    needs: ClassVar[Files | None]
-    instead: ClassVar[Mapping[str, str]]
-
-    @classmethod
-    def reads(cls) -> frozenset[str]: ...
-
-    @classmethod
-    def open(cls, options: Mapping[str, Any]) -> Source: ...
-
-
-sources: Registry[Opener] = Registry("task")
+sources: Registry[Entry] = Registry("source")
 register = sources.add

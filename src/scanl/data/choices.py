@@ -49,7 +49,6 @@ class Choices(FixedRows):
         most: how many bytes of a row are read: the last ones.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.most"}
     ways: ClassVar[int] = 4
     positive = ("most",)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ class PublishedPathfinder(FixedRows):
     """
 
     question = Question("class", channels=1, classes=2)
-    instead: ClassVar = {"sequence_length": "a picture has as many steps as pixels"}
     positive = ("side",)
 
     side: int = 32

@@ -56,11 +56,12 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     """Read files, and all text files below folders. Without paths, read the source of Python's standard library.
 
     The split is by file: a file is held out when the SHA-256 of its relative path, modulo 1000, is below
-    1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead.
+    1000 `held_out`. With fewer than 20 files the last part of the bytes is held out instead; with
+    `held_out` 1 all bytes are.
     Raises DataError for a path that is missing, unreadable or empty.
     """
-    if not 0 < held_out < 1:
-        raise DataError(f"corpus: held_out is {held_out}, expected between 0 and 1")
+    if not 0 < held_out <= 1:
+        raise DataError(f"corpus: held_out is {held_out}, expected above 0 and at most 1")
     texts = _texts(paths)
     aside = {name for name in texts if _fraction(name) < held_out}
     if len(texts) >= FILES_FOR_SPLIT and 0 < len(aside) < len(texts):
@@ -69,11 +70,6 @@ def read_corpus(paths: Sequence[str | Path] = (), held_out: float = 0.05) -> Cor
     whole = _join(list(texts.values()))
     cut = len(whole) - round(len(whole) * held_out)
     return Corpus(whole[:cut], whole[cut:])
-
-
-def read_text(paths: Sequence[str | Path]) -> Bytes:
-    """Read the files that `read_corpus` reads into one array, without a split. Raises DataError as it does."""
-    return _join(list(_texts(paths).values()))
 
 
 def _texts(paths: Sequence[str | Path]) -> dict[str, bytes]:

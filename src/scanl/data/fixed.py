@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scanl.data.base import Exam, Examples, Source, check_positive, check_types, padded
 from scanl.data.files import Files
 from scanl.data.order import shuffled
-from scanl.errors import CheckpointError, ConfigError, DataError
+from scanl.errors import DataError
 
 MOST_STEPS = 2**20  # measured at the end of training, at most; `scanl eval` reads all
 AT_ONCE = 2**16  # steps in a batch of a measurement, about
@@ -82,12 +82,6 @@ class FixedRows(Source):
     """
 
     metric = "accuracy"
-    higher_is_better = True
-    best = 1.0
-    noun = "data"
-    stops = ("until", "patience")
-    examined_by = ("count",)
-    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "the rows have the length that they have"}
 
     positive: ClassVar[tuple[str, ...]] = ()  # options that are at least 1
     steps: ClassVar[int] = 0  # of a row, where all rows have the same number, whatever the options are
@@ -159,28 +153,14 @@ class FixedRows(Source):
         return digest.hexdigest()
 
     def unseen(self, step: int) -> Iterator[Examples]:
-        return self._batches(sample(self.parts.validation, self.eval_examples))
+        return self._batches(spread(self.parts.validation, self.eval_examples))
 
-    def exam_after_training(self) -> Exam:
-        return self._exam(max(self.eval_examples, MOST_STEPS // self.length))
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on the test part.
-
-        count: number of rows, spread over the part; by default all.
-        """
-        if digest is not None and digest != self.digest():
-            raise CheckpointError(
-                f"eval: the {self.noun} of {self.name} has changed since the run was trained; put back the files or "
-                "the options"
-            )
-        if (count := given.get("count", 1)) < 1:
-            raise ConfigError(f"eval: count is {count}, expected at least 1")
-        return self._exam(given.get("count"))
-
-    def _exam(self, count: int | None) -> Exam:
+    def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
+        """Return an exam on the test part. count: number of rows, spread over the part; None for all."""
         test = self.parts.test
-        some = test if count is None else sample(test, count)
+        if sample:
+            count = max(self.eval_examples, MOST_STEPS // self.length)
+        some = test if count is None else spread(test, count)
         of = "" if len(some.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
         beside = {} if self.chance is None else {"chance": self.chance}
         title = f"{self.metric} on {len(some.answers):,} test rows of {self.name}{of}:"
@@ -195,7 +175,7 @@ class FixedRows(Source):
     def _examples(self, part: Part) -> Examples:
         return Examples(self.form(list(part.rows)), self.answers(part))
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         train, validation, test = (len(part.answers) for part in self.parts)
         return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
 
@@ -218,7 +198,7 @@ def chosen(part: Part, places: NDArray[np.int64]) -> Part:
     return part.take(places)
 
 
-def sample(part: Part, count: int) -> Part:
+def spread(part: Part, count: int) -> Part:
     """Return at most `count` rows at equal distances over a part."""
     total = len(part.answers)
     return part if total <= count else chosen(part, np.arange(count) * total // count)

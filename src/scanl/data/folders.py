@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, check_positive, check_shares, padded, register
+from scanl.data.base import Question, check_positive, check_shares, own_options, padded, register
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.errors import ConfigError, DataError
 
@@ -168,8 +168,6 @@ class Folders(FixedRows):
     Chance: the share of the most frequent class in the test part.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"held_out": "give --test and --validation"}
-
     asks: ClassVar[str] = "classify"  # the option `--question`
     kinds: ClassVar[Sequence[Kind]] = KINDS  # of files that it reads
     expected: ClassVar[str] = "a folder with one folder for each class"
@@ -188,18 +186,13 @@ class Folders(FixedRows):
         check_positive(self.name, self, ["sequence_length"])
 
     @classmethod
-    def reads(cls) -> frozenset[str]:
-        return (super().reads() | {"question"}) - {"folder", "task_options"}
+    def option_names(cls) -> tuple[str, ...]:
+        return ("question", *(name for name in super().option_names() if name != "folder"))
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Folders":
-        if options["question"] not in (None, cls.asks):
-            raise ConfigError(
-                f"{cls.name}: question is {options['question']!r}, expected {cls.asks!r} because the task {cls.name!r} "
-                "has no other answers"
-            )
         names = ("data", "validation", "test", "sequence_length", "seed", "eval_examples")
-        return cls(**{name: options[name] for name in names})
+        return cls(**{name: options[name] for name in names}, **own_options(cls, options))
 
     @property
     def root(self) -> Path:

@@ -43,7 +43,6 @@ class PublishedSeries(SeriesSource):
     every: ClassVar[int] = 1  # rows of which the mean is taken
     readers: ClassVar[Mapping[str, Callable[..., tuple[list[str], NDArray[np.float64]]]]] = {"csv": csv.columns}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
-    instead: ClassVar[Mapping[str, str]] = {"data": "give --task-options.folder"}
     kind = "horizon"
 
     horizon: int = 12

@@ -4,12 +4,10 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
 
 import numpy as np
 
 from scanl.data.base import Exam, Examples, Source, check_types
-from scanl.errors import CheckpointError
 
 # Seeds are (seed of the run, one of these, ...). Models train on the first only.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
@@ -26,9 +24,6 @@ class FreshRows(Source):
         seed: seed of the rows. Training never uses those of measurements.
         eval_examples: number of rows in a measurement.
     """
-
-    stops = ("until",)
-    drawn_from: ClassVar[str] = "the rules"  # what a message about changed rows names
 
     seed: int
     eval_examples: int = 512
@@ -56,19 +51,15 @@ class FreshRows(Source):
         return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
 
     def unseen(self, step: int) -> Iterator[Examples]:
-        return self._batches(WHILE_TRAINING, step)
+        return self._batches(self.eval_examples, WHILE_TRAINING, step)
 
-    def _batches(self, *seed: int) -> Iterator[Examples]:
-        for start in range(0, self.eval_examples, AT_ONCE):
-            yield self._rows(min(AT_ONCE, self.eval_examples - start), *seed, start)
+    def _batches(self, count: int, *seed: int) -> Iterator[Examples]:
+        for start in range(0, count, AT_ONCE):
+            yield self._rows(min(AT_ONCE, count - start), *seed, start)
 
-    def exam_after_training(self) -> Exam:
-        return self.exam(None)
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on rows that training never sees. Takes no option."""
-        if digest is not None and digest != self.digest():
-            raise CheckpointError(f"eval: {self.drawn_from} of {self.name} have changed since the run was trained")
+    def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
+        """Return an exam on rows that training never sees. count: number of rows; None for `eval_examples`."""
+        count = self.eval_examples if count is None else count
         beside = {} if self.chance is None else {"chance": self.chance}
-        title = f"{self.metric} on {self.eval_examples} new rows of {self.name}:"
-        return Exam(title, list(self._batches(AFTER_TRAINING)), beside, ".4g")
+        title = f"{self.metric} on {count} new rows of {self.name}:"
+        return Exam(title, list(self._batches(count, AFTER_TRAINING)), beside, ".4g")

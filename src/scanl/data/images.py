@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanl.data.base import Question
+from scanl.data.base import Question, SignalSource
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import kind, published
@@ -70,7 +70,6 @@ class PixelByPixel(FixedRows):
         aside: number of training images that are set aside. The seed 42 decides which ones.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "an image has as many steps as pixels"}
     positive = ("aside",)
     readers: ClassVar[Mapping[str, Callable[..., Part]]] = READERS
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("train", "test")]
@@ -201,7 +200,7 @@ class NoisePaddedCIFAR10(Images):
 
 @kind
 @dataclass
-class Pixels(PixelByPixel):
+class Pixels(PixelByPixel, SignalSource):
     """Predict each pixel of an image from those before it. The first is predicted from a zero.
 
     A record gives `shape`. The score is the mean of -log2 p over all numbers of the images. Each has 256 values.
@@ -210,8 +209,6 @@ class Pixels(PixelByPixel):
     """
 
     metric = "bits per dimension"
-    higher_is_better = False
-    best = None
     question = Question("next token", vocab_size=256)
 
     @property

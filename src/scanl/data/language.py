@@ -3,18 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Question, check_positive, check_types
+from scanl.data.base import Question, check_positive, check_types
 from scanl.data.corpus import Bytes, Corpus
 from scanl.data.files import Files, lines
 from scanl.data.published import kind, published
 from scanl.data.readers import fasta, text
 from scanl.data.text import Tokens
-from scanl.errors import CheckpointError
 
 WHAT = {"train": "training", "validation": "validation", "test": "test"}  # how published numbers call the parts
 
@@ -29,12 +28,6 @@ class Published(Tokens):
         sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
         folder: where the files lie; none: in the folder of the data set.
     """
-
-    instead: ClassVar[Mapping[str, str]] = {
-        **Tokens.instead,
-        "data": "give --task-options.folder",
-        "held_out": "the split is the published one",
-    }
 
     folder: str = ""
 
@@ -59,12 +52,6 @@ class Published(Tokens):
     @property
     def test(self) -> Bytes:
         return self.texts[2]
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on all of the test part. Takes no option."""
-        if digest is not None and digest != self.digest():
-            raise CheckpointError(f"eval: the text of {self.name} has changed since the run was trained; put it back")
-        return self._exam(self.test, f"test {self.unit}s of {self.name}")
 
 
 @dataclass
@@ -102,7 +89,6 @@ class PublishedText(InParts):
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
     """
 
-    reads_bytes = True
     question = Question("next token", vocab_size=256)
     readers: ClassVar[Mapping[str, Callable[..., Bytes]]] = {
         "bytes": text.whole,

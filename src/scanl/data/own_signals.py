@@ -39,10 +39,6 @@ class OwnSignals(Quantised, Folders):
     Chance: 8 bits.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **Folders.instead,
-        "target": f"leave it out, or name a table of {', '.join(TABLES)}",
-    }
     asks = "generate"
     kinds: ClassVar[Sequence[Kind]] = (SOUNDS, Pictures())
     expected = f"a folder of recordings or of pictures, or a table of {', '.join(TABLES)}"

@@ -115,12 +115,7 @@ class MiniImageNetEpisodes(FreshRows):
         shots: examples of each class; 1 or 5 in the literature.
     """
 
-    noun = "data"
-    drawn_from = "the files"
     metric = "accuracy"
-    higher_is_better = True
-    best = 1.0
-    instead: ClassVar = {"sequence_length": "give --task-options.shots"}
     side: ClassVar[int] = 84
 
     folder: str = ""

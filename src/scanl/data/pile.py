@@ -30,7 +30,6 @@ class PileDocuments(Published):
         only: name of a source, such as Github or ArXiv: only its documents are read. Empty: those of all sources.
     """
 
-    reads_bytes = True
     question = Question("next token", vocab_size=256)
 
     most: int = 10**9

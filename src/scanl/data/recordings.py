@@ -204,8 +204,6 @@ class VitalSigns(PooledSeries):
     """
 
     metric = "mean squared error"
-    higher_is_better = False
-    best = 0.0
 
     vital: str = "HR"
     split_seed: int = 0

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +19,9 @@ from scanl.data.columns import Numbers
 from scanl.data.naive import naive, season_errors
 from scanl.data.rows import Rows, scale_of
 from scanl.data.series import Collection, Series
-from scanl.errors import CheckpointError, ConfigError, DataError
+from scanl.errors import ConfigError, DataError
 
-SCORES = {  # of each kind of question: metric, whether more is better, the best
-    "horizon": ("CRPS", False, 0.0),
-    "class": ("accuracy", True, 1.0),
-    "label": ("accuracy", True, 1.0),
-    "number": ("mean squared error", False, 0.0),
-}
+SCORES = {"horizon": "CRPS", "class": "accuracy", "label": "accuracy", "number": "mean squared error"}  # metrics
 MOST = 1024  # forecasts in a measurement, spread over the part
 ROWS = 64  # of a batch of a measurement
 UNSEEN = (
@@ -47,7 +42,6 @@ class SeriesSource(Source):
     `Table`.
     """
 
-    noun = "table"
     unit: ClassVar[str] = ", in units of the seasonal naive's error in training"
     kind: Any
     horizon: int
@@ -86,7 +80,7 @@ class SeriesSource(Source):
         if self.origins is not None and (self.origins < 1 or self.kind != "horizon"):
             expected = "at least 1" if self.kind == "horizon" else "none because nothing is forecast"
             raise ConfigError(f"table: origins is {self.origins}, expected {expected}")
-        self.metric, self.higher_is_better, self.best = SCORES[self.kind]
+        self.metric = SCORES[self.kind]
 
     def _by_time(self, each: list[Series]) -> list[list[tuple[int, int, int]]]:
         found: list[list[tuple[int, int, int]]] = [[], [], []]
@@ -314,13 +308,8 @@ class SeriesSource(Source):
     def unseen(self, step: int) -> Iterator[Examples]:
         return self._examples(VALIDATION)
 
-    def exam_after_training(self) -> Exam:
-        return self.exam(None)
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on the test part."""
-        if digest is not None and digest != self.digest():
-            raise CheckpointError(f"eval: {self.path} has changed since training; put back the table")
+    def exam(self, *, sample: bool = False) -> Exam:
+        """Return an exam on the test part."""
         count = sum(len(examples.inputs) for examples in self._examples(TEST))
         what = {"horizon": "forecasts", "label": "series"}.get(self.kind, "series")
         unit = self.unit if self.kind == "horizon" else ""
@@ -380,13 +369,10 @@ class SeriesSource(Source):
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         said = self.collection.said
         if self.kind == "horizon":
             said += f", season {self.steps_of_season}"
         elif self.collection.classes:
             said += f", classes {', '.join(self.collection.classes[:10])}"
         return f"x {self.length} steps of {self.path.name}: {said}"
-
-    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        return f"loss {row['loss']:.4g}" + ("" if measured is None else f"  {self.metric} of validation {measured:.4g}")

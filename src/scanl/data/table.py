@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from scanl.data.base import check_shares, register
+from scanl.data.base import check_shares, own_options, register
 from scanl.data.columns import read_table, unread
 from scanl.data.frequency import FEW
 from scanl.data.series import Collection, filled, series_of
@@ -57,11 +57,6 @@ class Table(SeriesSource):
     interval from 5 % to 95 %.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        "held_out": "give --test and --validation",
-        "task_options": "leave it out, or name a task: --task NAME",
-    }
-
     data: Sequence[str | Path]
     ask: str | None = None
     target: str | None = None
@@ -83,13 +78,13 @@ class Table(SeriesSource):
     seed: int = 0
 
     @classmethod
-    def reads(cls) -> frozenset[str]:
-        return (super().reads() | {"question"}) - {"ask", "task_options"}
+    def option_names(cls) -> tuple[str, ...]:
+        return ("question", *(field.name for field in fields(cls) if field.name != "ask"))
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> "Table":
         named = {field.name: options[field.name] for field in fields(cls) if field.name != "ask"}
-        return cls(ask=options["question"], **named)
+        return cls(ask=options["question"], **named, **own_options(cls, options))
 
     def __post_init__(self) -> None:
         if self.ask not in ASKS:
@@ -121,7 +116,6 @@ class Table(SeriesSource):
             if self.horizon not in (1, type(self).horizon):
                 raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because generation goes step by step")
             self.horizon = 1
-        self.names = self.targets
 
     @property
     def kind(self) -> Any:

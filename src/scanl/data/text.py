@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -18,10 +18,9 @@ from scanl.data.corpus import Bytes as Bytes
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import compressed, side_by_side, spread
 from scanl.data.corpus import read_corpus as read_corpus
-from scanl.data.corpus import read_text as read_text
 from scanl.data.corpus import standard_library as standard_library
 from scanl.data.order import epoch, shuffled
-from scanl.errors import CheckpointError, ConfigError
+from scanl.errors import ConfigError
 
 MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
 
@@ -83,7 +82,7 @@ class Tokens(Source):
     """Predict the next token of a long text: bytes, words or other units, of which the training part is one array.
 
     A subclass defines `corpus`. If the published test part is not the part held out during training, it defines `test`.
-    The columns of metrics.csv bear the name of its `unit`.
+    The metric bears the name of its `unit`.
 
     Args:
         sequence_length: tokens of a training sequence.
@@ -97,10 +96,6 @@ class Tokens(Source):
     """
 
     unit: ClassVar[str] = "byte"
-    higher_is_better = False
-    noun = "text"
-    stops = ("patience",)
-    instead: ClassVar[Mapping[str, str]] = {"eval_examples": "give --eval-bytes", "until": "give --patience"}
 
     sequence_length: int = 256
     carry_state: bool = False
@@ -112,8 +107,6 @@ class Tokens(Source):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.metric = f"bits per {cls.unit}"
-        cls.comparable = f"bits_per_{cls.unit}"
-        cls.measured = f"held_out_{cls.comparable}"
 
     @property
     @abstractmethod
@@ -156,8 +149,9 @@ class Tokens(Source):
     def unseen(self, step: int) -> Iterator[Examples]:
         yield side_by_side(spread(self.corpus.held_out, self.eval_bytes))
 
-    def exam_after_training(self) -> Exam:
-        text, whole = spread(self.test, MOST_HELD_OUT), len(self.test)
+    def exam(self, *, sample: bool = False) -> Exam:
+        """Return an exam on the test part."""
+        text, whole = spread(self.test, MOST_HELD_OUT) if sample else self.test, len(self.test)
         return self._exam(
             text, f"held-out {self.unit}s" if len(text) == whole else f"{self.unit}s, a sample of {whole:,} held out"
         )
@@ -170,17 +164,9 @@ class Tokens(Source):
         nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
         return nats / math.log(2), int((targets != IGNORED).sum())
 
-    def beside(self, loss: float) -> dict[str, float]:
-        assert self.comparable is not None
-        return {self.comparable: loss / math.log(2)}
-
-    def describe(self) -> str:
+    def __str__(self) -> str:
         train, held_out = len(self.corpus.train), len(self.corpus.held_out)
         return f"x {self.sequence_length} {self.unit}s; {train:,} {self.unit}s to train on, {held_out:,} held out"
-
-    def line(self, row: Mapping[str, Any], measured: float | None) -> str:
-        held_out = "" if measured is None else f"  held-out sample {measured:.3f}"
-        return f"loss {row['loss']:.3f}  bits/{self.unit} {row[str(self.comparable)]:.3f}{held_out}"
 
 
 @register("text")
@@ -190,45 +176,17 @@ class Text(Tokens):
 
     Args:
         data: files and folders; if none, the source of Python's standard library.
-        held_out: fraction of the text that is not used for training, in (0, 1).
+        held_out: fraction of the text that is not used for training, above 0; 1 to measure all of it.
         sequence_length, carry_state, eval_bytes, seed: see `Tokens`.
     """
 
     id = "B-arxivgithub"  # the documents are not published, so a folder of one's own is read
     chance = 8.0
     question = Question("next token", vocab_size=256)
-    reads_bytes = True
-    moved = ", or name where it has moved, its files and folders named as before: --data PATH"
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("task_options", "eval_examples", "until"), "leave it out, or name a task: --task NAME"
-    )
-    examined_by = ("data",)
 
     data: Sequence[str | Path] = ()
     held_out: float = 0.05
 
-    @classmethod
-    def reads(cls) -> frozenset[str]:
-        return super().reads() - {"task_options"}
-
     @cached_property
     def corpus(self) -> Corpus:  # pyright: ignore[reportIncompatibleMethodOverride]
         return read_corpus(self.data, self.held_out)
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on all of the held-out text, or on all of another text.
-
-        data: the new path of the text, or another text.
-        """
-        paths = given.get("data", ())
-        moved = replace(self, data=paths) if paths else self
-        if moved.digest() == digest:
-            return moved._exam(moved.corpus.held_out, "held-out bytes")
-        if not paths or [str(Path(path).resolve()) for path in paths] == self.data:
-            found = "has changed since training" if digest is not None else "may differ from that of training"
-            raise CheckpointError(
-                f"eval: the text of the run, or its split, {found}, so the run may have been trained on what is held "
-                "out now; put the text back, name its new path, or measure another text: --data PATH. At the new path "
-                "its files and folders must have the same names"
-            )
-        return self._exam(read_text(paths), "bytes of another text than the run's")

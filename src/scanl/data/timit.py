@@ -52,8 +52,6 @@ class TIMITFrames(FixedRows):
     """
 
     metric = "mean squared error"
-    higher_is_better = False
-    best = 0.0
     question = Question("numbers", channels=BINS, targets=BINS, padded=True)
 
     development: ClassVar[tuple[str, ...]]  # speakers of the part for validation

@@ -3,9 +3,9 @@
 import html
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,8 @@ class Translation(FixedRows):
     """
 
     metric = "bits per byte"
-    higher_is_better = False
-    best = None
     chance = 8.0
-    reads_bytes = True
     question = Question("label", vocab_size=256)
-    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.most"}
 
     most: int = 512
 

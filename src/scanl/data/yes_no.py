@@ -20,8 +20,6 @@ class YesNo(FixedRows):
     """
 
     metric = "nats per step"
-    higher_is_better = False
-    best = 0.0
 
     @property
     def length(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scanl.data.rows import scale_of
 from scanl.errors import DataError
-from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimise, seeded
+from scanl.learning.estimators import ROWS, SeriesClassifier, Trained, optimize, seeded
 from scanl.models import Channels, Forecaster, Stack
 
 
@@ -116,7 +116,7 @@ class AeonForecaster(DirectForecastingMixin, IterativeForecastingMixin, BaseFore
             stack = Stack(self.dim, self.depth, self.layer, **(self.stack_options or {}))
             channels = Channels(scales=[list(scale_of(series.numpy()))])
             self.model_ = Forecaster(self.horizon, stack, channels, lags=self.lags)
-            optimise(self.model_, self.steps, self.lr, self.random_state, once)
+            optimize(self.model_, self.steps, self.lr, self.random_state, once)
         return self
 
     def _predict(self, y: Any, exog: Any = None) -> float:

@@ -1,7 +1,7 @@
 """Estimators as scikit-learn has them. `scanl.learning.frames` has a forecaster of frames.
 
 This module imports scikit-learn: `pip install 'scanl[sklearn]'`. They are trained in memory, with the loss, the
-optimiser and the learning rates of `scanl train`, and leave no folder.
+optimizer and the learning rates of `scanl train`, and leave no folder.
 """
 
 import copy
@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError, DivergenceError
+from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import TrainConfig
-from scanl.learning.run.optimizer import Plan, make_optimizer, rate
+from scanl.learning.run.plan import Plan, rate
 from scanl.models import Features, SequenceClassifier, SequenceRegressor, Stack
 from scanl.whole import whole_number
 
@@ -44,27 +45,28 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def optimise(
+def optimize(
     model: nn.Module, steps: int, lr: float, seed: int, step_loss: Callable[[int], Tensor], clip: float = 1.0
 ) -> None:
     """Train a model in place: `step_loss(step)` is the loss of a step.
 
     Raises DivergenceError when the loss or a weight is not finite.
     """
-    config = TrainConfig(steps=steps, lr=lr, clip=clip, seed=seed)
+    config = TrainConfig.of(steps=steps, lr=lr, clip=clip, seed=seed)
     config.check()
-    optimiser, plan = make_optimizer(model, config), Plan(steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(plan, config.optimiser.warmup, step))
+    chosen, plan = config.training, Plan(steps)
+    optimizer = OPTIMIZERS[chosen.optimizer](model, chosen.lr, chosen.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(plan, chosen.warmup, step))
     model.train()
     for step in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = step_loss(step)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
         for what, value in (("loss", loss), ("gradient's norm", norm)):
             if not value.isfinite():
                 raise DivergenceError(f"fit: the {what} is {value.item()} at step {step + 1}; try a smaller lr")
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -139,7 +141,7 @@ class _Estimator(Trained, BaseEstimator):
         def once(_: int) -> Tensor:
             return step_loss(torch.from_numpy(draw.choice(len(x), size, replace=False)))
 
-        optimise(self.model_, self.steps, self.lr, self._seed, once)
+        optimize(self.model_, self.steps, self.lr, self._seed, once)
 
     @property
     def _seed(self) -> int:

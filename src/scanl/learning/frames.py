@@ -1,7 +1,7 @@
 """A forecaster of frames with the columns `unique_id`, `ds` and `y`.
 
 This module imports pandas and scikit-learn: `pip install 'scanl[series,sklearn]'`. The forecaster is trained in memory,
-with the loss, the optimiser and the learning rates of `scanl train`, and leaves no folder.
+with the loss, the optimizer and the learning rates of `scanl train`, and leaves no folder.
 """
 
 from dataclasses import fields
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scanl.data.series import continued
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError, nearest
-from scanl.learning.estimators import check_sizes, optimise, seeded
+from scanl.learning.estimators import check_sizes, optimize, seeded
 from scanl.learning.questions import FORECASTER, loss, model_for, parts
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
@@ -115,7 +115,7 @@ class FrameForecaster:
 
         with seeded(seed):
             model = _forecaster(model_for(source.question, make_stack(self.stack), self.head))
-            optimise(model, self.steps, self.lr, seed, once)
+            optimize(model, self.steps, self.lr, seed, once)
         self.model = model
         return self
 

@@ -48,7 +48,7 @@ class Policy:
     attention reads the last K steps again; here it is one step of a recurrence.
 
     Args:
-        model: a labeller of features with one class for each action, such as `scanl train --task atari` trains.
+        model: a labeller of features with one class for each action, such as `scanl train --data atari` trains.
             `Policy` puts it into evaluation mode.
         unit: returns are divided by it, as in training.
     """

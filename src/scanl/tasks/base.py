@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from scanl.data import base
 from scanl.data.base import IGNORED as IGNORED
-from scanl.data.base import Exam, Question, Source, check_types
+from scanl.data.base import Entry, Exam, Question, Source, check_types
 from scanl.data.base import Examples as Examples
-from scanl.data.files import Files
 from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
@@ -26,7 +25,7 @@ COUNT = 1000  # default number of examples that `scanl eval` scores
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(Entry, ABC):
     """A generator of examples whose best score and chance score are known.
 
     A subclass is a frozen dataclass of its options. It defines `_generate`, `solve`, `chance` and `check`. Its class
@@ -41,15 +40,11 @@ class Task(ABC):
     A task with another `question` has the targets of that.
     """
 
-    name: ClassVar[str] = ""  # set by `register`
-    id: ClassVar[str] = ""  # a short name by which maintainers find a published task
     source: ClassVar[str] = ""
-    needs: ClassVar[Files | None] = None  # the files that its examples are made of
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
     timed: ClassVar[bool] = False  # whether the last of them is the duration of the step
-    instead: ClassVar[Mapping[str, str]] = {"sequence_length": "give --task-options.length"}
 
     length: int
     vocab_size: int | None
@@ -100,14 +95,12 @@ class Task(ABC):
         return Question("number", channels=self.channels, timed=self.timed)
 
     @classmethod
-    def reads(cls) -> frozenset[str]:
-        """See `Source.reads`."""
-        return frozenset((*FreshExamples.reads(), "task_options")) - {"task"}
+    def option_names(cls) -> tuple[str, ...]:
+        return ("seed", "eval_examples", *(option.name for option in options(cls)))
 
     @classmethod
     def open(cls, options: Mapping[str, Any]) -> Source:
-        """See `Source.open`."""
-        return FreshExamples(build(cls.name, **options["task_options"]), options["seed"], options["eval_examples"])
+        return FreshExamples(build(cls.name, **options["data_options"]), options["seed"], options["eval_examples"])
 
     def reaches(self, score: float, wanted: float) -> bool:
         """Whether `score` is at least as good as `wanted`."""
@@ -150,26 +143,16 @@ class FreshExamples(Source):
         eval_examples: number of examples in a measurement.
     """
 
-    noun = "task"
-    stops = ("until",)
-    examined_by = ("length", "count")
-
     task: Task
     seed: int
     eval_examples: int = 512
 
     def __post_init__(self) -> None:
         task = self.task
-        self.metric, self.chance, self.best, self.question = task.metric, task.chance, task.best, task.question
-        self.higher_is_better = task.best > task.chance
-        self._length = task.generate(1, self.seed).inputs.shape[1]  # once: every row of metrics.csv asks for it
+        self.metric, self.chance, self.question = task.metric, task.chance, task.question
 
     def check(self) -> None:
         """Do nothing: there is no file to read, and the task has checked its options."""
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
         whole = self.task.generate(size * world, (self.seed, TRAINING, step))
@@ -184,18 +167,11 @@ class FreshExamples(Source):
     def unseen(self, step: int) -> Iterator[Examples]:
         return groups(self.task, self.eval_examples, (self.seed, WHILE_TRAINING, step))
 
-    def exam_after_training(self) -> Exam:
-        return self.exam(None, count=self.eval_examples)
-
-    def exam(self, digest: str | None, **given: Any) -> Exam:
-        """Measure on fresh examples.
-
-        length: length of the task; by default the training length.   count: number of examples.
-        """
-        task = replace(self.task, **{name: given[name] for name in ("length",) if name in given})
-        count = given.get("count", COUNT)
-        if count < 1:
-            raise ConfigError(f"eval: count is {count}, expected at least 1")
+    def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
+        """Return an exam on fresh examples. count: number of examples; None for `COUNT`."""
+        task = self.task
+        if count is None:
+            count = self.eval_examples if sample else COUNT
         title = f"{task.metric} on {count:,} fresh examples of {task}:"
         examples = groups(task, count, (self.seed, AFTER_TRAINING))
         return Exam(title, examples, {"chance": task.chance, "best": task.best}, ".4g")
@@ -206,8 +182,8 @@ class FreshExamples(Source):
         scores = self.task.scores(answers.cpu().numpy(), targets.cpu().numpy())
         return float(scores.sum()), len(scores)
 
-    def describe(self) -> str:
-        return f"examples of {self.task}; {self.metric}: chance {self.chance:.4g}, best {self.best:g}"
+    def __str__(self) -> str:
+        return f"examples of {self.task}; {self.metric}: chance {self.task.chance:.4g}, best {self.task.best:g}"
 
 
 def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> Iterator[Examples]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +52,7 @@ class BouncingDigits(FreshRows):
     """
 
     metric = "mean squared error"
-    higher_is_better = False
-    best = 0.0
     question = Question("numbers", channels=SIDE * SIDE, targets=SIDE * SIDE)
-    drawn_from = "the images"
-    instead: ClassVar = {"sequence_length": "give --task-options.frames"}
 
     items: str = "mnist"
     folder: str = ""

@@ -51,8 +51,6 @@ class MackeyGlass(FixedRows):
 
     id = "B-mackeyglass"
     metric = "mean squared error"
-    higher_is_better = False
-    best = 0.0
     question = Question("numbers", channels=1, targets=1)
     steps = STEPS
 

@@ -27,11 +27,8 @@ class Rules(NamedTuple):
 @dataclass
 class _Pictures(FreshRows):
     metric = "accuracy"
-    higher_is_better = True
-    best = 1.0
     chance = 0.5
     question = Question("class", channels=1, classes=2)
-    instead: ClassVar = {"sequence_length": "the pictures have the size that they have"}
     rules: ClassVar[Rules]
 
     @property

@@ -82,8 +82,6 @@ class Pendulum(FixedRows):
 
     id = "B-pendulum"
     metric = "mean squared error"
-    higher_is_better = False
-    best = 0.0
     chance = 0.5
     question = Question("numbers", channels=SIDE * SIDE + 1, targets=2, timed=True)
 

@@ -35,5 +35,5 @@ class Algorithm(ABC):
         """Return the loss over the steps of x, and the learner after them.
 
         `loss.backward()` adds the exact gradient, a truncated one or an estimate to each parameter's `grad`. The
-        caller makes the optimiser's step.
+        caller makes the optimizer's step.
         """

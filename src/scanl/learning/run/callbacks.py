@@ -13,11 +13,11 @@ import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
-from scanl.data.base import Source
 from scanl.errors import DivergenceError
 from scanl.files import writing
 from scanl.learning.evaluation import measure
 from scanl.learning.questions import Model
+from scanl.learning.report import Report
 from scanl.learning.run.checkpoint import read_checkpoint, write_checkpoint
 from scanl.learning.run.folder import RunFolder
 from scanl.learning.run.metrics import Progress, Written, as_csv
@@ -122,13 +122,13 @@ class Clock(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, Learning)
-        if pl_module.read % pl_module.config.optimiser.accumulate:  # a step is under way
+        if pl_module.read % pl_module.config.training.accumulate:  # a step is under way
             return
         now = time.monotonic()
         self._times.append(now)
         pl_module.seconds = now - self._began
         pl_module.wishes["steps"] = 0
-        minutes, done = pl_module.config.optimiser.minutes, pl_module.plan.progress(trainer.global_step)
+        minutes, done = pl_module.config.training.minutes, pl_module.plan.progress(trainer.global_step)
         if minutes is not None and trainer.is_global_zero and len(self._times) > self.FIRST and done < 0.9:
             a_step = (now - self._times[2]) / (len(self._times) - 3)
             left = max(1, round((60 * minutes - pl_module.seconds) / a_step))
@@ -149,10 +149,10 @@ class Best:
         self.value, self.step, self.since = math.inf, 0, 0
         self.weights: dict[str, Tensor] = {}
 
-    def see(self, value: float, step: int, model: Model, source: Source) -> None:
-        """Record a measurement of the model after a step. Copy the weights if `source.better` prefers it."""
+    def see(self, value: float, step: int, model: Model, report: Report) -> None:
+        """Record a measurement of the model after a step. Copy the weights if it is the best so far."""
         self.since += 1
-        if not self.weights or source.better(value, self.value):
+        if not self.weights or report.better(value, self.value):
             self.value, self.step, self.since = value, step, 0
             self.weights = {name: leaf.detach().to("cpu", copy=True) for name, leaf in model.state_dict().items()}
 
@@ -160,8 +160,8 @@ class Best:
 class Recorder(pl.Callback):
     """Write metrics.csv, measure, end the run early, and show progress. Only the first process writes and measures."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, report: Report) -> None:
+        self.folder, self.report = folder, report
         self.measured: float | None = None  # the last measurement
         self.ended: Literal["until", "patience"] | None = None  # the option that has ended the run
         self.best = Best()
@@ -186,9 +186,9 @@ class Recorder(pl.Callback):
             return
         # Steps after the checkpoint run again and write their rows again, so those rows are dropped.
         kept = b"" if self._written is None else self._written.read(self.folder)
-        self.folder.write_text(self.folder.metrics, kept or ",".join(pl_module.source.columns) + "\n")
+        self.folder.write_text(self.folder.metrics, kept or ",".join(self.report.columns) + "\n")
         self._bar = Progress(trainer.global_step)
-        self._since, self._last = time.monotonic(), trainer.global_step
+        self._since = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -196,7 +196,7 @@ class Recorder(pl.Callback):
         assert isinstance(pl_module, Learning)
         if not pl_module.stepped:
             return
-        step, config, source = trainer.global_step, pl_module.config, pl_module.source
+        step, config, report = trainer.global_step, pl_module.config, self.report
         last = step >= pl_module.plan.steps
         if config.run.eval_every is None:  # by default ten times in a run
             before, now = (int(10 * pl_module.plan.progress(done)) for done in (step - 1, step))
@@ -207,28 +207,25 @@ class Recorder(pl.Callback):
             return
         loss = pl_module.loss_sum / pl_module.loss_count
         pl_module.loss_sum, pl_module.loss_count = 0.0, 0
+        tokens, pl_module.tokens = pl_module.tokens, 0
         if evaluate:
             self._measure(trainer, pl_module)
         if not trainer.is_global_zero:
             return
-        rows = config.data.batch_size * config.optimiser.accumulate * trainer.world_size
-        tokens = (step - self._last) * rows * source.length
-        row: dict[str, Any] = dict.fromkeys(source.columns, "") | {
+        row = report.row(loss) | {
             "step": step,
-            "loss": loss,
-            **source.beside(loss),
-            "tokens_per_second": round(tokens / (time.monotonic() - self._since)),
-            "lr": config.optimiser.lr * pl_module.rate(step - 1),
+            "tokens_per_second": round(tokens * trainer.world_size / (time.monotonic() - self._since)),
+            "lr": config.training.lr * pl_module.rate(step - 1),
         }
         if evaluate:
-            row[source.measured] = self.measured
+            row[report.measured] = self.measured
         with writing(self.folder.metrics), self.folder.metrics.open("a", encoding="utf-8") as file:
-            file.write(as_csv([row], source.columns))
+            file.write(as_csv([row], report.columns))
         for logger in trainer.loggers:
             logger.log_metrics({name: float(row[name]) for name in row if name != "step" and row[name] != ""}, step)
         assert self._bar is not None
-        self._bar.show(row, source.line(row, self.measured), pl_module.plan.steps)
-        self._since, self._last = time.monotonic(), step
+        self._bar.show(row, report.line(row, self.measured), pl_module.plan.steps)
+        self._since = time.monotonic()
 
     def _measure(self, trainer: pl.Trainer, learning: Learning) -> None:
         """Measure on the first process. Tell all processes whether the run ends here or has diverged."""
@@ -237,16 +234,16 @@ class Recorder(pl.Callback):
         if trainer.is_global_zero:
             self.measured = measure(learning.model, source, source.unseen(step))
             failed = not math.isfinite(self.measured)
-            if until is not None and not source.better(until, self.measured):
+            if until is not None and not self.report.better(until, self.measured):
                 self.ended = "until"
             if patience is not None:
-                self.best.see(self.measured, step, learning.model, source)
+                self.best.see(self.measured, step, learning.model, self.report)
                 if self.best.since >= patience:
                     self.ended = "patience"
         ended, failures = learning.sum(self.ended is not None, failed)
         if failures:
             raise DivergenceError(
-                f"train: {source.measured} is {self.measured} after step {step}; "
+                f"train: {self.report.measured} is {self.measured} after step {step}; "
                 "the last checkpoint is from before; try a smaller --lr or a longer --warmup"
             )
         if ended:

@@ -1,26 +1,31 @@
-"""The configuration of a training run, in five parts. The command line is generated from their fields."""
+"""The configuration of a training run: nested dataclasses, from which the options of the command line are made."""
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+import jsonargparse
 import torch
 import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.configured import check, options
-from scanl.data import Folders, OwnSignals, Source, sources
+from scanl.configured import Range, above, at_least, below, check, one_of, options
+from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
+from scanl.data.base import Entry
 from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
+from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, model_for
 from scanl.models import Stack
 from scanl.models.heads import HEADS
+from scanl.parsing import in_a_line
 
-OF_FOLDERS = {source.asks: source.name for source in (Folders, OwnSignals)}  # by the question
+OF_FOLDERS: dict[str, type[Folders]] = {source.asks: source for source in (Folders, OwnSignals)}
+OWN = (Text.name, Table.name, *(source.name for source in OF_FOLDERS.values()))  # sources of the user's own files
 
 
 DEFAULTS = {"dim": 256, "depth": 4}  # of arguments of `Stack` that have none
@@ -62,13 +67,15 @@ class HeadConfig:
 
 
 @dataclass
-class DataConfig:
+class SourceConfig:
     """The training data, and how it is read."""
 
-    paths: Annotated[
+    data: Annotated[
         list[str],
-        "files and folders, read as bytes; with --question a table, or a folder of files; none: Python's library",
+        "name of a task or a data set (`scanl tasks` and `scanl data` list them), or files and folders, read as bytes; "
+        "with --question a table, or a folder of files; none: Python's library",
     ] = field(default_factory=list)
+    data_options: Annotated[dict[str, Any], "options of the task or data set"] = field(default_factory=dict)
     question: Annotated[str | None, f"of a table: {', '.join(ASKS)}; of a folder: {', '.join(OF_FOLDERS)}"] = None
     target: Annotated[str | None, "of a table: column of the answers; to forecast, several with commas"] = None
     time: Annotated[str | None, "of a table: column of the times"] = None
@@ -91,170 +98,121 @@ class DataConfig:
     split: Annotated[str | None, "of a table: split by time or by series"] = None
     validation: Annotated[float, "with --question: fraction that is measured while training"] = 0.1
     test: Annotated[float, "with --question: fraction that is measured at the end"] = 0.2
-    task: Annotated[str | None, "a synthetic task instead of text; `scanl tasks` lists them"] = None
-    task_options: Annotated[dict[str, Any], "the task's options"] = field(default_factory=dict)
-    held_out: Annotated[float, "fraction of the text, by file, that is never trained on"] = 0.05
-    sequence_length: Annotated[int, "bytes in a training sequence"] = 256
-    batch_size: Annotated[int, "sequences in a step of one process"] = 8
+    held_out: Annotated[float, above(0), below(1), "fraction of the text, by file, that is never trained on"] = 0.05
+    sequence_length: Annotated[int, at_least(1), "bytes in a training sequence"] = 256
+    batch_size: Annotated[int, at_least(1), "sequences in a step of one process"] = 8
     carry_state: Annotated[bool, "long texts: carry the state from chunk to chunk, without its gradient"] = False
-    eval_bytes: Annotated[int, "held-out bytes in each measurement while training: a sample spread over all"] = 16384
-    eval_examples: Annotated[int, "of a task: fresh examples in each of these measurements"] = 512
+    eval_bytes: Annotated[
+        int, at_least(1), "held-out bytes in each measurement while training: a sample spread over all"
+    ] = 16384
+    eval_examples: Annotated[int, at_least(1), "of a task: fresh examples in each of these measurements"] = 512
 
 
 @dataclass
-class OptimiserConfig:
-    """The length of training and the learning rate."""
+class TrainingConfig:
+    """The optimizer, the length of training and the learning rate."""
 
-    steps: Annotated[int | None, "optimiser steps; none: from minutes, or 1000"] = None
-    minutes: Annotated[float | None, "instead of steps: as many steps as fit, revised during the run"] = None
-    accumulate: Annotated[int, "batches for an optimiser step, which takes the mean of their gradients"] = 1
-    lr: Annotated[float, "peak learning rate of AdamW"] = 3e-3
-    warmup: Annotated[int, "steps of linear warm-up, at most a tenth of all; a cosine to zero follows"] = 50
-    weight_decay: Annotated[float, "weight decay, only on the weights of linear maps"] = 0.1
-    clip: Annotated[float, "largest norm of the gradient"] = 1.0
-    clip_value: Annotated[float | None, "largest entry of the gradient, clipped before the norm; none: no limit"] = None
+    steps: Annotated[int | None, above(0), "optimizer steps; none: from minutes, or 1000"] = None
+    minutes: Annotated[float | None, above(0), "instead of steps: as many steps as fit, revised during the run"] = None
+    accumulate: Annotated[
+        int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
+    ] = 1
+    optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw"
+    lr: Annotated[float, above(0), "peak learning rate"] = 3e-3
+    warmup: Annotated[int, at_least(0), "steps of linear warm-up, at most a tenth; a cosine to zero follows"] = 50
+    weight_decay: Annotated[float, at_least(0), "weight decay, only on the weights of linear maps"] = 0.1
+    clip: Annotated[float, above(0), "largest norm of the gradient"] = 1.0
+    clip_value: Annotated[
+        float | None, above(0), "largest entry of the gradient, clipped before the norm; none: no limit"
+    ] = None
 
 
 @dataclass
 class RunConfig:
     """Devices, early stopping, and output files."""
 
-    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/TASK-LAYER-N"] = None
+    out: Annotated[str | None, "run folder; none: runs/LAYER-N, or runs/DATA-LAYER-N"] = None
     init: Annotated[str | None, "run folder: start from its weights, for example those of a shorter task"] = None
-    seed: Annotated[int, "of the weights, the data order and any dropout"] = 0
-    eval_every: Annotated[int | None, "steps between two held-out measurements; none: a tenth of the run"] = None
-    until: Annotated[float | None, "of a task: stop when a measurement is this good"] = None
+    seed: Annotated[int, at_least(0), "of the weights, the data order and any dropout"] = 0
+    eval_every: Annotated[int | None, above(0), "steps between two held-out measurements; none: a tenth of the run"] = (
+        None
+    )
+    until: Annotated[float | None, "stop when a measurement is this good"] = None
     patience: Annotated[
-        int | None, "of text: stop after this many measurements without a better one, and keep the best weights"
+        int | None, above(0), "stop after this many measurements without a better one, and keep the best weights"
     ] = None
-    log_every: Annotated[int, "steps between two rows of metrics.csv"] = 10
-    save_seconds: Annotated[float, "seconds between two checkpoints"] = 30.0
+    log_every: Annotated[int, at_least(1), "steps between two rows of metrics.csv"] = 10
+    save_seconds: Annotated[float, at_least(0), "seconds between two checkpoints"] = 30.0
     tensorboard: Annotated[bool, "write the metrics for TensorBoard too, into the run folder"] = False
     accelerator: Annotated[str, "lightning's: auto, cpu, gpu, ..."] = "auto"
-    devices: Annotated[int, "number of processes or devices"] = 1
+    devices: Annotated[int, at_least(1), "number of processes or devices"] = 1
     strategy: Annotated[str, "lightning's: auto, ddp, ..."] = "auto"
     precision: Annotated[str, "lightning's: 32-true, bf16-mixed, ...; auto: bf16-mixed where it is faster"] = "32-true"
 
 
-PARTS: dict[str, Any] = {
-    "stack": StackConfig,
-    "head": HeadConfig,
-    "data": DataConfig,
-    "optimiser": OptimiserConfig,
-    "run": RunConfig,
-}
-
-
-class Option(NamedTuple):
-    """An option of the command line: the part and field that hold its value, its type, and its help text."""
-
-    part: str
-    field: str
-    kind: Any
-    meaning: str
-
-
-def _options() -> dict[str, Option]:
-    found = {}
-    for part, cls in PARTS.items():
-        for name, hint in get_type_hints(cls, include_extras=True).items():
-            found["data" if name == "paths" else name] = Option(part, name, *get_args(hint))
-    return found
-
-
-OPTIONS = _options()  # by the flat names of the command line: names of the fields, but `data` for `paths`
-COUNTS = (
-    "sequence_length",
-    "batch_size",
-    "devices",
-    "eval_bytes",
-    "eval_examples",
-    "log_every",
-    "accumulate",
-)
-
-
-@dataclass(init=False)
+@dataclass
 class TrainConfig:
-    """The options of `scanl train`. The file `config.yaml` of a run holds one.
+    """The options of `scanl train`, in five parts. The file `config.yaml` of a run holds one.
 
-    The constructor takes parts, or options by their names on the command line: `TrainConfig(layer="lru", steps=100)`.
-    Options given together with their part change a copy of the part.
+    No two parts have an option of the same name, so the command line and `of` need no name of a part.
     """
 
-    stack: Any  # a `StackConfig`
-    head: HeadConfig
-    data: DataConfig
-    optimiser: OptimiserConfig
-    run: RunConfig
+    stack: Any = field(default_factory=StackConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    run: RunConfig = field(default_factory=RunConfig)
 
-    def __init__(self, **given: Any) -> None:
-        for name, cls in PARTS.items():
-            part = given.pop(name) if isinstance(given.get(name), cls) else cls()
-            own = {o.field: given.pop(flat) for flat, o in OPTIONS.items() if o.part == name and flat in given}
-            setattr(self, name, replace(part, **own))
-        for name in given:
-            raise nearest("option of train", name, OPTIONS)
+    @classmethod
+    def of(cls, **options: Any) -> "TrainConfig":
+        """Make a configuration of options by their names: `TrainConfig.of(layer="lru", steps=100)`.
+
+        Raises ConfigError for an unknown name.
+        """
+        parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise nearest("option of train", name, OPTIONS)
+            parts[OPTIONS[name].part][name] = value
+        return cls(**{part: PARTS[part](**values) for part, values in parts.items()})
 
     def options(self) -> dict[str, Any]:
         """Return every value by its name on the command line."""
-        return {name: getattr(getattr(self, option.part), option.field) for name, option in OPTIONS.items()}
+        return {name: getattr(getattr(self, option.part), name) for name, option in OPTIONS.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for a number out of range, for both steps and minutes, or for an option out of use."""
-        options = self.options()
-        for name, value in options.items():
+        """Raise ConfigError for a value out of range, and for both steps and minutes."""
+        for name, value in self.options().items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"train: {name} is {value}, expected a finite number")
             if isinstance(value, int) and value >= 2**63:
                 raise ConfigError(f"train: {name} is {value}, expected less than 2**63")
+            for allowed in OPTIONS[name].ranges if value is not None else ():
+                if not allowed.holds(value, {}):
+                    raise ConfigError(f"train: {allowed.explained(name, value, {})}")
         check(Stack, vars(self.stack))
-        for name in COUNTS:
-            if options[name] < 1:
-                raise ConfigError(f"train: {name} is {options[name]}, expected at least 1")
-        for name in ("lr", "clip", "clip_value", "steps", "minutes", "eval_every", "patience"):
-            if options[name] is not None and options[name] <= 0:
-                raise ConfigError(f"train: {name} is {options[name]}, expected above 0")
-        for name in ("warmup", "weight_decay", "save_seconds", "seed"):
-            if options[name] < 0:
-                raise ConfigError(f"train: {name} is {options[name]}, expected at least 0")
-        if options["steps"] is not None and options["minutes"] is not None:
+        if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
-        if not 0 < options["held_out"] < 1:
-            raise ConfigError(f"train: held_out is {options['held_out']}, expected between 0 and 1")
-        self._refuse_unused(options)
-        self._refuse_unreachable(options["until"])
-
-    def _refuse_unused(self, options: Mapping[str, Any]) -> None:
-        """Raise ConfigError for an option that other sources use but this one does not."""
-        own = sources.get(self.source_name)
-        others = frozenset[str]().union(*(sources.get(name).reads() for name in sources.names()))
-        for name, default in TrainConfig().options().items():
-            if name in others - own.reads() and options[name] != default:
-                hint = own.instead.get(name, f"leave out --{name.replace('_', '-')}")
-                raise ConfigError(f"train: {name} is {options[name]}, but {self.source_name} does not use it; {hint}")
-
-    def _refuse_unreachable(self, until: float | None) -> None:
-        """Raise ConfigError for a score that the source can never reach."""
-        source = self.source()
-        low, high = source.reachable()
-        if until is not None and not low <= until <= high:
-            bounds = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
-            because = f"{self.source_name} is scored by {source.metric}"
-            raise ConfigError(f"train: until is {until:g}, expected {bounds} because {because}")
 
     @property
-    def source_name(self) -> str:
-        """Return the registered name of the source."""
-        data = self.data
-        own = "text" if data.question is None else "table"
-        if len(data.paths) == 1 and Path(data.paths[0]).suffix.lower() not in KINDS:
-            own = OF_FOLDERS.get(data.question or "", own)
-        return sources.find(data.task) or data.task if data.task else own
+    def entry(self) -> type[Entry]:
+        """The class that `data` names, or that reads the user's own files. Raises ConfigError for an unknown name."""
+        words, question = self.source.data, self.source.question
+        if len(words) == 1:
+            if name := named(words[0]):
+                return sources.get(name)
+            if question in OF_FOLDERS and Path(words[0]).suffix.lower() not in KINDS:
+                return OF_FOLDERS[question]
+        for word in words:
+            if Path(word).name == word and not Path(word).suffix and not Path(word).exists():
+                near = difflib.get_close_matches(word, [name for name in sources.names() if name not in OWN], 1, 0.5)
+                advice = f"did you mean {near[0]!r}?" if near else "`scanl tasks` and `scanl data` list the names"
+                raise ConfigError(f"train: data is {word!r}, expected a file, a folder or a known name; {advice}")
+        return Text if question is None else Table
 
-    def source(self) -> Source:
+    def open_source(self) -> Source:
         """Make the source, without reading files. Raises ConfigError for options that do not fit."""
-        return sources.get(self.source_name).open(self.options())
+        return self.entry.open({**vars(self.source), "seed": self.run.seed})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
@@ -263,10 +221,9 @@ class TrainConfig:
     def from_yaml(cls, path: Path) -> "TrainConfig":
         """Read a run's config.yaml. Raises CheckpointError when that fails, and ConfigError as `check` does."""
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return cls.from_values(yaml.safe_load(path.read_text(encoding="utf-8")), path)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise CheckpointError(f"run: {path} cannot be read: {' '.join(str(error).split())}") from error
-        return cls.from_values(values, path)
 
     @classmethod
     def from_values(cls, values: Any, path: Path) -> "TrainConfig":
@@ -274,62 +231,84 @@ class TrainConfig:
 
         Raises CheckpointError for an unknown name or a wrong type, and ConfigError as `check` does.
         """
-        found = flattened(values)
-        if not isinstance(found, dict) or not set(found) <= set(OPTIONS):
-            odd = sorted(map(str, set(found) - set(OPTIONS))) if isinstance(found, dict) else found
+        if not isinstance(values, dict) or not all(isinstance(part, dict) for part in values.values()):
+            raise CheckpointError(f"run: {path} is no configuration of a training run: it is {values!r}; put it back")
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        add_options(parser, cls())
+        try:
+            config = cls.parsed(parser.parse_object(values))
+        except jsonargparse.ArgumentError as error:
             raise CheckpointError(
-                f"run: {path} is no configuration of a training run: {odd} is not known; correct it, or go on with the "
-                "version of scanl that wrote it"
-            )
-        typed = {name: _typed(f"run: {path}: {name}", value, OPTIONS[name].kind) for name, value in found.items()}
-        config = cls(**typed)
+                f"run: {path} is no configuration of a training run: {in_a_line(str(error))}; correct it, or go on "
+                "with the version of scanl that wrote it"
+            ) from error
         config.check()
         return config
 
+    @classmethod
+    def parsed(cls, values: jsonargparse.Namespace) -> "TrainConfig":
+        """Make a configuration of what a parser with the options of `add_options` returns.
 
-def flattened(values: Any) -> Any:
-    """Return the options of a file by their flat names on the command line.
+        Raises ConfigError for a part that is not a mapping.
+        """
+        for name in PARTS:
+            if not isinstance(values[name], jsonargparse.Namespace):
+                raise ConfigError(f"train: {name} is {values[name]}, expected options by name")
+        return cls(**{name: part(**vars(values[name])) for name, part in PARTS.items()})
 
-    Files are written in parts. Flat files, as the first versions wrote them and users may write, are returned
-    unchanged; so are unknown names and anything that is not a mapping.
+
+PARTS: dict[str, Any] = {
+    "stack": StackConfig,
+    "head": HeadConfig,
+    "source": SourceConfig,
+    "training": TrainingConfig,
+    "run": RunConfig,
+}
+
+
+class Option(NamedTuple):
+    """An option: the part that it belongs to, its type, its meaning, and the ranges of its values."""
+
+    part: str
+    kind: Any
+    meaning: str
+    ranges: tuple[Range, ...]
+
+
+def _options() -> Iterator[tuple[str, Option]]:
+    for part, cls in PARTS.items():
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            kind, *notes = get_args(hint)
+            (meaning,) = (note for note in notes if isinstance(note, str))
+            yield name, Option(part, kind, meaning, tuple(note for note in notes if isinstance(note, Range)))
+
+
+OPTIONS = dict(_options())
+assert len(OPTIONS) == sum(len(fields(cls)) for cls in PARTS.values()), "two parts have an option of one name"
+
+
+def add_options(parser: jsonargparse.ArgumentParser, defaults: TrainConfig) -> None:
+    """Add the options of training to a parser: short on the command line, in parts in a file and in the result."""
+    for name, option in OPTIONS.items():
+        how: dict[str, Any] = {"type": option.kind}
+        if option.kind is bool:
+            how = {"action": "store_true"}
+        elif option.kind == list[str]:
+            how = {"type": str, "nargs": "*", "metavar": "NAME_OR_PATH" if name == "data" else "COLUMN"}
+        default = getattr(getattr(defaults, option.part), name)
+        flag, key = f"--{name.replace('_', '-')}", f"{option.part}.{name}"
+        parser.add_argument(flag, dest=key, default=default, help=option.meaning, **how)
+
+
+def named(word: str) -> str | None:
+    """Return the registered name that a word of `--data` stands for, or None for a path.
+
+    A registered name comes before a path, which may be spelt ./NAME. Another spelling of a name comes after it.
     """
-    if not isinstance(values, dict):
-        return values
-    names = {(option.part, option.field): name for name, option in OPTIONS.items()}
-    found = {}
-    for key, value in values.items():
-        if key in PARTS and isinstance(value, dict):
-            found |= {names.get((key, name), f"{key}.{name}"): inner for name, inner in value.items()}
-        else:
-            found[key] = value
-    return found
-
-
-def _typed(who: str, value: Any, kind: Any) -> Any:
-    """Return the value; convert an integer where a float is expected. Raises CheckpointError for a wrong type."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    if float in kinds and (type(value) is int or isinstance(value, str)):
-        value = _number(value)  # YAML reads 1e-3 as a string; only 1.0e-3 is a number
-    if not any(_is(value, one) for one in kinds):
-        names = ["null" if one is type(None) else one.__name__ for one in kinds]
-        raise CheckpointError(f"{who} is {value!r}, expected {' or '.join(names)}")
-    return value
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value from YAML has the type of a field."""
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(isinstance(part, str) for part in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return type(value) is kind  # not isinstance: True is not an int here
-
-
-def _number(value: int | str) -> float | str:
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return str(value)
+    if word in sources.names() and word not in OWN:
+        return word
+    name = None if Path(word).exists() else sources.find(word)
+    return None if name in OWN else name
 
 
 def fitting_precision(accelerator: str) -> str:
@@ -359,15 +338,15 @@ def make_stack(config: Any) -> Stack:
         raise ConfigError(f"train: options {options} do not fit {config.layer}: {error}") from error
 
 
-def build_model(config: TrainConfig) -> Model:
-    """Make the model from the options and the source's question. Raises ConfigError for options that do not fit."""
-    return model_for(config.source().question, make_stack(config.stack), vars(config.head))
+def build_model(config: TrainConfig, question: Question) -> Model:
+    """Make the model that answers a question from the options. Raises ConfigError for options that do not fit."""
+    return model_for(question, make_stack(config.stack), vars(config.head))
 
 
-def seeded_model(config: TrainConfig) -> Model:
+def seeded_model(config: TrainConfig, question: Question) -> Model:
     """Make the model of a configuration, with the initial weights that its seed gives."""
     torch.manual_seed(config.run.seed)
-    return build_model(config)
+    return build_model(config, question)
 
 
 def check_resumable(
@@ -380,6 +359,7 @@ def check_resumable(
     free = {"data", "devices", "batch_size", "strategy", "accelerator", "save_seconds", "out", "tensorboard"}
     before, now = config.options(), wanted.options()
     pairs = {name: (before[name], now[name]) for name in OPTIONS if name not in free}
+    pairs["data"] = config.entry.name, wanted.entry.name
     pairs["batch_size * devices"] = tuple(o["batch_size"] * o["devices"] for o in (before, now))
     for name, (old, new) in pairs.items():
         if old != new:

@@ -6,18 +6,20 @@ checkpoint contain digests of their bytes.
 """
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from scanl.data.base import Source
 from scanl.digests import load_tensors
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import locked, written_whole
 from scanl.layers.designation import label
 from scanl.learning.questions import Model
 from scanl.learning.run.checkpoint import read_checkpoint
-from scanl.learning.run.config import TrainConfig, build_model, layer_names
+from scanl.learning.run.config import OWN, TrainConfig, build_model, layer_names
 from scanl.models.saving import save_model
 
 
@@ -35,21 +37,23 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.ckpt"
 
     @classmethod
-    def create(cls, config: TrainConfig) -> "RunFolder":
-        """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
-        stem = "-".join(
-            filter(None, [config.data.task or config.data.question, *map(label, layer_names(config.stack.layer))])
-        )
+    def fresh(cls, config: TrainConfig) -> "RunFolder":
+        """Return the folder of a new run, which `create` makes. Raises ConfigError when it is in use."""
+        data = config.source.question if config.entry.name in OWN else config.entry.name
+        stem = "-".join(filter(None, [data, *map(label, layer_names(config.stack.layer))]))
         folder = cls(config.run.out or free_name(stem))
         folder.refuse_if_used()
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"train: {folder.path} cannot be written: {error.strerror}") from error
-        with folder.locked():
-            folder.refuse_if_used()  # again, because another process may have been faster
-            folder.write_text(folder.config_file, config.to_yaml())
         return folder
+
+    def create(self, config: TrainConfig) -> None:
+        """Make the folder and write the configuration. Raises ConfigError when the folder is in use."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"train: {self.path} cannot be written: {error.strerror}") from error
+        with self.locked():
+            self.refuse_if_used()  # another process may have been faster
+            self.write_text(self.config_file, config.to_yaml())
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder for writing. If another process holds it, raises a CheckpointError that names the process."""
@@ -82,6 +86,11 @@ class RunFolder:
     def config(self) -> TrainConfig:
         return TrainConfig.from_yaml(self.config_file)
 
+    @cached_property
+    def source(self) -> Source:
+        """The source of the run; made on first use."""
+        return self.config().open_source()
+
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed process left."""
         for path in self.path.glob(".*.tmp*"):
@@ -101,20 +110,23 @@ class RunFolder:
 
     def load_model_and_digest(self) -> tuple[Model, str | None]:
         """Load the model and the digest of its training data; None when another program wrote the weights."""
-        config = self.config()
-        source = self.weights if self.weights.exists() else self.checkpoint
-        if not source.exists():
-            raise CheckpointError(f"run: {self.path} has no weights yet; train it: scanl train --resume {self.path}")
-        model = build_model(config)
-        tensors, about = self._stored(source)
-        check_tensors(source, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
+        config, (tensors, about) = self.config(), self.stored()
+        model = build_model(config, self.source.question)
+        file = self.weights if self.weights.exists() else self.checkpoint
+        check_tensors(file, {name: tuple(t.shape) for name, t in tensors.items()}, model, config)
         model.load_state_dict(tensors)
         return model.eval(), about.get("corpus")
 
-    def _stored(self, source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        if source == self.weights:
-            return load_tensors(source, "run")
-        checkpoint = read_checkpoint(source)
+    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the weights, from the last checkpoint if training has not ended, and what is written about them.
+
+        Raises CheckpointError for a bad file, and where there is none yet.
+        """
+        if self.weights.exists():
+            return load_tensors(self.weights, "run")
+        if not self.checkpoint.exists():
+            raise CheckpointError(f"run: {self.path} has no weights yet; train it: scanl train --resume {self.path}")
+        checkpoint = read_checkpoint(self.checkpoint)
         tensors = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
         return tensors, checkpoint["scanl"]
 

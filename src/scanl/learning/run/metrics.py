@@ -16,7 +16,7 @@ from tqdm import tqdm
 from scanl.errors import CheckpointError
 from scanl.files import writing
 from scanl.learning.run.folder import RunFolder
-from scanl.learning.run.optimizer import UNKNOWN
+from scanl.learning.run.plan import UNKNOWN
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Training as a Lightning module: batches, the algorithm's updates, the optimiser, and what a checkpoint saves."""
+"""Training as a Lightning module: batches, the algorithm's updates, the optimizer, and what a checkpoint saves."""
 
 import math
 from collections.abc import Iterator
@@ -15,15 +15,16 @@ from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import BPTT
+from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, loss
 from scanl.learning.run.config import TrainConfig
-from scanl.learning.run.optimizer import UNKNOWN, Plan, make_optimizer, rate
+from scanl.learning.run.plan import UNKNOWN, Plan, rate
 
 
 class Learning(pl.LightningModule):
     """Train a model on a source, with one update of the algorithm for each batch. `accumulate` batches make a step.
 
-    Resuming is exact. The parameters, the optimiser and the learner are saved; everything else is a pure function of
+    Resuming is exact. The parameters, the optimizer and the learner are saved; everything else is a pure function of
     (seed, step): the data order, the learning rate, and the random numbers, which are seeded again for every batch.
 
     Between the forward and the backward pass the processes agree on four things: whether to stop, whether to save, the
@@ -35,39 +36,40 @@ class Learning(pl.LightningModule):
         self.model = model
         self.config = config
         self.source = source
-        self.algorithm = BPTT(partial(loss, source.question), carry=config.data.carry_state)
-        self.plan = UNKNOWN if config.optimiser.steps is None else Plan(config.optimiser.steps)
+        self.algorithm = BPTT(partial(loss, source.question), carry=config.source.carry_state)
+        self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
         self.restored: dict[str, Tensor] | None = None
         self.wishes: dict[str, float] = {"stop": False, "save": False, "steps": 0}
         self.agreed = {"stop": False, "save": False}
         self.loss_sum, self.loss_count = 0.0, 0  # since the last row of the metrics
+        self.tokens = 0  # read by this process since then
         self.read = 0  # batches of the present step
 
     def train_dataloader(self) -> "Batches":
         return Batches(self)
 
     def on_train_start(self) -> None:
-        size = self.config.data.batch_size
+        size = self.config.source.batch_size
         self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
             mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
             self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.read %= self.config.optimiser.accumulate
+        self.read %= self.config.training.accumulate
         torch.manual_seed(((self.config.run.seed * 1_000_003 + self.batches) * 4099 + self.global_rank) % 2**63)
 
     @property
     def batches(self) -> int:
         """Number of batches read so far, in all steps."""
-        return self.global_step * self.config.optimiser.accumulate + self.read
+        return self.global_step * self.config.training.accumulate + self.read
 
     @property
     def stepped(self) -> bool:
         """Whether the last batch was the last of a step."""
-        return self.read == self.config.optimiser.accumulate
+        return self.read == self.config.training.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss, learner = self.algorithm.update(self.model, self.learner, *batch)
@@ -80,6 +82,7 @@ class Learning(pl.LightningModule):
         if steps:
             self.plan = self.plan.revised(self.global_step, int(steps))
         self.loss_sum += total / self.trainer.world_size
+        self.tokens += batch[0].shape[:2].numel()
         self.loss_count += 1
         self.learner = learner
         self.read += 1
@@ -88,28 +91,29 @@ class Learning(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        if self.config.optimiser.clip_value is not None:
-            nn.utils.clip_grad_value_(self.model.parameters(), self.config.optimiser.clip_value)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimiser.clip)
+        if self.config.training.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.config.training.clip_value)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip)
         if not norm.isfinite():
             bad = (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all())
             self._give_up(f"the gradient's norm is {norm.item()}", next(bad, "none alone, but all together"))
 
     def configure_optimizers(self) -> Any:
-        optimizer = make_optimizer(self.model, self.config)
+        chosen = self.config.training
+        optimizer = OPTIMIZERS[chosen.optimizer](self.model, chosen.lr, chosen.weight_decay)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step as a fraction of the peak."""
-        return rate(self.plan, self.config.optimiser.warmup, step)
+        return rate(self.plan, self.config.training.warmup, step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         carried = {path: self._gather(leaf) for path, leaf in leaves(self.learner)}
         checkpoint["scanl"] = {
             "config": asdict(self.config),
             "corpus": self.source.digest(),
-            "rows": self.config.data.batch_size * self.trainer.world_size,
+            "rows": self.config.source.batch_size * self.trainer.world_size,
             "plan": asdict(self.plan),
             "seconds": self.seconds,
             "loss_sum": self.loss_sum,
@@ -119,7 +123,7 @@ class Learning(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint["scanl"]
-        rows = self.config.data.batch_size * self.trainer.world_size
+        rows = self.config.source.batch_size * self.trainer.world_size
         if stored["rows"] != rows:
             raise CheckpointError(
                 f"train: batch_size * devices is {rows}, expected {stored['rows']} because of the checkpoint; "
@@ -181,7 +185,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         learning, step = self.learning, self.learning.batches
-        size, rank, world = learning.config.data.batch_size, learning.global_rank, learning.trainer.world_size
+        size, rank, world = learning.config.source.batch_size, learning.global_rank, learning.trainer.world_size
         while True:
             inputs, targets = learning.source.batch(step, size, rank, world)
             yield torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -7,37 +7,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanl.data.base import LEVELS, Examples, Source
+from scanl.data import Table
+from scanl.data.base import LEVELS, Examples
 from scanl.files import written_whole
 from scanl.learning.questions import answer
+from scanl.learning.report import Report
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_loss(axes: Any, rows: Rows, source: Source) -> None:
+def draw_loss(axes: Any, rows: Rows, report: Report) -> None:
     """Draw the metric on training batches and on unseen examples against the step, on one matplotlib axes."""
-    assert source.comparable is not None
-    axes.plot(*_curve(rows, source.comparable), lw=1, color="#9ecae1", label=f"{source.noun} it learns from")
-    unseen = f"sample of {source.noun} it has never seen"
-    axes.plot(*_curve(rows, source.measured), "o-", ms=4, color="#08519c", label=unseen)
-    wanted = "more" if source.higher_is_better else "less"
-    axes.set(xlabel="training step", ylabel=f"{source.metric} ({wanted} is better)")
+    assert report.bits is not None
+    axes.plot(*_curve(rows, report.bits), lw=1, color="#9ecae1", label="data it learns from")
+    unseen = "sample of data it has never seen"
+    axes.plot(*_curve(rows, report.measured), "o-", ms=4, color="#08519c", label=unseen)
+    wanted = "more" if report.higher_is_better else "less"
+    axes.set(xlabel="training step", ylabel=f"{report.metric} ({wanted} is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
 
 
-def draw_score(loss: Any, score: Any, rows: Rows, source: Source) -> None:
+def draw_score(loss: Any, score: Any, rows: Rows, report: Report) -> None:
     """Draw the training loss on one axes, and the score on unseen examples, with chance and best, on another."""
     loss.plot(*_curve(rows, "loss"), lw=1, color="#9ecae1")
     loss.set(xlabel="training step", ylabel="loss on what it learns from", yscale="log")
-    score.plot(*_curve(rows, source.measured), "o-", ms=4, color="#08519c")
-    for value, name, style in ((source.chance, "chance", "--"), (source.best, "best", "-")):
+    score.plot(*_curve(rows, report.measured), "o-", ms=4, color="#08519c")
+    for value, name, style in ((report.chance, "chance", "--"), (report.best, "best", "-")):
         if value is not None:
             score.axhline(value, lw=1, ls=style, color="#636363", label=name)
-    score.set(xlabel="training step", ylabel=f"{source.metric} on examples it has never seen")
+    score.set(xlabel="training step", ylabel=f"{report.metric} on examples it has never seen")
     score.legend(frameon=False)
     for axes in (loss, score):
         axes.grid(alpha=0.3, which="both")
@@ -49,29 +51,29 @@ def _curve(rows: Rows, column: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in found], [value for _, value in found]
 
 
-def save_loss_curve(folder: RunFolder, rows: Rows, title: str, source: Source) -> Path:
+def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: Report) -> Path:
     """Write loss.png: one plot if loss and measurements are comparable, else two side by side."""
     from matplotlib.figure import Figure
 
-    width, left = (10, 1.15) if source.comparable is None else (7, 0.8)  # inches
+    width, left = (10, 1.15) if report.bits is None else (7, 0.8)  # inches
     height = 4.2
     figure = Figure(figsize=(width, height))
     # Margins of our own: a layout of matplotlib draws all of it twice, which takes longer than some steps of training.
     figure.subplots_adjust(left / width, 0.55 / height, 1 - 0.15 / width, 1 - 0.45 / height, wspace=0.25)
-    if source.comparable is None:
+    if report.bits is None:
         loss, score = figure.subplots(1, 2)
-        draw_score(loss, score, rows, source)
+        draw_score(loss, score, rows, report)
     else:
-        draw_loss(figure.add_subplot(), rows, source)
+        draw_loss(figure.add_subplot(), rows, report)
     figure.suptitle(title)
     return save_figure(figure, folder.picture)
 
 
-def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
+def save_forecast(folder: RunFolder, source: Table, model: Forecaster) -> Path:
     """Write forecast.png: the first and the last forecast of the exam, with intervals, and the true numbers."""
     from matplotlib.figure import Figure
 
-    examples = list(source.exam_after_training().examples)
+    examples = list(source.exam(sample=True).examples)
     shown = [Examples(*(part[:1] for part in examples[0])), Examples(*(part[-1:] for part in examples[-1]))]
     figure = Figure(figsize=(11, 0.4 + 3.2 * model.targets), layout="constrained")
     rows = figure.subplots(model.targets, 2, squeeze=False)
@@ -80,7 +82,7 @@ def save_forecast(folder: RunFolder, source: Source, model: Forecaster) -> Path:
         for channel, axes in enumerate(rows[:, k]):
             draw_forecast(axes, inputs[0, :, channel], targets[0, -1, :, channel], quantiles[0, :, channel])
             axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
-            axes.set(xlabel="steps from now", ylabel=source.names[channel])
+            axes.set(xlabel="steps from now", ylabel=source.targets[channel])
     figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")
     return save_figure(figure, folder.forecast)
 

@@ -19,7 +19,8 @@ from scanl.learning.questions import Model
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_figure
-from scanl.learning.run.train import make_trainer
+from scanl.learning.run.run import Run
+from scanl.learning.run.trainer import make_trainer
 
 LOWEST, HIGHEST = 1e-6, 1.0
 LEAST = 20  # trials
@@ -90,19 +91,19 @@ class Search(Learning):
         self.trainer.should_stop = True
 
 
-def search(config: TrainConfig, model: Model, source: Source, trials: int = 100) -> Found:
+def search(run: Run, trials: int = 100) -> Found:
     """Take `trials` steps from the initial weights. The rates go from `LOWEST` to `HIGHEST` at equal ratios.
 
     The search ends early when the loss is not finite, or four times the best. Afterwards the weights are the initial
     ones again, and no file is left. The same seed finds the same rates.
     Raises ConfigError for several processes, because each of them would search, and for too few trials.
     """
-    if config.run.devices != 1:
-        raise ConfigError(f"lr: devices is {config.run.devices}, expected 1")
+    if run.config.run.devices != 1:
+        raise ConfigError(f"lr: devices is {run.config.run.devices}, expected 1")
     if trials < LEAST:
         raise ConfigError(f"lr: trials is {trials}, expected at least {LEAST}")
-    learning = Search(model, config, source)
-    trainer = make_trainer(config, trials, checkpoints=InMemory())
+    learning = Search(run.model, run.config, run.source)
+    trainer = make_trainer(run.config, trials, checkpoints=InMemory())
     with warnings.catch_warnings():
         # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")

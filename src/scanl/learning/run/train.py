@@ -1,27 +1,22 @@
 """Run training: from a configuration to a folder of results."""
 
-import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins import CheckpointIO
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from scanl.data.base import Source
-from scanl.errors import ConfigError
+from scanl.data import Table
+from scanl.errors import CheckpointError
 from scanl.learning.questions import Model
-from scanl.learning.run.callbacks import AtomicCheckpointIO, Clock, Keeper, Recorder
+from scanl.learning.report import BYTES
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import TrainConfig, check_resumable
-from scanl.learning.run.folder import RunFolder, check_tensors
+from scanl.learning.run.folder import check_tensors
 from scanl.learning.run.metrics import Written, read_metrics
 from scanl.learning.run.module import Learning
 from scanl.learning.run.picture import save_forecast, save_loss_curve
+from scanl.learning.run.run import Run
 from scanl.models import Forecaster, LanguageModel
 
 SAMPLE_BYTES = 600
@@ -42,14 +37,16 @@ class Outcome:
     best_step: int | None
 
 
-def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, steps: int | None = None) -> Outcome:
-    """Train as `config` says, and write the results to the folder. The caller holds its lock (`RunFolder.locked`).
+def train(run: Run, steps: int | None = None) -> Outcome:
+    """Train as the run's configuration says, and write the results. The caller holds the lock of the folder.
 
     steps: the result of `planned`, to resume from the folder's checkpoint; None to begin.
     """
+    config, folder, source, model, trainer = run.config, run.folder, run.source, run.model, run.trainer
+    assert folder is not None
+    recorder, _, keeper = run.callbacks
     learning = Learning(model, config, source)
-    recorder, keeper = Recorder(folder), Keeper(folder)
-    trainer = make_trainer(config, steps or learning.plan.steps, [recorder, Clock(), keeper], folder)
+    trainer.fit_loop.epoch_loop.max_steps = steps or learning.plan.steps
     with warnings.catch_warnings():
         # Lightning 2.6 calls torch's tree functions in a way that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
@@ -65,54 +62,15 @@ def train(config: TrainConfig, model: Model, source: Source, folder: RunFolder, 
     if trainer.is_global_zero:
         folder.save_model(model, source.digest())
         if rows := read_metrics(folder):
-            title = f"{config.source_name}: {config.stack.layer}, dim {config.stack.dim}, depth {config.stack.depth}"
-            save_loss_curve(folder, rows, title, source)
-        if not keeper.interrupted and source.reads_bytes:
+            title = f"{config.entry.name}: {config.stack.layer}, dim {config.stack.dim}, depth {config.stack.depth}"
+            save_loss_curve(folder, rows, title, run.report)
+        if not keeper.interrupted and run.report.metric == BYTES:
             assert isinstance(model, LanguageModel)
             folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.run.seed))
         if not keeper.interrupted and isinstance(model, Forecaster):
+            assert isinstance(source, Table)
             save_forecast(folder, source, model.eval())
     return outcome
-
-
-def make_trainer(
-    config: TrainConfig,
-    steps: int = 1,
-    callbacks: Sequence[pl.Callback] = (),
-    folder: RunFolder | None = None,
-    checkpoints: CheckpointIO | None = None,
-) -> pl.Trainer:
-    """Make Lightning's trainer, with everything switched off that scanl does itself.
-
-    Raises ConfigError for options that Lightning refuses. folder: for TensorBoard's event files.   checkpoints: what
-    writes and reads them; None: whole files.
-    """
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # silence its start messages
-    try:
-        at = "" if folder is None else folder.path
-        logger = TensorBoardLogger(at, name="tensorboard", version="") if config.run.tensorboard else False
-        return pl.Trainer(
-            accelerator=config.run.accelerator,
-            devices=config.run.devices,
-            strategy=config.run.strategy,
-            precision=config.run.precision,  # pyright: ignore[reportArgumentType]
-            max_steps=steps,
-            accumulate_grad_batches=config.optimiser.accumulate,
-            max_epochs=-1,
-            callbacks=list(callbacks),
-            plugins=[checkpoints or AtomicCheckpointIO()],
-            logger=logger,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-        )
-    except ModuleNotFoundError as error:
-        raise ConfigError("train: tensorboard is not installed: pip install 'scanl[tensorboard]'") from error
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
-        raise ConfigError(f"train: {str(error).splitlines()[0]}") from error
 
 
 def sample(model: LanguageModel, count: int, seed: int) -> bytes:
@@ -122,18 +80,24 @@ def sample(model: LanguageModel, count: int, seed: int) -> bytes:
     return bytes(int(token) for token in tokens)
 
 
-def planned(folder: RunFolder, config: TrainConfig, model: Model, source: Source) -> int | None:
-    """Return the total number of steps in the folder's checkpoint, None without one.
+def planned(run: Run) -> int | None:
+    """Return the total number of steps in the checkpoint of the run's folder, None without one.
 
     Raises CheckpointError for a checkpoint of another model or other data, ConfigError for another configuration.
     """
+    folder = run.folder
+    assert folder is not None
     if not folder.checkpoint.exists():
         return None
     stored = read_checkpoint(folder.checkpoint)
     before = TrainConfig.from_values(stored["scanl"]["config"], folder.checkpoint)
-    check_resumable(before, config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
+    check_resumable(before, run.config, f"{folder.checkpoint}; put back the {folder.config_file.name} of the run")
     shapes = {name.removeprefix("model."): tuple(t.shape) for name, t in stored["state_dict"].items()}
-    check_tensors(folder.checkpoint, shapes, model, config)
-    source.refuse_other(stored["scanl"]["corpus"])
+    check_tensors(folder.checkpoint, shapes, run.model, run.config)
+    if stored["scanl"]["corpus"] != run.source.digest():
+        raise CheckpointError(
+            f"train: the data of {folder.path} has changed since the checkpoint; put it back to resume; if its files "
+            "have moved, named as before, name their new path: --data PATH"
+        )
     Written(**stored["metrics"]).read(folder)
     return stored["scanl"]["plan"]["steps"]

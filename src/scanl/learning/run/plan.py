@@ -1,24 +1,7 @@
-"""AdamW with the usual settings for language models, and the learning rate schedule."""
+"""The length of a run, and the learning rate of each step."""
 
 import math
 from dataclasses import dataclass, replace
-
-import torch
-from torch import nn
-
-from scanl.layers import param_groups
-from scanl.learning.run.config import TrainConfig
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Make AdamW with betas (0.9, 0.95) and the parameter groups of `param_groups`."""
-    return torch.optim.AdamW(
-        param_groups(model),
-        lr=config.optimiser.lr,
-        weight_decay=config.optimiser.weight_decay,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
 
 
 @dataclass(frozen=True)

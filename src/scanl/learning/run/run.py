@@ -1,0 +1,49 @@
+"""A training run before its first step."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from scanl.learning.report import Report
+from scanl.learning.run.config import TrainConfig, fitting_precision, seeded_model
+from scanl.learning.run.folder import RunFolder
+
+if TYPE_CHECKING:  # importing Lightning takes seconds
+    import lightning.pytorch as pl
+
+    from scanl.learning.run.callbacks import Clock, Keeper, Recorder
+
+
+class Run:
+    """A configuration, and what is made of it: the source, the model and the trainer. Each is made once.
+
+    The constructor checks the options and the data, and fills in what `auto` stands for. It writes nothing.
+    folder: where the results go; None for a run that leaves none.
+    """
+
+    def __init__(self, config: TrainConfig, folder: RunFolder | None = None) -> None:
+        config.check()
+        if config.training.steps is None and config.training.minutes is None:
+            config.training.steps = 1000
+        if config.run.precision == "auto":
+            config.run.precision = fitting_precision(config.run.accelerator)
+        self.config, self.folder = config, folder
+        self.source = config.open_source()
+        self.model = seeded_model(config, self.source.question)
+        self.source.check()
+        self.report = Report.of(self.source)
+        self.report.check_reachable(config.run.until, config.entry.name)
+
+    @cached_property
+    def callbacks(self) -> "tuple[Recorder, Clock, Keeper]":
+        """What writes the results, turns minutes into steps, and saves checkpoints."""
+        from scanl.learning.run.callbacks import Clock, Keeper, Recorder
+
+        assert self.folder is not None
+        return Recorder(self.folder, self.report), Clock(), Keeper(self.folder)
+
+    @cached_property
+    def trainer(self) -> "pl.Trainer":
+        """Lightning's trainer; made on first use. Raises ConfigError for options that Lightning refuses."""
+        from scanl.learning.run.trainer import make_trainer
+
+        return make_trainer(self.config, callbacks=self.callbacks, folder=self.folder)
