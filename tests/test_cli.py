@@ -145,7 +145,7 @@ def test_a_prompt_from_a_file_or_the_standard_input(run, tmp_path, monkeypatch, 
 
 def test_a_file_is_no_run_folder(tmp_path, text, capfd):
     (tmp_path / "file.txt").write_text("kept")
-    line = refused(capfd, "train", str(text), "--out", str(tmp_path / "file.txt"))
+    line = refused(capfd, "train", "--data", str(text), "--out", str(tmp_path / "file.txt"))
     assert "file.txt, which is a file, expected a new folder; choose another --out" in line
     assert (tmp_path / "file.txt").read_text() == "kept"
 

@@ -49,7 +49,7 @@ def root(tmp_path, monkeypatch):
 
 def source_of(name: str):
     task = READ[name]
-    short = {"sequence_length": 8} if "sequence_length" in sources.get(task).reads() else {}
+    short = {"sequence_length": 8} if "sequence_length" in sources.get(task).option_names() else {}
     return TrainConfig.of(data=[task], data_options=published.OPTIONS.get(task, {}), **short).open_source()
 
 
@@ -282,8 +282,8 @@ def test_mistakes_are_one_line(command, message, root, tmp_path, monkeypatch, ca
         ("mnist --data-options.aside 0", "mnist: aside is 0, expected at least 1"),
         ("mnist --data-options.aside 24", "mnist: aside is 24, expected less than the 24 training images"),
         ("mnist --data-options.aside many", "mnist: aside is 'many', expected int"),
-        ("mnist --sequence-length 100", "but mnist does not use it; an image has as many steps as pixels"),
-        ("enwik8 --data text", "but enwik8 does not use it; give --data-options.folder"),
+        ("mnist --sequence-length 100", "but mnist does not use it; leave out --sequence-length"),
+        ("enwik8 --held-out 0.2", "held_out is 0.2, but enwik8 does not use it; leave out --held-out"),
         ("imdb --data-options.most 0", "imdb: most is 0, expected at least 1"),
         ("bidmc --data-options.vital BP", "bidmc: vital is 'BP', expected one of RR, HR, SpO2"),
         ("ucr --data-options.problem Nothing", "Nothing_TRAIN.ts is missing; run `scanl data get ucr`"),
@@ -316,7 +316,7 @@ def test_a_data_set_is_trained_and_measured(root, tmp_path, capfd):
         changed = dict(found)
     changed["X"] = changed["X"] + 1
     np.savez(folder / "digits.npz", **changed)
-    assert "the data of spoken_digits has changed since the run was trained; put back" in refused(capfd, "eval", run)
+    assert "the data of the run, or its split, has changed since training" in refused(capfd, "eval", run)
 
 
 def test_bytes_are_trained_measured_and_generated(root, tmp_path, capfdbinary):
@@ -326,7 +326,7 @@ def test_bytes_are_trained_measured_and_generated(root, tmp_path, capfdbinary):
     assert main(["train", *options.split(), "--data", "enwik8", "--out", run]) == 0
     assert b"bits per byte on 100 held-out bytes:" in capfdbinary.readouterr().out
     assert main(["eval", run]) == 0
-    assert b"bits per byte on 100 test bytes of enwik8:" in capfdbinary.readouterr().out
+    assert b"bits per byte on 100 held-out bytes:" in capfdbinary.readouterr().out
     assert main(["generate", run, "--bytes", "5"]) == 0
 
 

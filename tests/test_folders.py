@@ -230,7 +230,7 @@ def test_a_run_learns_from_folders(tmp_path, capfd):
     assert "  this model  1\n" in capfd.readouterr().out
     (tmp_path / "data" / "a" / "new.txt").write_text("a")
     assert main(["eval", str(tmp_path / "run")]) != 0
-    assert "has changed since the run was trained" in capfd.readouterr().err
+    assert "has changed since training" in capfd.readouterr().err
 
 
 def waves(root, lengths):
@@ -387,7 +387,7 @@ def test_mistakes_of_signals_are_one_line(mistake, tmp_path, capfd):
 
 def test_options_of_signals_that_do_not_fit(tmp_path, capfd):
     for options, message in (
-        (["--target", "y"], "target is y, but signals does not use it; leave it out, or name a table of .csv"),
+        (["--target", "y"], "target is y, but signals does not use it; leave out --target"),
         (["--held-out", "0.3"], "held_out is 0.3, but signals does not use it; give --test and --validation"),
         (["--until", "-1"], "until is -1, expected at least 0"),
         (["--test", "0.95"], r"signals: validation + test is 1.05, expected below 1"),

@@ -302,7 +302,7 @@ def test_mistakes_are_one_line_and_leave_nothing(kind, options, message, tmp_pat
     (tmp_path / "bad.wav").write_text("no")
     Recording(8000, 0).write([1, 2, 3], tmp_path / "slow.wav")
     Image.new("L", (28, 28)).save(tmp_path / "whole.png")
-    given = {"task": kind}
+    given = {"data": [kind]}
     if kind in ("table", "horizon"):
         a_table(tmp_path / "t.csv", rows=(40,))
         given = {"question": "forecast", "horizon": 5, "data": ["t.csv"], **ROLES, "sequence_length": 8}

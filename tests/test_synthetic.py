@@ -382,7 +382,7 @@ def test_parity_is_the_running_sum_modulo_two():
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("addign", {}, "data is 'addign', expected a file, a folder or a known name; did you mean 'adding'?"),
+        ("addign", {}, "unknown task 'addign'; did you mean 'adding'?"),
         ("adding", {"lenght": 5}, "unknown option of adding 'lenght'; did you mean 'length'?"),
         ("adding", {"length": 1}, "adding: length is 1, expected at least 2 because two numbers are added"),
         ("adding", {"length": "long"}, "adding: length is 'long', expected int"),

@@ -51,11 +51,16 @@ def run(argv: Sequence[str]) -> int:
         exam = config.open_source().exam()
         exam = replace(exam, title=f"another text than the run's: {exam.title}")
     else:
-        found = "has changed since training" if digest is not None else "may differ from that of training"
+        reason = "has changed since training" if digest is not None else "may differ from that of training"
+        advice = "put it back"
+        if "data" in accepted:
+            another = (
+                ", name its new path, or measure another text" if "held_out" in accepted else ", or name its new path"
+            )
+            advice += f"{another}: --data PATH. At the new path its files and folders must have the same names"
         raise CheckpointError(
-            f"eval: the data of the run, or its split, {found}, so the run may have been trained on what is held out "
-            "now; put the data back, name its new path, or measure another text: --data PATH. At the new path its "
-            "files and folders must have the same names"
+            f"eval: the data of the run, or its split, {reason}, so the run may have been trained on what is held out "
+            f"now; {advice}"
         )
     print(examined(model, source, exam))
     return 0

@@ -292,7 +292,7 @@ def add_options(parser: jsonargparse.ArgumentParser, defaults: TrainConfig) -> N
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": option.kind}
         if option.kind is bool:
-            how = {"action": "store_true"}
+            how |= {"nargs": "?", "const": True, "metavar": "false"}  # the name alone says true
         elif option.kind == list[str]:
             how = {"type": str, "nargs": "*", "metavar": "NAME_OR_PATH" if name == "data" else "COLUMN"}
         default = getattr(getattr(defaults, option.part), name)
