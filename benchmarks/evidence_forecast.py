@@ -14,7 +14,7 @@ from evidence_results import Results, learn
 from scanl.data.base import LEVELS, Exam
 from scanl.data.forecasts import LongHorizon, PublishedSeries
 from scanl.learning import TrainConfig
-from scanl.learning.estimators import optimise
+from scanl.learning.estimators import optimize
 from scanl.learning.evaluation import measures
 from scanl.learning.run.config import seeded_model
 from scanl.models import Forecaster
@@ -110,7 +110,7 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
         return off[~targets[:, -1].isnan()].square().mean()  # missing behind the end of the training part
 
     begin = time.perf_counter()
-    optimise(model, steps, 5e-3, seed, loss)
+    optimize(model, steps, 5e-3, seed, loss)
     minutes = (time.perf_counter() - begin) / 60
     sums: dict[str, list[float]] = {}
     with torch.no_grad():

@@ -282,8 +282,8 @@ def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
             lambda step, size, batch=batch: read.append(batch(step, size)[0].shape) or batch(step, size),
         )
         stages.append((source, config))
-    optimise = evidence_results.optimise
-    monkeypatch.setattr(evidence_results, "optimise", lambda *given: planned.append(given[1:4]) or optimise(*given))
+    optimize = evidence_results.optimize
+    monkeypatch.setattr(evidence_results, "optimize", lambda *given: planned.append(given[1:4]) or optimize(*given))
     evidence_results.learn(seeded_model(stages[-1][1]), *stages)
     assert read == [(3, 4), (3, 4), (5, 8)]
     assert planned == [(3, 1e-3, 0)]

@@ -74,7 +74,7 @@ def test_the_command_line_knows_the_model_of_the_page(project, tmp_path):
     """`scanl list` prints it and `scanl train` takes a step with it."""
     (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
     tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
-    train = ["train", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
+    train = ["train", "--data", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
     train += ["--out", str(tmp_path / "run")]
     short = "from scanl.learning.run import train; train.SAMPLE_BYTES = 20"
     said = run(project, "-c", f"{short}; from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")

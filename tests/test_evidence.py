@@ -204,17 +204,17 @@ def test_an_interrupted_run_goes_on(tables, monkeypatch):
     monkeypatch.setitem(evidence_long.RUNS, "listops", {"lru": options})
     learn = evidence_long.train
 
-    def interrupted(config, model, source, folder, steps):
-        batch = source.batch
+    def interrupted(run, steps):
+        batch = run.source.batch
 
         def once(step, *given):
-            if config.training.steps == 6 and step == 3:
+            if run.config.training.steps == 6 and step == 3:
                 signal.raise_signal(signal.SIGTERM)
             return batch(step, *given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(source, "batch", once)
-            return learn(config, model, source, folder, steps)
+            patch.setattr(run.source, "batch", once)
+            return learn(run, steps)
 
     with monkeypatch.context() as patch:
         patch.setattr(evidence_long, "train", interrupted)
@@ -232,9 +232,9 @@ def test_a_run_starts_from_the_weights_of_the_easier_one(tables, monkeypatch):
     begun, ended = [], []
     learn = evidence_long.train
 
-    def seen(config, model, *given):
-        begun.append({name: value.clone() for name, value in model.state_dict().items()})
-        outcome = learn(config, model, *given)
+    def seen(run, steps):
+        begun.append({name: value.clone() for name, value in run.model.state_dict().items()})
+        outcome = learn(run, steps)
         ended.append(outcome.model.state_dict())
         return outcome
 

@@ -206,9 +206,9 @@ def test_the_command_line_trains_a_class_of_the_users_own(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     options = "--layer layers_of_mine:Mine --dim 16 --depth 1 --steps 2 --batch-size 2 --sequence-length 16 --out run"
-    assert main(["train", "text.txt", *options.split()]) == 0
+    assert main(["train", "--data", "text.txt", *options.split()]) == 0
     assert main(["eval", "run"]) == 0
-    assert main(["train", "text.txt", "--layer", "layers_of_mine:Other"]) == 2
+    assert main(["train", "--data", "text.txt", "--layer", "layers_of_mine:Other"]) == 2
     assert "expected module:Class that Python can import" in capsys.readouterr().err
 
 

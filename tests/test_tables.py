@@ -122,7 +122,7 @@ def test_missing_numbers_and_irregular_times(tmp_path):
     source = table(tmp_path, frame, past=["u"])
     source.check()
     assert source.question.timed
-    said = source.describe()
+    said = str(source)
     assert "10.0% of the target is missing" in said
     assert "times are irregular: durations are an input" in said
     inputs, targets = source.batch(0, 40)
@@ -163,7 +163,7 @@ def test_absent_steps_are_rows_of_missing_numbers(kind, tmp_path):
     source = table(tmp_path, whole.drop(index=gone), **options)
     source.check()
     assert not source.question.timed
-    assert "5 absent steps are missing numbers" in source.describe()
+    assert "5 absent steps are missing numbers" in str(source)
     assert source.steps_of_season == expected.steps_of_season
     for one, other in zip(source.collection.each, expected.collection.each, strict=True):
         for name in ("target", "past", "static"):
@@ -313,7 +313,7 @@ def test_a_run_on_a_table(name, tmp_path, capfd):
     assert main(["train", "--resume", str(folder)]) == 0
     for key, value in load_file(folder / "model.safetensors").items():
         assert torch.equal(value, before[key])
-    assert RunFolder.open(folder).config().data.target == own[1]
+    assert RunFolder.open(folder).config().source.target == own[1]
 
 
 # Twenty kinds and more of bad tables. Each writes a file and says the options beside the usual ones, and the message.

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.data.rows import scale_of
-from scanl.errors import ConfigError, DataError, DivergenceError
+from scanl.errors import ConfigError, DataError
+from scanl.learning.descent import descend
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import Plan, rate
@@ -50,7 +51,7 @@ def optimize(
 ) -> None:
     """Train a model in place: `step_loss(step)` is the loss of a step.
 
-    Raises DivergenceError when the loss or a weight is not finite.
+    Raises DivergenceError as `descend` does.
     """
     config = TrainConfig.of(steps=steps, lr=lr, clip=clip, seed=seed)
     config.check()
@@ -58,19 +59,7 @@ def optimize(
     optimizer = OPTIMIZERS[chosen.optimizer](model, chosen.lr, chosen.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(plan, chosen.warmup, step))
     model.train()
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = step_loss(step)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-        for what, value in (("loss", loss), ("gradient's norm", norm)):
-            if not value.isfinite():
-                raise DivergenceError(f"fit: the {what} is {value.item()} at step {step + 1}; try a smaller lr")
-        optimizer.step()
-        schedule.step()
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise DivergenceError(f"fit: {name} is not finite after step {steps}; try a smaller lr")
+    descend(list(model.parameters()), optimizer, schedule, steps, step_loss, clip)
     model.eval()
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from scanl.errors import ConfigError
 from scanl.layers.attention.attention import Attention
 from scanl.layers.memory.t2r import T2R
+from scanl.learning.descent import descend
 from scanl.models import LanguageModel, Stack
 
 L = TypeVar("L", Attention, T2R)
@@ -58,34 +59,31 @@ def learn_feature_maps(
     batches: tokens (B, T), one batch for each step of Adam.   lr: its rate, which falls to 0 as a cosine.
     Each step minimises a loss for each layer: the mean square of the difference of the outputs, divided by the mean
     square of the teacher's output. Both layers read the teacher's inputs. No other parameter changes. Returns the mean
-    loss of every step.
+    loss of every step. Raises DivergenceError for one that is not finite.
     """
     maps, attentions = _mixers(model, T2R), _mixers(teacher, Attention)
     tokens = list(batches)
-    optimizer = torch.optim.Adam([part for each in maps for part in (each.phi_weight, each.phi_bias)], lr)
+    learnt = [part for each in maps for part in (each.phi_weight, each.phi_bias)]
+    optimizer = torch.optim.Adam(learnt, lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, len(tokens)))
     seen: list[tuple[Tensor, Tensor]] = []
     handles = [
         attention.register_forward_hook(lambda _, given, result: seen.append((given[0].detach(), result[0].detach())))
         for attention in attentions
     ]
-    losses = []
+
+    def once(step: int) -> Tensor:
+        seen.clear()
+        with torch.no_grad():
+            teacher(tokens[step])
+        parts = [F.mse_loss(each(x)[0], y) / y.square().mean() for each, (x, y) in zip(maps, seen, strict=True)]
+        return torch.stack(parts).mean()
+
     try:
-        for batch in tokens:
-            seen.clear()
-            with torch.no_grad():
-                teacher(batch)
-            parts = [F.mse_loss(each(x)[0], y) / y.square().mean() for each, (x, y) in zip(maps, seen, strict=True)]
-            loss = torch.stack(parts).mean()
-            optimizer.zero_grad()
-            loss.backward(inputs=[part for each in maps for part in (each.phi_weight, each.phi_bias)])
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
+        return descend(learnt, optimizer, schedule, len(tokens), once)
     finally:
         for handle in handles:
             handle.remove()
-    return losses
 
 
 def _mixers(model: LanguageModel, kind: type[L]) -> list[L]:

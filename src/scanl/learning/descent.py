@@ -1,0 +1,45 @@
+"""The training loop of models that are fitted in memory, without a run folder.
+
+A run has Lightning's loop (`scanl.learning.run`), which saves, resumes and shares the work. For a small fit it costs
+too much: 18 % more time of the processor for 300 steps of 7 ms, and seconds to import.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from scanl.errors import DivergenceError
+
+
+def descend(
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    steps: int,
+    step_loss: Callable[[int], Tensor],
+    clip: float = math.inf,
+) -> list[float]:
+    """Take steps with the gradients of a loss, change the parameters in place, and return the losses.
+
+    parameters: those of the optimizer; only they get a gradient, if they require one.   step_loss: makes the loss of a
+    step (from 0).   clip: largest norm of the gradient.
+    Raises DivergenceError when a loss, a gradient or, at the end, a parameter is not finite.
+    """
+    learnt, losses = [parameter for parameter in parameters if parameter.requires_grad], []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = step_loss(step)
+        loss.backward(inputs=learnt)
+        norm = nn.utils.clip_grad_norm_(parameters, clip)
+        for what, value in (("loss", loss), ("gradient's norm", norm)):
+            if not value.isfinite():
+                raise DivergenceError(f"fit: the {what} is {value.item()} at step {step + 1}; try a smaller lr")
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    for parameter in parameters:
+        if not parameter.isfinite().all():
+            raise DivergenceError(f"fit: a parameter is not finite after step {steps}; try a smaller lr")
+    return losses
