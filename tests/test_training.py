@@ -421,6 +421,30 @@ def test_options_are_given_by_name():
         TrainConfig.of(lyaer="lru")
 
 
+def test_a_name_of_data_comes_before_a_path(tmp_path, monkeypatch):
+    """Another spelling comes after it. Readers of the user's own files are no names."""
+    monkeypatch.chdir(tmp_path)
+    assert [TrainConfig.of(data=[word]).entry.name for word in ("parity", "Parity", "./parity")] == [
+        "parity", "parity", "text"
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="data is 'table', expected a file, a folder or a known name"):
+        _ = TrainConfig.of(data=["table"]).entry
+    for folder in ("parity", "Parity", "table"):
+        (tmp_path / folder).mkdir()
+    given = [TrainConfig.of(data=[word]).entry.name for word in ("parity", "Parity", "table")]
+    assert given == ["parity", "text", "text"]
+    assert TrainConfig.of(data=["table"], question="classify").entry.name == "folders"
+    assert TrainConfig.of(data=["table"], question="generate").entry.name == "signals"
+    assert TrainConfig.of(data=["a.csv"], question="classify").entry.name == "table"
+
+
+def test_a_switch_may_be_said_to_be_off(tmp_path):
+    (tmp_path / "options.yaml").write_text("source: {carry_state: true}")
+    file = ["--config", str(tmp_path / "options.yaml")]
+    assert [parse([*file, *more])[0].source.carry_state for more in ([], ["--carry-state", "false"])] == [True, False]
+    assert parse(["--carry-state", "--dim", "8"])[0].source.carry_state is True
+
+
 def test_a_file_of_options_has_parts(tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text("stack: {layer: lru, layer_options: {r_min: 0.5}}\ntraining: {lr: 1e-3}\nsource: {data: [a, b]}\n")

@@ -54,10 +54,10 @@ def run(argv: Sequence[str]) -> int:
         reason = "has changed since training" if digest is not None else "may differ from that of training"
         advice = "put it back"
         if "data" in accepted:
-            another = (
+            ways = (
                 ", name its new path, or measure another text" if "held_out" in accepted else ", or name its new path"
             )
-            advice += f"{another}: --data PATH. At the new path its files and folders must have the same names"
+            advice += f"{ways}: --data PATH. At the new path its files and folders must have the same names"
         raise CheckpointError(
             f"eval: the data of the run, or its split, {reason}, so the run may have been trained on what is held out "
             f"now; {advice}"

@@ -257,13 +257,7 @@ class TrainConfig:
         return cls(**{name: part(**vars(values[name])) for name, part in PARTS.items()})
 
 
-PARTS: dict[str, Any] = {
-    "stack": StackConfig,
-    "head": HeadConfig,
-    "source": SourceConfig,
-    "training": TrainingConfig,
-    "run": RunConfig,
-}
+PARTS: dict[str, Any] = {part.name: part.default_factory for part in fields(TrainConfig)}
 
 
 class Option(NamedTuple):
@@ -305,7 +299,9 @@ def named(word: str) -> str | None:
 
     A registered name comes before a path, which may be spelt ./NAME. Another spelling of a name comes after it.
     """
-    if word in sources.names() and word not in OWN:
+    if Path(word).name != word or word in OWN:
+        return None
+    if word in sources.names():
         return word
     name = None if Path(word).exists() else sources.find(word)
     return None if name in OWN else name
