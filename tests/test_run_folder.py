@@ -198,7 +198,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
         ("save_seconds: 30.0", "save_seconds: nan", "save_seconds is nan, expected float"),
         ("seed: 0", "seed: 12345678901234567890123", "expected less than 2**63"),
         ("layer_options: {}", "layer_options: 3", "layer_options is 3, expected dict"),
-        ("layer_options: {}", "layer_options: {1: 2}", "unknown option of hawk 1"),
+        ("layer_options: {}", "layer_options: {1: 2}", "layer_options is {1: 2}, expected a mapping"),
         ("layer: hawk", "layer: [hawk]", "layer is ['hawk'], expected str"),
         ("minutes: null", "minutes: soon", "minutes is soon, expected float or none"),
     ],
