@@ -284,7 +284,8 @@ def test_learning_goes_through_the_stages_in_their_order(monkeypatch):
         stages.append((source, config))
     optimize = evidence_results.optimize
     monkeypatch.setattr(evidence_results, "optimize", lambda *given: planned.append(given[1:4]) or optimize(*given))
-    evidence_results.learn(seeded_model(stages[-1][1]), *stages)
+    source, config = stages[-1]
+    evidence_results.learn(seeded_model(config, source.question), *stages)
     assert read == [(3, 4), (3, 4), (5, 8)]
     assert planned == [(3, 1e-3, 0)]
 
