@@ -62,13 +62,15 @@ class MachineCode:
 
 
 @functools.cache
-def source_digest(module: str) -> str:
+def source_digest(module: str | None) -> str:
     """Return a digest of the source of a module, and of those that it imports from this folder; "" without a source.
+
+    module: its name; None for code that belongs to no module.
 
     Call it while the module is imported: later its file may be another one.
     """
-    loaded = sys.modules[module]
-    text = "".join(linecache.getlines(getattr(loaded, "__file__", None) or "", vars(loaded)))
+    loaded = sys.modules.get(module or "")
+    text = "".join(linecache.getlines(getattr(loaded, "__file__", None) or "", vars(loaded) if loaded else None))
     parts = [text, *map(source_digest, dict.fromkeys(_IMPORT.findall(text)))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if all(parts) else ""
 
