@@ -49,7 +49,7 @@ RUNS: dict[str, dict[str, Options]] = {  # of each table: by what it is called
         "lru": {**SHORT, "layer": "lru", "lr": 4e-3, "layer_options": {"r_min": 0.9, "max_phase": math.pi / 10}},
         "lstm": {**SHORT, "layer": "lstm", "depth": 1, "lr": 4e-3, "layer_options": {"t_max": 784}},
         "lem": {**SHORT, "layer": "lem", "depth": 1, "lr": 4e-3},
-        "indrnn": {**SHORT, "layer": "indrnn", "lr": 1e-3, "layer_options": {"seq_len": 784}},
+        "indrnn": {**SHORT, "layer": "indrnn", "lr": 1e-3, "layer_options": {"max_length": 784}},
         "hawk": {**SHORT, "layer": "hawk", "lr": 4e-3},
         "s4d": {**SHORT, "layer": "s4d", "lr": 4e-3},
     },

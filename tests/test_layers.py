@@ -78,7 +78,7 @@ CASES |= {
     "user_vector": lambda: WeightedDecay(DIM, 1),
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),
-    "slstm_without_conv": lambda: SLSTM(DIM, 2, 0, "exp"),
+    "slstm_without_conv": lambda: SLSTM(DIM, 2, None, "exp"),
     "gate_before_norm": lambda: LinearRNN(DIM, norm_before_gate=False),
 }
 CASES |= {f"mixer_{name}": (lambda name=name: channel_mixers.get(name)(DIM)) for name in channel_mixers.names()}

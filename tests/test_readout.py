@@ -67,7 +67,7 @@ def test_a_reservoir_predicts_mackey_glass():
     """One step ahead, on steps that it was not fitted to: far better than the last value repeated."""
     torch.manual_seed(0)
     series = mackey_glass(1200)[:, None] - 0.9
-    layer = ESN(1, units=100, spectral_radius=1.1, leak=0.5, input_connectivity=1.0).double()
+    layer = ESN(1, width=100, spectral_radius=1.1, leak=0.5, input_connectivity=1.0).double()
     reservoir = layer.W.clone()
     fit = fit_readout(layer, layer.readout, [(series[None, :800], series[None, 1:801])], penalty=1e-8, washout=100)
     assert fit.rows == 700
@@ -83,7 +83,7 @@ def test_a_reservoir_predicts_mackey_glass():
 
 def test_batches_are_fitted_together_and_the_hook_goes():
     torch.manual_seed(0)
-    layer, x = ESN(3, units=12, connectivity=0.5).double(), torch.randn(4, 30, 3).double()
+    layer, x = ESN(3, width=12, connectivity=0.5).double(), torch.randn(4, 30, 3).double()
     target = x.cumsum(1)
     fit_readout(layer, layer.readout, [(x, target)], washout=5)
     once = layer.readout.weight.clone()

@@ -21,14 +21,14 @@ def jordan(layer, xs):
     u, ys = torch.zeros(DIM), []
     for x in xs:
         s = torch.tanh(layer.A @ u + linear(layer.B, x))
-        y = PHI[layer.output](linear(layer.C, s))
+        y = PHI[layer.activation](linear(layer.C, s))
         u = layer.alpha * u + y
         ys.append(y)
     return ys
 
 
 def esn(layer, xs):
-    s, ys = torch.zeros(layer.units), []
+    s, ys = torch.zeros(layer.width), []
     for x in xs:
         s = (1 - layer.leak) * s + layer.leak * torch.tanh(layer.W @ s + layer.Win @ x + layer.bias)
         ys.append(linear(layer.readout, s))
@@ -69,7 +69,7 @@ def expdecay(layer, xs):
 EQUATIONS = {
     "jordan": (lambda: Jordan(DIM), jordan),
     "jordan_units": (lambda: Jordan(DIM, 5, 0.6, "sigmoid"), jordan),
-    "jordan_linear": (lambda: Jordan(DIM, output="identity"), jordan),
+    "jordan_linear": (lambda: Jordan(DIM, activation="identity"), jordan),
     "esn": (lambda: ESN(DIM, connectivity=0.3, input_connectivity=0.5), esn),
     "esn_leaky": (lambda: ESN(DIM, 10, 0.9, 0.3, 0.5, 0.5, 0.7, 0.2), esn),
     "implicit": (lambda: Implicit(DIM), implicit),
@@ -104,7 +104,7 @@ def test_a_reservoir_forgets_where_it_started():
 @pytest.mark.usefixtures("double")
 def test_reservoirs_are_deep_and_bidirectional_by_the_wrappers():
     x = torch.randn(2, T, DIM)
-    both = layers.build("bidirectional", DIM, layer="esn", layer_options={"units": 10})
+    both = layers.build("bidirectional", DIM, layer="esn", layer_options={"width": 10})
     assert both(x)[0].shape == x.shape
     assert not torch.equal(both.forward_layer.W, both.backward_layer.W)
     assert [name for name, _ in both.named_parameters() if "readout" not in name] == []
@@ -204,15 +204,15 @@ def test_init_of_the_others():
 # --- options
 
 WRONG = [
-    (lambda: Jordan(8, 0), "jordan: dim is 8 and hidden_dim is 0, expected at least 1"),
-    (lambda: Jordan(8, alpha=1.0), "jordan: alpha is 1.0, expected 0 <= alpha < 1"),
-    (lambda: Jordan(8, output="tan"), r"unknown output of jordan 'tan'; did you mean 'tanh'\?"),
-    (lambda: ESN(8, 0), "esn: dim is 8 and units is 0, expected at least 1"),
-    (lambda: ESN(8, leak=0.0), "esn: leak is 0.0, expected 0 < leak <= 1"),
+    (lambda: Jordan(8, 0), "jordan: hidden_dim is 0, expected at least 1"),
+    (lambda: Jordan(8, alpha=1.0), "jordan: alpha is 1.0, expected less than 1"),
+    (lambda: Jordan(8, activation="tan"), r"jordan: unknown activation 'tan'; did you mean 'tanh'\?"),
+    (lambda: ESN(8, 0), "esn: width is 0, expected at least 1"),
+    (lambda: ESN(8, leak=0.0), "esn: leak is 0.0, expected more than 0"),
     (lambda: ESN(8, spectral_radius=-1.0), "esn: spectral_radius is -1.0, expected at least 0"),
-    (lambda: ESN(8, input_connectivity=2.0), "esn: input_connectivity is 2.0, expected 0 < input_connectivity <= 1"),
+    (lambda: ESN(8, input_connectivity=2.0), "esn: input_connectivity is 2.0, expected 0 to 1"),
     (lambda: Implicit(0), "implicit: dim is 0, expected at least 1"),
-    (lambda: Implicit(8, gain=1.0), "implicit: gain is 1.0, expected 0 < gain < 1"),
+    (lambda: Implicit(8, gain=1.0), "implicit: gain is 1.0, expected less than 1"),
     (lambda: LinRNNLTI(8, 0), "linrnn_lti: dim is 8 and state_dim is 0, expected at least 1"),
     (lambda: LinRNNLTI(8, r_max=1.0), "linrnn_lti: r_max is 1.0, expected 0 < r_max < 1"),
     (lambda: ExpDecay(8, 3), "expdecay: num_heads is 3, expected a divisor of dim=8"),

@@ -54,7 +54,7 @@ def layernorm_elman(layer, xs):
     h, ys = torch.zeros(DIM), []
     for x in xs:
         raw = layer_norm(layer.weight_ih @ x + layer.weight_hh @ h, layer.layernorm)
-        h = torch.tanh(raw) if layer.nonlinearity == "tanh" else torch.where(raw > 0, raw, 0)
+        h = torch.tanh(raw) if layer.activation == "tanh" else torch.where(raw > 0, raw, 0)
         ys.append(h)
     return ys
 
@@ -86,7 +86,7 @@ EQUATIONS = {
     "onlstm": (lambda: ONLSTM(DIM, 2), onlstm),
     "onlstm_single": (lambda: ONLSTM(DIM, 1, forget_bias=1.0), onlstm),
     "layernorm_lstm": (lambda: LayerNormLSTM(DIM), layernorm_lstm),
-    "layernorm_lstm_carried": (lambda: LayerNormLSTM(DIM, carry_normed=True, eps=1e-3), layernorm_lstm),
+    "layernorm_lstm_carried": (lambda: LayerNormLSTM(DIM, carry_normed=True, norm_eps=1e-3), layernorm_lstm),
     "layernorm_elman": (lambda: LayerNormElman(DIM), layernorm_elman),
     "layernorm_elman_relu": (lambda: LayerNormElman(DIM, "relu"), layernorm_elman),
     "ligru": (lambda: in_use(LiGRU(DIM)), ligru),
@@ -117,7 +117,7 @@ def test_master_gates_of_onlstm_keep_the_high_neurons_and_write_the_low_ones():
 @pytest.mark.usefixtures("double")
 def test_layer_norm_removes_the_scale_of_weights():
     x = torch.randn(2, T, DIM)
-    for layer, together in ((LayerNormLSTM(DIM, eps=1e-15), False), (LayerNormElman(DIM, eps=1e-15), True)):
+    for layer, together in ((LayerNormLSTM(DIM, norm_eps=1e-15), False), (LayerNormElman(DIM, norm_eps=1e-15), True)):
         y = layer(x)[0]
         with torch.no_grad():
             layer.weight_ih.mul_(3)
@@ -199,13 +199,13 @@ def test_chrono_start_spreads_the_memories_up_to_the_longest(name):
 WRONG = [
     (lambda: ONLSTM(8, 3), "onlstm: chunk_size is 3, expected a divisor of dim=8"),
     (lambda: ONLSTM(0), "onlstm: dim is 0, expected at least 1"),
-    (lambda: ONLSTM(8, forget_bias=1.0, t_max=9), "onlstm: forget_bias is 1.0 and t_max is 9, expected only one"),
+    (lambda: ONLSTM(8, forget_bias=1.0, t_max=9), "onlstm: t_max is 9, expected None because of forget_bias=1.0"),
     (lambda: LayerNormLSTM(0), "layernorm_lstm: dim is 0, expected at least 1"),
     (lambda: LayerNormLSTM(8, t_max=2), "layernorm_lstm: t_max is 2, expected at least 3"),
     (lambda: LayerNormElman(0), "layernorm_elman: dim is 0, expected at least 1"),
-    (lambda: LayerNormElman(8, "rel"), r"unknown nonlinearity of layernorm_elman 'rel'; did you mean 'relu'\?"),
-    (lambda: GRU(8, False, 9), "gru: bias is False, expected True because of forget_bias or t_max"),
-    (lambda: LiGRU(8, "batch"), r"unknown normalization of ligru 'batch'; did you mean 'batchnorm'\?"),
+    (lambda: LayerNormElman(8, "rel"), r"layernorm_elman: unknown activation 'rel'; did you mean 'relu'\?"),
+    (lambda: GRU(8, False, 9), "gru: t_max is 9, expected None because of bias=False"),
+    (lambda: LiGRU(8, "batch"), r"ligru: unknown normalization 'batch'; did you mean 'batchnorm'\?"),
     (lambda: layers.build("ligru", 0), "ligru: dim is 0, expected at least 1"),
 ]
 

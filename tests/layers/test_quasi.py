@@ -46,7 +46,7 @@ def qrnn(layer, xs):
         for j, weight in enumerate(layer.linear.weight.split(DIM, 1)):
             raw = raw + (weight @ xs[t - j] if t >= j else 0)
         z, f, *more = raw.split(DIM)
-        f = sigmoid(f) if layer.gate == "old" else 1 - sigmoid(f)
+        f = sigmoid(f) if layer.variant == "old" else 1 - sigmoid(f)
         c = f * c + (sigmoid(more[1]) if layer.pooling == "ifo" else 1 - f) * torch.tanh(z)
         ys.append(sigmoid(more[0]) * c if more else c)
     return ys
@@ -55,15 +55,15 @@ def qrnn(layer, xs):
 def trnn(layer, xs):
     h, ys = torch.zeros(DIM), []
     for x, before in with_before(xs):
-        seen = x if layer.kind == "rnn" else torch.cat([x, before])
+        seen = x if layer.variant == "rnn" else torch.cat([x, before])
         z, f = linear(layer.z_proj, seen), sigmoid(linear(layer.f_proj, seen))
-        if layer.kind == "rnn":
+        if layer.variant == "rnn":
             h = f * h + (1 - f) * z
             ys.append(h)
             continue
         o = torch.tanh(linear(layer.o_proj, seen))
-        h = f * h + (z * o if layer.kind == "gru" else (1 - f) * z)
-        ys.append(h if layer.kind == "gru" else h * o)
+        h = f * h + (z * o if layer.variant == "gru" else (1 - f) * z)
+        ys.append(h if layer.variant == "gru" else h * o)
     return ys
 
 
@@ -71,9 +71,9 @@ def gilr(layer, xs):
     s, ys = torch.zeros(DIM), []
     for x in xs:
         gate, impulse = linear(layer.linear, x).split(DIM)
-        if layer.nonlinearity == "elu":
+        if layer.activation == "elu":
             impulse = torch.where(impulse > 0, impulse, torch.exp(impulse) - 1)
-        elif layer.nonlinearity == "tanh":
+        elif layer.activation == "tanh":
             impulse = torch.tanh(impulse)
         s = sigmoid(gate) * s + (1 - sigmoid(gate)) * impulse
         ys.append(s)
@@ -114,7 +114,7 @@ EQUATIONS = {
 
 @pytest.mark.usefixtures("double")
 def test_the_state_of_a_bounded_indrnn_grows_gamma_fold_at_most():
-    layer = IndRNN(DIM, seq_len=50, gamma=5.0)
+    layer = IndRNN(DIM, max_length=50, gamma=5.0)
     with torch.no_grad():
         layer.weight_hh.fill_(1.5)
         layer.fc.bias.zero_()
@@ -142,8 +142,8 @@ def test_init_of_indrnn():
     assert_uniform(layer.fc.weight, -math.sqrt(6 / 65 / 4000), math.sqrt(6 / 65 / 4000))
     assert not layer.fc.bias.any()
     high = 5 ** (1 / 20)
-    assert_uniform(IndRNN(4000, seq_len=20, gamma=5).weight_hh, 0, high)
-    assert_uniform(IndRNN(4000, seq_len=20, gamma=5, long_memory=True).weight_hh - 1, 1 / high - 1, high - 1)
+    assert_uniform(IndRNN(4000, max_length=20, gamma=5).weight_hh, 0, high)
+    assert_uniform(IndRNN(4000, max_length=20, gamma=5, init="long").weight_hh - 1, 1 / high - 1, high - 1)
     assert IndRNN(4).hints["weight_hh"].weight_decay is False
 
 
@@ -157,12 +157,12 @@ def test_init_of_sru():
     assert layer.bias.tolist() == [0.0] * 256 + [-3.0] * 256
     torch.testing.assert_close(layer.scale_x, torch.tensor([math.sqrt(1 + 2 * math.exp(-3))]))
     assert SRU(8, rescale=False).scale_x == 1
-    assert_uniform(SRU(256, v1=True, layer_norm=True).weight, -0.1 * limit, 0.1 * limit)
-    assert set(layer.state_dict()) == set(SRU(8, v1=True).state_dict()) == {"weight", "weight_c", "bias", "scale_x"}
+    assert_uniform(SRU(256, "v1", layer_norm=True).weight, -0.1 * limit, 0.1 * limit)
+    assert set(layer.state_dict()) == set(SRU(8, "v1").state_dict()) == {"weight", "weight_c", "bias", "scale_x"}
 
 
 def test_init_of_qrnn_and_trnn():
-    assert_uniform(QRNN(64, window=4).linear.weight, -1 / 16, 1 / 16)
+    assert_uniform(QRNN(64, conv_size=4).linear.weight, -1 / 16, 1 / 16)
     assert_uniform(TRNN(64).f_proj.weight, -1 / 8, 1 / 8)
     assert TRNN(64).z_proj.bias is None
 
@@ -181,18 +181,18 @@ def test_init_of_gilr_and_its_lstm():
 WRONG = [
     (lambda: IndRNN(0), "indrnn: dim is 0, expected at least 1"),
     (lambda: IndRNN(8, "rel"), r"indrnn: unknown activation 'rel'; did you mean 'relu'\?"),
-    (lambda: IndRNN(8, seq_len=0), "indrnn: seq_len is 0, expected at least 1"),
+    (lambda: IndRNN(8, max_length=0), "indrnn: max_length is 0, expected at least 1"),
     (lambda: IndRNN(8, gamma=0.5), "indrnn: gamma is 0.5, expected at least 1"),
-    (lambda: IndRNN(8, long_memory=True), "indrnn: seq_len is None, expected a number of steps because of long_memory"),
+    (lambda: IndRNN(8, init="long"), "indrnn: max_length is None, expected a number of steps because of init="),
     (lambda: SRU(0), "sru: dim is 0, expected at least 1"),
     (lambda: QRNN(0), "qrnn: dim is 0, expected at least 1"),
-    (lambda: QRNN(8, "if"), r"unknown pooling of qrnn 'if'; did you mean 'ifo'\?"),
-    (lambda: QRNN(8, window=0), "qrnn: window is 0, expected at least 1"),
-    (lambda: QRNN(8, gate="nwe"), r"unknown gate of qrnn 'nwe'; did you mean 'new'\?"),
+    (lambda: QRNN(8, "if"), r"qrnn: unknown pooling 'if'; did you mean 'ifo'\?"),
+    (lambda: QRNN(8, conv_size=0), "qrnn: conv_size is 0, expected at least 1"),
+    (lambda: QRNN(8, variant="nwe"), r"qrnn: unknown variant 'nwe'; did you mean 'new'\?"),
     (lambda: TRNN(0), "trnn: dim is 0, expected at least 1"),
-    (lambda: TRNN(8, "lst"), r"unknown kind of trnn 'lst'; did you mean 'lstm'\?"),
+    (lambda: TRNN(8, "lst"), r"trnn: unknown variant 'lst'; did you mean 'lstm'\?"),
     (lambda: GILR(0), "gilr: dim is 0, expected at least 1"),
-    (lambda: GILR(8, "eu"), r"unknown nonlinearity of gilr 'eu'; did you mean 'elu'\?"),
+    (lambda: GILR(8, "eu"), r"gilr: unknown activation 'eu'; did you mean 'elu'\?"),
 ]
 
 

@@ -35,7 +35,7 @@ def slstm(layer, xs):
                     [(layer.fgate, u), (layer.igate, u), (layer.zgate, x), (layer.ogate, x)]
                 )
             )
-            i, f = torch.exp(i), sigmoid(f) if layer.forget == "sigmoid" else torch.exp(f)
+            i, f = torch.exp(i), sigmoid(f) if layer.variant == "sigmoid" else torch.exp(f)
             new_c[head] = f * c[head] + i * torch.tanh(z)
             new_n[head] = f * n[head] + i
             new_h[head] = sigmoid(o) * new_c[head] / new_n[head]
@@ -54,10 +54,10 @@ def gates(layer, x, h, count):
 
 
 def elman(layer, xs):
-    h, ys = torch.zeros(layer.state_dim), []
+    h, ys = torch.zeros(layer.width), []
     for x in xs:
         raw = sum(gates(layer, x, h, 1))[0]
-        h = torch.tanh(raw) if layer.nonlinearity == "tanh" else torch.where(raw > 0, raw, 0)
+        h = torch.tanh(raw) if layer.activation == "tanh" else torch.where(raw > 0, raw, 0)
         ys.append(h if layer.readout is None else layer.readout.weight @ h + layer.readout.bias)
     return ys
 
@@ -96,9 +96,9 @@ def hgrn(layer, xs, gamma=0.0):
 
 
 def mingru(layer, xs):
-    h, ys = torch.zeros(layer.state_dim), []
+    h, ys = torch.zeros(layer.width), []
     for x in xs:
-        v, z = (layer.to_hidden_and_gate.weight @ x + layer.to_hidden_and_gate.bias).split(layer.state_dim)
+        v, z = (layer.to_hidden_and_gate.weight @ x + layer.to_hidden_and_gate.bias).split(layer.width)
         # log_g of the authors' appendix, exponentiated
         g = torch.exp(torch.where(v >= 0, torch.log(F.relu(v) + 0.5), -F.softplus(-v)))
         h = (1 - sigmoid(z)) * h + sigmoid(z) * g
@@ -108,9 +108,9 @@ def mingru(layer, xs):
 
 EQUATIONS = {
     "slstm": (lambda: SLSTM(DIM, 2), slstm),
-    "slstm_without_conv": (lambda: SLSTM(DIM, 4, 0, "exp"), slstm),
+    "slstm_without_conv": (lambda: SLSTM(DIM, 4, None, "exp"), slstm),
     "elman": (lambda: Elman(DIM), elman),
-    "elman_of_its_own_width": (lambda: Elman(DIM, state_dim=5), elman),
+    "elman_of_its_own_width": (lambda: Elman(DIM, width=5), elman),
     "elman_relu": (lambda: Elman(DIM, "relu", False, "orthogonal"), elman),
     "lstm": (lambda: LSTM(DIM, forget_bias=1.0), lstm),
     "lstm_without_bias": (lambda: LSTM(DIM, False), lstm),
@@ -164,8 +164,8 @@ def test_init_of_the_cells_of_torch():
         for name, parameter in layer.named_parameters():
             assert parameter.shape[0] == 64 * count, name
             assert_uniform(parameter, -1 / 8, 1 / 8)
-    assert_orthogonal(Elman(16, recurrent_init="orthogonal").weight_hh_l0, 1)
-    irnn = Elman(16, "relu", recurrent_init="identity")
+    assert_orthogonal(Elman(16, init="orthogonal").weight_hh_l0, 1)
+    irnn = Elman(16, "relu", init="identity")
     torch.testing.assert_close(irnn.weight_hh_l0.detach(), torch.eye(16))
     assert not irnn.bias_ih_l0.any()
     assert not irnn.bias_hh_l0.any()
@@ -191,13 +191,13 @@ def test_init_of_hgrn_and_mingru():
 
 WRONG = [
     (lambda: layers.build("slstm", 8, num_heads=3), "slstm: num_heads is 3, expected a divisor of dim=8"),
-    (lambda: SLSTM(8, 2, -1), "slstm: conv1d_kernel_size is -1, expected at least 0"),
-    (lambda: SLSTM(8, 2, forget="sigmoi"), r"slstm: unknown forget 'sigmoi'; did you mean 'sigmoid'\?"),
-    (lambda: Elman(8, "rel"), r"unknown nonlinearity of elman 'rel'; did you mean 'relu'\?"),
-    (lambda: Elman(8, recurrent_init="identit"), r"unknown recurrent_init of elman 'identit'; did you mean"),
+    (lambda: SLSTM(8, 2, 0), "slstm: conv_size is 0, expected at least 1"),
+    (lambda: SLSTM(8, 2, variant="sigmoi"), r"slstm: unknown variant 'sigmoi'; did you mean 'sigmoid'\?"),
+    (lambda: Elman(8, "rel"), r"elman: unknown activation 'rel'; did you mean 'relu'\?"),
+    (lambda: Elman(8, init="identit"), r"elman: unknown init 'identit'; did you mean"),
     (lambda: GRU(0), "gru: dim is 0, expected at least 1"),
-    (lambda: LSTM(8, False, 1.0), "lstm: bias is False, expected True because of forget_bias or t_max"),
-    (lambda: LSTM(8, forget_bias=1.0, t_max=9), "lstm: forget_bias is 1.0 and t_max is 9, expected only one"),
+    (lambda: LSTM(8, False, 1.0), "lstm: forget_bias is 1.0, expected None because of bias=False"),
+    (lambda: LSTM(8, forget_bias=1.0, t_max=9), "lstm: t_max is 9, expected None because of forget_bias=1.0"),
     (lambda: LSTM(8, t_max=2), "lstm: t_max is 2, expected at least 3"),
 ]
 

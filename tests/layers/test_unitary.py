@@ -30,7 +30,7 @@ def urlstm(layer, xs):
 
 def urnn(layer, xs):
     """Factor by factor, with the transform as a sum."""
-    size = layer.state_dim
+    size = layer.width
     place = torch.arange(size)
     fourier = torch.exp(-2j * math.pi * place[:, None] * place / size) / math.sqrt(size)
     v = torch.complex(layer.reflection[:, :size], layer.reflection[:, size:])
@@ -69,7 +69,7 @@ def exponential(a):
 
 def ornn(layer, xs):
     a, eye, h, ys = skew(layer.recurrent_kernel.A), torch.eye(DIM), torch.zeros(DIM), []
-    w = exponential(a) if layer.param == "exp" else torch.linalg.inv(eye + a) @ (eye - a)
+    w = exponential(a) if layer.recurrent_kernel.variant == "exp" else torch.linalg.inv(eye + a) @ (eye - a)
     count = round(layer.negative * DIM)
     w = layer.recurrent_kernel.base @ w @ torch.diag(torch.cat([torch.ones(DIM - count), -torch.ones(count)]))
     for x in xs:
@@ -91,7 +91,7 @@ def nnrnn(layer, xs):
 
 
 def gatedattn(layer, xs):
-    h, ys = torch.zeros(layer.state_dim), []
+    h, ys = torch.zeros(layer.width), []
     for x in xs:
         h = torch.exp(-torch.exp(layer.nu_log)) * h + linear(layer.in_m, x) * linear(layer.in_x, x)
         ys.append(layer.readout.weight @ ((layer.out_m.weight @ h) * (layer.out_x.weight @ h)))
@@ -142,7 +142,7 @@ def test_recurrent_matrices_keep_lengths():
 def test_a_network_without_thresholds_keeps_the_length_of_its_state():
     for layer, b in ((URNN(DIM), "hidden_bias"), (ExpRNN(DIM), "nonlinearity.b")):
         torch.nn.init.zeros_(layer.get_parameter(b))
-        before = torch.randn(2, *layer.state_shape())
+        before = torch.randn(2, *layer.init_state(1).shape[1:])
         _, after = layer(torch.zeros(2, 50, DIM), before)
         torch.testing.assert_close(after.flatten(1).norm(dim=1), before.flatten(1).norm(dim=1), rtol=1e-2, atol=0)
 
@@ -186,7 +186,7 @@ def test_gated_attention_is_linear_attention():
     q, k, v = (x @ w.T for w in weights)
     expected, _ = linear_attention(q[:, :, None], k[:, :, None], v[:, :, None], scale=1.0)
     torch.testing.assert_close(layer(x)[0], expected[:, :, 0])
-    with pytest.raises(ConfigError, match="gatedattn: state_dim is 3 and hidden_dim is 3, expected 12 and 9 because"):
+    with pytest.raises(ConfigError, match="gatedattn: width is 3, expected 12 because of dim=3"):
         GatedAttention(3).set_attention(*weights)
     with pytest.raises(ShapeError, match=r"gatedattn: key has shape \(2, 3\), expected \(3, 3\)"):
         layer.set_attention(weights[0], weights[1][:2], weights[2])
@@ -264,13 +264,13 @@ def test_init_of_gated_attention():
 
 WRONG = [
     (lambda: URLSTM(1), "urlstm: dim is 1, expected at least 2"),
-    (lambda: URNN(8, 0), "urnn: state_dim is 0, expected at least 1"),
-    (lambda: OrthogonalRNN(8, "cayly"), r"unknown param of ornn 'cayly'; did you mean 'cayley'\?"),
-    (lambda: ExpRNN(8, init="henaf"), r"unknown init of exprnn 'henaf'; did you mean 'henaff'\?"),
+    (lambda: URNN(8, 0), "urnn: width is 0, expected at least 1"),
+    (lambda: OrthogonalRNN(8, "cayly"), r"ornn: unknown variant 'cayly'; did you mean 'cayley'\?"),
+    (lambda: ExpRNN(8, init="henaf"), r"exprnn: unknown init 'henaf'; did you mean 'henaff'\?"),
     (lambda: layers.build("scornn", 8, negative=2.0), "scornn: negative is 2.0, expected 0 to 1"),
-    (lambda: NonNormalRNN(7), "nnrnn: dim is 7, expected an even number above 0"),
-    (lambda: NonNormalRNN(8, "haar"), "unknown init of nnrnn 'haar'"),
-    (lambda: GatedAttention(8, 0), "gatedattn: state_dim is 0, expected at least 1"),
+    (lambda: NonNormalRNN(7), "nnrnn: dim is 7, expected an even number of at least 2"),
+    (lambda: NonNormalRNN(8, "haar"), "nnrnn: unknown init 'haar'"),
+    (lambda: GatedAttention(8, 0), "gatedattn: width is 0, expected at least 1"),
 ]
 
 

@@ -59,19 +59,19 @@ RECORDED = {
         -0.1372665699169, -0.7810108574752, 0.7398515234656, 0.8323699707403, -0.9369248858977, 0.064579842497,
     ]),
     # salesforce/pytorch-qrnn, QRNNLayer on a CPU
-    "qrnn f of one step": ("qrnn", {"pooling": "f", "window": 1, "gate": "new"}, [
+    "qrnn f of one step": ("qrnn", {"pooling": "f", "conv_size": 1, "variant": "new"}, [
         -0.4155044728981, -0.6713615758086, -0.3910398835481, -0.7657840020248, -0.2521381196198, -0.463643454445,
         -0.2379400245628, -0.5863849175924, -0.5336035469623, -0.8186147079148, 0.3423727742255, -0.2274260794172,
     ]),
-    "qrnn fo of one step": ("qrnn", {"pooling": "fo", "window": 1, "gate": "new"}, [
+    "qrnn fo of one step": ("qrnn", {"pooling": "fo", "conv_size": 1, "variant": "new"}, [
         -0.3040592777512, -0.1530231800332, -0.246211896574, -0.6128569784931, -0.03628098249, -0.3459232086957,
         -0.1645187933181, -0.0798430189275, -0.4557226340811, -0.4029033571092, 0.1159934566724, -0.1494964040273,
     ]),
-    "qrnn f": ("qrnn", {"pooling": "f", "gate": "new"}, [
+    "qrnn f": ("qrnn", {"pooling": "f", "variant": "new"}, [
         0.7642884834897, 0.8401550377136, 0.6545027619486, -0.3258552375333, 0.7685767307962, 0.915254064151,
         0.9295042342852, 0.4143915897499, 0.7508828276017, 0.0687053338651, -0.4147840185534, 0.9119452154556,
     ]),
-    "qrnn fo": ("qrnn", {"pooling": "fo", "gate": "new"}, [
+    "qrnn fo": ("qrnn", {"pooling": "fo", "variant": "new"}, [
         0.1276299329977, 0.035922308979, 0.2237603894609, -0.3016589957318, 0.7063454142971, 0.3091432138282,
         0.5731732600702, 0.0566424331549, 0.106717919616, 0.0412830610613, -0.3654467241502, 0.6882459583859,
     ]),
@@ -106,7 +106,7 @@ def test_the_authors_program_gave_this(case):
 
 
 def reservoir():
-    layer = ESN(D, units=8, leak=0.3).double()
+    layer = ESN(D, width=8, leak=0.3).double()
     for index, buffer in enumerate((layer.W, layer.Win, layer.bias)):
         buffer.copy_(cosines(index, buffer.shape))
     layer.readout = nn.Linear(8, 8, bias=False).double()  # what the layer gives are its states
@@ -143,7 +143,7 @@ def test_a_reservoir_beside_reservoirpy():
         close(expected, theirs.run(row.numpy()).ravel().tolist())
 
 
-@pytest.mark.parametrize("options", [{}, {"v1": True}, {"layer_norm": True, "highway_bias": -3.0}])
+@pytest.mark.parametrize("options", [{}, {"variant": "v1"}, {"layer_norm": True, "highway_bias": -3.0}])
 def test_sru_beside_pypi_s(options):
     theirs = pytest.importorskip("sru", reason="needs sru").SRUCell(D, D, **options)
     layer = layers.build("sru", D, **options)

@@ -288,7 +288,7 @@ def test_slstm_is_that_of_xlstm(heads, window):
     outside = pytest.importorskip("xlstm", reason="needs xlstm, which is not in the extra `outside`")
     options = {"embedding_dim": DIM, "num_heads": heads, "conv1d_kernel_size": window, "backend": "vanilla"}
     theirs = outside.sLSTMLayer(outside.sLSTMLayerConfig(**options))
-    layer = shaken(SLSTM(DIM, heads, window))
+    layer = shaken(SLSTM(DIM, heads, window or None))
     theirs.load_state_dict(layer.state_dict(), strict=True)
     agree((layer, lambda x: layer(x)[0]), (theirs, theirs), torch.randn(B, T, DIM), 1e-9)
 

@@ -28,7 +28,7 @@ class Axes:
     axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple.
     meaning: what it holds.   fill: its initial value, or one for each entry of the first axis.
     dtype: a floating or complex dtype is the narrowest that the tensor has; an integer dtype is the only one.
-    when: an attribute of the layer; where it is None or False, the state has () in place of the tensor.
+    when: an attribute of the layer; where it is None, False or 0, the state has () in place of the tensor.
     """
 
     axes: str

@@ -35,10 +35,10 @@ class SolvedLayer(Layer):
 class CellBase(SolvedLayer):
     """Layer that runs a cell over the whole sequence. A subclass sets `cell`.
 
-    Where its state is not (B, D) it defines `state_shape`, and where the cell's output is not its own, `output`.
+    Where its state is not (B, D) it declares `state`, and where the cell's output is not its own, `output`.
     """
 
-    state: ClassVar = Axes("*state_shape()")
+    state: ClassVar = Axes("dim")
     sample: ClassVar = {}
     cell: ClassVar[Cell]
 
@@ -46,10 +46,8 @@ class CellBase(SolvedLayer):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.op = cls.cell.name
-
-    def state_shape(self) -> tuple[int, ...]:
-        """Return the shape of one sequence's state."""
-        return (self.dim,)
+        if "state_shape" in vars(cls):  # until all of them declare `state`
+            cls.state = Axes("*state_shape()")
 
     def options(self) -> Mapping[str, Any]:
         """Return the options of the cell."""

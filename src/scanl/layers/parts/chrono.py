@@ -1,21 +1,31 @@
 """Initial biases with which a gated cell remembers: a fixed forget bias, or chrono initialisation."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.configured import Range, at_least
 
+has_biases = Range("None because of bias=False", lambda value, options: options.get("bias", True), relation=True)
+alone = Range(
+    "None because of forget_bias={forget_bias}",
+    lambda value, options: options.get("forget_bias") is None,
+    relation=True,
+)
 
-def check_memory(who: str, bias: bool, forget_bias: float | None, t_max: int | None) -> None:
-    """Raise ConfigError for options that `init_memory` cannot use. bias: whether the cell has biases."""
-    if not bias and (forget_bias is not None or t_max is not None):
-        raise ConfigError(f"{who}: bias is False, expected True because of forget_bias or t_max")
-    if forget_bias is not None and t_max is not None:
-        raise ConfigError(f"{who}: forget_bias is {forget_bias} and t_max is {t_max}, expected only one of them")
-    if t_max is not None and t_max < 3:
-        raise ConfigError(f"{who}: t_max is {t_max}, expected at least 3")
+ForgetBias = Annotated[
+    float, has_biases, "initial sum of the biases of the forget gate; None for the usual initial values"
+]
+LongestMemory = Annotated[
+    int,
+    at_least(3),
+    has_biases,
+    alone,
+    "T_max, the longest memory in steps, for chrono initialisation: the gate that keeps the state starts with the bias "
+    "ln U(1, T_max - 1), the gate that writes with its negative; None for the usual initial values",
+]
 
 
 @torch.no_grad()

@@ -1,20 +1,21 @@
 """The last few inputs side by side, for layers whose projections read a window of steps."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scanl.layers.initial_state import Axes
 from scanl.ops import short_convolution
 
 Inputs = Tensor | tuple[()]  # the last W-1 inputs (B, W-1, D), oldest first; () for a window of one step
 
 
 class WindowState(NamedTuple):
-    """State of a recurrence that reads a window: its own state (B, D), and the last W-1 inputs, () where W is 1."""
+    """State of a recurrence that reads a window. `past`, an attribute of the layer, is W-1."""
 
-    recurrent: Tensor
-    inputs: Inputs
+    recurrent: Annotated[Tensor, Axes("dim")]
+    inputs: Annotated[Inputs, Axes("past, dim", "the last inputs", when="past")]
 
 
 def windows(x: Tensor, size: int, state: Inputs | None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Inputs]:

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
 from scanl.layers.base import as_widened, widen
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType, State
+from scanl.layers.state import State
 from scanl.ops._frame.opaque import opaque
 from scanl.ops.cell import Cell
 from scanl.ops.offsets import sequences
@@ -56,13 +55,9 @@ class TorchCell(SolvedLayer):
     gates: ClassVar[int]
     sample: ClassVar = {}
 
-    def __init__(self, dim: int, bias: bool = True, state_dim: int | None = None) -> None:
+    def __init__(self, dim: int, bias: bool, width: int) -> None:
         super().__init__()
-        width = dim if state_dim is None else state_dim
-        for name, size in (("dim", dim), ("state_dim", width)):
-            if size < 1:
-                raise ConfigError(f"{self.name}: {name} is {size}, expected at least 1")
-        self.dim, self.state_dim, self.bias = dim, width, bias
+        self.dim, self.width, self.bias = dim, width, bias
         limit = 1 / math.sqrt(width)
         self.weight_ih_l0 = nn.Parameter(torch.empty(self.gates * width, dim).uniform_(-limit, limit))
         self.weight_hh_l0 = nn.Parameter(torch.empty(self.gates * width, width).uniform_(-limit, limit))
@@ -87,17 +82,13 @@ class TorchCell(SolvedLayer):
         """Name of PyTorch's kernel, one of `KERNELS`."""
         raise NotImplementedError
 
-    def _initial(self, batch_size: int, device: Device, dtype: DType) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
-
     def _scan(self, x: Tensor, state: State, cu_seqlens: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        self._check(x, state, cu_seqlens)
         rows = sequences(x, cu_seqlens)
         state = self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state
         wide = widen(x)
         before = [each.to(wide.dtype) for each in ([state] if isinstance(state, Tensor) else state)]
         if not x.numel():
-            return x.new_zeros(*x.shape[:2], self.state_dim), before
+            return x.new_zeros(*x.shape[:2], self.width), before
         weights = [self.weight_ih_l0, self.weight_hh_l0, *([self.bias_ih_l0, self.bias_hh_l0] if self.bias else [])]
         weights = [widen(weight) for weight in weights]
         if self.solver != "sequential" or self._runs_cell(x, cu_seqlens):

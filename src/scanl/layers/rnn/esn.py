@@ -5,16 +5,17 @@ r"""Echo state network: a fixed random recurrence, of which only the readout is 
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import above, at_least, between
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import cell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
@@ -61,19 +62,9 @@ class ESN(SolvedLayer):
     The reservoir is not trained. `scanl.learning.readout.fit_readout` fits the readout by ridge regression; gradient
     descent can train it too. In a stack, or in `bidirectional`, the readouts inside start as random projections.
 
-    Args:
-        dim: D, inputs and outputs.
-        units: E, units of the reservoir; by default 4 D.
-        spectral_radius: largest absolute eigenvalue of W. Usual: 0.8 to 1.25.
-        leak: α, the part of a unit that is new in each step. 0 < α <= 1.
-        connectivity, input_connectivity: the fraction of weights of W, and of W_in, that are not 0.
-        input_scaling: size of the weights of W_in.
-        bias_scaling: size of b.
-
     Buffers as in PyPI's reservoirpy: W (E, E), Win (E, D), bias (E). Parameters: readout (D, E) with a bias.
     Initialisation as there: W normal, then scaled to the spectral radius, to about 1 % for more than 512 units; Win
     and bias with random signs. The readout as in PyTorch.
-    State: s (B, E), zeros at the start.
     """
 
     id = "S-esn"
@@ -81,7 +72,8 @@ class ESN(SolvedLayer):
     equation = f"{EQUATION},  y_t = C s_t + d"
     source = SOURCE
     op = "esn_cell"
-    sample: ClassVar = {"units": 20, "connectivity": 0.3, "input_connectivity": 0.5}
+    state: ClassVar = Axes("width")
+    sample: ClassVar = {"width": 20, "connectivity": 0.3, "input_connectivity": 0.5}
     residual_out = "readout"
 
     W: Tensor
@@ -90,40 +82,27 @@ class ESN(SolvedLayer):
 
     def __init__(
         self,
-        dim: int,
-        units: int | None = None,
-        spectral_radius: float = 1.0,
-        leak: float = 1.0,
-        connectivity: float = 0.1,
-        input_connectivity: float = 0.1,
-        input_scaling: float = 1.0,
-        bias_scaling: float = 0.0,
+        dim: options.Dim,
+        width: Annotated[options.Width | None, "E, units of the reservoir; by default 4 D"] = None,
+        spectral_radius: Annotated[float, at_least(0), "largest absolute eigenvalue of W, usually 0.8 to 1.25"] = 1.0,
+        leak: Annotated[float, above(0), between(0, 1), "α, the part of a unit that is new in each step"] = 1.0,
+        connectivity: Annotated[float, above(0), between(0, 1), "share of the weights of W that are not 0"] = 0.1,
+        input_connectivity: Annotated[
+            float, above(0), between(0, 1), "share of the weights of W_in that are not 0"
+        ] = 0.1,
+        input_scaling: Annotated[float, "size of the weights of W_in"] = 1.0,
+        bias_scaling: Annotated[float, "size of b"] = 0.0,
     ) -> None:
         super().__init__()
-        units = 4 * dim if units is None else units
-        if dim < 1 or units < 1:
-            raise ConfigError(f"esn: dim is {dim} and units is {units}, expected at least 1")
-        if not 0 < leak <= 1:
-            raise ConfigError(f"esn: leak is {leak}, expected 0 < leak <= 1")
-        if spectral_radius < 0:
-            raise ConfigError(f"esn: spectral_radius is {spectral_radius}, expected at least 0")
-        for name, part in (("connectivity", connectivity), ("input_connectivity", input_connectivity)):
-            if not 0 < part <= 1:
-                raise ConfigError(f"esn: {name} is {part}, expected 0 < {name} <= 1")
-        self.dim, self.units, self.leak, self.spectral_radius = dim, units, leak, spectral_radius
-        W = torch.randn(units, units) * _present(connectivity, units, units)
+        width = 4 * dim if width is None else width
+        self.dim, self.width, self.leak = dim, width, leak
+        W = torch.randn(width, width) * _present(connectivity, width, width)
         self.register_buffer("W", W * (spectral_radius / _spectral_radius(W)))
-        self.register_buffer("Win", input_scaling * _signs(units, dim) * _present(input_connectivity, units, dim))
-        self.register_buffer("bias", bias_scaling * _signs(units))
-        self.readout = nn.Linear(units, dim)
+        self.register_buffer("Win", input_scaling * _signs(width, dim) * _present(input_connectivity, width, dim))
+        self.register_buffer("bias", bias_scaling * _signs(width))
+        self.readout = nn.Linear(width, dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.units, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given = widen(F.linear(x, self.Win, self.bias))
         with as_widened(x):
             s, last = self.run_cell(esn_cell, given, self.W, state, leak=self.leak, cu_seqlens=cu_seqlens)

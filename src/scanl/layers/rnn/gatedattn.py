@@ -5,15 +5,15 @@ r"""Gated linear network: a diagonal recurrence between two gated linear units, 
    y_t = D \left((W^{out}_m h_t) \odot (W^{out}_x h_t)\right)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.errors import ShapeError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.parts.cell_layer import at_least
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
@@ -24,15 +24,9 @@ class GatedAttention(Layer):
     With D² + D channels it can equal linear attention: D² channels never forget, and hold the products of keys and
     values. The output gate reads only the state, so D channels that keep nothing carry the query to it.
 
-    Args:
-        dim: D, model width.
-        state_dim: N, channels of the recurrence; by default D.
-        hidden_dim: M, products of the output gate; by default D.
-
     Parameters: in_m, in_x (N, D) with biases, which stand for the paper's constant input 1; nu_log (N), with
     λ = exp(-exp(nu_log)); out_m, out_x (M, N) without biases; readout (D, M). There is no program of the authors.
     Initialisation: λ ~ U(0, 1); the projections as in PyTorch.
-    State: h (B, N).
     """
 
     id = "S-gatedattn"
@@ -42,17 +36,22 @@ class GatedAttention(Layer):
     )
     source = 'Zucchet, Kobayashi, Akram et al., "Gated recurrent neural networks discover attention", arXiv:2309.01775'
     op = "linear_scan"
-    sample: ClassVar = {"state_dim": 6, "hidden_dim": 5}
+    state: ClassVar = Axes("width")
+    sample: ClassVar = {"width": 6, "hidden_dim": 5}
     residual_out = "readout"
 
-    def __init__(self, dim: int, state_dim: int | None = None, hidden_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        width: Annotated[options.Width | None, "N, channels of the recurrence; by default D"] = None,
+        hidden_dim: Annotated[options.HiddenDim | None, "M, products of the output gate; by default D"] = None,
+    ) -> None:
         super().__init__()
-        at_least("gatedattn", 1, dim=dim, state_dim=state_dim, hidden_dim=hidden_dim)
-        self.dim, self.state_dim, self.hidden_dim = dim, state_dim or dim, hidden_dim or dim
-        self.in_m, self.in_x = nn.Linear(dim, self.state_dim), nn.Linear(dim, self.state_dim)
-        self.nu_log = nn.Parameter(torch.rand(self.state_dim).clamp(1e-6, 1 - 1e-6).log().neg().log())
-        self.out_m = nn.Linear(self.state_dim, self.hidden_dim, bias=False)
-        self.out_x = nn.Linear(self.state_dim, self.hidden_dim, bias=False)
+        self.dim, self.width, self.hidden_dim = dim, width or dim, hidden_dim or dim
+        self.in_m, self.in_x = nn.Linear(dim, self.width), nn.Linear(dim, self.width)
+        self.nu_log = nn.Parameter(torch.rand(self.width).clamp(1e-6, 1 - 1e-6).log().neg().log())
+        self.out_m = nn.Linear(self.width, self.hidden_dim, bias=False)
+        self.out_x = nn.Linear(self.width, self.hidden_dim, bias=False)
         self.readout = nn.Linear(self.hidden_dim, dim, bias=False)
 
     @torch.no_grad()
@@ -60,17 +59,15 @@ class GatedAttention(Layer):
         """Make the layer y_t = Σ_{i<=t} v_i (k_i · q_t), with q = query x, k = key x and v = value x, each matrix (D,
         D).
 
-        Raises ConfigError unless state_dim is D² + D and hidden_dim is D², ShapeError for another shape.
+        Raises ConfigError unless width is D² + D and hidden_dim is D², ShapeError for another shape.
         """
         d, n = self.dim, self.dim**2
-        if (self.state_dim, self.hidden_dim) != (n + d, n):
-            raise ConfigError(
-                f"gatedattn: state_dim is {self.state_dim} and hidden_dim is {self.hidden_dim}, expected {n + d} and "
-                f"{n} because of dim={d}"
-            )
+        for name, size, needed in (("width", self.width, n + d), ("hidden_dim", self.hidden_dim, n)):
+            if size != needed:
+                self._refuse(name, size, f"{needed} because of dim={d}")
         for name, matrix in (("query", query), ("key", key), ("value", value)):
             if matrix.shape != (d, d):
-                raise ShapeError(f"gatedattn: {name} has shape {tuple(matrix.shape)}, expected ({d}, {d})")
+                raise ShapeError(f"{self._who()}: {name} has shape {tuple(matrix.shape)}, expected ({d}, {d})")
         for parameter in self.parameters():
             parameter.zero_()
         self.in_m.weight.copy_(torch.cat([value.repeat_interleave(d, 0), query]))  # channel i D + j holds v_i k_j
@@ -81,13 +78,7 @@ class GatedAttention(Layer):
         self.out_x.weight[:, n:] = torch.eye(d).repeat(d, 1)
         self.readout.weight.copy_(torch.eye(d).repeat_interleave(d, 1))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given = widen(self.in_m(x)) * widen(self.in_x(x))
         h, last = linear_scan(given, (-widen(self.nu_log).exp()).exp(), state, cu_seqlens=cu_seqlens)
         h = h.to(x.dtype)

@@ -4,14 +4,16 @@ r"""Gated recurrent unit.
 """
 
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.parts.chrono import check_memory, init_memory
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.chrono import LongestMemory, init_memory
 from scanl.layers.rnn._base import TorchCell
-from scanl.layers.state import Device, DType
 from scanl.ops import gru
 
 
@@ -19,16 +21,9 @@ from scanl.ops import gru
 class GRU(TorchCell):
     """Gated recurrent unit with the reset gate after the recurrent product.
 
-    Args:
-        dim: D, inputs and state.
-        bias: two biases, as PyTorch has them.
-        t_max: use chrono initialisation for memories of up to T_max steps: b_z = ln U(1, T_max - 1). In the paper the
-            gate multiplies the new input, so b_z has the opposite sign.
-
     Parameters as in `torch.nn.GRU`, gates in the order r, z, n: weight_ih_l0, weight_hh_l0 (3D, D), bias_ih_l0,
     bias_hh_l0 (3D).
     Initialisation as there: U(±1/sqrt(D)).
-    State: (B, D).
     As in PyTorch, the reset gate multiplies U h. In the paper it multiplies h itself. z is the weight of the old state,
     as in eq. (7).
     """
@@ -41,10 +36,19 @@ class GRU(TorchCell):
     )
     op = "gru"
     cell, gates = gru, 3
+    state: ClassVar = Axes("width")
 
-    def __init__(self, dim: int, bias: bool = True, t_max: int | None = None) -> None:
-        check_memory("gru", bias, None, t_max)
-        super().__init__(dim, bias)
+    def __init__(
+        self,
+        dim: options.Dim,
+        bias: Annotated[options.Bias, "two biases, as PyTorch has them"] = True,
+        t_max: Annotated[
+            LongestMemory | None,
+            "T_max, the longest memory in steps, for chrono initialisation: b_z = ln U(1, T_max - 1), of the opposite "
+            "sign to the paper's, whose gate multiplies the new input; None for PyTorch's initial values",
+        ] = None,
+    ) -> None:
+        super().__init__(dim, bias, dim)
         if bias:
             init_memory((self.bias_ih_l0, self.bias_hh_l0), slice(dim, 2 * dim), None, None, t_max)
 
@@ -57,11 +61,6 @@ class GRU(TorchCell):
     def _kernel(self) -> str:
         return "gru"
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._initial(batch_size, device, dtype)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         y, (h,) = self._scan(x, state, cu_seqlens)
         return y, h

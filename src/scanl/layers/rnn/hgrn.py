@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
 
@@ -26,14 +27,9 @@ class HGRN(LowerBounded):
     γ = 0.
     The SiLU gate multiplies after the norm, as in the released code; the paper norms the gated state.
 
-    Args:
-        dim: D, model width and complex channels.
-        bias: biases in the projections.
-
     Parameters as in the released code: input_proj (2D, D) for c = SiLU(.), real and imaginary parts adjacent;
     lambda_proj (D, D); theta (1, 1, D); gate (2D, D); norm (2D); out_proj (D, 2D).
     Initialisation: theta_k = 10000^(-2k/D), Γ = 0, the projections as in PyTorch.
-    State: (B, D) complex.
     """
 
     id = "S-hgru"
@@ -46,10 +42,11 @@ class HGRN(LowerBounded):
         "arXiv:2311.04823, sec. 3.2"
     )
     op = "linear_scan"
+    state: ClassVar = Axes("dim", dtype=torch.complex64)
     sample: ClassVar = {}
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, bias: bool = True) -> None:
+    def __init__(self, dim: options.Dim, bias: options.Bias = True) -> None:
         super().__init__()
         self.dim = dim
         self.input_proj = nn.Linear(dim, 2 * dim, bias=bias)
@@ -59,13 +56,7 @@ class HGRN(LowerBounded):
         self.norm = nn.LayerNorm(2 * dim)
         self.theta = nn.Parameter((10000 ** (-2 / dim * torch.arange(dim))).reshape(1, 1, -1))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         bound = self.lower_bound()
         keep = bound + (1 - bound) * widen(self.lambda_proj(x)).sigmoid()
         c = widen(F.silu(self.input_proj(x))).unflatten(-1, (-1, 2))

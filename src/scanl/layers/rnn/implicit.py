@@ -3,16 +3,17 @@ r"""Implicit layer: the output of a step is the fixed point of a recurrence whos
 .. math:: s_t = \tanh(W s_t + U x_t + b)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import above, at_least, below
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.short_convolution import token_shift
-from scanl.layers.state import Device, DType
 from scanl.ops import fixed_point
 from scanl.ops.offsets import sequences
 
@@ -26,16 +27,8 @@ class Implicit(Layer):
     multiplications each, and the gradient as many. An LSTM takes 8 D² forwards. Raises ConvergenceError where no
     equilibrium is found. This may happen when W has grown too large.
 
-    Args:
-        dim: D, inputs and state.
-        gain: spectral norm of W at the start. Below 1 the map contracts, so it has exactly one fixed point.
-        method: of `scanl.ops.fixed_point`: "anderson", "broyden" or "iteration".
-        tolerance: relative residual of a solution; None for four roundings.
-        max_iterations: the most evaluations of the map.
-
     Parameters: W (D, D); U (D, D) with a bias.
     Initialisation: W orthogonal times `gain`, U as in PyTorch.
-    State: the equilibrium of the last step (B, D), zeros at the start.
     """
 
     id = "S-implicit"
@@ -45,6 +38,7 @@ class Implicit(Layer):
         "network: Almeida, 1987, and Pineda, 1987"
     )
     op = "fixed_point"
+    state: ClassVar = Axes("dim", "the equilibrium of the last step")
     excused: ClassVar = {
         **dict.fromkeys(
             ("compiles_to_one_graph", "an_exported_layer_takes_any_length"),
@@ -58,28 +52,25 @@ class Implicit(Layer):
 
     def __init__(
         self,
-        dim: int,
-        gain: float = 0.5,
-        method: str = "anderson",
-        tolerance: float | None = None,
-        max_iterations: int = 100,
+        dim: options.Dim,
+        gain: Annotated[
+            float,
+            above(0),
+            below(1),
+            "spectral norm of W at the start; below 1 the map contracts, so it has exactly one fixed point",
+        ] = 0.5,
+        method: Annotated[
+            Literal["anderson", "broyden", "iteration"], "method of `scanl.ops.fixed_point`"
+        ] = "anderson",
+        tolerance: Annotated[float | None, above(0), "relative residual of a solution; None for four roundings"] = None,
+        max_iterations: Annotated[int, at_least(1), "the most evaluations of the map"] = 100,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"implicit: dim is {dim}, expected at least 1")
-        if not 0 < gain < 1:
-            raise ConfigError(f"implicit: gain is {gain}, expected 0 < gain < 1")
         self.dim, self.method, self.tolerance, self.max_iterations = dim, method, tolerance, max_iterations
         self.W = nn.Parameter(gain * nn.init.orthogonal_(torch.empty(dim, dim)))
         self.U = nn.Linear(dim, dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given, W = widen(self.U(x)), widen(self.W)
         rows = sequences(x, cu_seqlens)
         before = (self.init_state(rows, device=x.device) if state is None else state).to(given.dtype)

@@ -4,15 +4,16 @@ r"""Jordan network: the output is fed back.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, nearest
+from scanl.configured import at_least, below, one_of
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import cell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
@@ -22,20 +23,20 @@ SOURCE = (
     'Jordan, "Serial Order: A Parallel Distributed Processing Approach", ICS report 8604, 1986; reprinted in Advances '
     "in Psychology 121, 1997"
 )
-OUTPUTS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "identity": lambda raw: raw}
+ACTIVATIONS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "identity": lambda raw: raw}
 
 
 @cell("x: B T E, a: E D, c: D E, d: D, state: B D -> B T D", equation=EQUATION, source=SOURCE)
 def jordan_cell(
-    x: Tensor, a: Tensor, c: Tensor, d: Tensor, state: Tensor, *, alpha: float = 0.0, output: str = "tanh"
+    x: Tensor, a: Tensor, c: Tensor, d: Tensor, state: Tensor, *, alpha: float = 0.0, activation: str = "tanh"
 ) -> tuple[Tensor, Tensor]:
     """Step a network whose output y, remembered in u, is its only memory.
 
     x: the projected input, b included.   a, c, d: A, C and d.   alpha: how much of u stays.
-    output: φ, "tanh", "sigmoid" or "identity".   state: u.
+    activation: φ, "tanh", "sigmoid" or "identity".   state: u.
     """
     s = torch.tanh(x + state @ a.T)
-    y = OUTPUTS[output](s @ c.T + d)
+    y = ACTIVATIONS[activation](s @ c.T + d)
     return y, alpha * state + y
 
 
@@ -45,7 +46,7 @@ def _samples() -> Iterator[Sample]:
     weights = {"a": draw(5, 3), "c": draw(3, 5), "d": draw(3)}
     yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 3)}, {"alpha": 0.5})
     packed = {"x": draw(1, 7, 5), **weights, "state": draw(3, 3)}
-    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "output": "sigmoid"})
+    yield Sample(packed, {"cu_seqlens": torch.tensor([0, 2, 2, 7]), "activation": "sigmoid"})
 
 
 @jordan_cell.errors
@@ -59,34 +60,30 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class Jordan(SolvedLayer):
     """Jordan network: the output is fed back, one to one, and not the hidden units.
 
-    Args:
-        dim: D, inputs and outputs.
-        hidden_dim: E, hidden units; by default D.
-        alpha: α, how much of the state u stays, 0 <= α < 1. With 0 the state is the last output.
-        output: φ, "tanh", "sigmoid" or "identity".
-
     Parameters: A (E, D); B (E, D) and C (D, E), each with a bias.
     Initialisation: weights Xavier uniform, of A with gain 0.1; biases 0. The paper has none.
-    State: u (B, D), zeros at the start.
     """
 
     id = "S-jordan"
     equation = EQUATION
     source = SOURCE
     op = "jordan_cell"
+    state: ClassVar = Axes("dim", "u")
     reads: ClassVar = {"C": nn.Linear}
     sample: ClassVar = {"hidden_dim": 9, "alpha": 0.4}
 
-    def __init__(self, dim: int, hidden_dim: int | None = None, alpha: float = 0.0, output: str = "tanh") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        hidden_dim: Annotated[options.HiddenDim | None, "E, hidden units; by default D"] = None,
+        alpha: Annotated[
+            float, at_least(0), below(1), "α, how much of the state u stays; with 0 the state is the last output"
+        ] = 0.0,
+        activation: Annotated[str, one_of(ACTIVATIONS), "φ, applied to the output"] = "tanh",
+    ) -> None:
         super().__init__()
         hidden_dim = dim if hidden_dim is None else hidden_dim
-        if dim < 1 or hidden_dim < 1:
-            raise ConfigError(f"jordan: dim is {dim} and hidden_dim is {hidden_dim}, expected at least 1")
-        if not 0 <= alpha < 1:
-            raise ConfigError(f"jordan: alpha is {alpha}, expected 0 <= alpha < 1")
-        if output not in OUTPUTS:
-            raise nearest("output of jordan", output, OUTPUTS)
-        self.dim, self.hidden_dim, self.alpha, self.output = dim, hidden_dim, alpha, output
+        self.dim, self.hidden_dim, self.alpha, self.activation = dim, hidden_dim, alpha, activation
         self.A = nn.Parameter(torch.empty(hidden_dim, dim))
         self.B, self.C = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim)
         for weight, gain in ((self.A, 0.1), (self.B.weight, 1.0), (self.C.weight, 1.0)):
@@ -94,15 +91,11 @@ class Jordan(SolvedLayer):
         nn.init.zeros_(self.B.bias)
         nn.init.zeros_(self.C.bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        weights, options = (self.A, self.C.weight, self.C.bias), {"alpha": self.alpha, "output": self.output}
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = self.A, self.C.weight, self.C.bias
         given = widen(self.B(x))
         with as_widened(x):
-            y, last = self.run_cell(jordan_cell, given, *weights, state, **options, cu_seqlens=cu_seqlens)
+            y, last = self.run_cell(
+                jordan_cell, given, *weights, state, alpha=self.alpha, activation=self.activation, cu_seqlens=cu_seqlens
+            )
         return y.to(x.dtype), last

@@ -5,16 +5,16 @@ r"""Elman network with a layer norm inside the cell.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import cell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
@@ -28,15 +28,15 @@ SOURCE = 'Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450, eq. (4)
     source=SOURCE,
 )
 def layernorm_elman_cell(
-    x: Tensor, u: Tensor, norm: Tensor, state: Tensor, *, nonlinearity: str = "tanh", eps: float = 1e-5
+    x: Tensor, u: Tensor, norm: Tensor, state: Tensor, *, activation: str = "tanh", eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Step h = φ(LN(x + U h)).
 
     x: the projected input, (B, T, D).   u: recurrent weights.   norm: gain and bias of the norm.
-    nonlinearity: φ, "tanh" or "relu".   eps: ε of the norm.   state: h.
+    activation: φ, "tanh" or "relu".   eps: ε of the norm.   state: h.
     """
     normed = F.layer_norm(x + state @ u.T, x.shape[1:], norm[0], norm[1], eps)
-    h = normed.tanh() if nonlinearity == "tanh" else normed.relu()
+    h = normed.tanh() if activation == "tanh" else normed.relu()
     return h, h
 
 
@@ -44,7 +44,7 @@ def layernorm_elman_cell(
 def _samples() -> Iterator[Sample]:
     draw = Draws()
     weights = {"u": draw(5, 5), "norm": draw(2, 5)}
-    yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 5)}, {"nonlinearity": "relu"})
+    yield Sample({"x": draw(2, 6, 5), **weights, "state": draw(2, 5)}, {"activation": "relu"})
     yield Sample({"x": draw(1, 7, 5), **weights, "state": draw(3, 5)}, {"cu_seqlens": torch.tensor([0, 2, 2, 7])})
 
 
@@ -59,46 +59,36 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class LayerNormElman(SolvedLayer):
     """Elman network that normalises the sum of input and recurrent part, so the scale of W and U has no effect.
 
-    Args:
-        dim: D, inputs and state.
-        nonlinearity: φ, "tanh" or "relu".
-        eps: ε of the norm.
-
     Parameters: weight_ih, weight_hh (D, D); layernorm.weight and layernorm.bias (D).
     Initialisation: the norm 1 and 0; weights U(±1/sqrt(D)) as in `torch.nn.RNN`.
-    State: (B, D). The output is the state itself.
     """
 
     id = "S-layernorm"
     equation = "h_t = phi(LN(W x_t + U h_{t-1}))"
     source = SOURCE
     op = "layernorm_elman_cell"
+    state: ClassVar = Axes("dim")
     reads: ClassVar = {"layernorm": nn.LayerNorm}
 
-    def __init__(self, dim: int, nonlinearity: str = "tanh", eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        activation: Annotated[Literal["tanh", "relu"], "φ"] = "tanh",
+        norm_eps: options.NormEps = 1e-5,
+    ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"layernorm_elman: dim is {dim}, expected at least 1")
-        if nonlinearity not in ("tanh", "relu"):
-            raise nearest("nonlinearity of layernorm_elman", nonlinearity, ["tanh", "relu"])
-        self.dim, self.nonlinearity, self.eps = dim, nonlinearity, eps
+        self.dim, self.activation, self.norm_eps = dim, activation, norm_eps
         limit = 1 / math.sqrt(dim)
         self.weight_ih = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
-        self.layernorm = nn.LayerNorm(dim, eps)
+        self.layernorm = nn.LayerNorm(dim, norm_eps)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given = widen(F.linear(x, self.weight_ih))
         norm = torch.stack([self.layernorm.weight, self.layernorm.bias])
-        options = {"nonlinearity": self.nonlinearity, "eps": self.eps}
         with as_widened(x):
             y, last = self.run_cell(
-                layernorm_elman_cell, given, self.weight_hh, norm, state, **options, cu_seqlens=cu_seqlens
-            )
+                layernorm_elman_cell, given, self.weight_hh, norm, state,
+                activation=self.activation, eps=self.norm_eps, cu_seqlens=cu_seqlens,
+            )  # fmt: skip
         return y.to(x.dtype), last

@@ -8,17 +8,17 @@ r"""Long short-term memory with layer norms inside the cell.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.parts.chrono import check_memory, init_memory
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
@@ -80,62 +80,49 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class LayerNormLSTM(SolvedLayer):
     """LSTM with three layer norms: over the input's part of all gates, over the state's part, and over c.
 
-    Args:
-        dim: D, inputs and state.
-        carry_normed: the next step gets the normalised c, as in PyTorch's program. In the paper only the output uses
-            it.
-        eps: ε of the norms.
-        forget_bias, t_max: as of `lstm`; the biases of the norms are those of the gates.
-
     Parameters as in PyTorch's LayerNormLSTMCell (benchmarks/fastrnns), gates in the order i, f, g, o: weight_ih,
     weight_hh (4D, D); weight and bias of layernorm_i, layernorm_h (4D) and layernorm_c (D).
     Initialisation: norms 1 and 0; weights U(±1/sqrt(D)) as in `torch.nn.LSTM`. The norms remove their scale.
-    State: h and c, (B, 2, D).
     """
 
     id = "S-layernorm"
     equation = EQUATION
     source = SOURCE
     op = "layernorm_lstm_cell"
+    state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"layernorm_h": nn.LayerNorm, "layernorm_c": nn.LayerNorm}
 
     def __init__(
         self,
-        dim: int,
-        carry_normed: bool = False,
-        eps: float = 1e-5,
-        forget_bias: float | None = None,
-        t_max: int | None = None,
+        dim: options.Dim,
+        carry_normed: Annotated[
+            bool,
+            "the next step gets the normalized c, as in PyTorch's program; in the paper only the output uses it",
+        ] = False,
+        norm_eps: options.NormEps = 1e-5,
+        forget_bias: ForgetBias | None = None,
+        t_max: LongestMemory | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"layernorm_lstm: dim is {dim}, expected at least 1")
-        check_memory("layernorm_lstm", True, forget_bias, t_max)
-        self.dim, self.carry_normed, self.eps = dim, carry_normed, eps
+        self.dim, self.carry_normed, self.norm_eps = dim, carry_normed, norm_eps
         limit = 1 / math.sqrt(dim)
         self.weight_ih = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
-        self.layernorm_i, self.layernorm_h = nn.LayerNorm(4 * dim, eps), nn.LayerNorm(4 * dim, eps)
-        self.layernorm_c = nn.LayerNorm(dim, eps)
+        self.layernorm_i, self.layernorm_h = nn.LayerNorm(4 * dim, norm_eps), nn.LayerNorm(4 * dim, norm_eps)
+        self.layernorm_c = nn.LayerNorm(dim, norm_eps)
         biases = self.layernorm_i.bias, self.layernorm_h.bias
         init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, 2, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         gates = widen(self.layernorm_i(F.linear(x, self.weight_ih))).unflatten(-1, (4, -1))
         u, norm_h, norm_c = (
             self.weight_hh.unflatten(0, (4, -1)),
             torch.stack([self.layernorm_h.weight, self.layernorm_h.bias]).unflatten(1, (4, -1)),
             torch.stack([self.layernorm_c.weight, self.layernorm_c.bias]),
         )
-        options = {"carry_normed": self.carry_normed, "eps": self.eps}
         with as_widened(x):
             y, last = self.run_cell(
-                layernorm_lstm_cell, gates, u, norm_h, norm_c, state, **options, cu_seqlens=cu_seqlens
-            )
+                layernorm_lstm_cell, gates, u, norm_h, norm_c, state,
+                carry_normed=self.carry_normed, eps=self.norm_eps, cu_seqlens=cu_seqlens,
+            )  # fmt: skip
         return y.to(x.dtype), last

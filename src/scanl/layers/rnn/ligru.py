@@ -5,19 +5,17 @@ r"""Light gated recurrent unit with a norm over its input.
    h_t = z_t \odot h_{t-1} + (1 - z_t) \odot \mathrm{ReLU}(\hat a_t + U_a h_{t-1})
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.layers import options
 from scanl.layers.base import register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import ligru
-
-NORMALIZATIONS = ["batchnorm", "layernorm"]
 
 
 class _BatchNorm(nn.BatchNorm1d):
@@ -39,14 +37,9 @@ class LiGRU(SolvedLayer):
     Differs: the dropout mask of the candidate is omitted. `gate_penalty` is a term of a loss that draws the gates to 0
     or 1.
 
-    Args:
-        dim: D, inputs and state.
-        normalization: "batchnorm", or "layernorm" over the 2D numbers of a step.
-
     Parameters as in speechbrain's LiGRU_Layer, the candidate's rows first: w (2D, D), u (2D, D), norm.weight and
     norm.bias (2D), and the statistics of batch norm, which take 5 % of each batch.
     Initialisation as there: u orthogonal as one matrix, w as in PyTorch, the norm 1 and 0.
-    State: (B, D). The output is the state itself.
     """
 
     id = "S-ligru"
@@ -59,28 +52,25 @@ class LiGRU(SolvedLayer):
         "arXiv:1803.10225, eq. (5)"
     )
     op = "ligru"
+    state: ClassVar = Axes("dim")
     reads: ClassVar = {"u": nn.Linear}
     sample: ClassVar = {"normalization": "layernorm"}  # in training, batch norm looks at the steps to come
 
-    def __init__(self, dim: int, normalization: str = "batchnorm") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        normalization: Annotated[
+            Literal["batchnorm", "layernorm"], 'norm of the input; "layernorm" is over the 2D numbers of a step'
+        ] = "batchnorm",
+    ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"ligru: dim is {dim}, expected at least 1")
-        if normalization not in NORMALIZATIONS:
-            raise nearest("normalization of ligru", normalization, NORMALIZATIONS)
         self.dim, self.normalization = dim, normalization
         self.w, self.u = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         nn.init.orthogonal_(self.u.weight)
         batch = normalization == "batchnorm"
         self.norm = _BatchNorm(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given = widen(self._normed(self.w(x))).unflatten(-1, (2, -1))
         y, last = self.run_cell(ligru, given, self.u.weight.unflatten(0, (2, -1)), state, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), last

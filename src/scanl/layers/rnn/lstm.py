@@ -4,40 +4,33 @@ r"""Long short-term memory.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.parts.chrono import check_memory, init_memory
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.layers.rnn._base import TorchCell
-from scanl.layers.state import Device, DType
 from scanl.ops import lstm
 
 
 class LSTMState(NamedTuple):
-    """State of `LSTM`: h and c, (B, D) each."""
+    """State of `LSTM`."""
 
-    h: Tensor
-    c: Tensor
+    h: Annotated[Tensor, Axes("dim", "the output")]
+    c: Annotated[Tensor, Axes("dim", "the memory")]
 
 
 @register("lstm")
 class LSTM(TorchCell):
     """Long short-term memory, with a forget gate and without peepholes.
 
-    Args:
-        dim: D, inputs and state.
-        bias: two biases, as PyTorch has them.
-        forget_bias: initial sum of the two biases of the forget gate; None for PyTorch's initial values.
-        t_max: use chrono initialisation for memories of up to T_max steps instead: b_f = ln U(1, T_max - 1),
-            b_i = -b_f.
-
     Parameters as in `torch.nn.LSTM`, gates in the order i, f, g, o: weight_ih_l0, weight_hh_l0 (4D, D), bias_ih_l0,
     bias_hh_l0 (4D).
     Initialisation as there: U(±1/sqrt(D)).
-    State: LSTMState, 2D numbers per sequence.
     """
 
     id = "S-lstm"
@@ -47,10 +40,16 @@ class LSTM(TorchCell):
         "Schmidhuber and Cummins, 2000; chrono start: Tallec and Ollivier, arXiv:1804.11188"
     )
     cell, gates = lstm, 4
+    state: ClassVar = LSTMState
 
-    def __init__(self, dim: int, bias: bool = True, forget_bias: float | None = None, t_max: int | None = None) -> None:
-        check_memory("lstm", bias, forget_bias, t_max)
-        super().__init__(dim, bias)
+    def __init__(
+        self,
+        dim: options.Dim,
+        bias: Annotated[options.Bias, "two biases, as PyTorch has them"] = True,
+        forget_bias: ForgetBias | None = None,
+        t_max: LongestMemory | None = None,
+    ) -> None:
+        super().__init__(dim, bias, dim)
         if bias:
             biases = self.bias_ih_l0, self.bias_hh_l0
             init_memory(biases, slice(dim, 2 * dim), slice(0, dim), forget_bias, t_max)
@@ -66,11 +65,6 @@ class LSTM(TorchCell):
     def _kernel(self) -> str:
         return "lstm"
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LSTMState:
-        return LSTMState(self._initial(batch_size, device, dtype), self._initial(batch_size, device, dtype))
-
-    def forward(
-        self, x: Tensor, state: LSTMState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, LSTMState]:
+    def run(self, x: Tensor, state: LSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LSTMState]:
         y, (h, c) = self._scan(x, state, cu_seqlens)
         return y, LSTMState(h, c)

@@ -4,14 +4,14 @@ r"""Minimal gated recurrent unit.
           g(v) = v + \tfrac12 \text{ if } v \ge 0 \text{ else } \sigma(v)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
@@ -21,13 +21,8 @@ class MinGRU(Layer):
 
     The authors' program scans logarithms, for which g has to be positive. The plain scan here gives the same numbers.
 
-    Args:
-        dim: D, model width.
-        expand: the state has E = int(expand * dim) channels.
-        bias: biases in the projections.
-
     Parameters as in the authors' program: to_hidden_and_gate (2E, D), hidden first; to_out (D, E).
-    Initialisation: as in PyTorch, also in the authors' program. State: (B, E), initially 0.
+    Initialisation: as in PyTorch, also in the authors' program.
     """
 
     id = "S-mingru"
@@ -38,25 +33,24 @@ class MinGRU(Layer):
     )
     source = 'Feng et al., "Were RNNs All We Needed?", arXiv:2410.01201, sec. 3.1 and appendix B'
     op = "linear_scan"
+    state: ClassVar = Axes("width")
     sample: ClassVar = {"expand": 1.5}
     residual_out = "to_out"
 
-    def __init__(self, dim: int, expand: float = 1.0, bias: bool = True) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        expand: Annotated[options.Expand, "the state has E = int(expand * D) channels"] = 1.0,
+        bias: options.Bias = True,
+    ) -> None:
         super().__init__()
-        self.dim = dim
-        self.state_dim = int(expand * dim)
-        if self.state_dim < 1:
-            raise ConfigError(f"mingru: expand is {expand}, expected at least 1/{dim} because of dim={dim}")
-        self.to_hidden_and_gate = nn.Linear(dim, 2 * self.state_dim, bias=bias)
-        self.to_out = nn.Linear(self.state_dim, dim, bias=bias)
+        self.dim, self.width = dim, int(expand * dim)
+        if self.width < 1:
+            self._refuse("expand", expand, f"at least 1/{dim} because of dim={dim}")
+        self.to_hidden_and_gate = nn.Linear(dim, 2 * self.width, bias=bias)
+        self.to_out = nn.Linear(self.width, dim, bias=bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden, gate = widen(self.to_hidden_and_gate(x)).chunk(2, -1)
         candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
         h, last = linear_scan(gate.sigmoid() * candidate, (-gate).sigmoid(), state, cu_seqlens=cu_seqlens)

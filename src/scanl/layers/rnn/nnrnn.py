@@ -5,12 +5,13 @@ r"""Non-normal network: its recurrent matrix is given by a Schur form, of rotati
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, nearest
+from scanl.configured import multiple_of
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.parts.cell_layer import CellLayer
 from scanl.layers.rnn.ornn import Threshold, ornn_cell, skew, skew_blocks
@@ -21,17 +22,11 @@ class NonNormalRNN(CellLayer):
     """nnRNN: eigenvalues near the unit circle, as in an orthogonal matrix, and transients, which such a matrix cannot
     have.
 
-    Args:
-        dim: D, inputs and state, an even number.
-        init: initial A, of 2 × 2 blocks: "henaff", of angles U(-π, 0), or "cayley", -sqrt((1 - cos θ) / (1 + cos θ))
-            with θ ~ U(0, π/2).
-
     Parameters as in the authors' program: U (D, D), without bias; log_P (D, D), of which only what is above the
     diagonal counts, as skew-symmetric A; UppT (D, D), T above its diagonal; nonlinearity.b (D). Their scalars theta_j
     and alpha_j are vectors here, theta and alpha (D/2): the angles and factors of the rotations in Θ. W multiplies a
     row h from the right, as there. In that program P takes Riemannian steps. Here log_P is trained as any parameter.
     Initialisation: U Xavier normal; UppT 0; alpha 1; theta U(0, 2π); b U(±0.01).
-    State: h (B, D), initially 0, which is also the output.
     """
 
     id = "S-nnrnn"
@@ -43,13 +38,17 @@ class NonNormalRNN(CellLayer):
     cell = ornn_cell
     sample: ClassVar = {}
 
-    def __init__(self, dim: int, init: str = "henaff") -> None:
+    def __init__(
+        self,
+        dim: Annotated[options.Dim, multiple_of(2), "D, model width, even"],
+        init: Annotated[
+            Literal["henaff", "cayley"],
+            'initial A, of 2 × 2 blocks: "henaff", of angles U(-π, 0), or "cayley", -sqrt((1 - cos θ) / (1 + cos θ)) '
+            "with θ ~ U(0, π/2)",
+        ] = "henaff",
+    ) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
-            raise ConfigError(f"nnrnn: dim is {dim}, expected an even number above 0")
-        if init not in ("henaff", "cayley"):
-            raise nearest("init of nnrnn", init, ["henaff", "cayley"])
-        self.dim, self.init = dim, init
+        self.dim = dim
         self.U = nn.Linear(dim, dim, bias=False)
         nn.init.xavier_normal_(self.U.weight)
         self.log_P = nn.Parameter(skew_blocks(dim, init, -math.pi, 0.0))

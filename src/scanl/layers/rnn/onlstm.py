@@ -9,16 +9,17 @@ r"""Ordered-neuron long short-term memory.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import divides
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.parts.chrono import check_memory, init_memory
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.chrono import ForgetBias, LongestMemory, init_memory
 from scanl.ops import cell
 from scanl.ops._frame.draws import Draws
 from scanl.ops.registry import Sample
@@ -80,16 +81,9 @@ class ONLSTM(SolvedLayer):
 
     Differs: drop-connect of the recurrent weights is omitted, as dropout is in every layer.
 
-    Args:
-        dim: D, inputs and state.
-        chunk_size: C, neighbouring neurons that share their master gates; None for 10, as in the authors' program, or
-            the next smaller divisor of D.
-        forget_bias, t_max: as of `lstm`, for the gates f and i.
-
     Parameters as in the authors' program: ih.0 (2D/C + 4D, D) and hh (2D/C + 4D, D), each with a bias; the rows are
     those of the master gates I and F, then of o, z, i and f.
     Initialisation as there: U(±1/sqrt(D)).
-    State: h and c, (B, 2, D).
     """
 
     id = "S-onlstm"
@@ -97,20 +91,25 @@ class ONLSTM(SolvedLayer):
     equation = EQUATION
     source = SOURCE
     op = "onlstm_cell"
+    state: ClassVar = Axes("2, dim", "h and c")
     reads: ClassVar = {"hh": nn.Linear}
     excused: ClassVar = {"default_sizes_are_in_proportion": "its two master gates add to eight matrices"}
 
     def __init__(
-        self, dim: int, chunk_size: int | None = None, forget_bias: float | None = None, t_max: int | None = None
+        self,
+        dim: options.Dim,
+        chunk_size: Annotated[
+            int | None,
+            divides("dim"),
+            "C, neighboring neurons that share their master gates; None for 10, as in the authors' program, or the "
+            "next smaller divisor of D",
+        ] = None,
+        forget_bias: ForgetBias | None = None,
+        t_max: LongestMemory | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"onlstm: dim is {dim}, expected at least 1")
         if chunk_size is None:
             chunk_size = max(size for size in range(1, 11) if dim % size == 0)
-        if chunk_size < 1 or dim % chunk_size:
-            raise ConfigError(f"onlstm: chunk_size is {chunk_size}, expected a divisor of dim={dim}")
-        check_memory("onlstm", True, forget_bias, t_max)
         self.dim, self.chunk_size = dim, chunk_size
         self.masters = 2 * (dim // chunk_size)
         into, self.hh = nn.Linear(dim, self.masters + 4 * dim), nn.Linear(dim, self.masters + 4 * dim)
@@ -118,13 +117,7 @@ class ONLSTM(SolvedLayer):
         write, keep = (slice(self.masters + gate * dim, self.masters + (gate + 1) * dim) for gate in (2, 3))
         init_memory((self.hh.bias, into.bias), keep, write, forget_bias, t_max)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, 2, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         sizes = [self.masters, 4 * self.dim]
         m, gates = (widen(self.ih(x)) + self.hh.bias).split(sizes, -1)
         v, u = self.hh.weight.split(sizes)

@@ -7,14 +7,16 @@ r"""Orthogonal recurrent networks: the recurrent matrix is a function of a skew-
 
 import math
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import nearest
+from scanl.configured import between
+from scanl.layers import options
 from scanl.layers.base import as_widened, preset, register, widen
 from scanl.layers.module import Module
-from scanl.layers.parts.cell_layer import CellLayer, samples, share
+from scanl.layers.parts.cell_layer import CellLayer, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -86,9 +88,9 @@ class Threshold(Module):
 class Orthogonal(Module):
     """An orthogonal matrix: base, times a function of the skew-symmetric matrix of A, its last columns negated."""
 
-    def __init__(self, dim: int, param: str, init: str, negative: int) -> None:
+    def __init__(self, dim: int, variant: str, init: str, negative: int) -> None:
         super().__init__()
-        self.param, self.negative = param, negative
+        self.variant, self.negative = variant, negative
         self.A = nn.Parameter(skew_blocks(dim, init))
         self.register_buffer("base", torch.eye(dim))
 
@@ -97,7 +99,7 @@ class Orthogonal(Module):
         a, base = skew(self.A), widen(self.get_buffer("base"))
         eye = torch.eye(len(a), dtype=a.dtype, device=a.device)
         with as_widened(a):
-            return base @ (torch.matrix_exp(a) if self.param == "exp" else torch.linalg.solve(eye + a, eye - a))
+            return base @ (torch.matrix_exp(a) if self.variant == "exp" else torch.linalg.solve(eye + a, eye - a))
 
     def forward(self) -> Tensor:
         matrix = self.unsigned()
@@ -109,20 +111,9 @@ class Orthogonal(Module):
 class OrthogonalRNN(CellLayer):
     """A network with modReLU and an orthogonal recurrent matrix, which keeps the length of the state and of gradients.
 
-    Args:
-        dim: D, inputs and state.
-        param: the function of A: "exp", or "cayley" for (I + A)^-1 (I - A).
-        init: initial A, of 2 × 2 blocks: "henaff", of angles U(±π), or "cayley", -sqrt((1 - cos θ) / (1 + cos θ)) with
-            θ ~ U(0, π/2).
-        negative: share of the columns of W that are negated, the last ones.
-        dynamic: W = base exp(A), where base takes up the initial W, and A starts at 0. Call `rebase` every hundred or
-            so steps of the optimiser.
-        input_scale: V ~ U(±input_scale) and b = 0; None for V Kaiming normal and b ~ U(±0.01).
-
     Parameters as in the authors' program: recurrent_kernel.A (D, D), of which only what is above the diagonal counts;
     input_kernel (D, D), without bias; nonlinearity.b (D). recurrent_kernel.base is a buffer. W multiplies a row h from
     the right, as there. The authors give A a tenth of the learning rate.
-    State: h (B, D), initially 0, which is also the output.
     """
 
     id = "S-ornn"
@@ -132,27 +123,32 @@ class OrthogonalRNN(CellLayer):
 
     def __init__(
         self,
-        dim: int,
-        param: str = "exp",
-        init: str = "henaff",
-        negative: float = 0.0,
-        dynamic: bool = False,
-        input_scale: float | None = None,
+        dim: options.Dim,
+        variant: Annotated[
+            Literal["exp", "cayley"], 'the function of A: "exp", or "cayley" for (I + A)^-1 (I - A)'
+        ] = "exp",
+        init: Annotated[
+            Literal["henaff", "cayley"],
+            'initial values of expRNN or of scoRNN. "henaff": A of 2 × 2 blocks with angles U(±π), V Kaiming normal, '
+            'b ~ U(±0.01). "cayley": the blocks are -sqrt((1 - cos θ) / (1 + cos θ)) with θ ~ U(0, π/2), '
+            "V ~ U(±0.01), b = 0",
+        ] = "henaff",
+        negative: Annotated[float, between(0, 1), "share of the columns of W that are negated, the last ones"] = 0.0,
+        dynamic: Annotated[
+            bool,
+            "W = base exp(A), where base takes up the initial W, and A starts at 0. Call `rebase` every hundred or so "
+            "steps of the optimizer",
+        ] = False,
     ) -> None:
         super().__init__()
-        if param not in ("exp", "cayley"):
-            raise nearest(f"param of {self._who()}", param, ["exp", "cayley"])
-        if init not in ("henaff", "cayley"):
-            raise nearest(f"init of {self._who()}", init, ["henaff", "cayley"])
-        share(self._who(), negative=negative)
-        self.dim, self.param, self.init, self.negative, self.dynamic = dim, param, init, negative, dynamic
-        self.recurrent_kernel = Orthogonal(dim, param, init, round(negative * dim))
+        self.dim = dim
+        self.recurrent_kernel = Orthogonal(dim, variant, init, round(negative * dim))
         self.input_kernel = nn.Linear(dim, dim, bias=False)
-        if input_scale is None:
+        if init == "henaff":
             nn.init.kaiming_normal_(self.input_kernel.weight, nonlinearity="relu")
         else:
-            nn.init.uniform_(self.input_kernel.weight, -input_scale, input_scale)
-        self.nonlinearity = Threshold(dim, 0.01 if input_scale is None else 0.0)
+            nn.init.uniform_(self.input_kernel.weight, -0.01, 0.01)
+        self.nonlinearity = Threshold(dim, 0.01 if init == "henaff" else 0.0)
         if dynamic:
             self.rebase()
 
@@ -168,7 +164,7 @@ class OrthogonalRNN(CellLayer):
         return [self.input_kernel(x), self.recurrent_kernel().T, self.nonlinearity.b]
 
 
-@preset("exprnn", param="exp")
+@preset("exprnn", variant="exp")
 class ExpRNN(OrthogonalRNN):
     """expRNN: an orthogonal network whose matrix is the exponential of a skew-symmetric one."""
 
@@ -189,7 +185,7 @@ class DTriv(OrthogonalRNN):
     source = 'Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", arXiv:1909.09501'
 
 
-@preset("scornn", param="cayley", init="cayley", negative=0.5, input_scale=0.01)
+@preset("scornn", variant="cayley", init="cayley", negative=0.5)
 class ScoRNN(OrthogonalRNN):
     """scoRNN: an orthogonal network by the Cayley transform, scaled by signs. The authors tune the share of -1."""
 

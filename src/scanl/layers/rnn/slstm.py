@@ -8,32 +8,30 @@ r"""sLSTM: exponential gates, a normaliser, and heads that mix their own channel
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import Layer, register
+from scanl.layers.initial_state import Axes, Of
 from scanl.layers.module import Module
 from scanl.layers.parts.block_diagonal import BlockDiagonal
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.depth import rise, whole
 from scanl.layers.parts.norm import HeadNorm
 from scanl.layers.parts.short_convolution import ShortConvolution, convolve
-from scanl.layers.state import Device, DType
 from scanl.ops import slstm
-from scanl.ops.slstm import check_forget
+from scanl.ops.slstm import FORGET
 
 
 class SLSTMState(NamedTuple):
-    """State of `SLSTM`.
+    """State of `SLSTM`."""
 
-    recurrent: h, c, n and m (B, 4, H, K).   conv: the last W-1 inputs (B, W-1, D); () without a convolution.
-    """
-
-    recurrent: Tensor
-    conv: Tensor | tuple[()]
+    recurrent: Annotated[Tensor, Axes("4, num_heads, head_dim", "h, c, n and m")]
+    conv: Annotated[Tensor | tuple[()], Of("conv1d", "the last inputs; () without a convolution")]
 
 
 class SLSTMCell(Module):
@@ -55,64 +53,52 @@ class SLSTMCell(Module):
 class SLSTM(SolvedLayer):
     """The sLSTM layer of xLSTM: a convolution feeds the gates i and f, the input feeds z and o.
 
-    Args:
-        dim: D, model width.
-        num_heads: H; each head mixes only its own K = D/H channels, in the gates and over time.
-        conv1d_kernel_size: W, window of the convolution; 0 for none.
-        forget: "sigmoid", or "exp", which the paper allows too.
-
     Parameters as in PyPI's xlstm with its "vanilla" cell: conv1d.conv (D, 1, W); fgate, igate, zgate, ogate (H, K, K),
     where fgate feeds i and igate feeds f, as there; slstm_cell._recurrent_kernel_ (H, 4K, K), rows of i, f, z and o;
     slstm_cell._bias_ (4 H K); group_norm.weight (D), to which 1 is added.
     Initialisation as there: gates N(0, 2/(5D)); the recurrent kernel 0. In layer l of a stack of L layers of any kind,
     the bias of f is 5 - 12 (j/(K-1))^(0.3 + 1.3 l/(L-1)) over the channels j of each head; the other biases are 0. The
     convolution as in PyTorch.
-    State: SLSTMState, 4D + (W-1) D numbers per sequence.
     """
 
     id = "S-slstm"
     equation = "c_t = f_t * c_{t-1} + i_t * tanh(z_t),  n_t = f_t * n_{t-1} + i_t,  h_t = sigmoid(o_t) * c_t / n_t"
     source = 'Beck et al., "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517, eq. (8) to (17)'
     op = "slstm"
+    state: ClassVar = SLSTMState
     reads: ClassVar = {"conv1d.conv": nn.Conv1d}
     sample: ClassVar = {"num_heads": 3}
 
-    def __init__(self, dim: int, num_heads: int = 4, conv1d_kernel_size: int = 4, forget: str = "sigmoid") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[
+            options.Heads, "H; each head mixes only its own K = D / H channels, in the gates and over time"
+        ] = 4,
+        conv_size: options.ConvSizeOrNone = 4,
+        variant: Annotated[
+            str, one_of(FORGET), 'the function of the forget gate: "sigmoid", or "exp", which the paper allows too'
+        ] = "sigmoid",
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"slstm: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        if conv1d_kernel_size < 0:
-            raise ConfigError(f"slstm: conv1d_kernel_size is {conv1d_kernel_size}, expected at least 0")
-        check_forget(forget)
-        self.dim, self.num_heads, self.forget = dim, num_heads, forget
-        self.conv1d = ShortConvolution(dim, conv1d_kernel_size) if conv1d_kernel_size else None
+        self.dim, self.num_heads, self.head_dim, self.variant = dim, num_heads, dim // num_heads, variant
+        self.conv1d = None if conv_size is None else ShortConvolution(dim, conv_size)
         small = math.sqrt(2 / (5 * dim))
         self.fgate = BlockDiagonal(dim, num_heads, small)
         self.igate = BlockDiagonal(dim, num_heads, small)
         self.zgate = BlockDiagonal(dim, num_heads, small)
         self.ogate = BlockDiagonal(dim, num_heads, small)
-        self.slstm_cell = SLSTMCell(num_heads, dim // num_heads)
+        self.slstm_cell = SLSTMCell(num_heads, self.head_dim)
         self.group_norm = HeadNorm(dim)
         self.enter_stack(0, [self])
 
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         with torch.no_grad():
             _, bias = self.slstm_cell.kernel_and_bias()
-            bias[1] = 5 - 12 * whole(self.dim // self.num_heads) ** (0.3 + 1.3 * rise(index, len(layers)))
+            bias[1] = 5 - 12 * whole(self.head_dim) ** (0.3 + 1.3 * rise(index, len(layers)))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SLSTMState:
-        kind = {"device": device, "dtype": dtype}
-        shape = (4, self.num_heads, self.dim // self.num_heads)
-        return SLSTMState(
-            self._zeros(batch_size, *shape, **kind, at_least=torch.float32),
-            () if self.conv1d is None else self.conv1d.init_state(batch_size, **kind),
-        )
-
-    def forward(
-        self, x: Tensor, state: SLSTMState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, SLSTMState]:
-        self._check(x, state, cu_seqlens)
-        recurrent, conv = (None, None) if state is None else state
+    def run(self, x: Tensor, state: SLSTMState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SLSTMState]:
+        recurrent, conv = state or (None, None)
         if self.conv1d is None:
             convolved, conv = x, ()
         else:
@@ -120,6 +106,6 @@ class SLSTM(SolvedLayer):
             convolved, conv = convolve(self.conv1d.conv, x, conv, cu_seqlens=cu_seqlens, silu=True)
         kernel, bias = self.slstm_cell.kernel_and_bias()
         gates = torch.stack([self.fgate(convolved), self.igate(convolved), self.zgate(x), self.ogate(x)], 2)
-        gates = gates.unflatten(-1, (self.num_heads, self.dim // self.num_heads))
-        h, recurrent = self.run_cell(slstm, gates + bias, kernel, recurrent, forget=self.forget, cu_seqlens=cu_seqlens)
+        gates = gates.unflatten(-1, (self.num_heads, self.head_dim))
+        h, recurrent = self.run_cell(slstm, gates + bias, kernel, recurrent, forget=self.variant, cu_seqlens=cu_seqlens)
         return self.group_norm(h).to(x.dtype), SLSTMState(recurrent, conv)

@@ -6,15 +6,15 @@ r"""Simple recurrent unit.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer
-from scanl.layers.state import Device, DType
 from scanl.ops import sru
 
 
@@ -24,19 +24,11 @@ class SRU(SolvedLayer):
 
     As in the released code, the gate r reads the old state. In the paper's first version it reads the new state.
 
-    Args:
-        dim: D, inputs and state.
-        v1: the gates do not read the state (v_f = v_r = 0), so the recurrence is linear.
-        highway_bias: initial b_r; below 0 more of the input passes by.
-        rescale: α = sqrt(1 + 2 e^highway_bias); if False, α = 1.
-        layer_norm: the projections read LayerNorm(x); the highway reads x.
-
     Parameters as in PyPI's sru: weight (D, 3D), whose columns are those of W, W_f and W_r of the first channel, then of
-    the second; weight_c (2D), v_f before v_r, a buffer of zeros with v1; bias (2D), b_f before b_r; layer_norm; and
-    the buffer scale_x, α.
-    Initialisation as there: weight U(±sqrt(3/D)); without v1 W_f and W_r are then multiplied by sqrt(1/2), and weight_c
+    the second; weight_c (2D), v_f before v_r, a buffer of zeros in "v1"; bias (2D), b_f before b_r; layer_norm; and the
+    buffer scale_x, α.
+    Initialisation as there: weight U(±sqrt(3/D)); in "v2" W_f and W_r are then multiplied by sqrt(1/2), and weight_c
     is U(±sqrt(3/2)); with layer_norm, W, W_f and W_r are multiplied by 0.1; bias 0, highway_bias.
-    State: c (B, D).
     """
 
     id = "S-sru"
@@ -49,49 +41,50 @@ class SRU(SolvedLayer):
         "arXiv:1709.02755, eq. (1) to (4)"
     )
     op = "sru"
+    state: ClassVar = Axes("dim", "c")
 
     scale_x: Tensor
 
     def __init__(
-        self, dim: int, v1: bool = False, highway_bias: float = 0.0, rescale: bool = True, layer_norm: bool = False
+        self,
+        dim: options.Dim,
+        variant: Annotated[
+            Literal["v1", "v2"],
+            'in "v1" the gates do not read the state (v_f = v_r = 0), so the recurrence is linear',
+        ] = "v2",
+        highway_bias: Annotated[float, "initial b_r; below 0 more of the input passes by"] = 0.0,
+        rescale: Annotated[bool, "α = sqrt(1 + 2 e^highway_bias); if False, α = 1"] = True,
+        layer_norm: Annotated[bool, "the projections read LayerNorm(x); the highway reads x"] = False,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigError(f"{self._who()}: dim is {dim}, expected at least 1")
-        self.dim, self.v1 = dim, v1
+        self.dim, self.variant = dim, variant
         self.weight = nn.Parameter(torch.empty(dim, 3 * dim).uniform_(-math.sqrt(3 / dim), math.sqrt(3 / dim)))
         self.bias = nn.Parameter(torch.zeros(2 * dim))
         self.register_buffer("scale_x", torch.full((1,), math.sqrt(1 + 2 * math.exp(highway_bias)) if rescale else 1.0))
         self.layer_norm = nn.LayerNorm(dim) if layer_norm else None
-        if v1:
+        if variant == "v1":
             self.register_buffer("weight_c", torch.zeros(2 * dim))
         else:
             self.weight_c = nn.Parameter(torch.empty(2 * dim).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         with torch.no_grad():
             self.bias[dim:] = highway_bias
-            if not v1:
+            if variant == "v2":
                 self.weight.view(dim, dim, 3)[:, :, 1:] *= math.sqrt(0.5)
             if layer_norm:
                 self.weight *= 0.1
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         given = x if self.layer_norm is None else self.layer_norm(x)
         new, f, r = widen(given @ self.weight).unflatten(-1, (-1, 3)).unbind(-1)
         b_f, b_r = self.bias.chunk(2)
-        v_f, v_r = (None, None) if self.v1 else self.weight_c.chunk(2)
+        v_f, v_r = (None, None) if self.variant == "v1" else self.weight_c.chunk(2)
         y, last = self.run_cell(
             sru, new, f + b_f, r + b_r, widen(x) * self.scale_x, v_f, v_r, state, cu_seqlens=cu_seqlens
         )
         return y.to(x.dtype), last
 
 
-@preset("sru_v1", v1=True)
+@preset("sru_v1", variant="v1")
 class SRUv1(SRU):
     """The first SRU: the gates read only the input, so the recurrence is linear."""
 

@@ -8,12 +8,16 @@ length.
 
 import math
 from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.parts.cell_layer import CellLayer, at_least, samples
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_layer import CellLayer, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -66,14 +70,10 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class URLSTM(CellLayer):
     """UR-LSTM: r sets the forget gate g between f² and 1 - (1 - f)², and the new value enters with weight 1 - g.
 
-    Args:
-        dim: D, inputs and each of h and c.
-
     Parameters: weight_ih, weight_hh (4D, D) and bias (4D), rows of f, r, u and o; forget_bias (D), which is added to f
     and subtracted from r. There is no program of the authors.
     Initialisation: forget_bias = -ln(1/u - 1) with u ~ U(1/D, 1 - 1/D), so that the first values of f are uniform; the
     bias 0; the weights U(±1/sqrt(D)), as in PyTorch's LSTM.
-    State: h and c (B, 2, D). The output is h.
     """
 
     id = "S-urlstm"
@@ -83,19 +83,16 @@ class URLSTM(CellLayer):
     )
     source = SOURCE
     cell = urlstm_cell
+    state: ClassVar = Axes("2, dim", "h, which is the output, and c")
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: Annotated[options.Dim, at_least(2), "D, model width, at least 2"]) -> None:
         super().__init__()
-        at_least("urlstm", 2, dim=dim)
         self.dim = dim
         limit = 1 / math.sqrt(dim)
         self.weight_ih = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(4 * dim, dim).uniform_(-limit, limit))
         self.bias = nn.Parameter(torch.zeros(4 * dim))
         self.forget_bias = nn.Parameter(torch.empty(dim).uniform_(1 / dim, 1 - 1 / dim).logit())
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.dim)
 
     def operands(self, x: Tensor) -> list[Tensor]:
         f, r, rest = self.bias.split([self.dim, self.dim, 2 * self.dim])

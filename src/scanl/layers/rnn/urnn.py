@@ -5,13 +5,15 @@ r"""Unitary evolution network: its recurrent matrix is a product of a few simple
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.parts.cell_layer import CellLayer, at_least, samples
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_layer import CellLayer, samples
 from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
@@ -67,36 +69,36 @@ def glorot(inputs: int, outputs: int) -> nn.Parameter:
 class URNN(CellLayer):
     """uRNN: a unitary matrix multiplies a complex state, and a threshold is applied to the moduli.
 
-    Args:
-        dim: D, model width.
-        state_dim: N, complex state channels; by default D.
-
     Parameters as in the authors' program: V (D, 2N); U (2N, D), out_bias (D); hidden_bias (N); theta (3, N), phases of
     the D; reflection (2, 2N), vectors of the R, real parts first; h_0 (1, 2N), the initial state, which is learned. The
     permutation Π is a buffer. R is I - 2 v̄ vᵀ / |v|², as there; in the paper v* and v are the other way round.
     Initialisation as there: V, U and reflection Glorot uniform; theta U(±π); hidden_bias U(±0.01); h_0
     U(±sqrt(3/(2N))); out_bias 0.
-    State: h (B, 2, N), real and imaginary parts.
     """
 
     id = "S-urnn"
     equation = "h_t = modReLU(W h_{t-1} + V x_t),  W = D_3 R_2 F^-1 D_2 Pi R_1 F D_1,  y_t = U [Re h_t; Im h_t] + b"
     source = SOURCE
     cell = urnn_cell
-    sample: ClassVar = {"state_dim": 5}
+    state: ClassVar = Axes("2, width", "h, real and imaginary parts; h_0 at the start")
+    sample: ClassVar = {"width": 5}
 
-    def __init__(self, dim: int, state_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        width: Annotated[options.Width | None, "N, complex channels of the state; by default D"] = None,
+    ) -> None:
         super().__init__()
-        at_least("urnn", 1, dim=dim, state_dim=state_dim)
-        self.dim, self.state_dim = dim, state_dim or dim
-        size, limit = self.state_dim, math.sqrt(1.5 / self.state_dim)
-        self.V, self.U = glorot(dim, 2 * size), glorot(2 * size, dim)
-        self.reflection = glorot(2, 2 * size)
-        self.hidden_bias = nn.Parameter(torch.empty(size).uniform_(-0.01, 0.01))
-        self.theta = nn.Parameter(torch.empty(3, size).uniform_(-math.pi, math.pi))
-        self.h_0 = nn.Parameter(torch.empty(1, 2 * size).uniform_(-limit, limit))
+        width = width or dim
+        self.dim, self.width = dim, width
+        limit = math.sqrt(1.5 / width)
+        self.V, self.U = glorot(dim, 2 * width), glorot(2 * width, dim)
+        self.reflection = glorot(2, 2 * width)
+        self.hidden_bias = nn.Parameter(torch.empty(width).uniform_(-0.01, 0.01))
+        self.theta = nn.Parameter(torch.empty(3, width).uniform_(-math.pi, math.pi))
+        self.h_0 = nn.Parameter(torch.empty(1, 2 * width).uniform_(-limit, limit))
         self.out_bias = nn.Parameter(torch.zeros(dim))
-        self.register_buffer("permutation", torch.randperm(size))
+        self.register_buffer("permutation", torch.randperm(width))
 
     def recurrent_matrix(self) -> Tensor:
         """Return W (N, N), complex and unitary: its factors, applied to the rows of the identity, and transposed."""
@@ -110,9 +112,6 @@ class URNN(CellLayer):
         rows = reflected(rows, mirrors[0])[:, self.get_buffer("permutation")] * turns[1]
         rows = reflected(torch.fft.ifft(rows, norm="ortho"), mirrors[1])
         return (rows * turns[2]).mT
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.state_dim)
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
         zeros = super().init_state(batch_size, device=device, dtype=dtype)
