@@ -22,9 +22,9 @@ import torch
 from torch.nn import functional as F
 
 from scanl import hub
+from scanl.data import standard_library
 from scanl.learning import t2r
 from scanl.models import LanguageModel
-from scanl.tasks import standard_library
 
 STEPS, BATCH = 128, 16
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scanl import faces, layers
+from scanl import data, faces, layers, models, ops, tasks
 from scanl.layers.base import channel_mixers
 
 FAMILIES = sorted(f"scanl.layers.{path.parent.name}" for path in Path(layers.__path__[0]).glob("*/__init__.pyi"))
@@ -62,3 +62,32 @@ assert scanl.layers.get("Performer").name == "performer"  # in a file of another
 assert "scanl.layers.ssm.mamba" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("package", [data, tasks])
+def test_public_sources_are_the_registered_ones(package):
+    registered = {data.sources.get(name) for name in data.sources.names()}
+    own = {cls for cls in registered if cls.__module__.startswith(f"{package.__name__}.")}
+    assert {getattr(package, name) for name in dir(package)} == own
+    assert all(cls.__module__.startswith(("scanl.data.", "scanl.tasks.")) for cls in registered)
+
+
+def test_public_tasks_are_the_registered_ones():
+    public = {getattr(tasks, name) for name in dir(tasks)}
+    assert {cls for cls in public if issubclass(cls, tasks.Task)} == {tasks.get(name) for name in tasks.names()}
+
+
+def test_public_models_are_those_that_can_be_saved():
+    public = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, models.Saved)}
+    made = {cls for cls in models.saving.Part.classes.values() if issubclass(cls, models.Saved)}
+    abstract = {models.Saved, models.reader.Reader, models.pooling.Pooled}
+    assert public - {models.Saved} == {cls for cls in made if cls.__module__.startswith("scanl.")} - abstract
+
+
+def test_public_ops_are_the_registered_ones():
+    of_ops = {op.name for op in ops.registry.every() if not _of_layers(op)}
+    assert of_ops <= set(ops.__all__)
+
+
+def _of_layers(op):
+    return isinstance(op, ops.registry.Cell) and op.step.__module__.startswith("scanl.layers.")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scanl.data import Streams, Windows, read_corpus, standard_library
 from scanl.errors import DataError
-from scanl.tasks import Streams, Windows, read_corpus, standard_library
 
 ORDERS = [Windows, Streams]
 

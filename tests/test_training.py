@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from scanl.cli import main
 from scanl.cli.train import parse
-from scanl.data import Text
+from scanl.data import Streams, Text, read_corpus
 from scanl.errors import CheckpointError, ConfigError
 from scanl.files import written_whole
 from scanl.learning import RunFolder, TrainConfig, bits_per_byte
@@ -44,7 +44,6 @@ from scanl.learning.run.module import Learning
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
 from scanl.learning.run.run import Run
 from scanl.models import LanguageModel
-from scanl.tasks import Streams, read_corpus
 
 pytestmark = pytest.mark.usefixtures("short_sample")
 

@@ -46,3 +46,8 @@ def __getattr__(name: str) -> Any:
         if (cls := sources.get(known)).__name__ == name:
             return cls
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    every = map(sources.get, sources.names())
+    return sorted(cls.__name__ for cls in every if cls.__module__.startswith(f"{__name__}."))

@@ -1,10 +1,6 @@
 """Synthetic tasks: generators of examples whose chance level and best score are known."""
 
-from scanl.data.text import Corpus as Corpus
-from scanl.data.text import Streams as Streams
-from scanl.data.text import Windows as Windows
-from scanl.data.text import read_corpus as read_corpus
-from scanl.data.text import standard_library as standard_library
+from scanl.data.base import sources
 from scanl.tasks.adding import Adding as Adding
 from scanl.tasks.associative_recall import AssociativeRecall as AssociativeRecall
 from scanl.tasks.base import IGNORED as IGNORED
@@ -33,3 +29,8 @@ from scanl.tasks.selective_copying import SelectiveCopying as SelectiveCopying
 from scanl.tasks.t_maze import TMaze as TMaze
 from scanl.tasks.task_2b import Task2b as Task2b
 from scanl.tasks.word_problem import WordProblem as WordProblem
+
+
+def __dir__() -> list[str]:
+    every = map(sources.get, sources.names())
+    return sorted(cls.__name__ for cls in every if cls.__module__.startswith(f"{__name__}."))
