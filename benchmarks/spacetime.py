@@ -103,10 +103,10 @@ def compare(values: np.ndarray, window: int, horizon: int, steps: int, seeds: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", choices=SERIES, default="sunspots")
-    for name, size in (("horizon", 24), ("window", 144), ("steps", 300), ("seeds", 3), ("dim", 32), ("d-state", 32)):
+    for name, size in (("horizon", 24), ("window", 144), ("steps", 300), ("seeds", 3), ("dim", 32), ("state-dim", 32)):
         parser.add_argument(f"--{name}", type=int, default=size)
     options = parser.parse_args()
-    sizes = {"dim": options.dim, "depth": 1, "d_state": options.d_state, "kernels": 16}
+    sizes = {"dim": options.dim, "depth": 1, "state_dim": options.state_dim, "num_groups": 16}
     values = load(options.series)
     print(machine("cpu"))
     print(f"{options.series}: {len(values)} steps, windows of {options.window}, {options.horizon} ahead")

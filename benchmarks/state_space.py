@@ -31,10 +31,10 @@ from scanl.layers.ssm.s4 import S4
 WIDTH, MODES = 256, 64
 BESIDE_LSTM = {"s4": {}, "s4d": {}, "dss": {}, "sgconv": {}, "mega_ema": {}}
 BESIDE_AUTHORS = {
-    "s4": {"d_state": MODES},
-    "s4d": {"d_state": MODES},
-    "dss": {"d_state": MODES // 2},  # conjugate pairs are not used: as many complex numbers as the others have
-    "sgconv": {"l_max": 4096, "kernel_dim": MODES},
+    "s4": {"state_dim": MODES},
+    "s4d": {"state_dim": MODES},
+    "dss": {"state_dim": MODES // 2},  # conjugate pairs are not used: as many complex numbers as the others have
+    "sgconv": {"max_length": 4096, "kernel_dim": MODES},
 }
 
 

@@ -17,13 +17,13 @@ def window(layer, spans, i):
     """The memory's system of step i, from its definition where steps have durations."""
     if spans is None:
         return layer.A, layer.B[:, 0]
-    n = torch.arange(layer.memory_size)
+    n = torch.arange(layer.state_dim)
     sign = torch.where(n[:, None] < n, -1.0, -((-1.0) ** (n[:, None] - n)))
     return discrete((2 * n[:, None] + 1) * sign, (2 * n + 1) * (-1.0) ** n, spans[i] / layer.theta, "zoh")
 
 
 def lmu(layer, xs, spans=None):
-    h, m, ys = torch.zeros(layer.dim), torch.zeros(layer.memory_size), []
+    h, m, ys = torch.zeros(layer.dim), torch.zeros(layer.state_dim), []
     for i, x in enumerate(xs):
         a, b = window(layer, spans, i)
         u = layer.e_x @ x + layer.e_h @ h + layer.e_m @ m
@@ -34,7 +34,7 @@ def lmu(layer, xs, spans=None):
 
 
 def lmu_parallel(layer, xs, spans=None):
-    m, ys = torch.zeros(layer.memory_size), []
+    m, ys = torch.zeros(layer.state_dim), []
     for i, x in enumerate(xs):
         a, b = window(layer, spans, i)
         m = a @ m + b * linear(layer.W_u, x).clamp(min=0)
@@ -87,8 +87,8 @@ def system(measure, N):
 
 
 def hippo(layer, xs, spans=None):
-    A, B = system(layer.measure, layer.size)
-    c, ys = torch.zeros(layer.dim, layer.size), []
+    A, B = system(layer.measure, layer.state_dim)
+    c, ys = torch.zeros(layer.dim, layer.state_dim), []
     time = 0.0
     for i, x in enumerate(xs):
         span = 1.0 if spans is None else spans[i].item()
@@ -98,7 +98,7 @@ def hippo(layer, xs, spans=None):
         elif layer.discretization == "bilinear":
             a, b = discrete(A, B, span / time, "bilinear")
         elif i == 0:  # the first number is all of the past
-            a, b = torch.zeros_like(A), torch.eye(layer.size)[0]
+            a, b = torch.zeros_like(A), torch.eye(layer.state_dim)[0]
         else:  # e^{A s} with s = ln(t'/t), since t moves to t' in dc/dt = (A c + B u)/t
             a, b = discrete(A, B, math.log(time / (time - span)), "zoh")
         c = c @ a.T + x[:, None] * b
@@ -107,8 +107,8 @@ def hippo(layer, xs, spans=None):
 
 
 def hippo_rnn(layer, xs, spans=None):
-    A, B = system(layer.measure, layer.size)
-    s, c, ys = torch.zeros(layer.dim), torch.zeros(layer.size), []
+    A, B = system(layer.measure, layer.state_dim)
+    s, c, ys = torch.zeros(layer.dim), torch.zeros(layer.state_dim), []
     time = 0.0
     for i, x in enumerate(xs):
         span = 1.0 if spans is None else spans[i].item()
@@ -116,9 +116,9 @@ def hippo_rnn(layer, xs, spans=None):
         if layer.measure != "legs":
             a, b = discrete(A, B, 0.01 * span, "zoh")
         elif i == 0:
-            a, b = torch.zeros_like(A), torch.eye(layer.size)[0]
+            a, b = torch.zeros_like(A), torch.eye(layer.state_dim)[0]
         else:
-            a, b = discrete(A, B, span / min(time, layer.max_count), "bilinear")
+            a, b = discrete(A, B, span / min(time, layer.max_length), "bilinear")
         time += span
         c = a @ c + b * f
         g = sigmoid(linear(layer.W_g, torch.cat([x, c])))
@@ -130,7 +130,7 @@ def hippo_rnn(layer, xs, spans=None):
 EQUATIONS = {
     "hippo_rnn": (lambda: HiPPORNN(DIM, 5), hippo_rnn),
     "hippo_rnn_wide": (lambda: HiPPORNN(DIM, 37), hippo_rnn),
-    "hippo_rnn_held": (lambda: HiPPORNN(DIM, 3, max_count=3), hippo_rnn),
+    "hippo_rnn_held": (lambda: HiPPORNN(DIM, 3, max_length=3), hippo_rnn),
     "hippo_rnn_legt": (lambda: HiPPORNN(DIM, measure="legt"), hippo_rnn),
     "hippo_rnn_lagt": (lambda: HiPPORNN(DIM, 4, "lagt"), hippo_rnn),
     "hippo": (lambda: HiPPO(DIM, 5), hippo),
@@ -326,8 +326,8 @@ def test_init_of_hippo_rnn():
     ("options", "message"),
     [
         ({"measure": "fourier"}, "hippo_rnn: unknown measure 'fourier'"),
-        ({"size": 0}, "hippo_rnn: size is 0, expected at least 1"),
-        ({"max_count": 0}, "hippo_rnn: max_count is 0, expected at least 1"),
+        ({"state_dim": 0}, "hippo_rnn: state_dim is 0, expected at least 1"),
+        ({"max_length": 0}, "hippo_rnn: max_length is 0, expected at least 1"),
     ],
 )
 def test_wrong_options_of_hippo_rnn_are_refused(options, message):
@@ -341,8 +341,8 @@ def test_wrong_options_of_hippo_rnn_are_refused(options, message):
         ({"measure": "legz"}, "hippo: unknown measure 'legz'; did you mean 'leg"),
         ({"discretization": "zho"}, "hippo: unknown discretization 'zho'; did you mean 'zoh'?"),
         ({"theta": -1.0}, "hippo: theta is -1.0, expected more than 0"),
-        ({"size": 0}, "transition: size is 0, expected at least 1 because measure is 'legs'"),
-        ({"size": 5, "measure": "fourier"}, "transition: size is 5, expected an even number of at least 2"),
+        ({"state_dim": 0}, "hippo: state_dim is 0, expected at least 1"),
+        ({"state_dim": 5, "measure": "fourier"}, "hippo: state_dim is 5, expected an even number"),
     ],
 )
 def test_wrong_options_of_hippo_are_refused(options, message):
@@ -406,7 +406,7 @@ def test_init_of_lmu():
 @pytest.mark.parametrize("name", ["lmu", "lmu_parallel"])
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"memory_size": 0}, "memory_size is 0, expected at least 1"), ({"theta": 0.0}, "theta is 0.0, expected more")],
+    [({"state_dim": 0}, "state_dim is 0, expected at least 1"), ({"theta": 0.0}, "theta is 0.0, expected more")],
 )
 def test_wrong_options_of_lmu_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=f"^{name}: {message}"):

@@ -14,7 +14,7 @@ def spacetime(layer, xs):
     def normed(v):
         return v / v.abs().sum(-1, keepdim=True)
 
-    heads = layer.dim // layer.kernels
+    heads = layer.dim // layer.num_groups
     b, c = (normed(layer.b), normed(layer.c)) if layer.closed_loop else (layer.b, layer.c)
     a, b, c = (part.repeat_interleave(heads, 0) for part in (normed(layer.a), b, c))
     s, ys = torch.zeros_like(a), []
@@ -156,8 +156,8 @@ def test_the_network():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"d_state": 0}, "spacetime: d_state is 0, expected at least 1"),
-        ({"kernels": 3}, "spacetime: kernels is 3, expected a divisor of dim, 4"),
+        ({"state_dim": 0}, "spacetime: state_dim is 0, expected at least 1"),
+        ({"num_groups": 3}, "spacetime: num_groups is 3, expected a divisor of dim=4"),
     ],
 )
 def test_wrong_options(options, message):

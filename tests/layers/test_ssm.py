@@ -89,9 +89,9 @@ def s4d(layer, xs, spans=None):
     s, ys = torch.zeros_like(A), []
     for x, span in zip(xs, held(spans, xs), strict=True):
         step = (layer.kernel.log_dt.exp() * span)[:, None]
-        if layer.disc == "zoh":
+        if layer.discretization == "zoh":
             s = torch.exp(step * A) * s + (torch.exp(step * A) - 1) / A * x[:, None]
-        elif layer.disc == "bilinear":
+        elif layer.discretization == "bilinear":
             s = ((1 + step / 2 * A) * s + step * x[:, None]) / (1 - step / 2 * A)
         else:
             s = torch.exp(step * A) * s + x[:, None]
@@ -107,7 +107,7 @@ def liquid_s4(layer, xs, spans=None):
     """
     A, C = torch.complex(-torch.exp(layer.kernel.log_A_real), layer.kernel.A_imag), layer.kernel.C
     C, step, conv = torch.complex(*C.unbind(-1)), torch.exp(layer.kernel.log_dt)[:, None], layer.output_linear[0]
-    if layer.disc == "bilinear":
+    if layer.discretization == "bilinear":
         a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
     else:
         a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
@@ -116,7 +116,7 @@ def liquid_s4(layer, xs, spans=None):
         s = torch.zeros_like(A)
         if spans is not None:
             step = unit * spans[t]
-            if layer.disc == "bilinear":
+            if layer.discretization == "bilinear":
                 a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step / (1 - step / 2 * A)
             else:
                 a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A
@@ -201,11 +201,11 @@ def h3(layer, xs):
     A = torch.complex(-torch.exp(diagonal.inv_A_real), diagonal.A_imag)
     B, C = torch.complex(*diagonal.B.unbind(-1)), torch.complex(*diagonal.C[0].unbind(-1))
     step, K = torch.exp(diagonal.log_dt)[:, None], layer.head_dim
-    if layer.disc == "bilinear":
+    if layer.discretization == "bilinear":
         a, b = (1 + step / 2 * A) / (1 - step / 2 * A), step * B / (1 - step / 2 * A)
     else:
         a, b = torch.exp(step * A), (torch.exp(step * A) - 1) / A * B
-    register = torch.zeros(layer.dim, layer.d_state)
+    register = torch.zeros(layer.dim, layer.state_dim)
     states = torch.zeros(K, K, *A.shape, dtype=A.dtype)
     ys = []
     for x in xs:
@@ -257,7 +257,7 @@ def dss(layer, xs, spans=None):
     kernel = layer.kernel
     step = torch.exp(kernel.log_dt)
     step = step if step.ndim == 2 else torch.stack([step, step], 1)
-    if kernel.length is None:
+    if kernel.max_length is None:
         Lambda = torch.complex(-torch.exp(kernel.Lambda_log_neg_re), kernel.Lambda_im)
     else:
         Lambda = torch.complex(*kernel.Lambda.unbind(-1))
@@ -268,11 +268,11 @@ def dss(layer, xs, spans=None):
         read = 0
         for s in range(t + 1):
             power = torch.exp(A * (times[t + 1] - times[s + 1]))
-            if kernel.length is None:
+            if kernel.max_length is None:
                 entering = (torch.exp(A * (times[s + 1] - times[s])) - 1) / Lambda
             else:
-                powers = torch.stack([torch.exp(A * r) for r in range(kernel.length)])
-                q = Lambda * (torch.exp(torch.where(Lambda.real > 0, -A, A) * kernel.length) - 1)
+                powers = torch.stack([torch.exp(A * r) for r in range(kernel.max_length)])
+                q = Lambda * (torch.exp(torch.where(Lambda.real > 0, -A, A) * kernel.max_length) - 1)
                 bound = q.abs() ** 2 / (q.abs() ** 2 + 1e-7)
                 entering = bound / Lambda / powers.sum(0)
             read = read + (W * entering * power).sum(1) * xs[s]
@@ -283,11 +283,11 @@ def dss(layer, xs, spans=None):
 def dlr(layer, xs):
     kernel = layer.kernel
     Lambda = torch.exp(torch.complex(-(kernel.Lambda_log_neg_re**2), kernel.Lambda_im))
-    W, s, ys = torch.complex(*kernel.W[0].unbind(-1)), torch.zeros(layer.dim, layer.d_state, dtype=Lambda.dtype), []
+    W, s, ys = torch.complex(*kernel.W[0].unbind(-1)), torch.zeros(layer.dim, layer.state_dim, dtype=Lambda.dtype), []
     for x in xs:
         s = Lambda * s + x[:, None]
         read = (W * s).sum(1)
-        read = {"real": read.real, "imag": read.imag, "sum": read.real + read.imag}[layer.part]
+        read = {"real": read.real, "imag": read.imag, "sum": read.real + read.imag}[layer.config["variant"]]
         ys.append(after_systems(layer, read, x))
     return ys
 
@@ -306,7 +306,7 @@ def gss(layer, xs, spans=None):
 
 
 def lssl(layer, xs, spans=None):
-    N = layer.d_state
+    N = layer.state_dim
     s, ys = torch.zeros(layer.dim, N), []
     for x, span in zip(xs, held(spans, xs), strict=True):
         moved = []
@@ -333,10 +333,10 @@ def sgconv(layer, xs):
             low = int(at)
             value = (1 - (at - low)) * w[0, :, low] + (at - low) * w[0, :, min(low + 1, k - 1)]
             lags.append(value * layer.multiplier[0, :, 0] ** (scales - 1 - i))
-    assert len(lags) >= layer.l_max
+    assert len(lags) >= layer.max_length
     ys = []
     for t in range(len(xs)):
-        read = sum(lags[j] * xs[t - j] for j in range(min(layer.l_max, t + 1)))
+        read = sum(lags[j] * xs[t - j] for j in range(min(layer.max_length, t + 1)))
         ys.append(after_systems(layer, read / layer.kernel_norm[0, :, 0], xs[t]))
     return ys
 
@@ -396,9 +396,9 @@ EQUATIONS = {
     "s4d_dirac": (lambda: S4D(DIM, 4, discretization="dirac"), s4d),
     "s5": (lambda: S5(DIM, 12, blocks=3), s5),
     "s5_bilinear": (lambda: S5(DIM, discretization="bilinear", activation="half_glu2", clip_eigs=True), s5),
-    "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, C_init="lecun_normal", activation="full_glu"), s5),
+    "s5_all_eigenvalues": (lambda: S5(DIM, 5, conj_sym=False, init="lecun_normal", activation="full_glu"), s5),
     "s5_clipped": (lambda: growing(S5(DIM, clip_eigs=True)), s5),
-    "s5_plain": (lambda: S5(DIM, C_init="complex_normal", activation="none"), s5),
+    "s5_plain": (lambda: S5(DIM, init="complex_normal", activation="none"), s5),
     "s5_gelu": (lambda: S5(DIM, activation="gelu"), s5),
     "s7": (lambda: S7(DIM, 12, blocks=3), s5),
     "s7_async": (lambda: S7(DIM, 5, conj_sym=False, discretization="async", activation="none"), s5),
@@ -409,10 +409,10 @@ EQUATIONS = {
 EQUATIONS |= {
     "dss": (lambda: DSS(DIM, 5), dss),
     "dss_of_one_step_size": (lambda: DSS(DIM, 3, init="lin", sep_dt_re_im=False), dss),
-    "dss_softmax": (lambda: DSSSoftmax(DIM, 4, length=9), dss),
-    "dss_softmax_growing": (lambda: growing_modes(DSS(DIM, 4, "softmax", 60, sep_dt_re_im=False)), dss),
+    "dss_softmax": (lambda: DSSSoftmax(DIM, 4, max_length=9), dss),
+    "dss_softmax_growing": (lambda: growing_modes(DSS(DIM, 4, 60, sep_dt_re_im=False)), dss),
     "gss": (lambda: GSS(DIM, 2, 4, 5), gss),
-    "gss_of_free_frequencies": (lambda: GSS(DIM, d_state=3, imag_exp=False), gss),
+    "gss_of_free_frequencies": (lambda: GSS(DIM, state_dim=3, imag_exp=False), gss),
 }
 EQUATIONS |= {
     "liquid_s4": (lambda: LiquidS4(DIM, 4, dt_min=0.3, dt_max=0.9), liquid_s4),
@@ -433,7 +433,7 @@ EQUATIONS |= {
     "dlr_imag": (lambda: DLR(DIM, 5, "imag"), dlr),
     "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
     "h3": (lambda: H3(DIM, 6, 2), h3),
-    "h3_alone": (lambda: H3(DIM, 4, disc="zoh", init="legs"), h3),
+    "h3_alone": (lambda: H3(DIM, 4, discretization="zoh", init="legs"), h3),
     "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
     "hyena_dna": (
         lambda: layers.build("hyena_dna", DIM, l_max=5, filter_order=6),
@@ -711,7 +711,7 @@ def test_init_of_sgconv():
         assert_normal(kernel, 1.0)
     assert_normal(layer.D, 1.0)
     torch.testing.assert_close(layer.multiplier.flatten(), 1 + 2 * torch.arange(3000.0) / 2999)
-    response = layer._whole() / layer.kernel_norm
+    response = layer._kernels() / layer.kernel_norm
     assert response.shape == (1, 3000, 64)
     torch.testing.assert_close(response.square().sum(-1), torch.ones(1, 3000))
 
@@ -800,30 +800,26 @@ def test_init_of_gss():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("dss", {"d_state": 0}, "dss: d_state is 0, expected at least 1"),
-        ("dss", {"version": "exq"}, "dss: unknown version 'exq'; did you mean 'exp'?"),
+        ("dss", {"state_dim": 0}, "dss: state_dim is 0, expected at least 1"),
+        ("dss", {"max_length": "softmax"}, "dss: max_length is 'softmax', expected an integer or None"),
         ("dss", {"init": "lim"}, "dss: unknown init 'lim'; did you mean 'lin'?"),
-        ("dss", {"length": 4}, "dss: length is 4, expected None because version is 'exp'"),
-        (
-            "dss_softmax",
-            {"length": None},
-            "dss_softmax: length is None, expected the steps of the softmax",
-        ),
-        ("dss_softmax", {"length": 0}, "dss_softmax: length is 0, expected the steps of the softmax, at least 1,"),
-        ("dss", {"dt_min": 0.0}, "dss: dt_min is 0.0"),
-        ("dlr", {"d_state": 0}, "dlr: d_state is 0, expected at least 1"),
-        ("dlr", {"part": "rael"}, "dlr: unknown part 'rael'; did you mean 'real'?"),
-        ("dlr", {"dt_max": 1e-9}, "dlr: dt_min is 0.0001 and dt_max is 1e-09"),
-        ("sgconv", {"l_max": 0}, "sgconv: l_max is 0, expected at least 1"),
+        ("dss", {"max_length": 0}, "dss: max_length is 0, expected at least 1"),
+        ("dss_softmax", {"max_length": 0}, "dss_softmax: max_length is 0, expected at least 1"),
+        ("dss_softmax", {"max_length": -1}, "dss_softmax: max_length is -1, expected at least 1"),
+        ("dss", {"dt_min": 0.0}, "dss: dt_min is 0.0, expected more than 0"),
+        ("dlr", {"state_dim": 0}, "dlr: state_dim is 0, expected at least 1"),
+        ("dlr", {"variant": "rael"}, "dlr: unknown variant 'rael'; did you mean 'real'?"),
+        ("dlr", {"dt_max": 1e-9}, "dlr: dt_max is 1e-09, expected at least dt_min=0.0001"),
+        ("sgconv", {"max_length": 0}, "sgconv: max_length is 0, expected at least 1"),
         ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
-        ("sgconv", {"decay_min": 3.0}, "sgconv: decay_min is 3.0 and decay_max is 2.0"),
-        ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1, or None"),
+        ("sgconv", {"decay_min": 3.0}, "sgconv: decay_max is 2.0, expected at least decay_min=3.0"),
+        ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1"),
         ("liquid_s4", {"state_dim": 3}, "liquid_s4: state_dim is 3, expected an even number"),
-        ("lssl", {"d_state": 0}, "lssl: d_state is 0, expected at least 1"),
-        ("lssl", {"learn": 3}, "lssl: learn is 3, expected 0, 1 or 2"),
+        ("lssl", {"state_dim": 0}, "lssl: state_dim is 0, expected at least 1"),
+        ("lssl", {"learn": 3}, "lssl: learn is 3, expected 0 or 1 or 2"),
         ("gss", {"width": 0}, "gss: width is 0, expected at least 1"),
-        ("gss", {"d_state": 0}, "gss: d_state is 0, expected at least 1"),
-        ("gss", {"expand": 0.01}, "gss: expand times dim is 0, expected at least 1"),
+        ("gss", {"state_dim": 0}, "gss: state_dim is 0, expected at least 1"),
+        ("gss", {"expand": 0.01}, "gss: expand is 0.01, expected at least 1/8 because of dim=8"),
     ],
 )
 def test_wrong_options_of_diagonal_layers_are_refused(name, options, message):
@@ -938,7 +934,7 @@ def test_init_of_s5(conj_sym):
         assert abs(S5(40, 20, 1, False, "lecun_normal").C.std() * math.sqrt(40 * 20) - 1) < 0.1
     assert abs(drawn.std() * math.sqrt(512) - 1) < 0.02
     assert drawn.abs().max() < 2 / 0.8796 / math.sqrt(512)
-    assert_normal(S5(300, C_init="complex_normal").C, math.sqrt(0.5))
+    assert_normal(S5(300, init="complex_normal").C, math.sqrt(0.5))
 
 
 def without_decay(layer):
@@ -1054,23 +1050,23 @@ WRONG = [
     ("s4d", {"discretization": "euler"}, "s4d: unknown discretization 'euler'; known: zoh, bilinear"),
     ("s5", {"blocks": 3}, "s5: state_dim is 8, expected a multiple of 6 because of blocks=3 and conj_sym=True"),
     ("s7", {"stable": True, "clip_eigs": True}, "s7: clip_eigs is True, expected False because stable is True"),
-    ("s7_full", {"state_dim": 0}, "s7_full: dim is 8 and state_dim is 0, expected at least 1"),
+    ("s7_full", {"state_dim": 0}, "s7_full: state_dim is 0, expected at least 1"),
     ("s5", {"blocks": 0}, "s5: blocks is 0, expected at least 1"),
-    ("s5", {"C_init": "normal"}, "s5: unknown C_init 'normal'; did you mean 'lecun_normal'"),
+    ("s5", {"init": "normal"}, "s5: unknown init 'normal'; did you mean 'lecun_normal'"),
     ("s5", {"discretization": "euler"}, "s5: unknown discretization 'euler'; known: zoh, bilinear"),
     ("s5", {"activation": "glu"}, "s5: unknown activation 'glu'"),
-    ("s5", {"dt_min": 0}, "s5: dt_min is 0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-    ("s4", {"d_state": 5}, "s4: d_state is 5, expected an even number of at least 2"),
-    ("s4", {"dt_max": 1e-4}, "s4: dt_min is 0.001 and dt_max is 0.0001, expected 0 < dt_min <= dt_max"),
-    ("h3", {"d_state": 3}, "h3: d_state is 3, expected an even number of at least 2"),
+    ("s5", {"dt_min": 0}, "s5: dt_min is 0, expected more than 0"),
+    ("s4", {"state_dim": 5}, "s4: state_dim is 5, expected an even number of at least 2"),
+    ("s4", {"dt_max": 1e-4}, "s4: dt_max is 0.0001, expected at least dt_min=0.001"),
+    ("h3", {"state_dim": 3}, "h3: state_dim is 3, expected an even number of at least 2"),
     ("h3", {"head_dim": 3}, "h3: head_dim is 3, expected a divisor of dim=8"),
     ("h3", {"init": "invs"}, r"h3: unknown init 'invs'; did you mean 'inv'\?"),
-    ("h3", {"disc": "euler"}, "h3: unknown disc 'euler'; known: zoh, bilinear"),
-    ("h3", {"dt_min": -1}, "h3: dt_min is -1 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+    ("h3", {"discretization": "euler"}, "h3: unknown discretization 'euler'; known: zoh, bilinear"),
+    ("h3", {"dt_min": -1}, "h3: dt_min is -1, expected more than 0"),
     ("hyena", {"order": 1}, "hyena: order is 1, expected at least 2"),
     ("hyena", {"emb_dim": 4}, "hyena: emb_dim is 4, expected an odd number of at least 3"),
     ("hyena", {"l_max": 0}, "hyena: l_max, filter_order, short_filter_order are 0, 64, 3, expected at least 1"),
-    ("s4d", {"dt_max": 0.0}, "s4d: dt_min is 0.001 and dt_max is 0.0, expected 0 < dt_min <= dt_max"),
+    ("s4d", {"dt_max": 0.0}, "s4d: dt_max is 0.0, expected at least dt_min=0.001"),
 ]
 
 
@@ -1099,9 +1095,9 @@ def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
         layer.diagonal()
     with pytest.raises(ConfigError, match="dense_lti: length is 0, expected at least 1"):
         layer.kernel(0)
-    with pytest.raises(ConfigError, match="dense_lti: radius is 1, expected 0 < radius < 1"):
-        DenseLTI(DIM, radius=1)
-    with pytest.raises(ConfigError, match="dense_lti: dim is 6 and state_dim is 0, expected at least 1"):
+    with pytest.raises(ConfigError, match="dense_lti: r_max is 1, expected less than 1"):
+        DenseLTI(DIM, r_max=1)
+    with pytest.raises(ConfigError, match="dense_lti: state_dim is 0, expected at least 1"):
         DenseLTI(6, 0)
 
 

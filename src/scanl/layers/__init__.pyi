@@ -154,7 +154,7 @@ from scanl.layers.ssm.linoss import LinOSSIMEX as LinOSSIMEX
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI as LinRNNLTI
 from scanl.layers.ssm.liquid_s4 import LiquidS4 as LiquidS4
 from scanl.layers.ssm.lmu import LMU as LMU
-from scanl.layers.ssm.lmu import LMUParallel as LMUParallel
+from scanl.layers.ssm.lmu_parallel import LMUParallel as LMUParallel
 from scanl.layers.ssm.log_linear_mamba2 import LogLinearMamba2 as LogLinearMamba2
 from scanl.layers.ssm.lru import LRU as LRU
 from scanl.layers.ssm.lssl import LSSL as LSSL

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Axes:
     """A tensor of the state, (B, *axes).
 
-    axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple.
+    axes: attributes of the layer, or sums and products of them: "num_heads, conv_size - 1"; `*memory` for a tuple;
+    "" for one number for each sequence.
     meaning: what it holds.   fill: its initial value, or one for each entry of the first axis.
     dtype: a floating or complex dtype is the narrowest that the tensor has; an integer dtype is the only one.
     when: an attribute of the layer; where it is None, False or 0, the state has () in place of the tensor.
@@ -101,7 +102,9 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
         )
         start = "" if form.fill == 0 else f", {form.fill} at the start"
         absent = f", or () without {form.when}" if form.when else ""
-        yield f"{name} (B, {form.axes}){kind}{start}{absent}" + (f": {form.meaning}" if form.meaning else "")
+        yield f"{name} ({', '.join(filter(None, ('B', form.axes)))}){kind}{start}{absent}" + (
+            f": {form.meaning}" if form.meaning else ""
+        )
     elif isinstance(form, Of):
         yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
     else:

@@ -5,17 +5,18 @@ r"""S4ND: a convolution over several axes whose kernel is a product of one kerne
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.configured import Configured, above, at_least, refuse
 from scanl.errors import ConfigError, ShapeError
+from scanl.layers import options
 from scanl.layers.base import Hint, widen
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.diagonal_start import check_diagonal_system
 from scanl.layers.ssm.s4d import S4DKernel
 
 
@@ -25,14 +26,14 @@ class AxisKernel(S4DKernel):
     hints: ClassVar = dict.fromkeys(("log_dt", "log_A_real", "A_imag"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
-        self, dim: int, d_state: int, init: str, dt_min: float, dt_max: float, both: bool, lr: float | None
+        self, dim: int, state_dim: int, init: str, dt_min: float, dt_max: float, both: bool, lr: float | None
     ) -> None:
-        super().__init__(dim, d_state, init, dt_min, dt_max)
+        super().__init__(dim, state_dim, init, dt_min, dt_max)
         self.lr = lr
-        back = S4DKernel(dim, d_state, init, dt_min, dt_max).C if both else None
+        back = S4DKernel(dim, state_dim, init, dt_min, dt_max).C if both else None
         self.C_back = back
 
-    def forward(self, u: Tensor, axis: int, rate: float, bandlimit: float | None, disc: str) -> Tensor:
+    def forward(self, u: Tensor, axis: int, rate: float, bandlimit: float | None, discretization: str) -> Tensor:
         """Convolve u (B, ..., D) along an axis. rate: how long its steps last."""
         A, C, dt = self.system()
         kept = None if bandlimit is None else A.imag.abs() * dt[:, None] / (2 * torch.pi) < bandlimit / 2
@@ -41,7 +42,7 @@ class AxisKernel(S4DKernel):
 
         def run(x: Tensor, C: Tensor) -> Tensor:
             C = C if kept is None else torch.where(kept, C, 0)
-            return diagonal_ssm(x, A, torch.ones_like(A), C, rate * dt, None, discretization=disc)[0]
+            return diagonal_ssm(x, A, torch.ones_like(A), C, rate * dt, None, discretization=discretization)[0]
 
         y = run(flat, C)
         if self.C_back is not None:
@@ -51,7 +52,7 @@ class AxisKernel(S4DKernel):
         return y.view(lines.shape).movedim(-2, axis)
 
 
-class S4ND(Module):
+class S4ND(Module, metaclass=Configured):
     """S4ND: images, volumes and video as signals on a grid, by systems along each axis; then GELU and a gated map.
 
     This is a module for grids (B, L_1, ..., L_A, D), not one of the layers for sequences: it reads the whole grid, and
@@ -63,16 +64,6 @@ class S4ND(Module):
     at twice the resolution a step lasts `rate` 1/2. `bandlimit` removes the modes that the coarse grid cannot
     represent.
 
-    Args:
-        dim: D, model width.
-        axes: A, axes of the grid.
-        d_state: N, real numbers of state of each channel, axis and rank, even.
-        rank: R, products in the sum.
-        causal: for each axis whether it looks back alone; by default none does.
-        bandlimit: a; modes of at least a/2 turns a step at rate 1 are not read. None reads all of them.
-        init, dt_min, dt_max, disc: as of `s4d`.
-        lr: learning rate of A and Δ; None for the optimiser's own.
-
     Parameters: kernels.(a R + r): C, C_back (D, N/2, 2), log_dt (D), log_A_real, A_imag (D, N/2); D (D); output_linear
     (2D, D). A and Δ have no weight decay.
     Initialisation: of each kernel as of `s4d`; D N(0, 1); the linear map as in PyTorch.
@@ -82,33 +73,36 @@ class S4ND(Module):
     default.
     """
 
+    name: ClassVar = "s4nd"
     id = "S-s4nd"
 
     def __init__(
         self,
-        dim: int,
-        axes: int = 2,
-        d_state: int = 64,
-        rank: int = 1,
-        causal: Sequence[bool] | None = None,
-        bandlimit: float | None = None,
-        init: str = "legs",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        disc: str = "zoh",
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        axes: Annotated[int, at_least(1), "A, axes of the grid"] = 2,
+        state_dim: Annotated[
+            options.EvenStateDim, "N, real numbers in the state of each channel, axis and rank, even"
+        ] = 64,
+        rank: Annotated[options.Rank, "R, products in the sum"] = 1,
+        causal: Annotated[Sequence[bool] | None, "whether each axis looks back alone; by default none does"] = None,
+        bandlimit: Annotated[
+            float | None,
+            above(0),
+            "modes of at least half as many turns a step at rate 1 are not read; None for all modes",
+        ] = None,
+        init: options.DiagonalInit = "legs",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        discretization: options.Discretization = "zoh",
+        lr: Annotated[options.LearningRate, "learning rate of A and Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        for name, size in (("axes", axes), ("rank", rank)):
-            if size < 1:
-                raise ConfigError(f"s4nd: {name} is {size}, expected at least 1")
         causal = (False,) * axes if causal is None else tuple(causal)
         if len(causal) != axes:
-            raise ConfigError(f"s4nd: causal is {causal}, expected {axes} truth values because of axes")
-        check_diagonal_system("s4nd", d_state, init, disc, dt_min, dt_max)
-        self.dim, self.axes, self.rank, self.bandlimit, self.disc = dim, axes, rank, bandlimit, disc
+            refuse(type(self), "causal", causal, f"{axes} truth values because of axes={axes}")
+        self.dim, self.axes, self.rank, self.bandlimit, self.discretization = dim, axes, rank, bandlimit, discretization
         self.kernels = nn.ModuleList(
-            AxisKernel(dim, d_state, init, dt_min, dt_max, not back, lr) for back in causal for _ in range(rank)
+            AxisKernel(dim, state_dim, init, dt_min, dt_max, not back, lr) for back in causal for _ in range(rank)
         )
         self.D = nn.Parameter(torch.randn(dim))
         self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
@@ -121,16 +115,16 @@ class S4ND(Module):
         """
         if x.ndim != self.axes + 2 or x.shape[-1] != self.dim:
             axes = ", ".join(f"L_{axis + 1}" for axis in range(self.axes))
-            raise ShapeError(f"s4nd: x has shape {tuple(x.shape)}, expected (B, {axes}, {self.dim})")
+            raise ShapeError(f"{self.name}: x has shape {tuple(x.shape)}, expected (B, {axes}, {self.dim})")
         rates = [float(rate)] * self.axes if isinstance(rate, int | float) else list(rate)
         if len(rates) != self.axes or min(rates) <= 0:
-            raise ConfigError(f"s4nd: rate is {rate}, expected {self.axes} numbers above 0 because of axes")
+            raise ConfigError(f"{self.name}: rate is {rate}, expected {self.axes} numbers above 0 because of axes")
         u = widen(x)
         total = torch.zeros_like(u)
         for r in range(self.rank):
             y = u
             for axis, step in enumerate(rates):
                 kernel = cast(AxisKernel, self.kernels[axis * self.rank + r])
-                y = kernel(y, axis + 1, step, self.bandlimit, self.disc)
+                y = kernel(y, axis + 1, step, self.bandlimit, self.discretization)
             total = total + y
         return self.output_linear(F.gelu(torch.addcmul(total / self.rank, u, widen(self.D))).to(x.dtype))

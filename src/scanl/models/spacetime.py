@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import at_least
+from scanl.configured import at_least, divides
 from scanl.errors import ShapeError
 from scanl.layers.module import Module
 from scanl.layers.ssm.spacetime import SpaceTime
@@ -47,10 +47,10 @@ class FixedFilters(Module):
 class SpaceTimeBlock(Module):
     """A companion system, then x + W dropout(GELU(x)). The first block reads the output of the fixed filters."""
 
-    def __init__(self, dim: int, d_state: int, kernels: int, dropout: float, first: bool) -> None:
+    def __init__(self, dim: int, state_dim: int, num_groups: int, dropout: float, first: bool) -> None:
         super().__init__()
-        self.filters = FixedFilters(dim, d_state) if first else None
-        self.ssm = SpaceTime(dim, d_state, kernels)
+        self.filters = FixedFilters(dim, state_dim) if first else None
+        self.ssm = SpaceTime(dim, state_dim, num_groups)
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(dim, dim)
 
@@ -79,16 +79,16 @@ class SpaceTimeNet(Saved):
         self,
         dim: Annotated[int, at_least(1), "D, width. The series is repeated over it"] = 128,
         depth: Annotated[int, at_least(1), "blocks before the last layer"] = 1,
-        d_state: Annotated[int, at_least(1), "N, numbers of state of each kernel"] = 64,
-        kernels: Annotated[int, at_least(1), "kernels of the first block; it divides D"] = 16,
+        state_dim: Annotated[int, at_least(1), "N, numbers in the state of each channel"] = 64,
+        num_groups: Annotated[int, divides("dim"), "groups of channels that share a system of the first block"] = 16,
         dropout: Annotated[float, "dropout after each GELU, in the blocks and before W, in training only"] = 0.25,
     ) -> None:
         super().__init__()
-        self.d_state = d_state
+        self.state_dim = state_dim
         self.blocks = nn.ModuleList(
-            SpaceTimeBlock(dim, d_state, dim if i else kernels, dropout, first=i == 0) for i in range(depth)
+            SpaceTimeBlock(dim, state_dim, dim if i else num_groups, dropout, first=i == 0) for i in range(depth)
         )
-        self.decoder = SpaceTime(dim, d_state, closed_loop=True)
+        self.decoder = SpaceTime(dim, state_dim, closed_loop=True)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(dim, 1)
 
@@ -136,7 +136,7 @@ class SpaceTimeNet(Saved):
         """
         u, mean = self._hidden(x)
         y, state = self.decoder(u)
-        skipped = min(self.d_state, x.shape[1] - 1) - 1  # states of fewer steps than N have not seen enough
+        skipped = min(self.state_dim, x.shape[1] - 1) - 1  # states of fewer steps than N have not seen enough
         skipped = max(skipped, 0)
         opened = _rmse(self._read_out(y, mean)[:, skipped:], torch.cat([x[:, skipped + 1 :], future[:, :1]], 1))
         if not closed_loop:

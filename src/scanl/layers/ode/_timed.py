@@ -26,15 +26,9 @@ class TimedCell(CellBase):
         """Return the operands of the cell, without the state. spans: how long each step lasts, (B, T, 1)."""
         raise NotImplementedError
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
         h, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
         return self.output(h.to(x.dtype)), last
 

@@ -1,4 +1,4 @@
-"""Initial diagonal state space models of S4D and H3, and a check of the options that choose them."""
+"""Initial diagonal state space models of S4D, H3 and S4ND."""
 
 import math
 from typing import NamedTuple
@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError, unknown
-from scanl.layers.parts.hippo import STARTS, diagonal_start
-from scanl.layers.parts.time_step import check_step_range, log_uniform
-from scanl.ops.ssm_kernels import DISCRETIZATIONS
+from scanl.layers.parts.hippo import diagonal_start
+from scanl.layers.parts.time_step import log_uniform
 
 
 class DiagonalSystems(NamedTuple):
@@ -22,11 +20,11 @@ class DiagonalSystems(NamedTuple):
     log_dt: Tensor
 
 
-def diagonal_systems(count: int, d_state: int, init: str, dt_min: float, dt_max: float) -> DiagonalSystems:
-    """Make `count` systems with N = d_state real states: A and B from `diagonal_start`, C complex N(0, 1) times B."""
-    A, B = diagonal_start(init, d_state)
+def diagonal_systems(count: int, state_dim: int, init: str, dt_min: float, dt_max: float) -> DiagonalSystems:
+    """Make `count` systems with N = state_dim real states: A and B from `diagonal_start`, C complex N(0, 1) times B."""
+    A, B = diagonal_start(init, state_dim)
     real = torch.get_default_dtype()
-    C = torch.view_as_complex(torch.randn(count, d_state // 2, 2) * math.sqrt(0.5)) * B
+    C = torch.view_as_complex(torch.randn(count, state_dim // 2, 2) * math.sqrt(0.5)) * B
     return DiagonalSystems(
         log_A_real=(-A.real).log().to(real).repeat(count, 1),
         A_imag=A.imag.to(real).repeat(count, 1),
@@ -34,14 +32,3 @@ def diagonal_systems(count: int, d_state: int, init: str, dt_min: float, dt_max:
         C=torch.view_as_real(C).to(real),
         log_dt=log_uniform(count, dt_min, dt_max),
     )
-
-
-def check_diagonal_system(who: str, d_state: int, init: str, disc: str, dt_min: float, dt_max: float) -> None:
-    """Raise ConfigError for an odd d_state, an unknown init or discretisation, or a wrong range of step sizes."""
-    if d_state < 2 or d_state % 2:
-        raise ConfigError(f"{who}: d_state is {d_state}, expected an even number of at least 2")
-    if init not in STARTS:
-        raise ConfigError(f"{who}: {unknown('init', init, STARTS)}")
-    if disc not in DISCRETIZATIONS:
-        raise ConfigError(f"{who}: {unknown('disc', disc, DISCRETIZATIONS)}")
-    check_step_range(who, dt_min, dt_max)

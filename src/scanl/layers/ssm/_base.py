@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanl.layers.base import Hint, Layer, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.state import Device, DType
 
 BY_CONVOLUTION = {
     "earlier_outputs_are_the_same_to_the_bit": "many steps are a convolution through the FFT, which rounds every "
@@ -17,7 +17,7 @@ BY_CONVOLUTION = {
 
 
 class Systems(Protocol):
-    """Diagonal systems, with the rule that discretises them."""
+    """Diagonal systems, with the rule that discretizes them."""
 
     discretization: str
 
@@ -29,14 +29,15 @@ class Systems(Protocol):
 class DiagonalLayer(Layer):
     """y = W GELU(K * x + D x) + b, with K the kernels of diagonal systems. A subclass makes `kernel` and calls `_end`.
 
-    Its state has N complex numbers for each channel.
+    The options of a subclass have `state_dim`, N complex numbers for each channel.
     """
 
+    state: ClassVar = Axes("dim, state_dim", dtype=torch.complex64)
     op = "linear_scan"
     excused: ClassVar = BY_CONVOLUTION
     hints: ClassVar = {"kernel": Hint(weight_decay=False, lr="lr")}
 
-    d_state: int
+    state_dim: int
     kernel: Systems
 
     def _end(self) -> None:
@@ -44,13 +45,9 @@ class DiagonalLayer(Layer):
         self.D = nn.Parameter(torch.randn(1, self.dim))
         self.output_linear = nn.Linear(self.dim, self.dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, self.d_state, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def _run(
+    def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
         u = widen(x)
         y, last = diagonal_ssm(
             u, *self.kernel.system(), state,

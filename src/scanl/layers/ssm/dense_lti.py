@@ -5,15 +5,17 @@ r"""Linear time-invariant recurrence with a dense transition.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import above, below
 from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
-from scanl.layers.state import Device, DType
 from scanl.ops._frame.declaration import Sample
 from scanl.ops._frame.draws import Draws
 from scanl.ops.cell import cell
@@ -65,14 +67,8 @@ class DenseLTI(Layer):
     eigenvectors, A = P Λ P⁻¹, it is the diagonal system `linrnn_lti` with B̄ = P⁻¹ B and C̄ = C P (`diagonal`). Nothing
     keeps the eigenvalues of A inside the unit circle.
 
-    Args:
-        dim: D, model width.
-        state_dim: E, state channels; by default D.
-        radius: spectral radius of A at the start is about this, below 1.
-
     Parameters: A (E, E), without weight decay; B (E, D); C (D, E); D (D).
-    Initialisation: A is `radius` times a random orthogonal matrix, B N(0, 1/D), C N(0, 1/E), D N(0, 1).
-    State: s (B, E).
+    Initialisation: A is `r_max` times a random orthogonal matrix, B N(0, 1/D), C N(0, 1/E), D N(0, 1).
     """
 
     id = "S-linrnn-lti"
@@ -80,29 +76,25 @@ class DenseLTI(Layer):
     equation = "s_t = A s_{t-1} + B x_t,  y_t = C s_t + D * x_t"
     source = SOURCE
     op = "dense_lti_cell"
+    state: ClassVar = Axes("state_dim")
     sample: ClassVar = {"state_dim": 6}
     hints: ClassVar = {"A": UNDECAYED}
 
-    def __init__(self, dim: int, state_dim: int | None = None, radius: float = 0.99) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "E, numbers in the state; by default D"] = None,
+        r_max: Annotated[float, above(0), below(1), "modulus of all eigenvalues of A at the start"] = 0.99,
+    ) -> None:
         super().__init__()
         size = dim if state_dim is None else state_dim
-        if dim < 1 or size < 1:
-            raise ConfigError(f"dense_lti: dim is {dim} and state_dim is {size}, expected at least 1")
-        if not 0 < radius < 1:
-            raise ConfigError(f"dense_lti: radius is {radius}, expected 0 < radius < 1")
-        self.dim, self.state_dim, self.radius = dim, size, radius
-        self.A = nn.Parameter(radius * nn.init.orthogonal_(torch.empty(size, size)))
+        self.dim, self.state_dim = dim, size
+        self.A = nn.Parameter(r_max * nn.init.orthogonal_(torch.empty(size, size)))
         self.B = nn.Parameter(torch.randn(size, dim) / math.sqrt(dim))
         self.C = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
         self.D = nn.Parameter(torch.randn(dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         u = widen(x @ self.B.t())
         with as_widened(x):
             s, last = dense_lti_cell(u, widen(self.A), state, cu_seqlens=cu_seqlens)
@@ -111,7 +103,7 @@ class DenseLTI(Layer):
     def kernel(self, length: int) -> Tensor:
         """Return K (length, D, D), (outputs, inputs): y_t = Σ_j K_j x_{t-j} from the state 0, for T <= length."""
         if length < 1:
-            raise ConfigError(f"dense_lti: length is {length}, expected at least 1")
+            raise ConfigError(f"{self._who()}: length is {length}, expected at least 1")
         powers = [widen(self.B)]
         for _ in range(length - 1):
             powers.append(widen(self.A) @ powers[-1])
@@ -126,7 +118,7 @@ class DenseLTI(Layer):
         """
         eigenvalues, vectors = torch.linalg.eig(self.A.double())
         if torch.linalg.cond(vectors) * torch.finfo(self.A.dtype).eps > 1:
-            raise ConfigError("dense_lti: A has no complete set of eigenvectors, expected a diagonalizable matrix")
+            raise ConfigError(f"{self._who()}: A has no complete set of eigenvectors, expected a diagonalizable matrix")
         layer = LinRNNLTI(self.dim, self.state_dim).to(self.A)
         into = torch.linalg.solve(vectors, self.B.to(vectors.dtype))
         out_of = self.C.to(vectors.dtype) @ vectors

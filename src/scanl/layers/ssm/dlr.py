@@ -1,22 +1,23 @@
-r"""DLR: a diagonal linear recurrent network without a discretisation.
+r"""DLR: a diagonal linear recurrent network without a discretization.
 
 .. math:: s_t = \Lambda \odot s_{t-1} + u_t, \quad y_t = \mathrm{Re}(w \cdot s_t) + D u_t, \quad
           \Lambda = e^{-a^2 + i\theta}
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, unknown
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import register, widen
 from scanl.layers.module import Module
-from scanl.layers.parts.time_step import check_step_range, log_uniform
+from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import DiagonalLayer
 
-PARTS = {"real": 1.0, "imag": -1.0j, "sum": 1.0 - 1.0j}  # Re(factor z) is Re z, Im z or Re z + Im z
+VARIANTS = {"real": 1.0, "imag": -1.0j, "sum": 1.0 - 1.0j}  # Re(factor z) is Re z, Im z or Re z + Im z
 
 
 class DLRKernel(Module):
@@ -24,12 +25,14 @@ class DLRKernel(Module):
 
     discretization = "dirac"
 
-    def __init__(self, dim: int, d_state: int, part: str, dt_min: float, dt_max: float) -> None:
+    def __init__(self, dim: int, state_dim: int, variant: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        self.factor = PARTS[part] / 2
-        self.Lambda_im = nn.Parameter(2 * math.pi / d_state * torch.arange(d_state, dtype=torch.get_default_dtype()))
-        self.Lambda_log_neg_re = nn.Parameter((log_uniform(d_state, dt_min, dt_max).exp() / 2).sqrt())
-        self.W = nn.Parameter(torch.randn(1, dim, d_state, 2) / d_state)
+        self.factor = VARIANTS[variant] / 2
+        self.Lambda_im = nn.Parameter(
+            2 * math.pi / state_dim * torch.arange(state_dim, dtype=torch.get_default_dtype())
+        )
+        self.Lambda_log_neg_re = nn.Parameter((log_uniform(state_dim, dt_min, dt_max).exp() / 2).sqrt())
+        self.W = nn.Parameter(torch.randn(1, dim, state_dim, 2) / state_dim)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return A and B (1, N), C (D, N) and steps of 1."""
@@ -48,19 +51,11 @@ class DLR(DiagonalLayer):
     Differs: the released code can also multiply the real part of a kernel by the imaginary part. No recurrence with
     this state can do that, so this option is left out.
 
-    Args:
-        dim: D, model width.
-        d_state: N, complex modes of each channel. The paper takes 128 to 4,096.
-        part: what is read of the complex kernel: "real", "imag" or "sum", the real plus the imaginary part.
-        dt_min, dt_max: range of the initial 2 a², the rate at which a mode decays.
-        lr: learning rate of Λ and w; None for the optimiser's own.
-
     Parameters as in the released code: D (1, D); kernel: Lambda_log_neg_re, in fact a, and Lambda_im, θ (N), W
     (1, D, N, 2) as pairs of real numbers; output_linear (D, D), there `output_linear.0`. Those of the kernel have no
     weight decay.
     Initialisation: 2 a² log-uniform in [dt_min, dt_max]; θ_m = 2π m/N; w N(0, 1/N²) in each part; D N(0, 1); the linear
     map as in PyTorch.
-    State: (B, D, N) complex.
     """
 
     id = "S-dlr"
@@ -70,28 +65,20 @@ class DLR(DiagonalLayer):
         'Gupta, Mehta and Berant, "Simplifying and Understanding State Space Models with Diagonal Linear RNNs", '
         "arXiv:2212.00768, sec. 3, and its code"
     )
-    sample: ClassVar = {"d_state": 3}
+    sample: ClassVar = {"state_dim": 3}
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 128,
-        part: str = "real",
-        dt_min: float = 1e-4,
-        dt_max: float = 0.1,
-        lr: float | None = 1e-4,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, "N, complex modes of each channel; the paper takes 128 to 4,096"] = 128,
+        variant: Annotated[
+            str, one_of(VARIANTS), 'what is read of the complex kernel: "real", "imag", or "sum", Re plus Im'
+        ] = "real",
+        dt_min: Annotated[options.StepMin, "lower end of the range of the initial 2 a², the decay of a mode"] = 1e-4,
+        dt_max: Annotated[options.StepMax, "upper end of this range"] = 0.1,
+        lr: Annotated[options.LearningRate, "learning rate of Λ and w; None for the optimizer's"] = 1e-4,
     ) -> None:
         super().__init__()
-        if d_state < 1:
-            raise ConfigError(f"dlr: d_state is {d_state}, expected at least 1")
-        if part not in PARTS:
-            raise ConfigError(f"dlr: {unknown('part', part, PARTS)}")
-        check_step_range("dlr", dt_min, dt_max)
-        self.dim, self.d_state, self.part, self.lr = dim, d_state, part, lr
-        self.kernel = DLRKernel(dim, d_state, part, dt_min, dt_max)
+        self.dim, self.state_dim, self.lr = dim, state_dim, lr
+        self.kernel = DLRKernel(dim, state_dim, variant, dt_min, dt_max)
         self._end()
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self._run(x, state, cu_seqlens)

@@ -4,31 +4,30 @@ r"""Gated state space: a DSS of reduced width between two gated linear maps.
           K_j = \mathrm{Re} \sum_m C_m \frac{e^{\lambda_m} - 1}{\lambda_m} e^{\lambda_m j}
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
 
 class GSSKernel(Module):
     """A norm and diagonal systems with steps of 1: Lambda_real, Lambda_imag (N); C_real, C_imag (H, N); param_D (H)."""
 
-    def __init__(self, width: int, d_state: int, imag_exp: bool) -> None:
+    def __init__(self, width: int, state_dim: int, imag_exp: bool) -> None:
         super().__init__()
         self.imag_exp = imag_exp
         self.norm = nn.LayerNorm(width)
-        self.Lambda_real = nn.Parameter(torch.randn(d_state))
-        self.Lambda_imag = nn.Parameter(torch.randn(d_state))
-        self.C_real = nn.Parameter(torch.randn(width, d_state))
-        self.C_imag = nn.Parameter(torch.randn(width, d_state))
+        self.Lambda_real = nn.Parameter(torch.randn(state_dim))
+        self.Lambda_imag = nn.Parameter(torch.randn(state_dim))
+        self.C_real = nn.Parameter(torch.randn(width, state_dim))
+        self.C_imag = nn.Parameter(torch.randn(width, state_dim))
         self.param_D = nn.Parameter(torch.randn(width))
 
     def system(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -46,21 +45,12 @@ class GSS(Layer):
     The layer is the block of the paper without its first norm and its sum with the input, which a stack adds. Modes
     are not paired with their conjugates, and a step is 1: there is no Δ.
 
-    Args:
-        dim: D, model width.
-        expand: E/D, where E is the width of the gate; 4 in the paper.
-        width: H, channels of the systems; by default D/4, at least 1.
-        d_state: N, complex modes of each channel; one spectrum for all channels.
-        imag_exp: Im λ is the exponential of its parameter, as in the paper; otherwise the parameter itself.
-        lr: learning rate of λ and C; None for the optimiser's own.
-
     `forward` also takes `timespans` (B, T), the duration of each step.
 
     Parameters as in the package gated-state-spaces-pytorch: to_u.0 (E, D), to_v.0 (H, D), to_gate (E, H), without
     biases; to_out (D, E) with bias; dss: norm, Lambda_real, Lambda_imag (N), C_real, C_imag (H, N), param_D (H). There
     `to_u` makes the gate, and `to_v` the input of the systems. λ and C have no weight decay.
     Initialisation: ln(-Re λ), ln(Im λ) or Im λ, Re C, Im C and D N(0, 1); the linear maps as in PyTorch.
-    State: (B, H, N) complex.
     """
 
     id = "S-gss"
@@ -73,48 +63,40 @@ class GSS(Layer):
         "arXiv:2206.13947, sec. 3 and its listings"
     )
     op = "linear_scan"
+    state: ClassVar = Axes("width, state_dim", dtype=torch.complex64)
     excused: ClassVar = BY_CONVOLUTION
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"d_state": 3, "width": 4, "expand": 2}
+    sample: ClassVar = {"state_dim": 3, "width": 4, "expand": 2}
     hints: ClassVar = dict.fromkeys(
         ("dss.Lambda_real", "dss.Lambda_imag", "dss.C_real", "dss.C_imag"), Hint(weight_decay=False, lr="lr")
     )
 
     def __init__(
         self,
-        dim: int,
-        expand: float = 3,
-        width: int | None = None,
-        d_state: int = 512,
-        imag_exp: bool = True,
-        lr: float | None = None,
+        dim: options.Dim,
+        expand: Annotated[options.Expand, "E/D, where E is the width of the gate; 4 in the paper"] = 3,
+        width: Annotated[options.Width | None, "H, channels of the systems; by default D/4, at least 1"] = None,
+        state_dim: Annotated[options.StateDim, "N, complex modes of each channel; one spectrum for all channels"] = 512,
+        imag_exp: Annotated[
+            bool, "Im λ is the exponential of its parameter, as in the paper; otherwise the parameter"
+        ] = True,
+        lr: Annotated[options.LearningRate, "learning rate of λ and C; None for the optimizer's"] = None,
     ) -> None:
         super().__init__()
         width = max(1, dim // 4) if width is None else width
-        for name, size in (("width", width), ("d_state", d_state), ("expand times dim", int(expand * dim))):
-            if size < 1:
-                raise ConfigError(f"gss: {name} is {size}, expected at least 1")
-        self.dim, self.expand, self.width, self.d_state, self.lr = dim, expand, width, d_state, lr
         wide = int(expand * dim)
+        if wide < 1:
+            self._refuse("expand", expand, f"at least 1/{dim} because of dim={dim}")
+        self.dim, self.width, self.state_dim, self.lr = dim, width, state_dim, lr
         self.to_u = nn.Sequential(nn.Linear(dim, wide, bias=False), nn.GELU())
         self.to_v = nn.Sequential(nn.Linear(dim, width, bias=False), nn.GELU())
-        self.dss = GSSKernel(width, d_state, imag_exp)
+        self.dss = GSSKernel(width, state_dim, imag_exp)
         self.to_gate = nn.Linear(width, wide, bias=False)
         self.to_out = nn.Linear(wide, dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.width, self.d_state, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("gss", timespans, x)
         u = widen(self.dss.norm(self.to_v(x)))
         y, last = diagonal_ssm(u, *self.dss.system(), state, cu_seqlens=cu_seqlens, timespans=timespans)
         y = torch.addcmul(y, u, widen(self.dss.param_D)).to(x.dtype)

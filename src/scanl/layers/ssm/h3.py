@@ -3,41 +3,45 @@ r"""H3: linear attention with a shift and a diagonal state space model between i
 .. math:: y_t = W_o \big(q_t \cdot \mathrm{SSM}_{\mathrm{diag}}(\mathrm{SSM}_{\mathrm{shift}}(k) \otimes v)_t\big)
 """
 
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import divides
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
-from scanl.layers.parts.diagonal_start import check_diagonal_system, diagonal_systems
+from scanl.layers.parts.diagonal_start import diagonal_systems
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 from scanl.ops import short_convolution
 
 
 class H3State(NamedTuple):
-    """State of `H3`.
+    """State of `H3`."""
 
-    shift: the last N-1 keys (B, N-1, D).
-    diagonal: (B, K, K, H, N/2) complex, one system state for each pair of a key channel and a value channel.
-    """
-
-    shift: Tensor
-    diagonal: Tensor
+    shift: Annotated[Tensor, Axes("state_dim - 1, dim", "the last keys")]
+    diagonal: Annotated[
+        Tensor,
+        Axes(
+            "head_dim, head_dim, num_heads, state_dim // 2",
+            "the state of the system, for each pair of a key channel and a value channel",
+            dtype=torch.complex64,
+        ),
+    ]
 
 
 class ShiftKernel(Module):
     """The shift register of each channel: B (D, N) writes the input into it, C (1, D, N) reads it."""
 
-    def __init__(self, dim: int, d_state: int) -> None:
+    def __init__(self, dim: int, state_dim: int) -> None:
         super().__init__()
-        self.B = nn.Parameter(torch.eye(1, d_state).repeat(dim, 1))
-        self.C = nn.Parameter(torch.empty(1, dim, d_state).uniform_(-(d_state**-0.5), d_state**-0.5))
+        self.B = nn.Parameter(torch.eye(1, state_dim).repeat(dim, 1))
+        self.C = nn.Parameter(torch.empty(1, dim, state_dim).uniform_(-(state_dim**-0.5), state_dim**-0.5))
 
     def window(self) -> Tensor:
         """Return the kernel (D, N): Σ_n B_n C_{n+j} for each lag j, the longest lag first."""
@@ -51,9 +55,9 @@ class H3Kernel(Module):
     log_dt (H); inv_A_real = ln(-Re A) and A_imag (H, N/2); B (H, N/2, 2) and C (1, H, N/2, 2) as pairs of real numbers.
     """
 
-    def __init__(self, heads: int, d_state: int, init: str, dt_min: float, dt_max: float) -> None:
+    def __init__(self, num_heads: int, state_dim: int, init: str, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        start = diagonal_systems(heads, d_state, init, dt_min, dt_max)
+        start = diagonal_systems(num_heads, state_dim, init, dt_min, dt_max)
         self.C = nn.Parameter(start.C[None])
         self.log_dt = nn.Parameter(start.log_dt)
         self.B = nn.Parameter(start.B)
@@ -86,22 +90,12 @@ class H3(Layer):
 
     As in the released code, input channels are ordered by head, and output channels by value channel.
 
-    Args:
-        dim: D, model width.
-        d_state: N, real numbers of state in each of the two systems, even.
-        head_dim: K, channels of a head; each of the H = D / K heads has its own system for its K² products.
-        init: imaginary parts of the diagonal A: "lin", "inv", "legs"; or "real", A = -1, -2, ...
-        dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        disc: discretisation of the diagonal system, "bilinear", "zoh" or "dirac".
-        lr: learning rate of the systems; None for the optimiser's own.
-
     Parameters as in the released H3: q_proj, k_proj, v_proj, output_linear (D, D) with biases; ssm_k_kernel.kernel: B
     (D, N), C (1, D, N); ssm_k_D (D); kernel.kernel: C (1, H, N/2, 2), B (H, N/2, 2), inv_A_real, A_imag (H, N/2),
     log_dt (H); D (H). B, A and Δ have no weight decay.
     Initialisation: shift B = (1, 0, ...), C uniform in ±1/sqrt(N); A as `s4d`, B 1 (of HiPPO for legs), C complex
     N(0, 1) times B; Δ log-uniform in [dt_min, dt_max]; ssm_k_D and D N(0, 1); the linear maps as in PyTorch.
     For "legs", B is HiPPO's, as in S4D-LegS. The released "diag-legs" has the same frequencies with B = 1.
-    State: H3State.
     Calls of more than 16 steps convolve products of keys and values by FFT. Its rounding errors are relative to the
     largest product of the call (see `long_convolution`).
     """
@@ -114,8 +108,9 @@ class H3(Layer):
         "algorithm 1"
     )
     op = "linear_scan"
+    state: ClassVar = H3State
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"d_state": 4, "head_dim": 2}
+    sample: ClassVar = {"state_dim": 4, "head_dim": 2}
     residual_out = "output_linear"
     hints: ClassVar = {
         f"{module}.kernel.{name}": Hint(weight_decay=False, lr="lr")
@@ -125,46 +120,39 @@ class H3(Layer):
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 64,
-        head_dim: int = 1,
-        init: str = "lin",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        disc: str = "bilinear",
-        lr: float | None = None,
+        dim: options.Dim,
+        state_dim: Annotated[
+            options.EvenStateDim, "N, real numbers in the state of each of the two systems, even"
+        ] = 64,
+        head_dim: Annotated[
+            options.HeadDim,
+            divides("dim"),
+            "K, channels of a head; each of the H = D/K heads has its own system for its K² products",
+        ] = 1,
+        init: options.DiagonalInit = "lin",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        discretization: options.Discretization = "bilinear",
+        lr: Annotated[options.LearningRate, "learning rate of the systems; None for the optimizer's"] = None,
     ) -> None:
         super().__init__()
-        check_diagonal_system(self._who(), d_state, init, disc, dt_min, dt_max)
-        if head_dim < 1 or dim % head_dim:
-            raise ConfigError(f"h3: head_dim is {head_dim}, expected a divisor of dim={dim}")
         self.dim = dim
-        self.d_state = d_state
+        self.state_dim = state_dim
         self.head_dim = head_dim
         self.num_heads = dim // head_dim
-        self.disc = disc
+        self.discretization = discretization
         self.lr = lr
         self.q_proj = nn.Linear(dim, dim)
         self.k_proj = nn.Linear(dim, dim)
         self.v_proj = nn.Linear(dim, dim)
-        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, d_state))
+        self.ssm_k_kernel = Wrapped(ShiftKernel(dim, state_dim))
         self.ssm_k_D = nn.Parameter(torch.randn(dim))
-        self.kernel = Wrapped(H3Kernel(self.num_heads, d_state, init, dt_min, dt_max))
+        self.kernel = Wrapped(H3Kernel(self.num_heads, state_dim, init, dt_min, dt_max))
         self.D = nn.Parameter(torch.randn(self.num_heads))
         self.output_linear = nn.Linear(dim, dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> H3State:
-        diagonal = (self.head_dim, self.head_dim, self.num_heads, self.d_state // 2)
-        return H3State(
-            self._zeros(batch_size, self.d_state - 1, self.dim, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, *diagonal, device=device, dtype=dtype, at_least=torch.complex64),
-        )
-
-    def forward(
-        self, x: Tensor, state: H3State | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, H3State]:
-        self._check(x, state, cu_seqlens)
-        shift, diagonal = (None, None) if state is None else state
+    def run(self, x: Tensor, state: H3State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, H3State]:
+        shift, diagonal = state or (None, None)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         held, shift = short_convolution(
             widen(k), widen(self.ssm_k_kernel.kernel.window()), None, shift, cu_seqlens=cu_seqlens
@@ -178,7 +166,7 @@ class H3(Layer):
             # All products of a head use the same system, so they become rows of a batch.
             rows = kv.movedim(1, 3).flatten(0, 2)
             y, last = diagonal_ssm(
-                rows, *system, None if before is None else before.flatten(0, 2), discretization=self.disc
+                rows, *system, None if before is None else before.flatten(0, 2), discretization=self.discretization
             )
             products = (kv.shape[0], self.head_dim, self.head_dim)
             return y.unflatten(0, products).movedim(3, 1), last.unflatten(0, products)

@@ -5,15 +5,17 @@ r"""HiPPO: the past of each channel as the coefficients of its best approximatio
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, unknown
+from scanl.configured import above, one_of
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
-from scanl.layers.parts.cell_layer import positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.layers.parts.polynomial_memory import (
     MEASURES,
     SOURCE,
@@ -24,13 +26,12 @@ from scanl.layers.parts.polynomial_memory import (
     transition,
 )
 from scanl.layers.parts.timespans import durations
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 from scanl.ops._frame.nonfinite import faulty, replaced, since, suspected
 from scanl.ops.cell import cell
+from scanl.ops.offsets import sequences
 from scanl.ops.registry import Sample
 
-METHODS = ("zoh", "bilinear")
 BLOCK = 16  # steps
 
 
@@ -40,15 +41,15 @@ class Elapsed(NamedTuple):
     Of steps of one unit each it is the number of inputs, which an integer counts exactly.
     """
 
-    steps: Tensor  # (B,) int64
-    rest: Tensor  # (B,), float32 or wider
+    steps: Annotated[Tensor, Axes("", "whole units of time since the start", dtype=torch.int64)]
+    rest: Annotated[Tensor, Axes("", "the fraction of a unit beside them")]
 
 
 class HiPPOState(NamedTuple):
-    """The memory of each channel, and the time that it has seen."""
+    """State of `HiPPO`."""
 
-    c: Tensor  # (B, D, N)
-    elapsed: Elapsed
+    c: Annotated[Tensor, Axes("dim, state_dim", "the memory of each channel")]
+    elapsed: Annotated[Elapsed, Elapsed]
 
 
 @cell(
@@ -84,12 +85,6 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"u": u, "a": a, "b": b, "state": u[:, 0]}), "state has shape (2, 3), expected (B, C, N)"
 
 
-def no_time(like: Tensor) -> Elapsed:
-    """Return that no time has elapsed, one number for each row of `like`, in its dtype."""
-    rows = like.shape[0]
-    return Elapsed(torch.zeros(rows, dtype=torch.int64, device=like.device), like.new_zeros(rows))
-
-
 def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Elapsed]:
     """Return the time before each step, (B, T) in float64, and that after all of them.
 
@@ -99,8 +94,8 @@ def time_before(elapsed: Elapsed, spans: Tensor, cu_seqlens: Tensor | None) -> t
     one = torch.ones((), dtype=spans.dtype, device=spans.device)
     start = (elapsed.steps + elapsed.rest.double())[:, None]
     after, last = linear_scan(spans, one, start, cu_seqlens=cu_seqlens)
-    whole = last[:, 0].detach().floor()
-    return (after - spans)[..., 0], Elapsed(whole.long(), (last[:, 0] - whole).to(dtype))
+    steps = last[:, 0].detach().floor()
+    return (after - spans)[..., 0], Elapsed(steps.long(), (last[:, 0] - steps).to(dtype))
 
 
 @register("hippo")
@@ -121,17 +116,9 @@ class HiPPO(Layer):
     of "legs" is then all time since the start, and θ is in the same units. A step of no duration, the first one too,
     leaves the memory as it is.
 
-    Args:
-        dim: D, channels.
-        size: N, numbers of each channel; even for "fourier".
-        measure: "legs", "legt", "lagt" or "fourier".
-        theta: θ, length of the window in steps; "legs" has none.
-        discretization: "zoh" or "bilinear".
-
-    Parameters: C (D, N). The matrices are fixed. They are the buffers A (N, N) and B (N), which are discrete except for
-        "legs".
+    Parameters: C (D, N). The matrices are fixed. Except for "legs" their discrete forms are the buffers A (N, N) and
+    B (N).
     Initialisation: C N(0, 1/N).
-    State: HiPPOState.
     """
 
     id = "S-hippo"
@@ -139,33 +126,32 @@ class HiPPO(Layer):
     equation = "c_t = A_t c_{t-1} + B_t x_t,  y_t = sum_n C_n c_{t,n},  A_t fixed by a measure of the past"
     source = SOURCE + ", theorems 1 and 2, sec. 2.4"
     op = "varying_memory_cell"
+    state: ClassVar = HiPPOState
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"size": 4}
+    sample: ClassVar = {"state_dim": 4}
 
     A: Tensor
     B: Tensor
 
     def __init__(
-        self, dim: int, size: int = 64, measure: str = "legs", theta: float = 1000.0, discretization: str = "zoh"
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, 'N, numbers of each channel; even for "fourier"'] = 64,
+        measure: Annotated[str, one_of(MEASURES), '"legs", "legt", "lagt" or "fourier"'] = "legs",
+        theta: Annotated[float, above(0), 'θ, length of the window in steps; "legs" has none'] = 1000.0,
+        discretization: Annotated[Literal["zoh", "bilinear"], "how the system is discretized"] = "zoh",
     ) -> None:
         super().__init__()
-        if measure not in MEASURES:
-            raise ConfigError(f"hippo: {unknown('measure', measure, MEASURES)}")
-        if discretization not in METHODS:
-            raise ConfigError(f"hippo: {unknown('discretization', discretization, METHODS)}")
-        positive("hippo", theta=theta)
-        self.dim, self.size, self.measure, self.theta = dim, size, measure, theta
+        if measure == "fourier" and state_dim % 2:
+            self._refuse("state_dim", state_dim, "an even number because measure is 'fourier'")
+        self.dim, self.state_dim, self.measure, self.theta = dim, state_dim, measure, theta
         self.discretization = discretization
-        system = transition(measure, size)
+        system = transition(measure, state_dim)
         if measure != "legs":
             A, B = discretize_dense(*system, 1 / theta, discretization)
             self.register_buffer("A", A.to(torch.get_default_dtype()))
             self.register_buffer("B", B.to(torch.get_default_dtype()))
-        self.C = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HiPPOState:
-        c = self._zeros(batch_size, self.dim, self.size, device=device, dtype=dtype, at_least=torch.float32)
-        return HiPPOState(c, no_time(c))
+        self.C = nn.Parameter(torch.randn(dim, state_dim) / math.sqrt(state_dim))
 
     def memory(
         self,
@@ -177,16 +163,16 @@ class HiPPO(Layer):
     ) -> tuple[Tensor, HiPPOState]:
         """Return c of every step, (B, T, D, N), in float32 or wider, and the state after the last one."""
         state = self._begin(x, state, cu_seqlens)
-        spans = durations("hippo", timespans, x)
+        spans = durations(self._who(), timespans, x)
         before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
         u = widen(x)
         with as_widened(x):
             if self.measure == "legs":
                 after = before + spans[..., 0]
                 share = spans[..., 0] / torch.where(after > 0, after, 1)  # steps before any time are no share of it
-                varying = legs_steps(share, self.size, self.discretization)
+                varying = legs_steps(share, self.state_dim, self.discretization)
             elif timespans is not None:
-                A, B = (each.to(u.device) for each in transition(self.measure, self.size))
+                A, B = (each.to(u.device) for each in transition(self.measure, self.state_dim))
                 varying = discretize_dense(A, B, spans[..., 0].double() / self.theta, self.discretization)
             else:
                 varying = None
@@ -197,23 +183,18 @@ class HiPPO(Layer):
                 c, last = memory_cell(u, widen(self.A), widen(self.B), state.c, cu_seqlens=cu_seqlens)
         return c, HiPPOState(last, elapsed)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: HiPPOState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: HiPPOState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPOState]:
-        before = self._begin(x, state, cu_seqlens)
+        before = self.init_state(sequences(x, cu_seqlens)) if state is None else state
         closed = self.measure == "legs" and self.discretization == "zoh" and not torch.compiler.is_compiling()
         if not closed or x.shape[1] < BLOCK or (cu_seqlens is not None and timespans is not None):
             return self._stepwise(x, before, cu_seqlens, timespans)
         if cu_seqlens is not None:
-            y, last = each_alone(self.forward, x, before, cu_seqlens)
+            y, last = each_alone(lambda x, row: self.run(x, row, None), x, before, cu_seqlens)
             return y, cast(HiPPOState, last)
         steps = x.shape[1] // BLOCK * BLOCK
-        spans = durations("hippo", timespans, x)
+        spans = durations(self._who(), timespans, x)
         start, elapsed = time_before(before.elapsed, spans[:, :steps], None)
         if suspected(start, spans):  # times that are not finite would reach earlier steps
             return self._stepwise(x, before, cu_seqlens, timespans)
@@ -253,9 +234,9 @@ class HiPPO(Layer):
         after = times[..., 1:, None]
         # No time has passed where the first steps have no duration.
         fractions = torch.where(after > 0, (times[..., None, :] / torch.where(after > 0, after, 1)).clamp(max=1), 1)
-        held = legs_held(fractions, self.size)  # (S, blocks, j, i, N)
+        held = legs_held(fractions, self.state_dim)  # (S, blocks, j, i, N)
         written = held.diff(dim=3).to(dtype)
-        kept, _ = legs_steps(1 - fractions[..., 0], self.size)
+        kept, _ = legs_steps(1 - fractions[..., 0], self.state_dim)
         kept = kept.to(dtype)  # (S, blocks, j, N, N)
         x = u.unflatten(1, (-1, BLOCK)).permute(0, 1, 3, 2)  # (B, blocks, D, i)
         ends, last = x @ written[:, :, -1], [c.to(dtype)]
@@ -266,7 +247,7 @@ class HiPPO(Layer):
         written = torch.where(mask[..., None], written, 0)
         C = C.expand(*written.shape[:2], -1, -1)  # one product for each block: of a plain C torch transposes the result
         by_input = (C @ written.permute(0, 1, 4, 2, 3).flatten(3)).unflatten(3, (BLOCK, BLOCK))
-        by_state = (C @ kept.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.size))
+        by_state = (C @ kept.permute(0, 1, 3, 2, 4).flatten(3)).unflatten(3, (BLOCK, self.state_dim))
         y = self._applied(by_input, x) + self._applied(by_state, entering)
         y, c = y.permute(0, 1, 3, 2).flatten(1, 2), last[-1]
         return (y, c) if spoil is None else (y * spoil, c * spoil[:, -1, :, None])

@@ -6,20 +6,22 @@ r"""HiPPO-RNN: a gated recurrent network with a memory that approximates all num
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, unknown
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import SolvedLayer, samples
 from scanl.layers.parts.polynomial_memory import SOURCE, discretize_dense, transition
 from scanl.layers.parts.timespans import durations
-from scanl.layers.ssm.hippo import Elapsed, no_time, time_before
-from scanl.layers.state import Device, DType
+from scanl.layers.ssm.hippo import Elapsed, time_before
 from scanl.ops.cell import Cell, cell
+from scanl.ops.offsets import sequences
 from scanl.ops.registry import Sample
 
 MEASURES = ("legs", "legt", "lagt")
@@ -31,10 +33,10 @@ EQUATION = (
 
 
 class HiPPORNNState(NamedTuple):
-    """The units and the memory, and the time since the start."""
+    """State of `HiPPORNN`."""
 
-    s_c: Tensor  # (B, D + N): s, then c
-    elapsed: Elapsed
+    s_c: Annotated[Tensor, Axes("dim + state_dim", "s, then c")]
+    elapsed: Annotated[Elapsed, Elapsed]
 
 
 def _units(x, g, c, s, w_s, w_g):
@@ -164,7 +166,7 @@ class HiPPORNN(SolvedLayer):
 
     As in the released code the memory changes first: the written number depends on the units before the step, and the
     units read the new memory. After the first step the memory of "legs" is the first number alone. Then the bilinear
-    rule is one step late: Δ = 1/(t - 1) at step t, and Δ is constant from max_count on. "legt" and "lagt" hold the
+    rule is one step late: Δ = 1/(t - 1) at step t, and Δ is constant from max_length on. "legt" and "lagt" hold the
     input over steps of 0.01.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies the step
@@ -172,36 +174,31 @@ class HiPPORNN(SolvedLayer):
 
     The matrices of all steps are in memory, B T N² numbers. Pass a long sequence in pieces.
 
-    Args:
-        dim: D, inputs and units.
-        size: N, numbers in the memory; by default D.
-        measure: "legs", "legt" or "lagt".
-        max_count: the step from which the memory of "legs" counts no further.
-
     Parameters as in the released code: W_uxh (1, 2D), columns of x and s; W_hxm and W_g (D, D + N), columns of x and c;
     all with biases. There W_g is W_gxm.W_g.
     Initialisation: W_uxh uniform in ±sqrt(3/(2D)); W_hxm Xavier normal, for x and for c on its own; W_g
     N(0, 1/(D + N)); biases as in PyTorch.
-    State: HiPPORNNState.
     """
 
     id = "S-hippo-rnn"
     equation = EQUATION
     source = SOURCE + ", sec. 2.5, and its code"
     op = "hippo_rnn_cell"
+    state: ClassVar = HiPPORNNState
     reads: ClassVar = {"W_uxh": nn.Linear, "W_hxm": nn.Linear, "W_g": nn.Linear}
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"size": 4, "max_count": 3}
+    sample: ClassVar = {"state_dim": 4, "max_length": 3}
 
-    def __init__(self, dim: int, size: int | None = None, measure: str = "legs", max_count: int = 1024) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "N, numbers in the memory; by default D"] = None,
+        measure: Annotated[str, one_of(MEASURES), '"legs", "legt" or "lagt"'] = "legs",
+        max_length: Annotated[options.MaxLength, 'the step from which the memory of "legs" counts no further'] = 1024,
+    ) -> None:
         super().__init__()
-        size = dim if size is None else size
-        if measure not in MEASURES:
-            raise ConfigError(f"hippo_rnn: {unknown('measure', measure, MEASURES)}")
-        for name, value in (("size", size), ("max_count", max_count)):
-            if value < 1:
-                raise ConfigError(f"hippo_rnn: {name} is {value}, expected at least 1")
-        self.dim, self.size, self.measure, self.max_count = dim, size, measure, max_count
+        size = dim if state_dim is None else state_dim
+        self.dim, self.state_dim, self.measure, self.max_length = dim, size, measure, max_length
         self.W_uxh = nn.Linear(2 * dim, 1)
         self.W_hxm, self.W_g = nn.Linear(dim + size, dim), nn.Linear(dim + size, dim)
         limit = math.sqrt(3 / (2 * dim))
@@ -211,42 +208,33 @@ class HiPPORNN(SolvedLayer):
             for part in self.W_hxm.weight.split([dim, size], 1):
                 nn.init.xavier_normal_(part)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> HiPPORNNState:
-        s_c = self._zeros(batch_size, self.dim + self.size, device=device, dtype=dtype, at_least=torch.float32)
-        return HiPPORNNState(s_c, no_time(s_c))
-
     def _system(self, before: Tensor, spans: Tensor | None) -> tuple[Cell, list[Tensor]]:
         """Return the cell, and its operands of the memory. before: the time before each step (B, T), in float64."""
         if self.measure == "legs":
-            capped = before.clamp(max=self.max_count)[..., None]
+            capped = before.clamp(max=self.max_length)[..., None]
             lasting = torch.ones_like(capped) if spans is None else spans[..., None].to(capped.dtype)
-            return hippo_rnn_cell, [capped, lasting, torch.arange(self.size, device=before.device)]
-        A, B = (each.to(before.device) for each in transition(self.measure, self.size))
+            return hippo_rnn_cell, [capped, lasting, torch.arange(self.state_dim, device=before.device)]
+        A, B = (each.to(before.device) for each in transition(self.measure, self.state_dim))
         if spans is not None:
             return hippo_rnn_window_cell, [*discretize_dense(A, B, STEP * spans.double())]
         a, b = discretize_dense(A, B, STEP)
         return hippo_rnn_window_cell, [a.expand(*before.shape, -1, -1), b.expand(*before.shape, -1)]
 
-    def forward(
-        self,
-        x: Tensor,
-        state: HiPPORNNState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: HiPPORNNState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, HiPPORNNState]:
-        state = self._begin(x, state, cu_seqlens)
-        spans = durations("hippo_rnn", timespans, x)
-        before, elapsed = time_before(state.elapsed, spans, cu_seqlens)
+        s_c, start = self.init_state(sequences(x, cu_seqlens)) if state is None else state
+        spans = durations(self._who(), timespans, x)
+        before, elapsed = time_before(start, spans, cu_seqlens)
         cell, memory = self._system(before, None if timespans is None else spans[..., 0])
         w_fx, w_fs = self.W_uxh.weight.split(self.dim, 1)
-        w_sx, w_s = self.W_hxm.weight.split([self.dim, self.size], 1)
-        w_gx, w_g = self.W_g.weight.split([self.dim, self.size], 1)
-        given = [F.linear(x, w_sx, self.W_hxm.bias), F.linear(x, w_gx, self.W_g.bias)]
-        given += [F.linear(x, w_fx, self.W_uxh.bias), *memory]
-        w_f = F.pad(w_fs, (0, self.size))  # c does not enter
+        w_sx, w_s = self.W_hxm.weight.split([self.dim, self.state_dim], 1)
+        w_gx, w_g = self.W_g.weight.split([self.dim, self.state_dim], 1)
+        operands = [F.linear(x, w_sx, self.W_hxm.bias), F.linear(x, w_gx, self.W_g.bias)]
+        operands += [F.linear(x, w_fx, self.W_uxh.bias), *memory]
+        w_f = F.pad(w_fs, (0, self.state_dim))  # c does not enter
         with as_widened(x):
             kind = widen(x).dtype
-            operands = [each.to(kind) for each in (*given, w_f, w_s, w_g)]
-            y, last = self.run_cell(cell, *operands, state.s_c, cu_seqlens=cu_seqlens)
+            operands = [each.to(kind) for each in (*operands, w_f, w_s, w_g)]
+            y, last = self.run_cell(cell, *operands, s_c, cu_seqlens=cu_seqlens)
         return y.to(x.dtype), HiPPORNNState(last, elapsed)

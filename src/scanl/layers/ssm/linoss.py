@@ -6,21 +6,21 @@ r"""LinOSS: forced harmonic oscillators between dense input and output matrices.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, unknown
+from scanl.layers import options
 from scanl.layers.base import preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell, samples
 from scanl.layers.parts.timespans import durations
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
 SOURCE = 'Rusch and Rus, "Oscillatory State-Space Models", arXiv:2410.03943, '
-DISCRETIZATIONS = ("IM", "IMEX")
 
 
 @cell(
@@ -78,11 +78,6 @@ class LinOSS(TimedCell):
     other. The matrices are real, so an oscillator is two pairs of real numbers. Equal eigenvalues, as for A = 0, need
     no special care.
 
-    Args:
-        dim: D, model width.
-        state_dim: P, oscillators; by default D.
-        discretization: "IM", implicit, or "IMEX", implicit and explicit.
-
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
     Parameters as in the authors' program: A_diag and steps (P), with A = ReLU(A_diag) and Δ = σ(steps); B (P, D, 2) and
@@ -90,7 +85,6 @@ class LinOSS(TimedCell):
     `glu.w2`.
     Initialisation: A_diag and steps U(0, 1); B U(-1, 1)/sqrt(D) and C U(-1, 1)/sqrt(P) in each part; D N(0, 1); the
     linear maps as in PyTorch.
-    State: z and y (B, 2, 2P); the first P numbers are real parts, the others imaginary parts.
     """
 
     id = "S-linoss"
@@ -100,15 +94,19 @@ class LinOSS(TimedCell):
     )
     source = SOURCE + "eq. (3), (5) and (6)"
     cell = linoss_cell
+    state: ClassVar = Axes(
+        "2, 2 * state_dim", "z and y; the first P numbers are real parts, the others imaginary parts"
+    )
     sample: ClassVar = {"state_dim": 5}
 
-    def __init__(self, dim: int, state_dim: int | None = None, discretization: str = "IM") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "P, oscillators; by default D"] = None,
+        discretization: Annotated[Literal["IM", "IMEX"], '"IM", implicit, or "IMEX", implicit and explicit'] = "IM",
+    ) -> None:
         super().__init__()
         size = dim if state_dim is None else state_dim
-        if size < 1:
-            raise ConfigError(f"{self._who()}: state_dim is {size}, expected at least 1")
-        if discretization not in DISCRETIZATIONS:
-            raise ConfigError(f"{self._who()}: {unknown('discretization', discretization, DISCRETIZATIONS)}")
         self.dim, self.state_dim, self.discretization = dim, size, discretization
         self.A_diag = nn.Parameter(torch.rand(size))
         self.steps = nn.Parameter(torch.rand(size))
@@ -117,9 +115,6 @@ class LinOSS(TimedCell):
         self.D = nn.Parameter(torch.randn(dim))
         self.w1, self.w2 = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, 2 * self.state_dim)
-
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         force = x @ self.B.permute(1, 2, 0).flatten(1)
         return [force, spans, widen(self.A_diag).relu().repeat(2), widen(self.steps).sigmoid().repeat(2)]
@@ -127,15 +122,9 @@ class LinOSS(TimedCell):
     def options(self) -> dict[str, bool]:
         return {"implicit": self.discretization == "IM"}
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
         y, last = self._scan(x, durations(self._who(), timespans, x), state, cu_seqlens)
         out_of = torch.cat([self.C[..., 0], -self.C[..., 1]], 1)
         # jax.nn.gelu, which the authors' program uses, is the approximation by tanh.

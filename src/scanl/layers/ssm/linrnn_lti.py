@@ -4,14 +4,15 @@ r"""Linear time-invariant recurrence, with a diagonal transition.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import above, below
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, register, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import linear_scan
 
 
@@ -20,16 +21,10 @@ class LinRNNLTI(Layer):
     """Linear RNN: a plain linear system. A dense one with A = P Λ P⁻¹ is the same with B̄ = P⁻¹ B and C̄ = C P.
 
     It is also the convolution with the kernel K_j = Re(C̄ Λ^j B̄), plus D at j = 0. Λ is trained directly, so nothing
-    keeps it inside the unit circle. The parametrisation of `lru` does.
-
-    Args:
-        dim: D, model width.
-        state_dim: E, complex state channels; by default D.
-        r_max: Λ starts uniform over the disc of this radius, below 1.
+    keeps it inside the unit circle. The parametrization of `lru` does.
 
     Parameters: lambda_re, lambda_im (E), without weight decay; B_re, B_im (E, D); C_re, C_im (D, E); D (D).
     Initialisation: B N(0, 1/(2D)) in each part, C N(0, 1/E), D N(0, 1), as of `lru`.
-    State: s (B, E) complex.
     """
 
     id = "S-linrnn-lti"
@@ -39,16 +34,18 @@ class LinRNNLTI(Layer):
         'as Structured State Spaces", arXiv:2203.14343, sec. 2'
     )
     op = "linear_scan"
+    state: ClassVar = Axes("state_dim", dtype=torch.complex64)
     sample: ClassVar = {"state_dim": 6}
     hints: ClassVar = {"lambda_re": UNDECAYED, "lambda_im": UNDECAYED}
 
-    def __init__(self, dim: int, state_dim: int | None = None, r_max: float = 0.99) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "E, complex numbers in the state; by default D"] = None,
+        r_max: Annotated[float, above(0), below(1), "Λ starts uniform over the disc of this radius"] = 0.99,
+    ) -> None:
         super().__init__()
         size = dim if state_dim is None else state_dim
-        if dim < 1 or size < 1:
-            raise ConfigError(f"linrnn_lti: dim is {dim} and state_dim is {size}, expected at least 1")
-        if not 0 < r_max < 1:
-            raise ConfigError(f"linrnn_lti: r_max is {r_max}, expected 0 < r_max < 1")
         self.dim, self.state_dim = dim, size
         radius, phase = r_max * torch.rand(size).sqrt(), 2 * math.pi * torch.rand(size)
         self.lambda_re, self.lambda_im = nn.Parameter(radius * phase.cos()), nn.Parameter(radius * phase.sin())
@@ -56,13 +53,7 @@ class LinRNNLTI(Layer):
         self.C_re, self.C_im = (nn.Parameter(torch.randn(dim, size) / math.sqrt(size)) for _ in range(2))
         self.D = nn.Parameter(torch.randn(dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
         into = torch.stack([self.B_re, self.B_im], 1).flatten(0, 1)
         out_of = torch.stack([self.C_re, -self.C_im], 2).flatten(1)

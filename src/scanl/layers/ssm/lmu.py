@@ -6,19 +6,18 @@ r"""Legendre memory unit: a window of the past as Legendre polynomials, read by 
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
-from scanl.layers.base import Layer, as_widened, register, widen
-from scanl.layers.parts.cell_layer import CellBase, positive, samples
-from scanl.layers.parts.polynomial_memory import discretize_dense, memory_cell, transition
-from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.ssm.hippo import varying_memory_cell
-from scanl.layers.state import Device, DType
+from scanl.configured import above
+from scanl.layers import options
+from scanl.layers.base import as_widened, register, widen
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.cell_layer import CellBase, samples
+from scanl.layers.parts.polynomial_memory import discretize_dense, transition
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -61,6 +60,10 @@ def timed_lmu_cell(x, u, a, b, e, w, state):
     m = (a * m[:, None]).sum(-1) + u * b
     h = torch.tanh(x + torch.cat([h, m], 1) @ w.T)
     return h, torch.cat([h, m], 1)
+
+
+Theta = Annotated[float, above(0), "θ, length of the window in steps"]
+Polynomials = Annotated[options.StateDim, "N, Legendre polynomials"]
 
 
 def _samples_of(timed: bool) -> Iterator[Sample]:
@@ -134,20 +137,9 @@ def timed_memory(size: int, theta: float, timespans: Tensor, like: Tensor) -> tu
     return a.to(like.dtype), b.to(like.dtype)
 
 
-def _check(who: str, memory_size: int, theta: float) -> None:
-    if memory_size < 1:
-        raise ConfigError(f"{who}: memory_size is {memory_size}, expected at least 1")
-    positive(who, theta=theta)
-
-
 @register("lmu")
 class LMU(CellBase):
     """LMU: a recurrent network that writes one number a step to a memory of the last θ steps, and reads all of it.
-
-    Args:
-        dim: D, inputs and units of the network.
-        memory_size: N, Legendre polynomials.
-        theta: θ, length of the window in steps.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
     units, and the memory holds u_t for this duration. The network itself does not depend on the duration. The matrices
@@ -156,7 +148,6 @@ class LMU(CellBase):
     Parameters as in pytorch-lmu: e_x (1, D), e_h (1, D), e_m (1, N), W_x, W_h (D, D), W_m (D, N); the buffers A (N, N)
     and B (N, 1) are the discrete memory, and fixed.
     Initialisation: e_x and e_h uniform in ±sqrt(3/D); e_m 0; W_x, W_h and W_m Xavier normal.
-    State: h, then m, (B, D + N).
     """
 
     id = "S-lmu"
@@ -167,108 +158,41 @@ class LMU(CellBase):
     )
     source = SOURCE + "eq. (4), (6) and (7)"
     cell = lmu_cell
+    state: ClassVar = Axes("dim + state_dim", "h, then m")
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"memory_size": 5, "theta": 6.0}
+    sample: ClassVar = {"state_dim": 5, "theta": 6.0}
 
     A: Tensor
     B: Tensor
 
-    def __init__(self, dim: int, memory_size: int = 256, theta: float = 784.0) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Polynomials = 256,
+        theta: Theta = 784.0,
+    ) -> None:
         super().__init__()
-        _check("lmu", memory_size, theta)
-        self.dim, self.memory_size, self.theta = dim, memory_size, theta
-        A, B = held_memory(memory_size, theta)
+        self.dim, self.state_dim, self.theta = dim, state_dim, theta
+        A, B = held_memory(state_dim, theta)
         self.register_buffer("A", A)
         self.register_buffer("B", B)
         limit = math.sqrt(3 / dim)
         self.e_x, self.e_h = (nn.Parameter(limit * (2 * torch.rand(1, dim) - 1)) for _ in range(2))
-        self.e_m = nn.Parameter(torch.zeros(1, memory_size))
+        self.e_m = nn.Parameter(torch.zeros(1, state_dim))
         self.W_x, self.W_h, self.W_m = (
-            nn.Parameter(nn.init.xavier_normal_(torch.empty(dim, width))) for width in (dim, dim, memory_size)
+            nn.Parameter(nn.init.xavier_normal_(torch.empty(dim, width))) for width in (dim, dim, state_dim)
         )
 
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.dim + self.memory_size,)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("lmu", timespans, x)
         given = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
         reads = [torch.cat([self.e_h, self.e_m], 1), torch.cat([self.W_h, self.W_m], 1)]
         if timespans is None:
             h, last = self._run(x, [*given, self.A, self.B[:, 0], *reads], state, cu_seqlens)
         else:
-            system = timed_memory(self.memory_size, self.theta, timespans, widen(x))
+            system = timed_memory(self.state_dim, self.theta, timespans, widen(x))
             operands = [widen(each) for each in (*given, *system, *reads)]
             with as_widened(x):
                 h, last = self.run_cell(timed_lmu_cell, *operands, state, cu_seqlens=cu_seqlens)
         return h.to(x.dtype), last
-
-
-@register("lmu_parallel")
-class LMUParallel(Layer):
-    """Parallel LMU: the number written to the memory depends on the input alone, so the recurrence is linear.
-
-    Args:
-        dim: D, inputs and outputs.
-        memory_size: N, Legendre polynomials.
-        theta: θ, length of the window in steps.
-
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
-    units. With `timespans` the matrices of all steps are in memory, B T N² numbers.
-
-    Parameters as in pytorch-lmu: W_u (1, D) and W_h (D, N + D), with biases; the buffers A (N, N) and B (N, 1) are the
-    discrete memory, and fixed.
-    Initialisation: as in PyTorch.
-    State: m (B, 1, N).
-    """
-
-    id = "S-lmu"
-    equation = "u_t = ReLU(W_u x_t + b_u),  m_t = A m_{t-1} + B u_t,  y_t = ReLU(W_h [m_t; x_t] + b_h)"
-    source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
-    op = "memory_cell"
-    takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"memory_size": 5, "theta": 6.0}
-
-    A: Tensor
-    B: Tensor
-
-    def __init__(self, dim: int, memory_size: int = 256, theta: float = 784.0) -> None:
-        super().__init__()
-        _check("lmu_parallel", memory_size, theta)
-        self.dim, self.memory_size, self.theta = dim, memory_size, theta
-        A, B = held_memory(memory_size, theta)
-        self.register_buffer("A", A)
-        self.register_buffer("B", B)
-        self.W_u = nn.Linear(dim, 1)
-        self.W_h = nn.Linear(memory_size + dim, dim)
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, 1, self.memory_size, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("lmu_parallel", timespans, x)
-        u = widen(self.W_u(x).relu())
-        with as_widened(x):
-            if timespans is not None:
-                varying = timed_memory(self.memory_size, self.theta, timespans, u)
-                m, last = varying_memory_cell(u, *varying, state, cu_seqlens=cu_seqlens)
-            else:
-                m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
-        # A ReLU that saves its input, not its result, which the caller may change in place.
-        return F.threshold(self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)), 0.0, 0.0), last

@@ -5,27 +5,21 @@ r"""Linear recurrent unit.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least, between
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import discretize, linear_scan
 
 
 @register("lru")
 class LRU(Layer):
     """LRU: a complex diagonal recurrence, stable by construction, with a linear readout.
-
-    Args:
-        dim: D, model width.
-        state_dim: E, complex state channels; by default D.
-        r_min, r_max: initial Λ are uniform over the ring r_min <= |Λ| <= r_max, by area.
-        max_phase: initial phases are uniform in [0, max_phase] radians.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. A step of duration n
     equals n steps with the same input: Λ^n and γ (Λ^n - 1)/(Λ - 1). n need not be a whole number.
@@ -35,7 +29,6 @@ class LRU(Layer):
     Initialisation: with u1, u2 uniform in (0, 1), nu_log = ln(-ln(u1 (r_max² - r_min²) + r_min²) / 2),
     theta_log = ln(max_phase u2), gamma_log = ln sqrt(1 - |Λ|²); B N(0, 1/(2D)) in each part, C N(0, 1/E),
     D N(0, 1).
-    State: (B, E) complex.
     """
 
     id = "S-lru"
@@ -47,20 +40,23 @@ class LRU(Layer):
         'Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", arXiv:2303.06349, eq. (3), (7)'
     )
     op = "linear_scan"
+    state: ClassVar = Axes("state_dim", dtype=torch.complex64)
     takes: ClassVar = frozenset({"timespans"})
     sample: ClassVar = {"state_dim": 6}
 
     def __init__(
         self,
-        dim: int,
-        state_dim: int | None = None,
-        r_min: float = 0.0,
-        r_max: float = 1.0,
-        max_phase: float = 2 * math.pi,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "E, complex numbers in the state; by default D"] = None,
+        r_min: Annotated[
+            float, at_least(0), "initial Λ are uniform over the ring r_min <= |Λ| <= r_max, by area"
+        ] = 0.0,
+        r_max: Annotated[float, between(0, 1), "outer radius of this ring, above r_min"] = 1.0,
+        max_phase: Annotated[float, at_least(0), "initial phases are uniform in [0, max_phase] radians"] = 2 * math.pi,
     ) -> None:
         super().__init__()
-        if not 0 <= r_min < r_max <= 1:
-            raise ConfigError(f"lru: r_min is {r_min} and r_max is {r_max}, expected 0 <= r_min < r_max <= 1")
+        if not r_min < r_max:
+            self._refuse("r_max", r_max, f"more than r_min={r_min}")
         self.dim = dim
         self.state_dim = size = state_dim or dim
         # 1 - U is never 0, so the logarithms are finite.
@@ -76,19 +72,9 @@ class LRU(Layer):
         self.C_im = nn.Parameter(torch.randn(dim, size) / math.sqrt(size))
         self.D = nn.Parameter(torch.randn(dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("lru", timespans, x)
         rate, phase = widen(self.nu_log).exp(), widen(self.theta_log).exp()
         eigenvalues = torch.polar((-rate).exp(), phase)
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.

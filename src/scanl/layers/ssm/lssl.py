@@ -4,21 +4,20 @@ r"""LSSL: linear state space layer, with the full matrix of HiPPO, fixed or lear
 """
 
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.parts.polynomial_memory import transition
-from scanl.layers.parts.time_step import check_step_range, log_uniform
-from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
 
 @register("lssl")
@@ -28,14 +27,6 @@ class LSSL(Layer):
     The matrix starts as HiPPO-LegS's. It is quasi-separable: a product of diagonal matrices and the inverse of a
     tridiagonal one, which learning keeps. A long sequence is computed as a convolution, a few steps as the recurrence.
     Both give the same function. `s4` is the successor that costs O(N) a step rather than O(N²).
-
-    Args:
-        dim: D, model width.
-        d_state: N, numbers of state per channel.
-        learn: what is learned of A and Δ: 0, nothing; 1, one A for all channels, and Δ; 2, an A for each, and Δ.
-        dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        lr: learning rate of A; None for the optimiser's own.
-        lr_dt: learning rate of Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ, and
     each step then solves a system, O(N³).
@@ -49,7 +40,6 @@ class LSSL(Layer):
     before the GELU, dropout after it, noise, and other measures than LegS can be chosen.
     Initialisation: P = Q = sqrt(2n+1), d = -n/(2n+1), T = I minus ones below the diagonal, so -A is HiPPO-LegS; Δ
     log-uniform in [dt_min, dt_max]; C and skip N(0, 1); the linear map as in PyTorch.
-    State: s (B, D, N).
     """
 
     id = "S-lssl"
@@ -62,9 +52,10 @@ class LSSL(Layer):
         "arXiv:2110.13985, sec. 3 and 4"
     )
     op = None
+    state: ClassVar = Axes("dim, state_dim")
     takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"d_state": 4, "learn": 1}
+    sample: ClassVar = {"state_dim": 4, "learn": 1}
     hints: ClassVar = {
         **dict.fromkeys(("P", "Q", "d", "T"), Hint(weight_decay=False, lr="lr")),
         "log_dt": Hint(weight_decay=False, lr="lr_dt"),
@@ -79,22 +70,20 @@ class LSSL(Layer):
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 64,
-        learn: int = 1,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        lr: float | None = 1e-4,
-        lr_dt: float | None = 1e-3,
+        dim: options.Dim,
+        state_dim: options.StateDim = 64,
+        learn: Annotated[
+            Literal[0, 1, 2],
+            "what is learned of A and Δ: 0, nothing; 1, one A for all channels, and Δ; 2, an A for each, and Δ",
+        ] = 1,
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        lr: Annotated[options.LearningRate, "learning rate of A; None for the optimizer's"] = 1e-4,
+        lr_dt: Annotated[options.LearningRate, "learning rate of Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        if d_state < 1:
-            raise ConfigError(f"lssl: d_state is {d_state}, expected at least 1")
-        if learn not in (0, 1, 2):
-            raise ConfigError(f"lssl: learn is {learn}, expected 0, 1 or 2")
-        check_step_range("lssl", dt_min, dt_max)
-        self.dim, self.d_state, self.learn, self.lr, self.lr_dt = dim, d_state, learn, lr, lr_dt
-        n = torch.arange(d_state, dtype=torch.get_default_dtype())
+        self.dim, self.state_dim, self.learn, self.lr, self.lr_dt = dim, state_dim, learn, lr, lr_dt
+        n = torch.arange(state_dim, dtype=torch.get_default_dtype())
         root, rows = (2 * n + 1).sqrt(), dim if learn == 2 else 1
         tridiagonal = torch.stack([-torch.ones_like(n), torch.ones_like(n), torch.zeros_like(n)])
         start = {"P": root, "Q": root, "d": -n / (2 * n + 1), "T": tridiagonal}
@@ -106,13 +95,10 @@ class LSSL(Layer):
                 self.register_buffer(name, value)
         if not learn:
             vars(self)["hints"] = {}  # hints are for parameters
-        self.register_buffer("B", transition("legs", d_state)[1].to(n.dtype))
-        self.C = nn.Parameter(torch.randn(dim, d_state))
+        self.register_buffer("B", transition("legs", state_dim)[1].to(n.dtype))
+        self.C = nn.Parameter(torch.randn(dim, state_dim))
         self.skip = nn.Parameter(torch.randn(dim))
         self.output_linear = nn.Linear(dim, dim)
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, self.d_state, device=device, dtype=dtype, at_least=torch.float32)
 
     def continuous(self) -> Tensor:
         """Return A (D or 1, N, N) in double."""
@@ -125,21 +111,14 @@ class LSSL(Layer):
         """Return the discrete Ā (D, N, N) and B̄ (D, N) in double, since many powers of Ā are taken."""
         A = self.continuous()
         dt = self.log_dt.double().exp()[:, None, None]
-        eye = torch.eye(self.d_state, dtype=A.dtype, device=A.device)
+        eye = torch.eye(self.state_dim, dtype=A.dtype, device=A.device)
         right = torch.cat([eye - dt / 2 * A, dt * self.B.double()[:, None]], -1)
         both = torch.linalg.solve(eye + dt / 2 * A, right)
         return both[..., :-1], both[..., -1]
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("lssl", timespans, x)
         u = widen(x)
         with as_widened(x):
             C, given = self.C.double(), u

@@ -5,20 +5,21 @@ r"""Real-gated linear recurrent unit.
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import sequence_index
 from scanl.layers.parts.block_diagonal import block_diagonal
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 from scanl.ops.fused.rglru_gates import rglru_gates
+from scanl.ops.offsets import sequences
 
 
 class BlockDiagonalLinear(Module):
@@ -36,13 +37,10 @@ class BlockDiagonalLinear(Module):
 
 
 class RGLRUState(NamedTuple):
-    """State of `RGLRU`.
+    """State of `RGLRU`."""
 
-    recurrent: (B, D), float32 or wider.   fresh: (B, 1), 1 before the first step and 0 after it.
-    """
-
-    recurrent: Tensor
-    fresh: Tensor
+    recurrent: Annotated[Tensor, Axes("dim")]
+    fresh: Annotated[Tensor, Axes("1", "1 before the first step and 0 after it", fill=1.0)]
 
 
 @register("rglru")
@@ -51,10 +49,6 @@ class RGLRU(Layer):
 
     The first input of a sequence has the factor 1 in place of sqrt(1 - a²), as in the released code. The state
     therefore records whether its sequence has started. The derivative of the square root is clipped at 1000.
-
-    Args:
-        dim: D, channels.
-        num_heads: number of diagonal blocks in each gate's weight; must divide dim.
 
     Parameters: a_param Λ (D); input_gate and a_gate: w (heads, D/heads, D/heads), b (heads, D/heads).
     Initialisation as in the released code: with rho² uniform in [0.9², 0.999²], softplus(Λ) = -ln rho; gates
@@ -69,12 +63,15 @@ class RGLRU(Layer):
         "arXiv:2402.19427, eq. (1)-(4)"
     )
     op = "linear_scan"
+    state: ClassVar = RGLRUState
     sample: ClassVar = {"num_heads": 2}
 
-    def __init__(self, dim: int, num_heads: int = 8) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[options.Heads, "diagonal blocks in the weight of each gate; a divisor of dim"] = 8,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ConfigError(f"rglru: num_heads is {num_heads}, expected a divisor of dim={dim}")
         self.dim = dim
         self.a_param = nn.Parameter(torch.empty(dim))
         self.input_gate = BlockDiagonalLinear(dim, num_heads)
@@ -83,16 +80,8 @@ class RGLRU(Layer):
             rho = self.a_param.uniform_(0.9**2, 0.999**2).sqrt_()
             rho.reciprocal_().sub_(1).log_()  # softplus(Λ) = -ln ρ  <=>  Λ = ln(1/ρ - 1)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RGLRUState:
-        return RGLRUState(
-            self._zeros(batch_size, self.dim, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, 1, device=device, dtype=dtype, at_least=torch.float32) + 1,
-        )
-
-    def forward(
-        self, x: Tensor, state: RGLRUState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, RGLRUState]:
-        recurrent, fresh = self._begin(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: RGLRUState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RGLRUState]:
+        recurrent, fresh = self.init_state(sequences(x, cu_seqlens)) if state is None else state
         log_decay = -8 * F.softplus(widen(self.a_param))
         fresh = fresh.to(log_decay.dtype)
         steps = torch.arange(x.shape[1], device=x.device)

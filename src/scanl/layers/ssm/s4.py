@@ -3,22 +3,21 @@ r"""S4: a state space model for each channel. Its matrix is a diagonal minus one
 .. math:: \dot s = (\Lambda - P P^*) s + B u, \quad y = 2\,\mathrm{Re}\, C s + D u
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_ssm
 from scanl.layers.parts.hippo import diagonal_legs
-from scanl.layers.parts.time_step import check_step_range, log_uniform
-from scanl.layers.parts.timespans import check_timespans
+from scanl.layers.parts.time_step import log_uniform
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 from scanl.ops import discretize_dplr, long_convolution
 from scanl.ops._frame.fused import supported
 from scanl.ops._frame.opaque import opaque
@@ -33,10 +32,10 @@ class LowRankKernel(Module):
     inv_dt (D, 1); A_real, A_imag (D, N/2); B, C, P (1, D, N/2, 2) as pairs of real numbers.
     """
 
-    def __init__(self, dim: int, d_state: int, dt_min: float, dt_max: float) -> None:
+    def __init__(self, dim: int, state_dim: int, dt_min: float, dt_max: float) -> None:
         super().__init__()
-        half = d_state // 2
-        legs = diagonal_legs(d_state)
+        half = state_dim // 2
+        legs = diagonal_legs(state_dim)
         Lambda, P, B = (part[:half] for part in legs[:3])
         B = torch.complex(B.real, B.imag.clamp(-2, 2))
         real = torch.get_default_dtype()
@@ -77,12 +76,6 @@ class S4(Layer):
     A long sequence is computed as a convolution, a few steps as the recurrence, in O(N) per step. Both give the same
     function. C is a parameter itself; the released code trains C (I - Ā^L) for a stored length L.
 
-    Args:
-        dim: D, model width.
-        d_state: N, real numbers of state per channel, even.
-        dt_min, dt_max: range of the initial step Δ, in units of A's time.
-        lr: learning rate of Λ, P, B and Δ; None for the optimiser's own.
-
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ. The
     whole sequence is then computed as the recurrence.
 
@@ -91,7 +84,6 @@ class S4(Layer):
     (2D, D), a linear map for the gated linear unit. Λ, P, B and Δ have no weight decay.
     Initialisation: Λ, P, B of HiPPO-LegS in the basis of its normal part, one of each conjugate pair, Im B clipped to
     ±2; Δ log-uniform in [dt_min, dt_max]; C complex N(0, 1), D N(0, 1); the linear map as in PyTorch.
-    State: (B, D, N/2) complex.
     """
 
     id = "S-s4"
@@ -104,45 +96,32 @@ class S4(Layer):
         "eq. (3) to (5), with P = Q as in Goel et al., arXiv:2202.09729, sec. 4.2"
     )
     op = None
+    state: ClassVar = Axes("dim, state_dim // 2", dtype=torch.complex64)
     takes: ClassVar = frozenset({"timespans"})
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"d_state": 4}
+    sample: ClassVar = {"state_dim": 4}
     hints: ClassVar = {
         f"layer.kernel.{name}": Hint(weight_decay=False, lr="lr") for name in ("inv_dt", "A_real", "A_imag", "B", "P")
     }
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 64,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        state_dim: options.EvenStateDim = 64,
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        lr: Annotated[options.LearningRate, "learning rate of Λ, P, B and Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        if d_state < 2 or d_state % 2:
-            raise ConfigError(f"s4: d_state is {d_state}, expected an even number of at least 2")
-        check_step_range(self._who(), dt_min, dt_max)
         self.dim = dim
-        self.d_state = d_state
+        self.state_dim = state_dim
         self.lr = lr
-        self.layer = Convolution(LowRankKernel(dim, d_state, dt_min, dt_max), dim)
+        self.layer = Convolution(LowRankKernel(dim, state_dim, dt_min, dt_max), dim)
         self.output_linear = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GLU(-1))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        sizes = (batch_size, self.dim, self.d_state // 2)
-        return self._zeros(*sizes, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans("s4", timespans, x)
         u, (*system, dt) = widen(x), self.layer.kernel.system()
         given = u if timespans is None else torch.cat([u, timespans[..., None].to(u.dtype)], -1)
 

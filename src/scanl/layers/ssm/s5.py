@@ -4,100 +4,92 @@ r"""S5: one diagonal state space model with many inputs and outputs.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, unknown
+from scanl.configured import at_least, one_of
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.hippo import diagonal_legs
-from scanl.layers.parts.time_step import check_step_range, log_uniform
-from scanl.layers.parts.timespans import check_timespans
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.time_step import log_uniform
 from scanl.ops import discretize, linear_scan
-from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
-C_INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
+INITS = ("trunc_standard_normal", "lecun_normal", "complex_normal")
 ACTIVATIONS = ("full_glu", "half_glu1", "half_glu2", "gelu", "none")
 
+Blocks = Annotated[int, at_least(1), "J, HiPPO-LegS blocks on the diagonal of the initial matrix"]
+ConjSym = Annotated[
+    bool, "one eigenvalue of each conjugate pair, P = state_dim/2; otherwise P = state_dim, and y = Re(C s)"
+]
+Init = Annotated[options.Init, one_of(INITS), 'C: "trunc_standard_normal", "lecun_normal" or "complex_normal"']
+ClipEigs = Annotated[bool, "clip Re Λ to at most -1e-4"]
+Activation = Annotated[
+    options.Activation,
+    one_of(ACTIVATIONS),
+    'what y passes through, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2", y σ(W g(y)); '
+    '"full_glu", V g(y) σ(W g(y)); or "none"',
+]
 
-class SharedState(Layer):
+
+class MIMODiagonal(Layer):
     """One complex diagonal recurrence for all channels: B x in, C s out, then an activation. See `S5` for the options.
 
     A subclass says how long a step is in `_discrete`.
     """
 
     op = "linear_scan"
+    state: ClassVar = Axes("modes", dtype=torch.complex64)
     takes: ClassVar = frozenset({"timespans"})
     hints: ClassVar = dict.fromkeys(("Lambda_re", "Lambda_im", "B"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
         self,
+        *,
         dim: int,
         state_dim: int | None,
         blocks: int,
         conj_sym: bool,
-        C_init: str,
+        init: str,
         discretization: str,
-        known: tuple[str, ...],
         clip_eigs: bool,
         activation: str,
         lr: float | None,
     ) -> None:
         super().__init__()
-        who = self._who()
-        size = state_dim or dim
-        if blocks < 1:
-            raise ConfigError(f"{who}: blocks is {blocks}, expected at least 1")
-        if size % (blocks * (1 + conj_sym)):
-            of = f"{blocks * (1 + conj_sym)} because of blocks={blocks} and conj_sym={conj_sym}"
-            raise ConfigError(f"{who}: state_dim is {size}, expected a multiple of {of}")
-        for option, value, choices in (
-            ("C_init", C_init, C_INITS),
-            ("discretization", discretization, known),
-            ("activation", activation, ACTIVATIONS),
-        ):
-            if value not in choices:
-                raise ConfigError(f"{who}: {unknown(option, value, choices)}")
+        size, unit = state_dim or dim, blocks * (1 + conj_sym)
+        if size % unit:
+            self._refuse("state_dim", size, f"a multiple of {unit} because of blocks={blocks} and conj_sym={conj_sym}")
         self.dim, self.lr = dim, lr
-        self.state_dim = size // (1 + conj_sym)
+        self.state_dim, self.modes = size, size // (1 + conj_sym)
         self.conj_sym = conj_sym
         self.discretization = discretization
         self.clip_eigs = clip_eigs
         self.activation = activation
         block = diagonal_legs(size // blocks)
-        kept = self.state_dim // blocks
+        kept = self.modes // blocks
         V = torch.block_diag(*[block.V[:, :kept]] * blocks)
         Lambda = block.Lambda[:kept].repeat(blocks)
         self.Lambda_re = _parameter(Lambda.real)
         self.Lambda_im = _parameter(Lambda.imag)
         B = V.mH @ _cut_normal(size, dim, variance=1 / size).to(V.dtype)
         self.B = _parameter(torch.view_as_real(B.resolve_conj()))
-        if C_init == "complex_normal":
-            C = torch.randn(dim, self.state_dim, 2) * math.sqrt(0.5)
+        if init == "complex_normal":
+            C = torch.randn(dim, self.modes, 2) * math.sqrt(0.5)
         else:
-            variance = 1 / size if C_init == "trunc_standard_normal" else 1 / (dim * size)
+            variance = 1 / size if init == "trunc_standard_normal" else 1 / (dim * size)
             C = torch.view_as_real(torch.view_as_complex(_cut_normal(dim, size, 2, variance=variance)) @ V)
         self.C = _parameter(C)
         self.D = nn.Parameter(torch.randn(dim))
         self.out1 = nn.Linear(dim, dim) if activation == "full_glu" else None
         self.out2 = nn.Linear(dim, dim) if "glu" in activation else None
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        check_timespans(self._who(), timespans, x)
         a, b = self._discrete(self._eigenvalues(), x, timespans)
         # Real and imaginary parts are adjacent, so one real matrix product makes complex numbers and one reads them.
         into, constant = widen(self.B), b.ndim == 1
@@ -131,22 +123,8 @@ class SharedState(Layer):
 
 
 @register("s5")
-class S5(SharedState):
+class S5(MIMODiagonal):
     """S5: a complex diagonal recurrence with dense input and output matrices, then a gated activation.
-
-    Args:
-        dim: D, model width.
-        state_dim: size of the state in real numbers; by default D.
-        blocks: J, number of HiPPO-LegS blocks on the diagonal of the initial matrix.
-        conj_sym: keep one of each conjugate pair of eigenvalues, P = state_dim/2; otherwise P = state_dim and
-            y = Re(C s).
-        C_init: "trunc_standard_normal", "lecun_normal" or "complex_normal".
-        discretization: "zoh", "bilinear" or "dirac".
-        dt_min, dt_max: range of the initial step Δ, in units of Λ's time.
-        clip_eigs: clip Re Λ to at most -1e-4.
-        activation: applied to the output y, with g the GELU: "gelu", g(y); "half_glu1", g(y) σ(W g(y)); "half_glu2",
-            y σ(W g(y)); "full_glu", V g(y) σ(W g(y)); or "none".
-        lr: learning rate of Λ, B and Δ; None for the optimiser's own.
 
     `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ.
 
@@ -158,7 +136,6 @@ class S5(SharedState):
     deviations, of variance 1/state_dim; the parts of C' likewise, for lecun_normal of variance 1/(D state_dim). For
     complex_normal C itself is complex N(0, 1). D N(0, 1); Δ log-uniform in [dt_min, dt_max]; the linear maps as in
     PyTorch.
-    State: (B, P) complex.
     """
 
     id = "S-s5"
@@ -174,23 +151,30 @@ class S5(SharedState):
 
     def __init__(
         self,
-        dim: int,
-        state_dim: int | None = None,
-        blocks: int = 1,
-        conj_sym: bool = True,
-        C_init: str = "trunc_standard_normal",
-        discretization: str = "zoh",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        clip_eigs: bool = False,
-        activation: str = "half_glu1",
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "real numbers in the state; by default D"] = None,
+        blocks: Blocks = 1,
+        conj_sym: ConjSym = True,
+        init: Init = "trunc_standard_normal",
+        discretization: options.Discretization = "zoh",
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        clip_eigs: ClipEigs = False,
+        activation: Activation = "half_glu1",
+        lr: Annotated[options.LearningRate, "learning rate of Λ, B and Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__(
-            dim, state_dim, blocks, conj_sym, C_init, discretization, DISCRETIZATIONS, clip_eigs, activation, lr
+            dim=dim,
+            state_dim=state_dim,
+            blocks=blocks,
+            conj_sym=conj_sym,
+            init=init,
+            discretization=discretization,
+            clip_eigs=clip_eigs,
+            activation=activation,
+            lr=lr,
         )
-        check_step_range("s5", dt_min, dt_max)
-        self.log_step = nn.Parameter(log_uniform(self.state_dim, dt_min, dt_max)[:, None])
+        self.log_step = nn.Parameter(log_uniform(self.modes, dt_min, dt_max)[:, None])
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         steps = widen(self.log_step).exp().t()

@@ -6,49 +6,41 @@ r"""S7: S5 whose steps depend on the input.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import Hint, register, widen
-from scanl.layers.parts.time_step import check_step_range, time_step_bias
+from scanl.layers.parts.time_step import time_step_bias
 from scanl.layers.parts.timespans import durations
-from scanl.layers.ssm.s5 import SharedState
+from scanl.layers.ssm.s5 import Activation, Blocks, ClipEigs, ConjSym, Init, MIMODiagonal
 from scanl.ops import discretize
 from scanl.ops.ssm_kernels import DISCRETIZATIONS
 
 
 @register("s7")
-class S7(SharedState):
+class S7(MIMODiagonal):
     """S7: S5 with a step size for each number of the state that depends on the input, so it selects what it keeps.
 
     Differs: in the paper's text Λ, B, C and D depend on the input too, as in `s7_full`. In the authors' program, and
     here, only Δ depends on it.
 
-    Args:
-        dim: D, model width.
-        state_dim, blocks, conj_sym, C_init, clip_eigs: as of `s5`; `clip_eigs` is refused with `stable`.
-        discretization: "zoh", "bilinear", "dirac", or "async", for events: the time since the last event lengthens the
-            decay alone, and B x is written as after one unit. Without timespans "async" is "zoh".
-        dt_min, dt_max: range of the initial Δ at x = 0, in units of Λ's time.
-        activation: as of `s5`.
-        lr: learning rate of Λ and B; None for the optimiser's own.
-        stable: Λ = -1/(w² + 1/2) with w = Lambda_re + i Lambda_im, so that a step of gradient descent changes large and
-            small eigenvalues in proportion (StableSSM). The state decays while Re w² > -1/2. The authors' program does
-            not invert this map for the initial values, so its Λ starts from other numbers than intended. Here the map
-            is inverted.
+    With `stable` a step of gradient descent changes large and small eigenvalues in proportion (StableSSM). The state
+    decays while Re w² > -1/2. The authors' program does not invert the map from w for the initial values, so its Λ
+    starts from other numbers than intended. Here the map is inverted.
 
-    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ,
-    except for "async" (see above).
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. It multiplies Δ. With
+    "async", for events, the time since the last event lengthens the decay alone, and B x is written as after one unit.
+    Without timespans "async" is "zoh".
 
     Parameters: as of `s5` without log_step; step_size, the linear map to Δ (P, D) with its bias. Λ, B and the map to Δ
     have no weight decay.
     Initialisation: as of `s5`; step_size.weight uniform in ±1/sqrt(R) with R = D/16, rounded up; its bias such that Δ
     is log-uniform in [dt_min, dt_max].
-    State: (B, P) complex.
     """
 
     id = "S-s7"
@@ -65,35 +57,45 @@ class S7(SharedState):
 
     def __init__(
         self,
-        dim: int,
-        state_dim: int | None = None,
-        blocks: int = 1,
-        conj_sym: bool = True,
-        C_init: str = "trunc_standard_normal",
-        discretization: str = "zoh",
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        clip_eigs: bool = False,
-        activation: str = "half_glu2",
-        lr: float | None = 1e-3,
-        stable: bool = False,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim | None, "real numbers in the state; by default D"] = None,
+        blocks: Blocks = 1,
+        conj_sym: ConjSym = True,
+        init: Init = "trunc_standard_normal",
+        discretization: Annotated[
+            str, one_of((*DISCRETIZATIONS, "async")), '"zoh", "bilinear", "dirac"; or "async", for events'
+        ] = "zoh",
+        dt_min: Annotated[options.StepMin, "lower end of the range of the initial Δ at x = 0"] = 0.001,
+        dt_max: Annotated[options.StepMax, "upper end of this range"] = 0.1,
+        clip_eigs: ClipEigs = False,
+        activation: Activation = "half_glu2",
+        lr: Annotated[options.LearningRate, "learning rate of Λ and B; None for the optimizer's"] = 1e-3,
+        stable: Annotated[bool, "Λ = -1/(w² + 1/2) with w = Lambda_re + i Lambda_im; not with clip_eigs"] = False,
     ) -> None:
-        known = (*DISCRETIZATIONS, "async")
         if stable and clip_eigs:
-            raise ConfigError("s7: clip_eigs is True, expected False because stable is True")
-        super().__init__(dim, state_dim, blocks, conj_sym, C_init, discretization, known, clip_eigs, activation, lr)
-        check_step_range("s7", dt_min, dt_max)
+            self._refuse("clip_eigs", clip_eigs, "False because stable is True")
+        super().__init__(
+            dim=dim,
+            state_dim=state_dim,
+            blocks=blocks,
+            conj_sym=conj_sym,
+            init=init,
+            discretization=discretization,
+            clip_eigs=clip_eigs,
+            activation=activation,
+            lr=lr,
+        )
         self.stable = stable
         if stable:
             with torch.no_grad():
                 w = torch.sqrt(-1 / torch.complex(self.Lambda_re, self.Lambda_im) - 0.5)
                 self.Lambda_re.copy_(w.real)
                 self.Lambda_im.copy_(w.imag)
-        self.step_size = nn.Linear(dim, self.state_dim)
+        self.step_size = nn.Linear(dim, self.modes)
         limit = 1 / math.sqrt(-(-dim // 16))
         with torch.no_grad():
             self.step_size.weight.uniform_(-limit, limit)
-            self.step_size.bias.copy_(time_step_bias(self.state_dim, dt_min, dt_max))
+            self.step_size.bias.copy_(time_step_bias(self.modes, dt_min, dt_max))
 
     def _eigenvalues(self) -> Tensor:
         Lambda = super()._eigenvalues()
@@ -101,7 +103,7 @@ class S7(SharedState):
 
     def _discrete(self, Lambda: Tensor, x: Tensor, timespans: Tensor | None) -> tuple[Tensor, Tensor]:
         one = F.softplus(widen(self.step_size(x)))
-        held, events = one * durations("s7", timespans, x), self.discretization == "async"
+        held, events = one * durations(self._who(), timespans, x), self.discretization == "async"
         method = "zoh" if events else self.discretization
         a, b = discretize(Lambda, torch.ones_like(Lambda), held.flatten(0, 1), method)
         if events:

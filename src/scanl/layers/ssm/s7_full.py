@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.ssm.s7 import S7
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 
 
@@ -22,19 +22,14 @@ class S7Full(Layer):
     """S7 of the paper's text: decay, input and output matrices, skip and bias are functions of the input.
 
     The decay is stable for any A_t: it is in [-1, 1). `s7` is the form of the authors' program, in which only Δ_t
-    depends on the input. This form is not discretised, so it takes no `timespans`. The matrices of all steps are in
+    depends on the input. This form is not discretized, so it takes no `timespans`. The matrices of all steps are in
     memory, 2 B T D N numbers.
-
-    Args:
-        dim: D, model width.
-        state_dim: N, real numbers of state.
 
     Parameters: base (N), a; x_proj (2 N + 2 D N + D, D), without bias, to A_t - a, B_t (D, N), C_t (D, N), D_t and b_t
     in this order; gate_proj (D, D), without bias. All names except `base` are those of the lrnnx package. Its first map
     of the input, and its sum with the input, are left out.
     Initialisation as there: a = -1/2, the real part of HiPPO's eigenvalues; x_proj N(0, 0.02²); gate_proj as in
     PyTorch.
-    State: (B, N).
     """
 
     id = "S-s7"
@@ -44,28 +39,21 @@ class S7Full(Layer):
     )
     source = S7.source
     op = "linear_scan"
+    state: ClassVar = Axes("state_dim")
     sample: ClassVar = {"state_dim": 3}
     excused: ClassVar = {
         "default_sizes_are_in_proportion": "each of the 2 N D numbers of B and C is a map of the input"
     }
 
-    def __init__(self, dim: int, state_dim: int = 16) -> None:
+    def __init__(self, dim: options.Dim, state_dim: options.StateDim = 16) -> None:
         super().__init__()
-        if dim < 1 or state_dim < 1:
-            raise ConfigError(f"s7_full: dim is {dim} and state_dim is {state_dim}, expected at least 1")
         self.dim, self.state_dim = dim, state_dim
         self.base = nn.Parameter(torch.full((state_dim,), -0.5))
         self.x_proj = nn.Linear(dim, 2 * state_dim + 2 * dim * state_dim + dim, bias=False)
         self.gate_proj = nn.Linear(dim, dim, bias=False)
         nn.init.normal_(self.x_proj.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.state_dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         N, matrix = self.state_dim, (self.dim, self.state_dim)
         sizes = [N, self.dim * N, self.dim * N, self.dim, N]
         A, B, C, D, bias = widen(self.x_proj(x)).split(sizes, -1)

@@ -6,41 +6,34 @@ r"""SGConv: a long convolution whose kernel is made of a few numbers at every sc
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import above, at_least, at_least_option
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.history import with_history
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
 
 @register("sgconv")
 class SGConv(Layer):
     """SGConv: kernels of k numbers, stretched by powers of two and joined end to end; longer ones have smaller weights.
 
-    A kernel has l_max lags, so older inputs have no effect. Sequences may be longer; in the released code a longer one
-    meets all k 2^(S-1) lags, which are more where l_max/k is no power of two. The state holds the last l_max - 1
-    inputs, so a step costs O(l_max D). Differs: here the divisor is the norm of the kernels at construction. In the
+    A kernel has L = max_length lags, so older inputs have no effect. Sequences may be longer; in the released code a
+    longer one meets all k 2^(S-1) lags, which are more where L/k is no power of two. The state holds the last L - 1
+    inputs, so a step costs O(L D). Differs: here the divisor is the norm of the kernels at construction. In the
     released code it is their norm at the first call, and a flag says whether that has happened.
-
-    Args:
-        dim: D, model width.
-        l_max: L, lags of the kernel.
-        kernel_dim: k, numbers of each scale. There are S = 1 + ceil(log2(L/k)) scales, at least one.
-        decay_min, decay_max: 1/α of the first channel and of the last; those between are evenly spaced.
-        lr: learning rate of the kernels; None for the optimiser's own.
 
     Parameters as in the released code: D (1, D); kernel_list.0 to .S-1 (1, D, k), without weight decay; output_linear
     (D, D), there `output_linear.0`; as buffers multiplier = 1/α and kernel_norm = Z (1, D, 1), the norm over all
     k 2^(S-1) lags.
     Initialisation: kernels and D N(0, 1); the linear map as in PyTorch.
-    State: the last inputs (B, L-1, D).
     """
 
     id = "S-sgconv"
@@ -50,8 +43,9 @@ class SGConv(Layer):
         "arXiv:2210.09298, sec. 3, and its code"
     )
     op = None
+    state: ClassVar = Axes("max_length - 1, dim", "the last inputs")
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"l_max": 4, "kernel_dim": 1}
+    sample: ClassVar = {"max_length": 4, "kernel_dim": 1}
     hints: ClassVar = {"kernel_list": Hint(weight_decay=False, lr="lr")}
 
     multiplier: Tensor
@@ -59,30 +53,28 @@ class SGConv(Layer):
 
     def __init__(
         self,
-        dim: int,
-        l_max: int = 1024,
-        kernel_dim: int = 64,
-        decay_min: float = 2.0,
-        decay_max: float = 2.0,
-        lr: float | None = 1e-3,
+        dim: options.Dim,
+        max_length: Annotated[options.MaxLength, "L, lags of the kernel"] = 1024,
+        kernel_dim: Annotated[
+            int, at_least(1), "k, numbers of each of the S = 1 + ceil(log2(L/k)) scales, at least one scale"
+        ] = 64,
+        decay_min: Annotated[float, above(0), "1/α of the first channel"] = 2.0,
+        decay_max: Annotated[
+            float, at_least_option("decay_min"), "1/α of the last channel; those between are evenly spaced"
+        ] = 2.0,
+        lr: Annotated[options.LearningRate, "learning rate of the kernels; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        for name, size in (("l_max", l_max), ("kernel_dim", kernel_dim)):
-            if size < 1:
-                raise ConfigError(f"sgconv: {name} is {size}, expected at least 1")
-        if not 0 < decay_min <= decay_max:
-            bounds = f"decay_min is {decay_min} and decay_max is {decay_max}"
-            raise ConfigError(f"sgconv: {bounds}, expected 0 < decay_min <= decay_max")
-        self.dim, self.l_max, self.kernel_dim, self.lr = dim, l_max, kernel_dim, lr
-        scales = 1 + max(0, math.ceil(math.log2(l_max / kernel_dim)))
+        self.dim, self.max_length, self.kernel_dim, self.lr = dim, max_length, kernel_dim, lr
+        scales = 1 + max(0, math.ceil(math.log2(max_length / kernel_dim)))
         self.D = nn.Parameter(torch.randn(1, dim))
         self.kernel_list = nn.ParameterList([torch.randn(1, dim, kernel_dim) for _ in range(scales)])
         self.register_buffer("multiplier", torch.linspace(decay_min, decay_max, dim).view(1, -1, 1))
         with torch.no_grad():
-            self.register_buffer("kernel_norm", self._whole().norm(dim=-1, keepdim=True))
+            self.register_buffer("kernel_norm", self._kernels().norm(dim=-1, keepdim=True))
         self.output_linear = nn.Linear(dim, dim)
 
-    def _whole(self) -> Tensor:
+    def _kernels(self) -> Tensor:
         """Return the kernels before they are divided by Z and cut, (1, D, k 2^(S-1))."""
         scales = len(self.kernel_list)
         parts = [
@@ -92,14 +84,8 @@ class SGConv(Layer):
         ]
         return torch.cat(parts, -1)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.l_max - 1, self.dim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        u, kernel = widen(x), (self._whole() / widen(self.kernel_norm))[0, :, : self.l_max]
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        u, kernel = widen(x), (self._kernels() / widen(self.kernel_norm))[0, :, : self.max_length]
         state = None if state is None else state.to(u.dtype)
         if cu_seqlens is None:
             y, last = with_history(u, state, kernel)

@@ -3,24 +3,26 @@ r"""SpaceTime: systems whose matrix is a companion matrix, which contain every a
 .. math:: s_t = A s_{t-1} + B u_t, \; y_t = C s_t + D u_t, \quad A = \mathrm{shift} + a\, e_N^\top
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import divides
 from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.packing import each_alone
 from scanl.layers.parts.dense_ssm import dense_scan
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
-LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalised, as in the released code
+LEAST_NORM = 1e-4  # vectors whose mean norm is below it are not normalized, as in the released code
 
 
 @register("spacetime")
 class SpaceTime(Layer):
-    """SpaceTime: a system with a companion matrix for each kernel, shared by the heads of the kernel.
+    """SpaceTime: a system with a companion matrix for each group of adjacent channels.
 
     A shifts the state by one index, and adds a times the last number of the state. The column a is divided by the sum
     of its magnitudes, so no eigenvalue is outside the unit circle. A long sequence is computed as a convolution, a few
@@ -30,19 +32,12 @@ class SpaceTime(Layer):
     `forecast` runs the system on its own predictions, s_{t+1} = (A + B K) s_t. With a = 0, B = e_1 and K = C = φ, that
     is the autoregression with coefficients φ. B, C and K are divided by the sum of their magnitudes, and there is no D.
 
-    Differs: in the released closed loop B and K are normalised in the matrix A + B K. They are not normalised where B
-    reads the past and where K gives the inputs. Here they are normalised everywhere.
+    Differs: in the released closed loop B and K are normalized in the matrix A + B K. They are not normalized where B
+    reads the past and where K gives the inputs. Here they are normalized everywhere.
 
-    Args:
-        dim: D, model width.
-        d_state: N, numbers of state of each kernel.
-        kernels: number of kernels; it divides D, and D / kernels adjacent channels share one. None: D.
-        closed_loop: whether the layer forecasts.
-
-    Parameters as in the released code: a, b, c (kernels, N); skip, the D of the equation (D), or k (kernels, N) with
+    Parameters as in the released code: a, b, c (groups, N); skip, the D of the equation (D), or k (groups, N) with
     `closed_loop`.
     Initialisation: all N(0, 1).
-    State: s (B, D, N).
     """
 
     id = "S-spacetime"
@@ -52,42 +47,43 @@ class SpaceTime(Layer):
         "and its code"
     )
     op = None
+    state: ClassVar = Axes("dim, state_dim")
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"d_state": 3, "kernels": 4}
+    sample: ClassVar = {"state_dim": 3, "num_groups": 4}
 
-    def __init__(self, dim: int, d_state: int = 64, kernels: int | None = None, closed_loop: bool = False) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, "N, numbers in the state of each channel"] = 64,
+        num_groups: Annotated[
+            options.Groups | None,
+            divides("dim"),
+            "groups of adjacent channels that share a system; by default each channel has its own",
+        ] = None,
+        closed_loop: Annotated[bool, "the layer can forecast"] = False,
+    ) -> None:
         super().__init__()
-        if d_state < 1:
-            raise ConfigError(f"{self._who()}: d_state is {d_state}, expected at least 1")
-        kernels = dim if kernels is None else kernels
-        if kernels < 1 or dim % kernels:
-            raise ConfigError(f"{self._who()}: kernels is {kernels}, expected a divisor of dim, {dim}")
-        self.dim, self.d_state, self.kernels, self.closed_loop = dim, d_state, kernels, closed_loop
-        self.a, self.b, self.c = (nn.Parameter(torch.randn(kernels, d_state)) for _ in range(3))
+        groups = dim if num_groups is None else num_groups
+        self.dim, self.state_dim, self.num_groups, self.closed_loop = dim, state_dim, groups, closed_loop
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(groups, state_dim)) for _ in range(3))
         if closed_loop:
-            self.k = nn.Parameter(torch.randn(kernels, d_state))
+            self.k = nn.Parameter(torch.randn(groups, state_dim))
         else:
             self.skip = nn.Parameter(torch.randn(dim))
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, self.d_state, device=device, dtype=dtype, at_least=torch.float32)
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return A (D, N, N), B and C (D, N), in double, since many powers of A are taken."""
         a, (b, c) = _normed(self.a.double()), (self.b.double(), self.c.double())
         if self.closed_loop:
             b, c = _normed(b), _normed(c)
-        column = torch.cat([a.new_zeros(*a.shape, self.d_state - 1), a[..., None]], -1)
-        A = column + torch.diag(a.new_ones(self.d_state - 1), -1)
+        column = torch.cat([a.new_zeros(*a.shape, self.state_dim - 1), a[..., None]], -1)
+        A = column + torch.diag(a.new_ones(self.state_dim - 1), -1)
         return self._each(A), self._each(b), self._each(c)
 
     def _each(self, part: Tensor) -> Tensor:
-        return part.repeat_interleave(self.dim // self.kernels, 0)
+        return part.repeat_interleave(self.dim // self.num_groups, 0)
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         A, B, C = self.system()
         y, last = self._run(x, state, cu_seqlens, A, B, C)
         return (y if self.closed_loop else torch.addcmul(y, widen(x), widen(self.skip))).to(x.dtype), last
@@ -125,7 +121,7 @@ class SpaceTime(Layer):
 
     def _closed(self) -> Tensor:
         if not self.closed_loop:
-            raise ConfigError(f"{self._who()}: closed_loop is False, expected True because a forecast is asked for")
+            raise ConfigError(f"{self._who()}: closed_loop is False, expected True because of a forecast")
         return self._each(_normed(self.k.double()))
 
 

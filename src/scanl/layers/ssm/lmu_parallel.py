@@ -1,0 +1,69 @@
+r"""Parallel Legendre memory unit: a linear recurrence, because what is written depends on the input alone.
+
+.. math:: u_t = \mathrm{ReLU}(W_u x_t + b_u), \quad m_t = \bar A m_{t-1} + \bar B u_t, \quad
+          y_t = \mathrm{ReLU}(W_h [m_t; x_t] + b_h)
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanl.layers import options
+from scanl.layers.base import Layer, as_widened, register, widen
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.polynomial_memory import memory_cell
+from scanl.layers.ssm.hippo import varying_memory_cell
+from scanl.layers.ssm.lmu import Polynomials, Theta, held_memory, timed_memory
+
+
+@register("lmu_parallel")
+class LMUParallel(Layer):
+    """Parallel LMU: the number written to the memory depends on the input alone, so the recurrence is linear.
+
+    `forward` also takes `timespans` (B, T), the duration of each step in units of the usual one. θ is then in the same
+    units. With `timespans` the matrices of all steps are in memory, B T N² numbers.
+
+    Parameters as in pytorch-lmu: W_u (1, D) and W_h (D, N + D), with biases; the buffers A (N, N) and B (N, 1) are the
+    discrete memory, and fixed.
+    Initialisation: as in PyTorch.
+    """
+
+    id = "S-lmu"
+    equation = "u_t = ReLU(W_u x_t + b_u),  m_t = A m_{t-1} + B u_t,  y_t = ReLU(W_h [m_t; x_t] + b_h)"
+    source = 'Chilkuri and Eliasmith, "Parallelizing Legendre Memory Unit Training", arXiv:2102.11417, eq. (18) to (20)'
+    op = "memory_cell"
+    state: ClassVar = Axes("1, state_dim")
+    takes: ClassVar = frozenset({"timespans"})
+    sample: ClassVar = {"state_dim": 5, "theta": 6.0}
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(
+        self,
+        dim: options.Dim,
+        state_dim: Polynomials = 256,
+        theta: Theta = 784.0,
+    ) -> None:
+        super().__init__()
+        self.dim, self.state_dim, self.theta = dim, state_dim, theta
+        A, B = held_memory(state_dim, theta)
+        self.register_buffer("A", A)
+        self.register_buffer("B", B)
+        self.W_u = nn.Linear(dim, 1)
+        self.W_h = nn.Linear(state_dim + dim, dim)
+
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        u = widen(self.W_u(x).relu())
+        with as_widened(x):
+            if timespans is not None:
+                varying = timed_memory(self.state_dim, self.theta, timespans, u)
+                m, last = varying_memory_cell(u, *varying, state, cu_seqlens=cu_seqlens)
+            else:
+                m, last = memory_cell(u, widen(self.A), widen(self.B[:, 0]), state, cu_seqlens=cu_seqlens)
+        # A ReLU that saves its input, not its result, which the caller may change in place.
+        return F.threshold(self.W_h(torch.cat([m.flatten(2).to(x.dtype), x], -1)), 0.0, 0.0), last
