@@ -13,9 +13,12 @@ from torch.nn import functional as F
 from evidence_results import Results, learn
 from scanl.data.base import LEVELS, Exam
 from scanl.data.forecasts import LongHorizon, PublishedSeries
+from scanl.data.questions import Forecast
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import optimize
-from scanl.learning.evaluation import measures
+from scanl.learning.evaluation import baselines, measures
+from scanl.learning.questions import answerer
+from scanl.learning.questions.base import means
 from scanl.learning.run.config import seeded_model
 from scanl.models import Forecaster
 
@@ -79,9 +82,8 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
     assert isinstance(source, LongHorizon)
     assert isinstance(model, Forecaster)
     if who == "seasonal naive":
-        beside = source.exam().beside["seasonal naive"]
-        assert not isinstance(beside, float)
-        return {"MSE": beside["MSE"], "MAE": beside["MAE"]}
+        naive = baselines(source, source.exam())["seasonal naive"]
+        return {"MSE": naive["MSE"], "MAE": naive["MAE"]}
     if who == "DLinear":
         return _dlinear(source, horizon, seed)
     if who == "linear map":  # what the layer adds is switched off, and is not learnt
@@ -98,6 +100,7 @@ def _long(who: str, horizon: int, seed: int) -> dict[str, Any]:
 
 def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
     """Train DLinear on the same windows, and measure it on the same forecasts."""
+    assert isinstance(source.question, Forecast)
     scales = torch.tensor(source.question.scales)
     location, scale = scales.unbind(1)
     source.origins = 1
@@ -105,21 +108,22 @@ def _dlinear(source: LongHorizon, horizon: int, seed: int) -> dict[str, Any]:
     model, steps = DLinear(READ, horizon), LINEAR_STEPS
 
     def loss(step: int) -> Tensor:
-        inputs, targets = (torch.from_numpy(part).float() for part in source.batch(step, 32))
-        off = model((inputs - location) / scale) - (targets[:, -1] - location) / scale
-        return off[~targets[:, -1].isnan()].square().mean()  # missing behind the end of the training part
+        batch = source.batch(step, 32).tensors()
+        x, targets = batch.inputs.target.float(), batch.targets[:, -1].float()
+        off = model((x - location) / scale) - (targets - location) / scale
+        return off[~targets.isnan()].square().mean()  # missing behind the end of the training part
 
     begin = time.perf_counter()
     optimize(model, steps, 5e-3, seed, loss)
     minutes = (time.perf_counter() - begin) / 60
-    sums: dict[str, list[float]] = {}
+    parts = []
     with torch.no_grad():
-        for inputs, targets in source.exam().examples:
-            forecast = model((torch.from_numpy(inputs).float() - location) / scale) * scale + location
+        for batch in source.exam().examples:
+            x, targets, *_ = batch.tensors()
+            forecast = model((x.target.float() - location) / scale) * scale + location
             quantiles = forecast[..., None].expand(*forecast.shape, len(LEVELS))
-            for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
-                sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
-    found = {name: total / count for name, (total, count) in sums.items()}
+            parts.append(answerer(source.question).scores(quantiles, targets))
+    found = means(parts)
     parameters = sum(p.numel() for p in model.parameters())
     return {"MSE": found["MSE"], "MAE": found["MAE"], "minutes": minutes, "steps": steps, "parameters": parameters}
 
@@ -149,9 +153,7 @@ def _interval(name: str, who: str, seed: int) -> dict[str, Any]:
     assert isinstance(source, PublishedSeries)
     exam = source.exam()
     if who == "seasonal naive":
-        beside = exam.beside["seasonal naive"]
-        assert not isinstance(beside, float)
-        return dict(beside)
+        return baselines(source, exam)["seasonal naive"]
     if who == "AR":
         return _autoregression(source, exam)
     model = seeded_model(config, source.question)
@@ -179,15 +181,21 @@ def _autoregression(source: PublishedSeries, exam: Exam) -> dict[str, Any]:
         np.sqrt(fit.sigma2 * np.cumsum(arma2ma(np.r_[1, -fit.params[1:]], [1.0], ahead) ** 2)) for fit in fits
     ])  # fmt: skip
     normal = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
-    sums: dict[str, list[float]] = {}
-    for inputs, targets in exam.examples:
-        means = np.empty((len(inputs), ahead, columns))
+    parts = []
+    for batch in exam.examples:
+        points = np.empty((batch.size, ahead, columns))
         for c, fit in enumerate(fits):
-            past = pd.DataFrame(inputs[..., c].T).ffill().bfill().fillna(known[:, c].mean()).to_numpy().T[:, -lags:]
+            past = (
+                pd.DataFrame(batch.inputs.target[..., c].T)
+                .ffill()
+                .bfill()
+                .fillna(known[:, c].mean())
+                .to_numpy()
+                .T[:, -lags:]
+            )
             for step in range(ahead):
-                means[:, step, c] = fit.params[0] + past[:, ::-1] @ fit.params[1:]
-                past = np.column_stack([past[:, 1:], means[:, step, c]])
-        quantiles = torch.from_numpy(means[..., None] + widths.T[:, :, None] * normal)
-        for name, pair in source.scores(quantiles, torch.from_numpy(targets)).items():
-            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
-    return {**{name: total / count for name, (total, count) in sums.items()}, "minutes": minutes}
+                points[:, step, c] = fit.params[0] + past[:, ::-1] @ fit.params[1:]
+                past = np.column_stack([past[:, 1:], points[:, step, c]])
+        quantiles = torch.from_numpy(points[..., None] + widths.T[:, :, None] * normal)
+        parts.append(answerer(source.question).scores(quantiles, batch.tensors().targets))
+    return {**means(parts), "minutes": minutes}

@@ -14,7 +14,7 @@ from scanl.data.base import Source
 from scanl.files import written_whole
 from scanl.learning import TrainConfig
 from scanl.learning.estimators import optimize
-from scanl.learning.questions import Model, loss
+from scanl.learning.questions import Model, answerer
 
 RESULTS = Path(__file__).parent / "results" / "evidence"
 
@@ -56,8 +56,7 @@ def learn(model: Model, *stages: tuple[Source, TrainConfig]) -> float:
 
     def once(step: int) -> Tensor:
         source, size = sizes[step]
-        inputs, targets = map(torch.from_numpy, source.batch(step, size))
-        return loss(source.question, model, inputs, targets, None)[0]
+        return answerer(source.question).loss(model, source.batch(step, size).tensors())[0]
 
     begin = time.perf_counter()
     optimize(model, len(sizes), last.training.lr, last.run.seed, once)

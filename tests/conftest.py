@@ -90,9 +90,9 @@ def pytest_runtest_setup(item):
 @pytest.fixture
 def short_sample(monkeypatch):
     """A run ends with a sample of a few bytes: to generate one of 600 takes longer than a small training."""
-    from scanl.learning.run import train
+    from scanl.learning.questions import next_token
 
-    monkeypatch.setattr(train, "SAMPLE_BYTES", 20)
+    monkeypatch.setattr(next_token, "SAMPLE_BYTES", 20)
 
 
 @pytest.fixture(autouse=True)

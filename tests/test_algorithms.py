@@ -1,19 +1,19 @@
 """How parameters learn: each algorithm against a plain loop over the steps, in float64."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from scanl.data import Question
+from scanl.data.batch import Batch
+from scanl.data.questions import NextToken, Vocabulary
 from scanl.layers.state import detach, leaves
 from scanl.learning.algorithms import BPTT
-from scanl.learning.questions import loss
+from scanl.learning.questions import answerer
 from scanl.models import LanguageModel, Stack
 
-BYTES = Question("next token", vocab_size=7)
+BYTES = NextToken(Vocabulary(7))
 
 
 def tiny() -> LanguageModel:
@@ -39,9 +39,9 @@ def test_bptt_of_whole_sequences_is_the_gradient_of_the_sum_over_their_steps(len
         logits, state = plain(x[:, t : t + 1], state)
         total = total + F.cross_entropy(logits[:, 0], target[:, t]) / length
     total.backward()
-    algorithm = BPTT(partial(loss, BYTES))
+    algorithm = BPTT(answerer(BYTES).loss)
     learner = algorithm.init(model, 3)
-    found, learner = algorithm.update(model, learner, x, target)
+    found, learner = algorithm.update(model, learner, Batch(x, target))
     assert learner is None
     found.backward()
     torch.testing.assert_close(found, total, rtol=1e-14, atol=0)
@@ -52,14 +52,14 @@ def test_bptt_over_streams_carries_the_state_and_cuts_its_gradient():
     """Three updates, a step of the optimiser after each; the plain loop detaches the state where a chunk begins."""
     model, (x, target) = tiny(), torch.randint(7, (2, 3, 12))
     plain = copy.deepcopy(model)
-    algorithm = BPTT(partial(loss, BYTES), carry=True)
+    algorithm = BPTT(answerer(BYTES).loss, carry=True)
     learner, state = algorithm.init(model, 3), None
     optimisers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
     for start in range(0, 12, 4):
         for optimiser in optimisers:
             optimiser.zero_grad()
         chunk = slice(start, start + 4)
-        found, learner = algorithm.update(model, learner, x[:, chunk], target[:, chunk])
+        found, learner = algorithm.update(model, learner, Batch(x[:, chunk], target[:, chunk]))
         assert not any(leaf.requires_grad for _, leaf in leaves(learner))
         found.backward()
         state = detach(state)

@@ -76,7 +76,7 @@ def test_the_command_line_knows_the_model_of_the_page(project, tmp_path):
     tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
     train = ["train", "--data", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
     train += ["--out", str(tmp_path / "run")]
-    short = "from scanl.learning.run import train; train.SAMPLE_BYTES = 20"
+    short = "from scanl.learning.questions import next_token; next_token.SAMPLE_BYTES = 20"
     said = run(project, "-c", f"{short}; from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")
     assert "\nmoving_average " in said
     assert (tmp_path / "run" / "model.safetensors").is_file()

@@ -98,7 +98,7 @@ def test_the_length_of_sequences_doubles_while_a_run_warms_up():
     source.check()
     plain = Counted(sequence_length=16)
     for step, shape in ((0, (8, 4)), (2, (8, 4)), (3, (4, 8)), (6, (2, 16)), (99, (2, 16))):
-        inputs, targets = source.batch(step, 2)
+        inputs, targets, *_ = source.batch(step, 2)
         assert inputs.shape == targets.shape == shape
         assert (targets == (inputs + 1) % 200).all()
         assert (inputs.ravel() == plain.batch(step, 2).inputs.ravel()).all()

@@ -22,6 +22,7 @@ import evidence_page
 import evidence_results
 from scanl.data import sources
 from scanl.data.files import folders
+from scanl.learning.questions.forecast import ForecastAnswerer
 
 AUTOREGRESSION = evidence_forecast._autoregression
 
@@ -170,11 +171,11 @@ def test_forecasts_of_an_autoregression_are_those_of_statsmodels(tables, monkeyp
     monkeypatch.setattr(evidence_forecast, "DAY", {**evidence_forecast.DAY, "horizon": 4, "lags": 3})
     source = sources.get("hourly_electricity")(horizon=4, sequence_length=20)
     seen = {}
-    monkeypatch.setattr(source, "scores", lambda q, t: seen.update(q=q, t=t) or {"CRPS": (0.0, 1)})
+    monkeypatch.setattr(ForecastAnswerer, "scores", lambda self, q, t: seen.update(q=q, t=t) or {"CRPS": (0.0, 1)})
     AUTOREGRESSION(source, source.exam())
     y = source.table[1][:, 0]
     y = np.where(np.isnan(y), np.roll(y, 1), y)
-    last = source._origins(2)[-1][2]
+    last = source.asking.origins(2)[-1][2]
     fit = AutoReg(y[: source.parts[0][0][2]], 3).fit()
     applied = fit.apply(y[: last + 1])
     expected = applied.get_prediction(last + 1, last + 4)

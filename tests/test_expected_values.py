@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from scanl.cli import main
-from scanl.data import IGNORED, Table, sources
+from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
+from scanl.data.batch import Outcomes
+from scanl.data.forecasts import LongForecast
 from scanl.data.naive import naive, season_errors
+from scanl.data.questions import Forecast
+from scanl.learning.evaluation import baselines
+from scanl.learning.questions import answerer
 from scanl.models import Channels, Features, Forecaster, SequenceRegressor, Stack
 from scanl.models.heads import make_head
 
@@ -196,9 +201,10 @@ def test_scales_are_of_the_training_part_alone(split, tmp_path):
         names, rows = training_rows(source, frame)
         assert len(rows) < 0.8 * len(frame)
         expected = [(rows[name].mean(), rows[name].std(ddof=0)) for name in columns]
-        np.testing.assert_allclose(source.question.scales, expected, rtol=1e-9)
+        scales = source.question.scales if source is forecast else source.question.inputs.scales
+        np.testing.assert_allclose(scales, expected, rtol=1e-9)
     sizes = frame.groupby("id")["size"].first()[names]
-    np.testing.assert_allclose(regress.question.answer_scale, (sizes.mean(), sizes.std(ddof=0)), rtol=1e-9)
+    np.testing.assert_allclose(regress.question.scale, (sizes.mean(), sizes.std(ddof=0)), rtol=1e-9)
 
 
 def test_the_unit_of_errors_is_of_the_training_part_alone(tmp_path):
@@ -207,8 +213,8 @@ def test_the_unit_of_errors_is_of_the_training_part_alone(tmp_path):
     for i, one in enumerate(source.collection.each):
         y = one.target[:28, 0]  # seven tenths
         off = [y[t] - y[t - 5] for t in range(5, 28)]
-        assert source._error_scales[i][0] == pytest.approx(np.mean(np.abs(off)), rel=1e-12)
-        assert source._naive_errors[i][1][0] == pytest.approx(math.sqrt(np.mean(np.square(off))), rel=1e-12)
+        assert source.asking.units[i][0] == pytest.approx(np.mean(np.abs(off)), rel=1e-12)
+        assert source.asking.naive_errors[i][1][0] == pytest.approx(math.sqrt(np.mean(np.square(off))), rel=1e-12)
 
 
 def test_who_does_not_learn_by_hand(tmp_path):
@@ -223,27 +229,26 @@ def test_who_does_not_learn_by_hand(tmp_path):
         else:
             usual = max(set(train), key=train.count)
             expected = np.mean([answer == usual for answer in test])
-        assert source._beside() == {name: pytest.approx(expected, rel=1e-12)}
+        assert baselines(source, source.exam()) == {name: {source.metric: pytest.approx(expected, rel=1e-12)}}
     label = Table([path], "label", "up", series="id", past=["u"])
     _, rows = training_rows(label, frame)
     test = frame[frame.id.isin([label.collection.each[i].name for i, *_ in label.parts[2]])]
-    assert label._beside() == {"most frequent": pytest.approx((test.up == rows.up.mode()[0]).mean())}
+    assert baselines(label, label.exam()) == {
+        "most frequent": {"accuracy": pytest.approx((test.up == rows.up.mode()[0]).mean())}
+    }
 
 
 def test_scores_of_a_long_horizon_by_a_loop():
     """In units of each column's deviation in training; numbers that are missing do not count."""
-    source, draw = object.__new__(sources.get("etth1")), np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     rows, steps, columns = 3, 48, 2
     scales = ((5.0, 4.0), (0.0, 0.5))
-    source.__dict__ |= {
-        "question": type("Asked", (), {"scales": scales, "kind": "horizon"}), "table": (["p", "q"], None),
-        "metric": "MSE",
-    }  # fmt: skip
+    question = Forecast(steps, target=columns, scales=scales, scores=LongForecast.scores)
     quantiles = np.sort(draw.normal(size=(rows, steps, columns, len(LEVELS))), -1)
     numbers = draw.normal(size=(rows, steps, columns))
     numbers[0, 5, 1] = numbers[2, 40, 0] = np.nan
-    units = np.full((rows, steps, columns), 2.0)
-    found = source.scores(torch.tensor(quantiles), torch.tensor(np.stack([units, numbers], 1)))
+    outcomes = Outcomes(torch.tensor(numbers), torch.full((rows, columns), 2.0))
+    found = answerer(question).scores(torch.tensor(quantiles), outcomes)
     squares, sizes, inside, crps = [], [], [], []
     for r in range(rows):
         for h in range(steps):
@@ -264,8 +269,8 @@ def test_coverage_counts_its_borders_and_neither_side(tmp_path):
     source = Table([write(tmp_path / "t.csv", labelled(series=1))], "forecast", "y", horizon=6)
     numbers = torch.tensor([0.49, 0.5, 3.0, 9.5, 9.51, math.nan], dtype=torch.float64)[:, None]
     quantiles = 10 * torch.tensor(LEVELS, dtype=torch.float64).expand(1, 6, 1, 11)
-    targets = torch.stack([torch.ones(6, 1, dtype=torch.float64), numbers])[None]
-    assert source.scores(quantiles, targets)["coverage"] == (3.0, 5)
+    targets = Outcomes(numbers[None], torch.ones(1, 1))
+    assert answerer(source.question).scores(quantiles, targets)["coverage"] == (3.0, 5)
 
 
 @pytest.mark.parametrize("season", [3, 4, 5])
@@ -290,7 +295,7 @@ def test_windows_of_labels_reach_both_ends_of_their_part(length, tmp_path):
     source = Table([write(tmp_path / "t.csv", frame)], "label", "up", past=["u"], sequence_length=length)
     (_, begin, end), *_ = source.parts[0]
     assert (begin, end) == (0, 28)
-    windows, labels = source.batch(0, 400)
+    windows, labels, *_ = source.batch(0, 400)
     first = set(windows[:, 0, 0].tolist())
     assert first == set(range(max(1, 28 - length + 1)))
     known = labels != IGNORED
@@ -301,8 +306,8 @@ def test_windows_of_labels_reach_both_ends_of_their_part(length, tmp_path):
 def test_windows_of_forecasts_reach_the_last_row_of_their_part(tmp_path):
     frame = pd.DataFrame({"y": np.arange(40.0)})
     source = Table([write(tmp_path / "t.csv", frame)], "forecast", "y", horizon=2, sequence_length=10)
-    windows, targets = source.batch(0, 400)
-    assert set(windows[:, 0, 0].tolist()) == set(range(18))  # 28 rows; behind the last window is one
+    columns, targets, *_ = source.batch(0, 400)
+    assert set(columns.target[:, 0, 0].tolist()) == set(range(18))  # 28 rows; behind the last window is one
     known = targets[~np.isnan(targets)]
     assert (known.min(), known.max()) == (1.0, 27.0)
 

@@ -10,6 +10,7 @@ from PIL import Image
 from scanl.cli import main
 from scanl.data.folders import Folders
 from scanl.data.own_signals import OwnSignals
+from scanl.data.questions import Class, NextToken, Vocabulary
 from scanl.data.signals import Recording, expanded, mu_law
 from scanl.errors import ConfigError, DataError
 from scanl.learning import RunFolder
@@ -59,7 +60,7 @@ def test_shares_are_of_all_files(tmp_path):
 
 def test_texts_are_bytes_and_folders_are_classes(tmp_path):
     source = opened(texts(tmp_path), sequence_length=12)
-    assert (source.question.kind, source.question.vocab_size, source.question.classes) == ("class", 256, 2)
+    assert source.question == Class(Vocabulary(256), 2)
     assert [len(part.answers) for part in source.parts] == [28, 4, 8]  # of 20 files of each class 14, 2 and 4
     assert source.chance == 0.5
     batch = source.batch(0, 28)
@@ -97,8 +98,8 @@ def test_recordings(tmp_path):
         for number in range(8):
             write(tmp_path / name / f"{number}.wav", np.stack([samples, -samples], 1))
     source = opened(tmp_path, sequence_length=40)
-    assert (source.question.channels, source.question.padded, source.length) == (2, True, 40)
-    inputs, targets = source.batch(0, 8)
+    assert (source.question.inputs.count, source.uneven, source.length) == (2, True, 40)
+    inputs, targets, *_ = source.batch(0, 8)
     for row, answer in zip(inputs, targets, strict=True):
         samples = list(waves.values())[answer][:40]
         np.testing.assert_array_equal(row[: len(samples), 0], samples / np.float32(2**15))
@@ -113,8 +114,8 @@ def test_pictures(colours, tmp_path):
     for number, picture in enumerate(drawn):
         write(tmp_path / "ab"[number % 2] / f"{number}.png", picture)
     source = opened(tmp_path)
-    assert (source.length, source.question.channels, source.question.padded) == (15, 3 if colours else 1, False)
-    rows = {tuple(row.ravel()): answer for row, answer in zip(*source.batch(0, 12), strict=True)}
+    assert (source.length, source.question.inputs.count, source.uneven) == (15, 3 if colours else 1, False)
+    rows = {tuple(row.ravel()): answer for row, answer in zip(*source.batch(0, 12)[:2], strict=True)}
     for number, picture in enumerate(drawn):
         found = rows.get(tuple((picture / np.float32(255)).astype(np.float32).ravel()))
         assert found in (None, number % 2)
@@ -196,7 +197,7 @@ def test_kinds_of_pixels(made, numbers, tmp_path):
         with pytest.raises(DataError, match=r"png has pixels of kind I;16, expected 8 bits for each number"):
             opened(tmp_path)
         return
-    assert opened(tmp_path).question.channels == numbers
+    assert opened(tmp_path).question.inputs.count == numbers
     assert opened(tmp_path).batch(0, 4).inputs.shape == (4, 9, numbers)
 
 
@@ -246,14 +247,14 @@ def test_recordings_to_generate_are_cut_into_pieces(tmp_path):
     """Each sample is in one piece, in the steps of its whole recording, after 128 or the sample before it."""
     lengths = [1, 39, 40, 41, 80, 81, 3, 100, 121, 7]
     source = opened(waves(tmp_path, lengths), OwnSignals, sequence_length=40)
-    assert (source.question.kind, source.question.vocab_size, source.length) == ("next token", 256, 40)
+    assert (source.question, source.length) == (NextToken(Vocabulary(256)), 40)
     assert (source.metric, source.signal.rate, source.signal.steps) == ("bits per sample", 8000, 40)
     files = [{path.relative_to(tmp_path).as_posix() for path in part.rows.paths} for part in source.parts]
     assert [len(part) for part in files] == [7, 1, 2]
     assert len(set().union(*files)) == 10
     pieces = 0
     for part in source.parts:
-        inputs, targets = source._examples(part)
+        inputs, targets, *_ = source._examples(part)
         for path, (start,), row, wanted in zip(part.rows.paths, part.rows.where, inputs, targets, strict=True):
             tokens = Recording(8000, 0).read(path)[start : start + 40]
             np.testing.assert_array_equal(wanted, np.pad(tokens, (0, 40 - len(tokens)), constant_values=-100))
@@ -273,7 +274,7 @@ def test_pictures_to_generate_are_read_number_by_number(numbers, tmp_path):
     source = opened(tmp_path, OwnSignals)
     assert (source.metric, source.length) == ("bits per dimension", 15 * numbers)
     assert source.signal.shape == (3, 5, numbers)
-    inputs, targets = source._examples(source.parts.train)
+    inputs, targets, *_ = source._examples(source.parts.train)
     for path, row, wanted in zip(source.parts.train.rows.paths, inputs, targets, strict=True):
         np.testing.assert_array_equal(wanted, drawn[int(path.stem)].reshape(-1))
         np.testing.assert_array_equal(row, [0, *wanted[:-1]])

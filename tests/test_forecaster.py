@@ -40,20 +40,26 @@ class Series:
     """Two targets with missing numbers, a covariate of the past, two static ones, three known ahead, and durations."""
 
     x: torch.Tensor
+    past: torch.Tensor
     static: torch.Tensor
     future: torch.Tensor
     timespans: torch.Tensor
 
     def given(self, steps=slice(None)):
-        return {"static": self.static, "future": self.future[:, steps], "timespans": self.timespans[:, steps]}
+        """The arguments of some steps; what is known ahead reaches H steps further."""
+        begin, end, _ = steps.indices(T)
+        reach = slice(begin, end + H)
+        ahead = {"future": self.future[:, reach], "timespans": self.timespans[:, reach]}
+        return {"past": self.past[:, steps], "static": self.static, **ahead}
 
 
 def series(rows=2, dtype=torch.float64):
     make = torch.Generator().manual_seed(3)
     x = (torch.rand(rows, T, 3, generator=make, dtype=dtype) * 20).round()
     x[0, 3, 0] = x[-1, 0] = torch.nan
-    drawn = [torch.rand(*shape, generator=make, dtype=dtype) for shape in ((rows, 2), (rows, T, H, 3), (rows, T))]
-    return Series(x, *drawn)
+    shapes = ((rows, 2), (rows, T + H, 3), (rows, T + H))
+    drawn = [torch.rand(*shape, generator=make, dtype=dtype) for shape in shapes]
+    return Series(x[..., :2].clone(), x[..., 2:].clone(), *drawn)
 
 
 def forecaster(layer="lru", seed=0, **options):
@@ -117,10 +123,13 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
     lengths, steps = torch.tensor([4, T, 1])[:, None], torch.arange(T)
     mask = steps >= T - lengths if side == "left" else steps < lengths
     found, last = model(given.x, **given.given(), mask=mask)
+    reach = [slice(int(row.nonzero()[0]), int(row.nonzero()[-1]) + 1 + H) for row in mask]
+    reached = [*enumerate(reach), (0, slice(H))]  # the last sequence has no step, and H steps follow it too
     packing = {
+        "past": given.past[mask][None],
         "static": torch.cat([given.static, given.static[:1]]),
-        "future": given.future[mask][None],
-        "timespans": given.timespans[mask][None],
+        "future": torch.cat([given.future[row, steps] for row, steps in reached])[None],
+        "timespans": torch.cat([given.timespans[row, steps] for row, steps in reached])[None],
         "cu_seqlens": torch.tensor([0, 4, 4 + T, 5 + T, 5 + T]),
     }
     packed, also = model(given.x[mask][None], **packing)
@@ -129,7 +138,10 @@ def test_padded_and_packed_series_equal_each_alone(side, distribution):
     torch.testing.assert_close(packed[0], found[mask])
     for row in range(3):
         one, here = slice(row, row + 1), mask[row]
-        own = {"future": given.future[one, here], "timespans": given.timespans[one, here], "static": given.static[one]}
+        own = {
+            "past": given.past[one, here], "static": given.static[one], "future": given.future[one, reach[row]],
+            "timespans": given.timespans[one, reach[row]],
+        }  # fmt: skip
         alone, state = model(given.x[one, here], **own)
         torch.testing.assert_close(found[one, here], alone)
         begin, end = packing["cu_seqlens"][row], packing["cu_seqlens"][row + 1]
@@ -144,7 +156,7 @@ def test_nothing_at_all():
     none, state = model(given.x[:, :0], **given.given(slice(0, 0)))
     assert none.shape == (2, 0, H, 2, 2)
     assert_same_state(state, model.init_state(2))
-    rows, _ = model(given.x[:0], static=given.static[:0], future=given.future[:0], timespans=given.timespans[:0])
+    rows, _ = model(given.x[:0], **{name: part[:0] for name, part in given.given().items()})
     assert rows.shape == (0, T, H, 2, 2)
 
 
@@ -153,6 +165,7 @@ def test_no_forecast_looks_ahead(recursive):
     model, given = forecaster(recursive=recursive), series()
     before, _ = model(given.x, **given.given())
     given.x[:, 5] += 100
+    given.past[:, 5] += 100
     after, _ = model(given.x, **given.given())
     torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=0)
     assert not torch.isclose(after[:, 5], before[:, 5]).any()
@@ -286,7 +299,7 @@ def test_what_is_not_asked_for_has_no_loss():
     assert model.lags.weight.grad[0].any()
     parameters, _ = model(given.x, **given.given())
     below = torch.distributions.Normal(*parameters[:, :, 0].unbind(-1)).log_prob(targets[:, :, 0])
-    _, _, scale, _ = model._read(*model._joined(given.x, *given.given().values(), None), None, None)
+    _, _, scale, _ = model._read(model._columns(given.x, *given.given().values(), None), None, None)
     torch.testing.assert_close(found, -(below + scale[:, :, 0].log()).mean())
     nothing, _ = model.loss(given.x, torch.full_like(targets, torch.nan), **given.given())
     assert nothing == 0
@@ -301,7 +314,7 @@ def test_losses_are_in_units_of_the_last_scale_or_a_larger_one(distribution):
     given.x[0, 5:, :2], given.x[1, 4:, :2] = 50 * torch.rand(4, 2), 7 + torch.rand(5, 2)
     targets = 20 * torch.rand(2, T, H, 2).double()
     targets[:, 3] = targets[1, 6] = targets[0, 7, 2:] = torch.nan
-    _, _, scale, _ = model._read(*model._joined(given.x, *given.given().values(), None), None, None)
+    _, _, scale, _ = model._read(model._columns(given.x, *given.given().values(), None), None, None)
     assert (scale[0, :5] < scale[0, -1:] / 3).all()
     assert (scale[1, 3, :, 1] > 2 * scale[1, -1, :, 1]).all()
     parameters, _ = model(given.x, **given.given())
@@ -315,19 +328,20 @@ def test_losses_are_in_units_of_the_last_scale_or_a_larger_one(distribution):
 
 
 def test_a_recursive_forecast_reads_itself():
-    """By hand: the mean after each step is the next sample, and the covariate of the past is missing then."""
+    """By hand: the mean after each step is the next sample, the covariate of the past is missing then, and the
+    durations are those of the steps."""
     model, given = forecaster(distribution="points", recursive=True), series()
     found, state = model.predict(given.x, **given.given())
-    x, expected, ahead = given.x, [], None
-    spans, future = given.timespans, given.future
-    for step in range(H):
-        parameters, ahead = model(x, ahead, static=given.static, future=future, timespans=spans)
+    parameters, ahead = model(given.x, **given.given())
+    expected = [parameters[:, -1, 0, :, 0]]
+    for step in range(T, T + H - 1):
+        more = {
+            "past": torch.full((2, 1, 1), torch.nan).double(), "static": given.static,
+            "future": F.pad(given.future[:, step : step + 1 + H], (0, 0, 0, step + 1 - T)),
+            "timespans": F.pad(given.timespans[:, step : step + 1 + H], (0, step + 1 - T)),
+        }  # fmt: skip
+        parameters, ahead = model(expected[-1][:, None], ahead, **more)
         expected.append(parameters[:, -1, 0, :, 0])
-        x = torch.cat([expected[-1], torch.full((2, 1), torch.nan).double()], -1)[:, None]
-        spans = torch.ones(2, 1).double()
-        if step + 1 < H:
-            future = given.future[:, -1:, step + 1 :]
-            future = torch.cat([future, torch.zeros(2, 1, step + 1, 3).double()], 2)
     torch.testing.assert_close(found.mean, torch.stack(expected, 1))
     assert_same_state(state, model(given.x, **given.given())[1])
 
@@ -447,8 +461,10 @@ def test_saved_and_loaded(model, tmp_path):
     again = Saved.load(tmp_path)
     assert recorded(again) == recorded(model)
     x = torch.tensor([[1, 2, 3]]) if isinstance(model, SequenceLabeller) else torch.randn(1, 3, model.input.in_features)
-    x = torch.randn(1, 3, 3) if isinstance(model, Forecaster) else x
-    torch.testing.assert_close(again(x)[0], model.eval()(x)[0], rtol=0, atol=0)
+    given = {}
+    if isinstance(model, Forecaster):
+        x, given = torch.randn(1, 3, 2), {"past": torch.randn(1, 3, 1)}
+    torch.testing.assert_close(again(x, **given)[0], model.eval()(x, **given)[0], rtol=0, atol=0)
     with pytest.raises(CheckpointError, match="expected LanguageModel"):
         LanguageModel.load(tmp_path)
 
@@ -500,11 +516,21 @@ WRONG = [
     ),
     (lambda: plain()(ONE, static=ONE[0]), ShapeError, r"static has shape \(3, 1\), expected None because the model"),
     (
+        lambda: plain(channels=Channels(past=1))(ONE),
+        ShapeError,
+        r"past is None, expected \(1, 3, 1\) because the model",
+    ),
+    (
+        lambda: plain(channels=Channels(past=1))(ONE, past=ONE + math.inf),
+        ShapeError,
+        "past has an infinite number, expected finite ones",
+    ),
+    (
         lambda: plain(channels=Channels(future=1))(ONE, future=ONE),
         ShapeError,
-        r"future has shape \(1, 3, 1\), expected \(1, 3, 2, 1\)",
+        r"future has shape \(1, 3, 1\), expected \(1, 5, 1\)",
     ),
-    (lambda: plain(channels=Channels(timed=True))(ONE), ShapeError, r"timespans is None, expected \(1, 3\)"),
+    (lambda: plain(channels=Channels(timed=True))(ONE), ShapeError, r"timespans is None, expected \(1, 5\)"),
     (lambda: plain()(ONE, timespans=ONE[..., 0]), ShapeError, "timespans has shape .* expected None because the model"),
     (
         lambda: plain().loss(ONE, ONE),

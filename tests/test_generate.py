@@ -138,25 +138,22 @@ def by_hand(model, source, name, prompt, steps, freq=None):
     (at,) = [i for i, one in enumerate(source.collection.each) if one.name == name]
     one = source.collection.each[at]
     begin = max(0, prompt - source.length)
-    x = np.hstack([one.target, one.past])[begin:prompt]
-    x = x if prompt else np.full((1, 3), np.nan)
-    ahead = openings(source, None, prompt, steps, freq)[at].inputs[0, :, 3 + model.static :]
-    for step in range(steps):
-        future = np.full((1, len(x), model.horizon, model.future), 7.0)
-        future[0, :, 0] = ahead[: len(x), : model.future]
-        spans = None
-        if model.timed:
-            known = one.spans[begin:prompt] if prompt else np.ones(1)
-            spans = torch.tensor(np.append(known, np.ones(step)), dtype=torch.float32)[None]
+    x, past = one.target[begin:prompt], one.past[begin:prompt]
+    if not prompt:
+        x, past = np.full((1, 2), np.nan), np.full((1, 1), np.nan)
+    batch = openings(source, None, prompt, steps, freq)[at].batch
+    for _ in range(steps):
+        reach = slice(len(x) + model.horizon)
         parameters, _ = model(
-            torch.tensor(x, dtype=torch.float32)[None],
-            static=torch.tensor(one.static, dtype=torch.float32)[None],
-            future=torch.tensor(future, dtype=torch.float32),
-            timespans=spans,
+            torch.tensor(x)[None],
+            past=torch.tensor(past)[None],
+            static=torch.tensor(one.static)[None],
+            future=torch.tensor(batch.inputs.future[:, reach]),
+            timespans=torch.tensor(batch.timespans[:, reach]) if model.timed else None,
         )
         median = model.head.quantiles(parameters[0, -1, 0], torch.tensor([0.5]))[:, 0]
-        x = np.vstack([x, [*median.tolist(), np.nan]])
-    return x[-steps:, :2]
+        x, past = np.vstack([x, median.tolist()]), np.vstack([past, [np.nan]])
+    return x[-steps:]
 
 
 @pytest.mark.parametrize(("irregular", "prompt"), [(False, None), (True, None), (False, 4), (True, 0)])
@@ -236,16 +233,18 @@ def test_numbers_of_a_table_have_a_seed_and_another_file(tmp_path, capfd):
 def test_a_generation_goes_on_in_constant_memory():
     torch.manual_seed(0)
     model = Forecaster(1, Stack(8, 1, "lru"), Channels(past=1, future=2), lags=3).double()
-    x, future = torch.randn(2, 5, 2).double(), torch.randn(2, 14, 1, 2).double()
-    ahead = list(future[:, 5:, 0].unbind(1))
-    whole = model.generate(x, future=future[:, :5], following=iter(ahead), seed=1)
+    x, past, future = (torch.randn(2, *shape).double() for shape in ((5, 1), (5, 1), (15, 2)))
+    ahead = list(future[:, 6:].unbind(1))
+    given = {"past": past, "future": future[:, :6]}
+    whole = model.generate(x, **given, following=iter(ahead), seed=1)
     steps = list(whole)
     assert len(steps) == 10  # as many as covariates, and the first
-    begun = model.generate(x, future=future[:, :5], following=iter(ahead), max_steps=4, seed=1)
+    begun = model.generate(x, **given, following=iter(ahead), max_steps=4, seed=1)
     first, sizes = list(begun), {leaf.shape for _, leaf in states.leaves(begun.state)}
     later = model.generate(
-        begun.pending, begun.state, future=future[:, 8:9], following=iter(ahead[4:]), seed=begun.generator
-    )
+        begun.pending, begun.state, past=torch.full((2, 1, 1), torch.nan).double(), future=future[:, 8:10],
+        following=iter(ahead[4:]), seed=begun.generator,
+    )  # fmt: skip
     torch.testing.assert_close(torch.stack([*first, *later]), torch.stack(steps))
     assert {leaf.shape for _, leaf in states.leaves(later.state)} == sizes
 
@@ -267,7 +266,7 @@ def test_wrong_generation_is_refused():
         (lambda: Forecaster(1, stack).generate(x[:, :0]), ShapeError, r"x has shape \(1, 0, 1\), expected"),
         (lambda: Forecaster(1, stack).generate(x, temperature=-1.0), ConfigError, "temperature is -1.0"),
         (
-            lambda: Forecaster(1, stack, Channels(future=1)).generate(x, future=torch.zeros(1, 3, 1, 1)),
+            lambda: Forecaster(1, stack, Channels(future=1)).generate(x, future=torch.zeros(1, 4, 1)),
             ConfigError, "following is None, expected covariates because future is 1",
         ),
     ):  # fmt: skip

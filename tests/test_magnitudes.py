@@ -145,22 +145,23 @@ def test_what_a_table_gives_is_not_rounded_before_the_model_centres_it(offset, s
         [path], "forecast", "y", series="id", past=["u"], static=["plant"], future=["late"], horizon=3,
         sequence_length=10, season=7,
     )  # fmt: skip
-    inputs, targets = source.batch(0, 6)
-    for window, wanted in zip(inputs, targets, strict=True):
-        i = int(window[0, 2] - 1e12)
-        (first,) = np.flatnonzero(y[i] == window[0, 0])
-        assert np.array_equal(window[:, 1], u[i, first : first + 10])
-        assert np.array_equal(
-            window[:, 3:], np.lib.stride_tricks.sliding_window_view(late[i], 3)[first + 1 : first + 11]
-        )
+    columns, targets, *_ = source.batch(0, 6)
+    for target, past, static, future, wanted in zip(*columns, targets, strict=True):
+        i = int(static[0] - 1e12)
+        (first,) = np.flatnonzero(y[i] == target[0, 0])
+        assert np.array_equal(past[:, 0], u[i, first : first + 10])
+        known = late[i, first : first + 13]
+        assert np.array_equal(future[: len(known), 0], known)
         known = ~np.isnan(wanted[:, 0, 0])
         assert np.array_equal(wanted[known, 0, 0], y[i, first + 1 : first + 11][known])
-    for origins, (_, answers) in source._forecasts(2):
-        for (i, _, last), (unit, numbers), found in zip(origins, answers, source.naive(origins), strict=True):
+    for origins, batch in source.asking.forecasts(2):
+        for (i, _, last), numbers, unit, found in zip(
+            origins, *batch.targets, source.asking.naive(origins), strict=True
+        ):
             assert np.array_equal(numbers[:, 0], y[i, last + 1 : last + 4])
             np.testing.assert_array_equal(found[:, 0, 5], y[i, last - 6 : last - 3])
             apart = [abs(y[i, t] - y[i, t - 7]) / scale for t in range(7, 42)]
-            np.testing.assert_allclose(unit[:, 0] / scale, np.mean(apart), rtol=1e-6)
+            np.testing.assert_allclose(unit / scale, np.mean(apart), rtol=1e-6)
 
 
 def test_errors_of_the_naive_whose_squares_are_nothing():

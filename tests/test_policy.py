@@ -134,7 +134,7 @@ def test_a_step_is_that_of_the_source(tmp_path, monkeypatch):
     published.written(root, "atari")
     options = {**published.OPTIONS["atari"], "unit": 3.0}
     source = TrainConfig.of(data=["atari"], data_options=options).open_source()
-    inputs, targets = (torch.from_numpy(array) for array in source.batch(0, 1))
+    inputs, targets, *_ = source.batch(0, 1).tensors()
     steps = int((targets[0] != IGNORED).sum())
     assert steps > 2
     actions = source.question.classes

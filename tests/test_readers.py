@@ -14,13 +14,15 @@ import torch
 import zstandard
 
 import published
-from scanl.data import Question, Source, audio, sources
+from scanl.data import Source, audio, sources
+from scanl.data.batch import Batch
 from scanl.data.files import folders
 from scanl.data.fixed import FromFiles, Part
+from scanl.data.questions import Features, Flags
 from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError, DataError
 from scanl.learning import TrainConfig
-from scanl.learning.questions import loss, model_for
+from scanl.learning.questions import answerer
 from scanl.models import Stack
 
 
@@ -170,7 +172,7 @@ def test_patches_of_the_middle_of_a_photograph(root):
 
     folder = published.written(root, "imagenet")
     found = source("imagenet")
-    assert (found.length, found.question.channels, found.question.classes) == (16, 147, 3)
+    assert (found.length, found.question.inputs.count, found.question.classes) == (16, 147, 3)
     assert [len(part.answers) for part in found.parts] == [10, 2, 6]
     assert all(isinstance(part.rows, FromFiles) for part in found.parts)  # setting some aside reads none
     aside = {path.name for path in found.parts.validation.rows.paths}
@@ -387,7 +389,7 @@ def test_notes_of_a_frame_are_predicted_from_those_before(root):
     assert not batch.inputs[:, 0].any()
     asked = ~np.isnan(batch.targets)
     outputs, targets = torch.zeros(int(asked.sum())), torch.from_numpy(batch.targets[asked])
-    total, count = found.total(outputs, targets)
+    ((total, count),) = answerer(found.question).scores(outputs, targets).values()
     assert total / count == pytest.approx(88 * np.log(2))  # of a frame
     for pieces, message in (
         ([], "it has no parts train, valid and test"),
@@ -404,13 +406,13 @@ def test_notes_of_a_frame_are_predicted_from_those_before(root):
 
 
 def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
-    question = Question("numbers", channels=3, targets=2, distribution="bernoulli")
-    model = model_for(question, Stack(8, 1, "lru"), {})
+    question = Flags(Features(3), 2)
+    model = answerer(question).model(Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([0.0, 1.0]).repeat(2, 5, 1)
     targets[1, 3:] = torch.nan
     p = model(inputs)[0].sigmoid()
     p = torch.where(targets == 1, p, 1 - p)[~targets.isnan()]
-    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], -p.log().mean())
+    torch.testing.assert_close(answerer(question).loss(model, Batch(inputs, targets))[0], -p.log().mean())
 
 
 # Games.
@@ -419,7 +421,7 @@ def test_answers_of_yes_and_no_are_learnt_by_their_likelihood():
 def test_a_step_of_a_game_has_the_return_to_come_the_last_action_and_screens(root):
     folder = published.written(root, "atari")
     found = source("atari")
-    assert (found.question.classes, found.question.channels) == (4, 1 + 4 + 2 * 84 * 84)
+    assert (found.question.classes, found.question.inputs.count) == (4, 1 + 4 + 2 * 84 * 84)
     assert sum(len(part.rows) for part in found.parts) == 36  # of whole episodes
     rows = np.array([[12, 5, 14, 5], [12, 5, 14, 8], [0, 14, 18, 14]])
     batch = found.form(list(rows))
@@ -474,7 +476,7 @@ def test_a_bot_reads_its_mission_and_then_acts(root):
     folder = published.written(root, "babyai")
     found = source("babyai")
     words = {"go": 0, "to": 1, "a": 2, "box": 3, "the": 4, "red": 5, "ball": 6}
-    assert found.question.channels == 7 + 49 * 21 + 4 + 7
+    assert found.question.inputs.count == 7 + 49 * 21 + 4 + 7
     assert found.length == 10  # five words, five actions
     assert [len(part.answers) for part in found.parts] == [3, 1, 2]
     rows = next(iter(found.exam().examples))
@@ -529,7 +531,7 @@ def test_a_translation_is_asked_for_after_its_sentence(root):
     assert bytes(batch.targets[0][9 : len(row) - 1].astype(np.uint8)) == row[10:]
     assert (batch.targets[0][len(row) - 1 :] == -100).all()
     assert len(batch.inputs) == 5
-    total, count = found.total(torch.zeros(7, 256), torch.arange(7))
+    ((total, count),) = answerer(found.question).scores(torch.zeros(7, 256), torch.arange(7)).values()
     assert total / count == pytest.approx(8)
     assert len(source("wmt14", most=26).parts.train.rows) == 0  # longer ones are left out
     swapped = source("wmt14", first="de", second="en")

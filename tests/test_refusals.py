@@ -12,10 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from scanl import layers, tasks
-from scanl.data.base import IGNORED, Question
+from scanl.data import questions
+from scanl.data.base import IGNORED
+from scanl.data.batch import Batch, Columns
 from scanl.errors import ConfigError, DataError, DivergenceError, ShapeError
 from scanl.inspect.reconstruction import waves
-from scanl.learning.questions import loss, model_for
+from scanl.learning.questions import answerer
 from scanl.models import (
     Channels,
     Features,
@@ -140,17 +142,18 @@ def test_what_is_no_tensor_is_refused(value, what):
 
 @pytest.mark.parametrize("distribution", ["points", "quantiles", "gaussian", "student_t", "negative_binomial"])
 def test_a_forecaster_refuses_an_infinite_number(distribution):
-    model = Forecaster(2, Stack(8, 1, "lru"), Channels(past=1, static=1), distribution=distribution)
-    x, static, targets = torch.zeros(1, 4, 2), torch.zeros(1, 1), torch.zeros(1, 4, 2, 1)
+    model = Forecaster(2, Stack(8, 1, "lru"), Channels(past=1, static=1, future=1), distribution=distribution)
+    shapes = {"x": (1, 4, 1), "past": (1, 4, 1), "static": (1, 1), "future": (1, 6, 1), "targets": (1, 4, 2, 1)}
     for infinite in (math.inf, -math.inf):
-        for name in ("x", "static", "targets"):
-            given = {"x": x.clone(), "static": static.clone(), "targets": targets.clone()}
+        for name in shapes:
+            given = {each: torch.zeros(shape) for each, shape in shapes.items()}
             given[name].flatten()[0] = infinite
             with pytest.raises(ShapeError, match=f"forecaster: {name} has an infinite number"):
-                model.loss(given["x"], given["targets"], static=given["static"])
+                model.loss(**given)
+    x, *others, _ = map(torch.zeros, shapes.values())
     x[0, 0, 0] = math.inf
     with pytest.raises(ShapeError, match="forecaster: x has an infinite number, expected finite ones, and NaN where"):
-        model.predict(x, static=static)
+        model.predict(x, **dict(zip(("past", "static", "future"), others, strict=True)))
 
 
 @pytest.mark.parametrize("odd", [-1.0, 0.5, -0.25, 1e9 + 0.5])
@@ -170,23 +173,24 @@ def test_counts_are_whole_numbers_of_at_least_0(odd):
 
 
 FEATURES = torch.randn(2, 5, 3)
+COLUMNS = Columns(FEATURES[..., :1], FEATURES[..., :0], FEATURES[:, 0, :0], torch.zeros(2, 7, 0))
 UNANSWERED = {
-    "label": (Question("label", channels=3, classes=4), FEATURES, torch.full((2, 5), IGNORED)),
-    "label of tokens": (Question("label", vocab_size=7), PROMPT, torch.full((1, 3), IGNORED)),
-    "next token": (Question("next token", vocab_size=7), PROMPT, torch.full((1, 3), IGNORED)),
-    "numbers": (Question("numbers", channels=3, targets=2), FEATURES, torch.full((2, 5, 2), math.nan)),
+    "label": (questions.Label(questions.Features(3), 4), FEATURES, torch.full((2, 5), IGNORED)),
+    "label of tokens": (questions.TokenLabel(questions.Vocabulary(7)), PROMPT, torch.full((1, 3), IGNORED)),
+    "next token": (questions.NextToken(questions.Vocabulary(7)), PROMPT, torch.full((1, 3), IGNORED)),
+    "numbers": (questions.Numbers(questions.Features(3), 2), FEATURES, torch.full((2, 5, 2), math.nan)),
     "flags": (
-        Question("numbers", channels=3, targets=2, distribution="bernoulli"), FEATURES, torch.full((2, 5, 2), math.nan),
+        questions.Flags(questions.Features(3), 2), FEATURES, torch.full((2, 5, 2), math.nan),
     ),
-    "horizon": (Question("horizon", channels=1, horizon=2), FEATURES[..., :1], torch.full((2, 5, 2, 1), math.nan)),
+    "forecast": (questions.Forecast(2), COLUMNS, torch.full((2, 5, 2, 1), math.nan)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", UNANSWERED)
 def test_a_batch_without_an_answer_has_no_loss_and_no_gradient(kind):
     question, inputs, targets = UNANSWERED[kind]
-    model = model_for(question, Stack(8, 1, "lru"), {})
-    found = loss(question, model, inputs, targets, None)[0]
+    model = answerer(question).model(Stack(8, 1, "lru"), {})
+    found = answerer(question).loss(model, Batch(inputs, targets))[0]
     assert found == 0
     found.backward()
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
@@ -194,19 +198,19 @@ def test_a_batch_without_an_answer_has_no_loss_and_no_gradient(kind):
 
 def test_the_loss_is_the_mean_over_the_answers():
     question, inputs, targets = UNANSWERED["label"]
-    model = model_for(question, Stack(8, 1, "lru"), {})
+    model = answerer(question).model(Stack(8, 1, "lru"), {})
     targets = targets.clone()
     targets[0, 1], targets[1, 3] = 2, 0
     log = model(inputs)[0].double().log_softmax(-1)
     expected = -(log[0, 1, 2] + log[1, 3, 0]) / 2
-    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0].double(), expected)
+    torch.testing.assert_close(answerer(question).loss(model, Batch(inputs, targets))[0].double(), expected)
     question, inputs, targets = UNANSWERED["flags"]
-    model = model_for(question, Stack(8, 1, "lru"), {})
+    model = answerer(question).model(Stack(8, 1, "lru"), {})
     targets = targets.clone()
     targets[0, 1, 1], targets[1, 3, 0] = 1, 0
     logits = model(inputs)[0].double()
     expected = -(F.logsigmoid(logits[0, 1, 1]) + F.logsigmoid(-logits[1, 3, 0])) / 2
-    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0].double(), expected)
+    torch.testing.assert_close(answerer(question).loss(model, Batch(inputs, targets))[0].double(), expected)
 
 
 def test_compiled_kernels_do_not_need_numbas_switch():

@@ -16,27 +16,17 @@ from torch.nn import functional as F
 import published
 from scanl import tasks
 from scanl.cli import main
-from scanl.data import (
-    IGNORED,
-    Corpus,
-    Exam,
-    Examples,
-    Folders,
-    OwnSignals,
-    Question,
-    Source,
-    Table,
-    Text,
-    register,
-    sources,
-)
-from scanl.data.base import Entry, padded
+from scanl.data import IGNORED, Corpus, Exam, Folders, OwnSignals, Source, Table, Text, register, sources
+from scanl.data.base import Entry, padded, present
+from scanl.data.batch import Batch, Columns, Outcomes
 from scanl.data.files import folders
+from scanl.data.questions import Class, Features, Forecast, Label, NextToken, Vocabulary
 from scanl.data.series import Collection, Series
 from scanl.data.signals import Recording
 from scanl.errors import ConfigError
+from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig
-from scanl.learning.questions import answer, loss, model_for
+from scanl.learning.questions import answerer
 from scanl.learning.report import Report
 from scanl.learning.run.config import OWN
 from scanl.models import Stack
@@ -144,27 +134,26 @@ def test_the_digest_is_the_one_that_checkpoints_hold(name):
 def test_processes_share_the_batch_of_one(name):
     source = opened(name)
     whole = source.batch(7, 6)
-    assert len(whole.inputs) == 6
+    assert whole.size == 6
     for size, world in ((2, 3), (3, 2)):
         parts = [source.batch(7, size, rank, world) for rank in range(world)]
-        for joined, expected in zip(map(np.concatenate, zip(*parts, strict=True)), whole, strict=True):
-            np.testing.assert_array_equal(joined, expected)
+        joined = cat([part.tensors() for part in parts])
+        for (_, part), (_, expected) in zip(leaves(joined), leaves(whole.tensors()), strict=True):
+            torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @each_source
 def test_the_model_answers_the_question(name):
     """Of as many answers as there are targets, and a loss that every parameter learns from."""
     source = opened(name)
-    model = model_for(source.question, Stack(8, 1, "lru"), {})
-    inputs, targets = map(torch.from_numpy, source.batch(0, 2))
-    measured = map(torch.from_numpy, next(iter(source.unseen(0))))
-    read, wanted = (part if part.is_floating_point() else part.long() for part in measured)
-    outputs, asked, _ = answer(source.question, model, read, wanted)
-    assert len(outputs) == len(asked) > 0
-    total, count = source.total(outputs.detach(), asked)
-    each = asked[:, -1].numel() if source.question.kind == "horizon" else int((asked != IGNORED).sum())
-    assert (total >= 0, count) == (True, each)
-    found, _ = loss(source.question, model, inputs, targets, None)
+    method = answerer(source.question)
+    model = method.model(Stack(8, 1, "lru"))
+    outputs, targets, _ = method.answers(model, next(iter(source.unseen(0))).tensors())
+    numbers = targets.numbers if isinstance(targets, Outcomes) else targets
+    assert len(outputs) == len(numbers) > 0
+    for total, count in method.scores(outputs.detach(), targets).values():
+        assert (total >= 0, count) == (True, int((numbers != IGNORED).sum()))
+    found, _ = method.loss(model, source.batch(0, 2).tensors())
     found.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -209,7 +198,7 @@ class Signs(Source):
 
     metric = "accuracy"
     chance = 0.5
-    question = Question("class", channels=1, classes=2)
+    question = Class(Features(1), 2)
 
     sequence_length: int
     seed: int
@@ -219,21 +208,21 @@ class Signs(Source):
         if self.margin < 0:
             raise ConfigError(f"signs: margin is {self.margin}, expected at least 0")
 
-    def rows(self, count: int, *seed: int) -> Examples:
+    def rows(self, count: int, *seed: int) -> Batch:
         inputs = (
             np.random.default_rng((self.seed, *seed)).normal(size=(count, self.sequence_length, 1)).astype(np.float32)
         )
         inputs += self.margin * np.sign(inputs.sum(1, keepdims=True))
-        return Examples(inputs, (inputs.sum((1, 2)) > 0).astype(np.int64))
+        return Batch(inputs, (inputs.sum((1, 2)) > 0).astype(np.int64))
 
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         whole = self.rows(size * world, 0, step)
-        return Examples(*(part[rank * size :][:size] for part in whole))
+        return whole.rows(slice(rank * size, (rank + 1) * size))
 
     def digest(self) -> str:
         return repr(self)
 
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         yield self.rows(32, 1, step)
 
     def exam(self, *, sample: bool = False, count: int = 64) -> Exam:
@@ -261,7 +250,7 @@ def test_a_new_source_is_trained_resumed_and_measured_by_name(tmp_path, capfd):
     assert main(["eval", folder, "--count", "100"]) == 0
     title, found, _ = capfd.readouterr().out.splitlines()
     assert title == "accuracy on 100 rows:"
-    inputs, targets = map(torch.from_numpy, Signs(5, 0, 1.0).rows(100, 2))
+    inputs, targets, *_ = Signs(5, 0, 1.0).rows(100, 2).tensors()
     logits, _ = RunFolder.open(folder).load_model()(inputs)
     assert float(found.split()[-1]) == pytest.approx((logits.argmax(-1) == targets).float().mean().item())
     with (tmp_path / "run" / "metrics.csv").open() as file:
@@ -271,10 +260,10 @@ def test_a_new_source_is_trained_resumed_and_measured_by_name(tmp_path, capfd):
 @pytest.mark.usefixtures("signs")
 def test_the_loss_of_classes_is_their_cross_entropy():
     source = Signs(5, 0)
-    model = model_for(source.question, Stack(8, 1, "lru"), {})
-    inputs, targets = map(torch.from_numpy, source.batch(0, 4))
+    model = answerer(source.question).model(Stack(8, 1, "lru"), {})
+    inputs, targets, *_ = source.batch(0, 4).tensors()
     torch.testing.assert_close(
-        loss(source.question, model, inputs, targets, None)[0], F.cross_entropy(model(inputs)[0], targets)
+        answerer(source.question).loss(model, Batch(inputs, targets))[0], F.cross_entropy(model(inputs)[0], targets)
     )
 
 
@@ -303,57 +292,56 @@ def test_a_new_source_refuses(command, message, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("tokens", [True, False])
 def test_a_row_that_ends_early_is_read_to_its_end(tokens):
     """In one piece and in chunks, one of which begins after the end of a row."""
-    question = Question("class", classes=3, padded=True, **({"vocab_size": 9} if tokens else {"channels": 2}))
-    model = model_for(question, Stack(8, 1, "lru"), {}).eval()
+    question = Class(Vocabulary(9) if tokens else Features(2), 3)
+    model = answerer(question).model(Stack(8, 1, "lru"), {}).eval()
     random, lengths = np.random.default_rng(0), (5, 2, 9)
     rows = [random.integers(0, 9, n) if tokens else random.normal(size=(n, 2)).astype(np.float32) for n in lengths]
     inputs = torch.from_numpy(padded(rows, 10))
     alone = torch.cat([model(torch.from_numpy(row)[None])[0] for row in rows])
-    outputs, *_ = answer(question, model, inputs, torch.zeros(3))
+    batch = Batch(inputs, torch.zeros(3), mask=torch.from_numpy(present(inputs.numpy())))
+    assert batch.mask.sum(1).tolist() == list(lengths)
+    outputs, *_ = answerer(question).answers(model, batch)
     torch.testing.assert_close(outputs, alone)
     state = None
-    for chunk in inputs.split(4, 1):
-        outputs, _, state = answer(question, model, chunk, torch.zeros(3), state)
+    for begin in range(0, 10, 4):
+        outputs, _, state = answerer(question).answers(model, batch.steps(begin, begin + 4, targets=False), state)
     torch.testing.assert_close(outputs, alone)
 
 
 def test_labels_of_features_have_a_model():
-    question = Question("label", channels=3, classes=4)
-    model = model_for(question, Stack(8, 1, "lru"), {})
+    question = Label(Features(3), 4)
+    model = answerer(question).model(Stack(8, 1, "lru"), {})
     inputs, targets = torch.randn(2, 5, 3), torch.tensor([[0, IGNORED, 3, 1, 1], [IGNORED] * 5])
-    outputs, asked, _ = answer(question, model, inputs, targets)
+    outputs, asked, _ = answerer(question).answers(model, Batch(inputs, targets))
     assert (outputs.shape, asked.tolist()) == ((4, 4), [0, 3, 1, 1])
     torch.testing.assert_close(outputs, model(inputs)[0][0, [0, 2, 3, 4]])
-    found, _ = loss(question, model, inputs, targets, None)
+    found, _ = answerer(question).loss(model, Batch(inputs, targets))
     torch.testing.assert_close(found, F.cross_entropy(outputs, asked))
 
 
-def test_channels_of_a_horizon_reach_their_arguments():
-    """Targets, covariates of the past, static ones, those known ahead, and the duration."""
-    question = Question(
-        "horizon", channels=2 + 1 + 3 + 2 * 4 + 1, horizon=4, targets=2, static=1, future=2, timed=True,
-        scales=tuple((float(i), i + 1.0) for i in range(8)), distribution="gaussian",
+def test_columns_of_a_forecast_reach_their_arguments():
+    """Targets, covariates of the past, static ones, those known ahead, and the durations."""
+    question = Forecast(
+        4, target=2, past=3, static=1, future=2, timed=True, scales=tuple((float(i), i + 1.0) for i in range(8)),
+        distribution="gaussian",
     )  # fmt: skip
-    model = model_for(question, Stack(8, 1, "lru"), {"lags": 2})
-    inputs, targets = torch.randn(2, 5, 15), torch.randn(2, 5, 4, 2)
-    inputs[..., 5] = inputs[:, :1, 5]
-    given = {
-        "static": inputs[:, 0, 5:6],
-        "future": inputs[..., 6:14].unflatten(-1, (4, 2)),
-        "timespans": inputs[..., 14],
-    }
-    x = inputs[..., :5]
-    torch.testing.assert_close(loss(question, model, inputs, targets, None)[0], model.loss(x, targets, **given)[0])
-    outputs, asked, _ = answer(question, model, inputs, targets)
+    method = answerer(question)
+    model = method.model(Stack(8, 1, "lru"), {"lags": 2})
+    columns = Columns(*(torch.randn(2, *shape) for shape in ((5, 2), (5, 3), (1,), (9, 2))))
+    batch = Batch(columns, torch.randn(2, 5, 4, 2), timespans=torch.rand(2, 9))
+    given = {**columns._asdict(), "timespans": batch.timespans}
+    x = given.pop("target")
+    torch.testing.assert_close(method.loss(model, batch)[0], model.loss(x, batch.targets, **given)[0])
+    outputs, targets, _ = method.answers(model, batch)
     torch.testing.assert_close(outputs, model.predict(x, **given)[0].quantiles)
-    assert asked is targets
+    assert targets is batch.targets
     assert model.config["channels"].scales == [[float(i), i + 1.0] for i in range(8)]
 
 
 @pytest.mark.parametrize(("name", "value"), [("recursive", True), ("lags", 3), ("span", 5.0)])
 def test_options_of_forecasters_are_theirs(name, value):
-    for question in (Question("next token", vocab_size=4), Question("class", channels=2, classes=2)):
+    for question in (NextToken(Vocabulary(4)), Class(Features(2), 2)):
         with pytest.raises(
             ConfigError, match=f"train: {name} is {value}, but the question of the data is not a forecast; leave out"
         ):
-            model_for(question, Stack(8, 1, "lru"), {name: value})
+            answerer(question).model(Stack(8, 1, "lru"), {name: value})

@@ -19,10 +19,12 @@ from torch.nn import functional as F
 from scanl import tasks
 from scanl.cli import main
 from scanl.cli.train import prepare
+from scanl.data.questions import Class, Features, Number, Numbers, TokenLabel
 from scanl.errors import ConfigError
+from scanl.layers.state import cat, leaves
 from scanl.learning import RunFolder, TrainConfig, score
 from scanl.learning.evaluation import measure
-from scanl.learning.questions import answer, loss
+from scanl.learning.questions import answerer
 from scanl.learning.run.config import seeded_model
 from scanl.tasks import IGNORED, FreshExamples, listops, phonebook
 from scanl.tasks.base import draw_distinct, options
@@ -106,18 +108,18 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_solver_is_right_of_variants_too(name):
     task = VARIANTS[name]
-    inputs, targets = task.generate(200, 0)
+    inputs, targets, *_ = task.generate(200, 0)
     assert_best(task, task.scores(task.solve(inputs), targets))
 
 
 def test_what_fills_the_rest_of_mqar_is_an_option():
     """The same pairs and queries; every other step after the pairs is 0, or one of all tokens."""
     empty, full = VARIANTS["mqar_with_zeros"], small("mqar")
-    inputs, targets = empty.generate(500, 0)
+    inputs, targets, *_ = empty.generate(500, 0)
     rest = (targets == IGNORED) & (np.arange(empty.length) >= 2 * empty.num_pairs)
     assert not inputs[rest].any()
     assert inputs[~rest].all()
-    inputs, targets = full.generate(500, 0)
+    inputs, targets, *_ = full.generate(500, 0)
     rest = (targets == IGNORED) & (np.arange(full.length) >= 2 * full.num_pairs)
     assert set(inputs[rest].tolist()) == set(range(24))
 
@@ -131,7 +133,7 @@ def test_parity_may_be_asked_for_at_the_last_step_alone():
 
 def test_what_is_seen_in_the_t_maze():
     """The sign at the first place alone, a code of which one bit changes from place to place, and noise after it."""
-    inputs, targets = tasks.build("t_maze", length=256, distractors=3).generate(200, 0)
+    inputs, targets, *_ = tasks.build("t_maze", length=256, distractors=3).generate(200, 0)
     assert inputs.shape == (200, 256, 13)
     np.testing.assert_array_equal(inputs[:, 0, :2], np.where(targets[:, None] == 0, [0, 1], [1, 0]))
     assert not inputs[:, 1:, :2].any()
@@ -152,7 +154,7 @@ def test_the_two_forms_of_associative_recall_leave_the_chances_of_their_tables()
 def test_the_solver_is_always_right(name):
     for task in (small(name), tasks.build(name, **LONGER.get(name, {}))):
         for seed in range(3):
-            inputs, targets = task.generate(20, seed)
+            inputs, targets, *_ = task.generate(20, seed)
             scores = task.scores(task.solve(inputs), targets)
             assert len(scores) == len(asked(task, targets)) >= 20
             assert_best(task, scores)
@@ -161,7 +163,7 @@ def test_the_solver_is_always_right(name):
 @each_task
 def test_a_wrong_answer_is_seen(name):
     task = small(name)
-    inputs, targets = task.generate(50, 0)
+    inputs, targets, *_ = task.generate(50, 0)
     wrong = task.solve(inputs)
     wrong[0] += 1
     assert task.scores(wrong, targets).mean() != task.best
@@ -177,7 +179,7 @@ def test_chance_is_what_a_guesser_gets(name):
     if name in UNEVEN:
         pytest.skip("an answer is likelier than another")
     task = small(name)
-    _, targets = task.generate(20_000, 1)
+    _, targets, *_ = task.generate(20_000, 1)
     wanted = asked(task, targets)
     if task.metric != "accuracy":
         scores = task.scores(np.full_like(targets, round(wanted.mean())), targets)
@@ -200,36 +202,37 @@ def test_chance_is_what_a_guesser_gets(name):
 @each_task
 def test_examples_have_the_shapes_and_values_they_promise(name):
     task = tasks.build(name, **LONGER.get(name, {}))
-    inputs, targets = task.generate(4, 5)
+    inputs, targets, *_ = batch = task.generate(4, 5)
     question = task.question
-    if question.vocab_size is None:
+    if isinstance(question.inputs, Features):
         assert inputs.dtype == np.float32
-        assert inputs.shape[2] == question.channels
+        assert inputs.shape[2] == question.inputs.count
     else:
         assert inputs.dtype == np.int64
-        assert inputs.max() < question.vocab_size
-        assert inputs.min() >= 0 or (question.padded and inputs.min() == IGNORED)
+        assert inputs.max() < question.inputs.size
+        assert inputs.min() >= 0 or (batch.mask is not None and inputs.min() == IGNORED)
     answers = targets[targets != IGNORED]
-    if question.kind in ("label", "class"):
+    if isinstance(question, TokenLabel | Class):
         assert targets.dtype == np.int64
-        assert targets.shape == (inputs.shape if question.kind == "label" else (4,))
+        assert targets.shape == (inputs.shape if isinstance(question, TokenLabel) else (4,))
         assert answers.min() >= 0
-        assert answers.max() < (question.classes or question.vocab_size)
+        assert answers.max() < (question.classes if isinstance(question, Class) else question.inputs.size)
     else:
         assert targets.dtype == np.float32
-        assert targets.shape == ((4,) if question.kind == "number" else (*inputs.shape[:2], question.targets))
+        assert targets.shape == ((4,) if isinstance(question, Number) else (*inputs.shape[:2], question.count))
     longer = replace(task, length=2 * task.length).generate(3, 5).inputs
     steps = STEPS.get(name, lambda n: n)
     assert longer.shape[1] == inputs.shape[1] + steps(2 * task.length) - steps(task.length)
-    assert [len(part) for part in task.generate(0, 0)] == [0, 0]
+    assert [len(part) for part in task.generate(0, 0) if part is not None][:2] == [0, 0]
 
 
 @each_task
 def test_a_seed_gives_the_same_examples(name):
     task = small(name)
-    for one, same, other in zip(*(task.generate(30, seed) for seed in ((1, 2), (1, 2), (1, 3))), strict=True):
-        np.testing.assert_array_equal(one, same)
-        assert not np.array_equal(one, other)
+    one, same, other = (task.generate(30, seed) for seed in ((1, 2), (1, 2), (1, 3)))
+    for name in ("inputs", "targets"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
+        assert not np.array_equal(getattr(one, name), getattr(other, name))
 
 
 @each_task
@@ -238,14 +241,15 @@ def test_processes_share_the_batch_of_one_and_steps_share_nothing(name):
     for size, world, step in itertools.product((1, 3), (1, 2, 3), (0, 7)):
         whole = order.batch(step, size * world)
         parts = [order.batch(step, size, rank, world) for rank in range(world)]
-        for joined, expected in zip(map(np.concatenate, zip(*parts, strict=True)), whole, strict=True):
-            np.testing.assert_array_equal(joined, expected)
+        joined = cat([part.tensors() for part in parts])
+        for (_, part), (_, expected) in zip(leaves(joined), leaves(whole.tensors()), strict=True):
+            torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
     steps = [order.batch(step, 40).inputs for step in range(3)] + [FreshExamples(small(name), 4).batch(0, 40).inputs]
     assert not any(np.array_equal(one, other) for one, other in itertools.combinations(steps, 2))
 
 
 def test_adding_marks_one_step_of_each_half():
-    inputs, targets = tasks.build("adding", length=7).generate(7000, 0)
+    inputs, targets, *_ = tasks.build("adding", length=7).generate(7000, 0)
     numbers, marks = inputs[..., 0], inputs[..., 1]
     np.testing.assert_array_equal(np.unique(marks), [0, 1])
     np.testing.assert_array_equal(marks[:, :3].sum(1), 1)
@@ -256,7 +260,7 @@ def test_adding_marks_one_step_of_each_half():
 
 
 def test_irregular_keeps_half_of_the_samples_of_a_wave():
-    inputs, targets = tasks.build("irregular", length=8).generate(4000, 0)
+    inputs, targets, *_ = tasks.build("irregular", length=8).generate(4000, 0)
     times = inputs[..., 2].cumsum(1)
     np.testing.assert_array_equal(inputs[:, :, 1], [[0] * 7 + [1]] * 4000)
     np.testing.assert_array_equal(inputs[:, -1, 0], 0)
@@ -276,18 +280,18 @@ def test_durations_reach_a_stack_whose_layers_all_take_them(layer, timed, monkey
     monkeypatch.setattr(
         model.stack, "forward", lambda *args, **kw: (seen.append(kw["timespans"]), forward(*args, **kw))[1]
     )
-    inputs, targets = map(torch.from_numpy, task.generate(3, 0))
-    answer(task.question, model, inputs, targets)
+    batch = task.generate(3, 0).tensors()
+    answerer(task.question).answers(model, batch)
     assert model.stack.timed == timed
     assert len(seen) == 1
     if timed:
-        assert torch.equal(seen[0], inputs[..., 2])
+        assert torch.equal(seen[0], batch.inputs[..., 2])
     else:
         assert seen == [None]
 
 
 def test_copy_is_symbols_blanks_markers():
-    inputs, targets = tasks.build("copy", length=6, num_symbols=3).generate(500, 0)
+    inputs, targets, *_ = tasks.build("copy", length=6, num_symbols=3).generate(500, 0)
     assert inputs.shape == (500, 12)
     np.testing.assert_array_equal(np.unique(inputs[:, :3]), range(1, 9))
     np.testing.assert_array_equal(inputs[:, 3:9], 0)
@@ -297,7 +301,7 @@ def test_copy_is_symbols_blanks_markers():
 
 
 def test_selective_copy_scatters_the_symbols_evenly():
-    inputs, targets = tasks.build("selective_copy", length=8, num_symbols=4).generate(6000, 0)
+    inputs, targets, *_ = tasks.build("selective_copy", length=8, num_symbols=4).generate(6000, 0)
     assert inputs.shape == (6000, 16)
     body = inputs[:, :12]
     np.testing.assert_array_equal((body > 0).sum(1), 4)
@@ -309,7 +313,7 @@ def test_selective_copy_scatters_the_symbols_evenly():
 
 
 def test_induction_shows_the_special_token_once_before_it_asks():
-    inputs, targets = tasks.build("induction", length=9).generate(7000, 0)
+    inputs, targets, *_ = tasks.build("induction", length=9).generate(7000, 0)
     np.testing.assert_array_equal(inputs[:, -1], 15)
     special = inputs[:, :-1] == 15
     np.testing.assert_array_equal(special.sum(1), 1)
@@ -319,7 +323,7 @@ def test_induction_shows_the_special_token_once_before_it_asks():
 
 
 def test_associative_recall_asks_for_a_key_that_was_seen():
-    inputs, targets = tasks.build("associative_recall").generate(900, 0)
+    inputs, targets, *_ = tasks.build("associative_recall").generate(900, 0)
     assert inputs.shape == (900, 42)
     keys, values = inputs[:, :40:2], inputs[:, 1:40:2]
     np.testing.assert_array_equal(np.unique(keys), range(9))
@@ -334,7 +338,7 @@ def test_associative_recall_asks_for_a_key_that_was_seen():
 
 def test_mqar_asks_for_each_key_once_at_even_places():
     task = tasks.build("mqar", length=24, num_pairs=4, vocab_size=64)
-    inputs, targets = task.generate(3000, 0)
+    inputs, targets, *_ = task.generate(3000, 0)
     keys, values = np.sort(inputs[:, :8:2]), np.sort(inputs[:, 1:8:2])
     assert (np.diff(keys) > 0).all()
     assert (np.diff(values) > 0).all()
@@ -351,7 +355,7 @@ def test_mqar_asks_for_each_key_once_at_even_places():
 
 def test_mqar_asks_soon_with_the_power_of_the_paper():
     """One pair: query i is drawn with probability in proportion to (i + 1)^(0.01 - 1)."""
-    _, targets = tasks.build("mqar", length=20, num_pairs=1, vocab_size=64).generate(20_000, 0)
+    _, targets, *_ = tasks.build("mqar", length=20, num_pairs=1, vocab_size=64).generate(20_000, 0)
     often = (targets != IGNORED).mean(0)[2::2]
     expected = np.arange(1, 10) ** -0.99
     expected /= expected.sum()
@@ -375,7 +379,7 @@ def test_distinct_draws_are_those_without_replacement():
 
 
 def test_parity_is_the_running_sum_modulo_two():
-    inputs, targets = tasks.build("parity", length=30).generate(50, 0)
+    inputs, targets, *_ = tasks.build("parity", length=30).generate(50, 0)
     np.testing.assert_array_equal(inputs.cumsum(1) % 2, targets)
 
 
@@ -450,25 +454,24 @@ def config_of(name: str, **given) -> TrainConfig:
 @each_task
 def test_the_loss_is_that_of_what_is_asked_for(name):
     config = config_of(name)
-    task, model = small(name), seeded_model(config, config.open_source().question)
-    source = config.open_source()
-    inputs, targets = batch = tuple(map(torch.from_numpy, source.batch(5, 4)))
-    found, _ = loss(source.question, model, inputs, targets, None)
-    outputs = None if source.question.padded else model(inputs)[0]
-    if source.question.kind == "number":
-        timespans = inputs[..., -1] if task.timed else None
+    question = config.open_source().question
+    model, source = seeded_model(config, question), config.open_source()
+    inputs, targets, mask, timespans = batch = source.batch(5, 4).tensors()
+    found, _ = answerer(source.question).loss(model, batch)
+    outputs = None if mask is not None else model(inputs)[0]
+    if isinstance(source.question, Number):
         last = model.stack(model.input(inputs), timespans=timespans)[0][:, -1]
         expected = F.mse_loss(model.head.mean(model.head(last))[:, 0], targets)
-    elif source.question.kind == "numbers":
+    elif isinstance(source.question, Numbers):
         expected = F.mse_loss(outputs[targets.isfinite()], targets[targets.isfinite()])
-    elif source.question.kind == "class":
-        rows = [row[row != IGNORED] if source.question.padded else row for row in inputs]
+    elif isinstance(source.question, Class):
+        rows = [row if mask is None else row[mask[i]] for i, row in enumerate(inputs)]
         expected = F.cross_entropy(torch.cat([model(row[None])[0] for row in rows]), targets)
     else:
         expected = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     torch.testing.assert_close(found, expected)
-    for again, same in zip(source.batch(5, 4), batch, strict=True):
-        np.testing.assert_array_equal(again, same)
+    for (_, again), (_, same) in zip(leaves(source.batch(5, 4).tensors()), leaves(batch), strict=True):
+        torch.testing.assert_close(again, same, rtol=0, atol=0, equal_nan=True)
 
 
 @each_task
@@ -478,20 +481,19 @@ def test_scoring_in_chunks_is_scoring_the_whole(name):
     model.stack.register_forward_pre_hook(lambda _module, args: lengths.append(args[0].shape[1]))
 
     def found(count: int, seed: tuple[int, ...]) -> list[float]:
-        inputs, targets = task.generate(count, seed)
         with torch.no_grad():
-            outputs, wanted, _ = answer(task.question, model, torch.from_numpy(inputs), torch.from_numpy(targets))
+            outputs, wanted, _ = answerer(task.question).answers(model, task.generate(count, seed).tensors())
         return ((outputs.argmax(-1) == wanted) if task.metric == "accuracy" else (outputs - wanted) ** 2).tolist()
 
     whole = np.mean(found(30, (7, 0)))
     longest = lengths.pop()
     assert score(model, task, 30, (7,), chunk=2) == pytest.approx(whole)
-    assert max(lengths) <= (30 * 2 if task.question.padded else 2) < longest  # padded rows are packed
+    assert max(lengths) <= (30 * 2 if task.generate(1, 0).mask is not None else 2) < longest  # padded rows are packed
     assert score(model, task, 30, (7,), chunk=longest) == pytest.approx(whole)  # the last step ends a chunk
     assert model.training
     # Ten examples of which four fit at once are three parts, none like another.
     parts = [value for part, count in enumerate((4, 4, 2)) for value in found(count, (7, part))]
-    assert score(model, task, 10, (7,), tokens=4 * longest + 1) == pytest.approx(np.mean(parts))
+    assert score(model, task, 10, (7,), tokens=4 * task.generate(1, 0).length + 1) == pytest.approx(np.mean(parts))
 
 
 def test_a_bidirectional_model_reads_a_task_in_one_piece():
@@ -766,7 +768,7 @@ def test_the_page_of_tasks_names_every_task_and_its_example_runs():
 
 
 def test_the_phone_book_is_that_of_its_page():
-    inputs, targets = tasks.build("phonebook", length=4).generate(50, 0)
+    inputs, targets, *_ = tasks.build("phonebook", length=4).generate(50, 0)
     for row, digits in zip(inputs.tolist(), targets, strict=True):
         text = bytes(row).decode().lstrip("\n") + chr(digits[-1])
         book, examples, question = (part.split("\n") for part in text.split("\n\n"))
@@ -780,7 +782,7 @@ def test_the_phone_book_is_that_of_its_page():
 def test_what_a_guesser_of_digits_gets():
     """The most frequent digit at each place: 0.25 for the first, 0.1 for the others."""
     task = tasks.build("phonebook", length=3)
-    _, targets = task.generate(4000, 0)
+    _, targets, *_ = task.generate(4000, 0)
     digits = targets[:, -10:] - ord("0")
     often = np.stack([np.bincount(column, minlength=10) for column in digits.T]) / 4000
     assert abs(often.max(1).mean() - task.chance) < 0.015
@@ -794,7 +796,7 @@ def test_lists_of_operations_have_the_published_lengths_and_answers():
     task = small("listops")
     np.testing.assert_array_equal(task.solve(np.array([example])), [5])
     assert [listops.value(12, numbers) for numbers in ([1, 2], [4, 9], [3, 1, 2])] == [1, 6, 2]
-    inputs, targets = task.generate(400, 0)
+    inputs, targets, *_ = task.generate(400, 0)
     lengths = (inputs != IGNORED).sum(1)
     assert lengths.min() > task.least
     assert lengths.max() < task.length
@@ -803,7 +805,7 @@ def test_lists_of_operations_have_the_published_lengths_and_answers():
 
 def test_the_capacity_signal_is_limited_to_ten_cycles_in_a_window():
     task = tasks.build("capacity", length=40)
-    inputs, targets = task.generate(30, 0)
+    inputs, targets, *_ = task.generate(30, 0)
     spectrum = np.abs(np.fft.rfft(inputs[..., 0], axis=1))
     np.testing.assert_allclose(spectrum[:, 26:], 0, atol=1e-4)  # 25 cycles in 2.5 windows
     assert (spectrum[:, 25] > 1e-2).all()

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from scanl.cli import main
 from scanl.data import IGNORED, Table
 from scanl.data.base import LEVELS
+from scanl.data.batch import Outcomes
 from scanl.data.naive import naive, season_errors
 from scanl.errors import ConfigError
 from scanl.learning import RunFolder
+from scanl.learning.questions import answerer
 from scanl.models import Forecaster, SequenceClassifier, SequenceLabeller, SequenceRegressor
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
@@ -41,38 +43,55 @@ def table(tmp_path, frame, name="table.csv", **options):
     return Table([path], **given)
 
 
+def timed(source):
+    """Whether the steps have durations."""
+    return source.batch(0, 1).timespans is not None
+
+
 def test_windows_hold_what_the_table_has(tmp_path):
     """Channels in their order, targets the next steps, and nothing from behind the training part."""
     frame = waves(series=2)
     source = table(tmp_path, frame, series="id", past=["u"], static=["size"], future=["u"][:0])
     source.check()
     question = source.question
-    assert (question.targets, question.static, question.horizon, question.season) == (1, 1, 5, 7)
+    assert (question.target, question.past, question.static) == (1, 1, 1)
+    assert (question.horizon, question.season) == (5, 7)
     assert question.future == 2  # sine and cosine of the week; two years are not there
-    assert question.channels == 3 + 2 * 5
-    inputs, targets = source.batch(3, 50)
-    assert (inputs.shape, targets.shape) == ((50, 20, 13), (50, 20, 5, 1))
-    for window, wanted in zip(inputs, targets, strict=True):
-        one = frame[frame["size"] == window[0, 2]].reset_index()
-        (first,) = np.flatnonzero(one.y.to_numpy() == window[0, 0])
-        np.testing.assert_allclose(window[:, :2], one[["y", "u"]].to_numpy()[first : first + 20])
+    columns, targets, mask, timespans = source.batch(3, 50)
+    assert [part.shape for part in columns] == [(50, 20, 1), (50, 20, 1), (50, 1), (50, 25, 2)]
+    assert (targets.shape, mask, timespans) == ((50, 20, 5, 1), None, None)
+    for target, past, static, future, wanted in zip(*columns, targets, strict=True):
+        one = frame[frame["size"] == static[0]].reset_index()
+        (first,) = np.flatnonzero(one.y.to_numpy() == target[0, 0])
+        np.testing.assert_allclose(np.hstack([target, past]), one[["y", "u"]].to_numpy()[first : first + 20])
         for step in range(20):
             for ahead in range(5):
                 row = first + step + 1 + ahead
                 expected = one.y[row] if row < 140 else math.nan  # 70 % of 200 are for training
                 np.testing.assert_allclose(wanted[step, ahead, 0], expected, rtol=1e-6)
                 turn = 2 * math.pi * (one.ds[row] - pd.Timestamp(0)).total_seconds() / (7 * 86400)
-                np.testing.assert_allclose(window[step, 3 + 2 * ahead], math.sin(turn), atol=1e-5)
+                np.testing.assert_allclose(future[step + 1 + ahead, 0], math.sin(turn), atol=1e-5)
     training = frame[frame.groupby("id").cumcount() < 140]
     expected = [(part.mean(), part.std(ddof=0)) for part in (training.y, training.u, training["size"])]
     np.testing.assert_allclose(question.scales[:3], expected)
 
 
+def test_a_window_longer_than_its_series_keeps_what_is_constant(tmp_path):
+    """Behind the end of a short series all is missing but the static covariates, which are of the series."""
+    long, short = waves(), waves(rows=12).assign(id="short", size=7.0)
+    source = table(tmp_path, pd.concat([long, short], ignore_index=True), series="id", static=["size"])
+    static = [source.batch(step, 50).inputs.static for step in range(9)]
+    assert set(np.concatenate(static).ravel().tolist()) == {0.0, 7.0}
+    target = np.concatenate([source.batch(step, 50).inputs.target for step in range(9)])
+    assert np.isnan(target[np.concatenate(static)[:, 0] == 7][:, 12:]).all()
+
+
 def test_origins_are_the_last_steps_of_a_window(tmp_path):
     frame = waves()
     whole, few, more = (table(tmp_path, frame, origins=origins) for origins in (None, 3, 99))
-    (inputs, targets), (same, asked) = whole.batch(3, 4), few.batch(3, 4)
-    np.testing.assert_array_equal(same, inputs)
+    (columns, targets, *_), (same, asked, *_) = whole.batch(3, 4), few.batch(3, 4)
+    for one, other in zip(columns, same, strict=True):
+        np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(asked[:, -3:], targets[:, -3:])
     assert np.isnan(asked[:, :-3]).all()
     np.testing.assert_array_equal(more.batch(3, 4).targets, targets)
@@ -88,8 +107,10 @@ def test_forecasts_of_the_parts_read_only_the_past(tmp_path):
     y = frame.y.to_numpy()
     for part, (begin, end) in ((1, (140, 160)), (2, (160, 200))):
         seen = []
-        for origins, (inputs, targets) in source._forecasts(part):
-            for (_, length, last), window, (scale, numbers) in zip(origins, inputs, targets, strict=True):
+        for origins, batch in source.asking.forecasts(part):
+            for (_, length, last), window, numbers, scale in zip(
+                origins, batch.inputs.target, *batch.targets, strict=True
+            ):
                 seen.append(last)
                 assert length == 20
                 np.testing.assert_array_equal(window[:, 0], y[last - 19 : last + 1])
@@ -97,7 +118,7 @@ def test_forecasts_of_the_parts_read_only_the_past(tmp_path):
                 np.testing.assert_allclose(scale, np.abs(y[7:140] - y[:133]).mean(), rtol=1e-5)
         assert seen == list(range(begin - 1, end - 5))
     few = table(tmp_path, waves(rows=4000))
-    assert 700 < sum(len(batch.inputs) for _, batch in few._forecasts(2)) <= 1024
+    assert 700 < sum(batch.size for _, batch in few.asking.forecasts(2)) <= 1024
 
 
 def test_series_are_split_by_their_names(tmp_path):
@@ -110,7 +131,7 @@ def test_series_are_split_by_their_names(tmp_path):
     again = table(tmp_path, frame.sample(frac=1, random_state=0).sort_values("ds"), series="id", split="series")
     names = [{again.collection.each[i].name for i, *_ in part} for part in again.parts]
     assert names == [{source.collection.each[i].name for i in part} for part in parts]
-    values = source.batch(0, 200).inputs[..., 0]
+    values = source.batch(0, 200).inputs.target[..., 0]
     of = set(np.round(np.nanmean(values, 1) / 10).astype(int).tolist())
     assert of == {int(source.collection.each[i].name[1:]) for i in parts[0]}
 
@@ -121,18 +142,19 @@ def test_missing_numbers_and_irregular_times(tmp_path):
     frame = frame.drop(index=range(5, 300, 3)).reset_index(drop=True)
     source = table(tmp_path, frame, past=["u"])
     source.check()
-    assert source.question.timed
+    assert timed(source)
     said = str(source)
     assert "10.0% of the target is missing" in said
     assert "times are irregular: durations are an input" in said
-    inputs, targets = source.batch(0, 40)
-    assert 0.05 < np.isnan(inputs[..., 0]).mean() < 0.15
+    columns, targets, _, spans = source.batch(0, 40)
+    assert 0.05 < np.isnan(columns.target).mean() < 0.15
     assert np.isnan(targets).any()
-    spans = inputs[..., -1]
+    assert spans.shape == (40, 25)
     assert set(np.unique(spans)) == {1.0, 2.0}
-    clock = inputs[..., 2:-1].reshape(40, 20, 5, 3)[..., 2]  # behind sine and cosine of the week: the time until then
-    np.testing.assert_allclose(clock[:, :-1, 0], spans[:, 1:], atol=1e-5)
-    assert bool((np.diff(clock, axis=2) > 0).all())
+    days = (frame.ds.diff().dt.days).to_numpy()
+    for target, own in zip(columns.target[..., 0], spans, strict=True):
+        (first,) = [i for i in range(len(frame) - 25) if np.array_equal(frame.y[i : i + 20], target, equal_nan=True)]
+        np.testing.assert_allclose(own[1:], days[first + 1 : first + 25])
 
 
 @pytest.mark.parametrize(
@@ -141,8 +163,8 @@ def test_missing_numbers_and_irregular_times(tmp_path):
 )
 def test_the_calendar_says_the_season(tmp_path, step, season, regular):
     source = table(tmp_path, waves(rows=120, step=step))
-    assert source.steps_of_season == season
-    assert source.question.timed == (not regular)
+    assert source.asking.season == season
+    assert timed(source) == (not regular)
     assert table(tmp_path, waves(rows=120, step=step), season=3).question.season == 3
 
 
@@ -162,9 +184,9 @@ def test_absent_steps_are_rows_of_missing_numbers(kind, tmp_path):
     expected = table(tmp_path, holes, "holes.csv", **options)
     source = table(tmp_path, whole.drop(index=gone), **options)
     source.check()
-    assert not source.question.timed
+    assert not timed(source)
     assert "5 absent steps are missing numbers" in str(source)
-    assert source.steps_of_season == expected.steps_of_season
+    assert source.asking.season == expected.asking.season
     for one, other in zip(source.collection.each, expected.collection.each, strict=True):
         for name in ("target", "past", "static"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
@@ -174,24 +196,24 @@ def test_absent_steps_are_rows_of_missing_numbers(kind, tmp_path):
         if kind != "MS":
             np.testing.assert_allclose(one.future, other.future, atol=1e-9)
     both = {**options, "gaps": "durations"}
-    assert table(tmp_path, whole.drop(index=gone), **both).question.timed
+    assert timed(table(tmp_path, whole.drop(index=gone), **both))
 
 
 def test_what_is_no_gap_of_regular_times_is_not_filled(tmp_path):
     many = waves(rows=90).drop(index=range(5, 89, 6)).reset_index(drop=True)  # a seventh is absent
-    assert table(tmp_path, many).question.timed
+    assert timed(table(tmp_path, many))
     filled = table(tmp_path, many, gaps="fill")
-    assert not filled.question.timed
+    assert not timed(filled)
     assert len(filled.collection.each[0]) == 90
     odd = waves(rows=90)
     odd.loc[50:, "ds"] += pd.Timedelta(hours=5)  # no multiple of a day
-    assert table(tmp_path, odd, gaps="fill").question.timed
+    assert timed(table(tmp_path, odd, gaps="fill"))
     labels = labelled(rows=40, series=6).drop(index=[5, 46])
     labels["ds"] = [*range(5), *range(6, 46), *range(47, 241)][: len(labels)]
     given = {"ask": "classify", "target": "kind", "series": "id", "past": ["u"], "gaps": "fill"}
-    assert table(tmp_path, labels, **given).question.timed
+    assert timed(table(tmp_path, labels, **given))
     up = table(tmp_path, labels, **{**given, "ask": "label", "target": "up"})
-    assert not up.question.timed
+    assert not timed(up)
     assert (up.collection.each[0].target < 0).sum() == 1
     with pytest.raises(ConfigError, match="gaps is 'leave', expected 'fill' or 'durations'"):
         table(tmp_path, many, gaps="leave")
@@ -200,8 +222,8 @@ def test_what_is_no_gap_of_regular_times_is_not_filled(tmp_path):
 def test_dates_of_eight_digits(tmp_path):
     frame = waves()
     frame["ds"] = frame.ds.dt.strftime("%Y%m%d").astype(int)
-    assert not table(tmp_path, frame).question.timed
-    assert table(tmp_path, frame).steps_of_season == 7
+    assert not timed(table(tmp_path, frame))
+    assert table(tmp_path, frame).asking.season == 7
 
 
 def test_every_format_gives_the_same(tmp_path):
@@ -209,13 +231,15 @@ def test_every_format_gives_the_same(tmp_path):
     expected = table(tmp_path, frame, time=None, series="id").batch(0, 8)
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'scanl[series]'")
     found = table(tmp_path, frame, "table.parquet", time=None, series="id").batch(0, 8)
-    np.testing.assert_allclose(found.inputs, expected.inputs, rtol=1e-6)
+    for part, other in zip(found.inputs, expected.inputs, strict=True):
+        np.testing.assert_allclose(part, other, rtol=1e-6)
     arrays = {name: frame[name].to_numpy().reshape(2, 200) for name in ("y", "u")}
     np.savez(tmp_path / "table.npz", **arrays, size=np.arange(2.0))
     whole = Table(
         [tmp_path / "table.npz"], "forecast", "y", series="series", time="step", horizon=5, sequence_length=20
     )
-    np.testing.assert_allclose(whole.batch(0, 8).inputs, expected.inputs, rtol=1e-6)
+    for part, other in zip(whole.batch(0, 8).inputs, expected.inputs, strict=True):
+        np.testing.assert_allclose(part, other, rtol=1e-6)
 
 
 def test_the_seasonal_naive_by_hand():
@@ -234,8 +258,8 @@ def test_scores_of_forecasts_by_hand(tmp_path):
     source = table(tmp_path, waves())
     quantiles = torch.tensor(LEVELS)[None, None, None] * 10  # 0.5 to 9.5, median 5
     numbers = torch.tensor([[2.0], [9.8], [math.nan]])
-    targets = torch.stack([torch.full((3, 1), 4.0), numbers])[None]
-    found = source.scores(quantiles.expand(1, 3, 1, 11), targets)
+    targets = Outcomes(numbers[None], torch.full((1, 1), 4.0))
+    found = answerer(source.question).scores(quantiles.expand(1, 3, 1, 11), targets)
     crps = sum(2 * max(p * (y - 10 * p), (p - 1) * (y - 10 * p)) / 11 for y in (2.0, 9.8) for p in LEVELS) / 4
     assert found["CRPS"] == (pytest.approx(crps, rel=1e-6), 2)
     assert found["MASE"] == (pytest.approx((3 + 4.8) / 4, rel=1e-6), 2)
@@ -258,10 +282,10 @@ def test_classes_are_shared_out_evenly(tmp_path):
     for part in source.parts:
         kinds = [int(source.collection.each[i].target[0]) for i, *_ in part]
         assert abs(kinds.count(0) - kinds.count(1)) <= 1
-    inputs, targets = source.batch(0, 60)
+    inputs, targets, *_ = source.batch(0, 60)
     assert inputs.shape == (60, 40, 2)
     assert set(targets.tolist()) == {0, 1}
-    short, answers = source._whole([(3, 0, 25)])
+    short, answers, *_ = source.asking.together([(3, 0, 25)])
     assert np.isnan(short[0, :15]).all()
     np.testing.assert_allclose(short[0, 15:], frame[frame.id == "s3"][["y", "u"]], rtol=1e-6)
     assert answers.tolist() == [1]
@@ -273,10 +297,10 @@ def test_labels_are_asked_in_their_part_alone(tmp_path, series):
     frame.loc[3, "up"] = None
     source = table(tmp_path, frame, ask="label", target="up", series=series, past=["u"])
     source.check()
-    inputs, targets = source.batch(0, 60)
+    inputs, targets, *_ = source.batch(0, 60)
     known = targets != IGNORED
     np.testing.assert_array_equal(targets[known], (inputs[..., 0] > 0)[known].astype(int))
-    asked = sum(int((batch.targets != IGNORED).sum()) for batch in source._labelled(2))
+    asked = sum(int((batch.targets != IGNORED).sum()) for batch in source.asking.examples(2))
     assert asked == (40 if series is None else 200)
 
 

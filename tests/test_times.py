@@ -22,7 +22,7 @@ def forecast(ds, ahead=AHEAD, **options):
     model = FrameForecaster(ahead, layer="lru", dim=4, steps=1, batch_size=1, sequence_length=8, **options).fit(frame)
     found = model.predict()["ds"]
     assert frame["ds"].dtype.kind != "M" or found.dtype == frame["ds"].dtype
-    return list(found), model._source.steps_of_season
+    return list(found), model._source.asking.season
 
 
 REGULAR = {  # alias: steps of a season
@@ -238,9 +238,9 @@ def test_business_days_are_compared_with_the_same_day_of_the_week():
     source = Table(["frame"], "forecast", "y", time="ds", horizon=5)
     frame = pd.DataFrame({"ds": dates, "y": y})
     source.collection = source.taken(frame, Path("frame"))
-    assert source.steps_of_season == 5
-    assert season_errors(y.to_numpy()[:, None], source.steps_of_season)[0] == 0
-    median = source.naive([(0, 0, 79)])[0, :, 0, 5]
+    assert source.asking.season == 5
+    assert season_errors(y.to_numpy()[:, None], source.asking.season)[0] == 0
+    median = source.asking.naive([(0, 0, 79)])[0, :, 0, 5]
     assert median.tolist() == y[80:85].tolist()
 
 
@@ -254,7 +254,7 @@ def test_a_long_season_needs_no_memory():
         with pytest.raises(ConfigError, match=f"season is {season}, expected less than 30, steps of"):
             FrameForecaster(3, season=season).fit(frame)
     long = FrameForecaster(3, season=29, layer="lru", dim=4, steps=1, sequence_length=8).fit(frame)
-    assert long._source.steps_of_season == 29
+    assert long._source.asking.season == 29
     assert long.model is not None
     assert long.model.lags.lags == 8  # a window of training has no more values
 

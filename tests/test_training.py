@@ -471,17 +471,17 @@ def test_each_part_of_a_run_is_made_once(text, tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, counting)
 
     counted(TrainConfig, "open_source")
-    counted(config_module, "model_for")
+    counted(config_module, "answerer")
     counted(pl, "Trainer")
     folder = tmp_path / "run"
     assert main(["train", *options(text, folder, 2)]) == 0
-    assert sorted(made) == ["Trainer", "model_for", "open_source"]
+    assert sorted(made) == ["Trainer", "answerer", "open_source"]
     made.clear()
     assert main(["train", "--resume", str(folder)]) == 0
-    assert sorted(made) == ["Trainer", "model_for", "open_source"]
+    assert sorted(made) == ["Trainer", "answerer", "open_source"]
     made.clear()
     assert main(["eval", str(folder)]) == 0
-    assert sorted(made) == ["model_for", "open_source"]
+    assert sorted(made) == ["answerer", "open_source"]
 
 
 def test_unknown_parts_and_options_are_named(tmp_path):

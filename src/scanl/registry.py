@@ -120,3 +120,46 @@ def _modules(package: str) -> list[str]:
     """Return the modules below a package, in the order in which they are found."""
     path = import_module(package).__path__
     return [module.name for module in pkgutil.walk_packages(path, f"{package}.")]
+
+
+def import_all(package: str) -> None:
+    """Import all modules below a package, so that what they register is known."""
+    for module in _modules(package):
+        import_module(module)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Functions(Generic[F]):
+    """The functions of one kind by name: `losses = Functions("loss")`."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._functions: dict[str, F] = {}
+
+    def add(self, name: str) -> Callable[[F], F]:
+        """Decorator: register a function under `name`. Raises ConfigError when another function has the name."""
+
+        def add(function: F) -> F:
+            if name in self._functions:
+                first, second = self._functions[name].__name__, function.__name__
+                raise ConfigError(f"{self._kind} {name!r} is registered twice: {first} and {second}")
+            self._functions[name] = function
+            return function
+
+        return add
+
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is registered."""
+        self._functions.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Return all registered names, sorted."""
+        return sorted(self._functions)
+
+    def get(self, name: str) -> F:
+        """Return the function of a name. For an unknown name, raises ConfigError with the nearest known one."""
+        if name not in self._functions:
+            raise nearest(self._kind, name, self.names())
+        return self._functions[name]

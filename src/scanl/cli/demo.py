@@ -83,8 +83,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"  {at.context:>9,} bytes of context  {at.speed:>6,.0f} tokens/s  {at.memory:,.1f} MiB resident")
     first, last = measured[0], measured[-1]
     print(f"  last to first: speed {last.speed / first.speed:.3f}, memory {last.memory / first.memory:.3f}")
-    compressors = {name: bits for name, bits in exam.beside.items() if isinstance(bits, float)}
-    picture = draw(folder, ready.report, measured, compressors)
+    picture = draw(folder, ready.report, measured, dict(exam.beside))
     print(f"\n{picture} has the curves; go on with: scanl generate {folder.path} --prompt 'class '")
     return 0
 

@@ -1,7 +1,7 @@
 """`scanl eval RUN`: measure a run's model on data that it was not trained on, and compare with other scores."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from scanl.cli.parser import Parser
 from scanl.data.base import Exam, Source
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
-from scanl.learning.evaluation import measures
+from scanl.learning.evaluation import baselines, measures
 from scanl.learning.questions import Model
 from scanl.tasks.base import COUNT
 
@@ -70,7 +70,8 @@ def examined(model: Model, source: Source, exam: Exam) -> str:
     """Return a table of the model's scores and the scores to compare with. Several scores have their names above."""
     found = measures(model, source, exam.examples)
     rows = {"this model": found}
-    rows |= {name: dict(at) if isinstance(at, Mapping) else {source.metric: at} for name, at in exam.beside.items()}
+    rows |= {name: {source.metric: value} for name, value in exam.beside.items()}
+    rows |= baselines(source, exam)
     lines = [exam.title]
     if len(found) > 1:
         lines.append("  " + " " * 16 + "".join(f"{name:>16}" for name in found))

@@ -15,7 +15,7 @@ from scanl.data.base import Signal, SignalSource
 from scanl.data.openings import ENDINGS, openings, write_series
 from scanl.errors import CheckpointError, ConfigError
 from scanl.learning import RunFolder
-from scanl.learning.questions import parts
+from scanl.learning.questions.forecast import columns
 from scanl.learning.report import BYTES
 from scanl.models import Forecaster, LanguageModel
 
@@ -202,14 +202,17 @@ def _of_table(folder: RunFolder, source: Table, args: Any) -> Path:
     sampling = {name: value for name, value in _sampling(args, 1.0).items() if not name.startswith("top")}
     numbers = []
     for number, one in enumerate(made):
-        x, more = parts(model, torch.from_numpy(one.inputs))
-        ahead = more.pop("future", None)
-        now = {name: value if name == "static" else value[:, : one.read] for name, value in more.items()}
-        if ahead is not None:
-            now |= {"future": ahead[:, : one.read], "following": iter(ahead[:, one.read :, 0].unbind(1))}
+        batch = one.batch.tensors()
+        x, read = columns(batch)
+        steps_read, now = batch.length, dict(read)
+        for name, later in (("future", "following"), ("timespans", "lasting")):
+            known = read[name]
+            if known is not None:
+                now[name] = known[:, : steps_read + model.horizon]
+                now[later] = iter(known[:, steps_read + 1 :].unbind(1))
         # Each series has random numbers of its own, so they do not depend on the others' lengths.
         seed = None if args.seed is None else args.seed + number
-        drawn = model.generate(x[:, : one.read], max_steps=steps, **{**sampling, "seed": seed}, **now)
+        drawn = model.generate(x, max_steps=steps, **{**sampling, "seed": seed}, **now)
         numbers.append(torch.cat(list(drawn)).numpy())
     write_series(path, made, np.stack(numbers), source.targets)
     return path

@@ -132,7 +132,7 @@ def _join() -> int:
 def start_from(init: str, model: Model) -> None:
     """Load the weights of a run into a model. Raises ConfigError when the shapes differ."""
     weights, own = RunFolder.open(init).stored()[0], model.state_dict()
-    for name in sorted(weights.keys() | own.keys()):
+    for name in sorted({*weights, *own}):
         found, expected = (tuple(d[name].shape) if name in d else None for d in (weights, own))
         if found != expected:
             raise ConfigError(

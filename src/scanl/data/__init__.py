@@ -11,11 +11,10 @@ from scanl.data.babyai import BabyAIDemonstrations as BabyAIDemonstrations
 from scanl.data.base import IGNORED as IGNORED
 from scanl.data.base import LEVELS as LEVELS
 from scanl.data.base import Exam as Exam
-from scanl.data.base import Examples as Examples
-from scanl.data.base import Question as Question
 from scanl.data.base import Source as Source
 from scanl.data.base import register as register
 from scanl.data.base import sources as sources
+from scanl.data.batch import Batch as Batch
 from scanl.data.choices import MMLUQuestions as MMLUQuestions
 from scanl.data.chorales import BachChorales as BachChorales
 from scanl.data.contours import PublishedPathfinder as PublishedPathfinder
@@ -31,6 +30,7 @@ from scanl.data.music import PublishedPieces as PublishedPieces
 from scanl.data.own_signals import OwnSignals as OwnSignals
 from scanl.data.photographs import ImageNetPatches as ImageNetPatches
 from scanl.data.pile import PileDocuments as PileDocuments
+from scanl.data.questions import Question as Question
 from scanl.data.recordings import ArchiveProblem as ArchiveProblem
 from scanl.data.table import Table as Table
 from scanl.data.text import Streams as Streams

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Question
+from scanl.data.base import IGNORED
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.data.published import published
+from scanl.data.questions import Features, Label
 from scanl.data.readers import npy
 from scanl.errors import ConfigError, DataError
 
@@ -54,6 +55,7 @@ class AtariReplay(FixedRows):
         choice_seed: seed of the choice of checkpoints.
     """
 
+    uneven = True
     positive = ("window", "transitions", "visit", "screens")
 
     game: str = "Breakout"
@@ -130,10 +132,10 @@ class AtariReplay(FixedRows):
         return found
 
     @property
-    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
         actions = 1 + max(int(some.max(initial=0)) for some in self._logged[0].values())
         channels = 1 + actions + self.screens * SIDE**2
-        return Question("label", channels=channels, classes=actions, padded=True)
+        return Label(Features(channels), actions)
 
     def read(self) -> Parts:
         episodes = self._logged[2]
@@ -154,8 +156,8 @@ class AtariReplay(FixedRows):
         return Part(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        (actions, returns, _), classes = self._logged, self.question.classes or 0
-        batch = np.full((len(rows), self.window, self.question.channels or 0), np.nan, np.float32)
+        (actions, returns, _), classes = self._logged, self.question.classes
+        batch = np.full((len(rows), self.window, self.question.inputs.count), np.nan, np.float32)
         for place, (number, begin, end, start) in zip(batch, rows, strict=True):
             stop = min(start + self.window, end)
             steps = place[: stop - start]

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question, Signal, SignalSource
+from scanl.data.base import IGNORED, Signal, SignalSource
 from scanl.data.files import lines
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import kind, published
+from scanl.data.questions import Class, Features, NextToken, Question, Vocabulary
 from scanl.data.readers.wav import RATE, opened
 from scanl.data.signals import Recording, expanded, linear, mu_law, spread
 
@@ -46,7 +46,7 @@ class SpeechCommands(FixedRows):
         most: samples of a clip that are read, and steps of a row.
     """
 
-    question = Question("class", channels=1, classes=len(WORDS))
+    question = Class(Features(1), len(WORDS))
     words = WORDS
     positive = ("most",)
 
@@ -137,7 +137,7 @@ class TenWords(SpeechCommands):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=COEFFICIENTS if self.mfcc else 1, classes=len(TEN))
+        return Class(Features(COEFFICIENTS if self.mfcc else 1), len(TEN))
 
     @property
     def length(self) -> int:
@@ -192,7 +192,7 @@ class Quantised(FixedRows, SignalSource):
 
     metric = "bits per sample"
     chance = 8.0
-    question = Question("next token", vocab_size=256)
+    question = NextToken(Vocabulary(256))
 
     encode, decode = staticmethod(mu_law), staticmethod(expanded)
 
@@ -216,9 +216,6 @@ class Quantised(FixedRows, SignalSource):
             place[: len(row)] = self.encode(row[: self.length])
         return tokens
 
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
-        return nats / math.log(2), int((targets != IGNORED).sum())
 
 
 @published("sc09")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Question, padded
+from scanl.data.base import IGNORED, padded
 from scanl.data.files import folders
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import published
+from scanl.data.questions import Features, Label
 from scanl.data.readers.pickles import plain
 from scanl.errors import ConfigError
 
@@ -114,6 +115,7 @@ class BabyAIDemonstrations(FixedRows):
         level: name of the level, as files begin with it.
     """
 
+    uneven = True
     level: str = LEVEL
 
     @cached_property
@@ -127,9 +129,9 @@ class BabyAIDemonstrations(FixedRows):
         return max(part.longest for part in self.demonstrations)
 
     @property
-    def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def question(self) -> Label:  # pyright: ignore[reportIncompatibleVariableOverride]
         channels = len(self.demonstrations[0].words) + SEEN + DIRECTIONS + ACTIONS
-        return Question("label", channels=channels, classes=ACTIONS, padded=True)
+        return Label(Features(channels), ACTIONS)
 
     def read(self) -> Parts:
         train, test = (Part(part, np.zeros(len(part), np.int64)) for part in self.demonstrations)
@@ -146,7 +148,7 @@ class BabyAIDemonstrations(FixedRows):
         words = len(self.demonstrations[0].words)
         sizes = np.cumsum([0, *KINDS[:-1]])
         cells = words + sum(KINDS) * np.arange(49)[:, None] + sizes  # where each fact of each cell begins
-        batch = np.full((len(rows), self.length, self.question.channels or 0), np.nan, np.float32)
+        batch = np.full((len(rows), self.length, self.question.inputs.count), np.nan, np.float32)
         for place, row in zip(batch, rows, strict=True):
             steps, asked = place[: len(row)], row[:, 1] >= 0
             steps[:] = 0

@@ -1,4 +1,4 @@
-"""The protocol of a data source, the questions that sources ask, and the registry of sources.
+"""The protocol of a data source, and the registry of sources.
 
 A new source is one new file. It defines a subclass of `Source`, which is a dataclass of its options, registers it by
 name, and is imported in the `__init__` of its folder. `scanl train --data NAME` then trains on it.
@@ -6,95 +6,34 @@ name, and is imported in the `__init__` of its folder. `scanl train --data NAME`
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from scanl.data.batch import Batch
 from scanl.data.files import Files
+from scanl.data.questions import Question
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 
 IGNORED = -100  # the target where no answer is wanted; torch's cross entropy ignores it
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the quantiles by which forecasts are scored
 
-
-class Examples(NamedTuple):
-    """A batch of examples.
-
-    inputs: (N, T) integer tokens, or (N, T, C) features, in float32 if the source has standardised them, and in float64
-    if the model does that (`Question.scales`).   targets: as `Question.kind` says; numbers likewise.
-    """
-
-    inputs: NDArray[Any]
-    targets: NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a source asks a model to predict. It determines the kind of model, the loss and the shape of the answers.
+class Repeated(Generic[T]):
+    """What an iterator yields, as often as it is asked for. make: returns the iterator."""
 
-    kind: what to predict, and the form of the targets:
-        "next token": the next token at every step; (N, T) integers, IGNORED after the end of a row.
-        "label": a token of the vocabulary, or for features one of `classes`, at some steps; (N, T) integers, IGNORED
-            at the others.
-        "class": one of `classes` for the whole sequence; (N,) integers.
-        "number": a number for the whole sequence; (N,).
-        "numbers": `targets` numbers at every step; (N, T, targets) float32, NaN where no answer is wanted.
-        "horizon": the numbers of the next `horizon` steps, at every step; (N, T, H, targets), NaN where no
-            answer is wanted. A measurement scores the forecast after the last step alone: (N, 2, H, targets), the scale
-            of the errors and the numbers.
-    vocab_size: V, if the inputs are tokens.
-    channels: C, if the inputs are features. Exactly one of vocab_size and channels is given.
-    timed: the last channel is also the duration of the step, for layers that take `timespans`.
-    scales: for each channel a location and a scale above 0, by which the model standardises it; none if the source has
-        standardised it already. A source measures them on its training part alone.
-    answer_scale: the location and the scale of a number; none for 0 and 1.
-    missing: whether the features have NaN, which means that a number is missing.
-    padded: whether a row may end early. After its end, tokens are IGNORED and all channels are NaN.
-    horizon: H, of a forecast.
-    targets: for a forecast, how many channels are forecast: they are the first ones, and covariates of the past follow.
-        For "numbers", how many numbers are asked for at a step.
-    static: how many of the channels that follow are constant over a sequence.
-    future: F, number of covariates that are known ahead of time. They are the last F * H channels, before the duration
-        if there is one: at each step the values of the next H steps, one step after another. They have F scales.
-    season: steps of a season. By default a forecast has a linear map of this many last values.
-    distribution: name of the distribution of a forecast or a number: "points", "quantiles", "gaussian", "student_t" or
-        "negative_binomial". For numbers at every step: "points", or "bernoulli" for answers of 1 and 0, of which the
-        model gives the logits.
-    """
+    make: Callable[[], Iterator[T]]
 
-    kind: Literal["next token", "label", "class", "number", "numbers", "horizon"]
-    vocab_size: int | None = None
-    channels: int | None = None
-    classes: int | None = None
-    timed: bool = False
-    scales: tuple[tuple[float, float], ...] | None = None
-    answer_scale: tuple[float, float] | None = None
-    missing: bool = False
-    padded: bool = False
-    horizon: int | None = None
-    targets: int = 1
-    static: int = 0
-    future: int = 0
-    season: int = 1
-    distribution: str = "points"
-
-    def __post_init__(self) -> None:
-        assert (self.vocab_size is None) != (self.channels is None), "tokens or features, one of the two"
-        classed = self.kind == "class" or (self.kind == "label" and self.channels is not None)
-        assert (self.classes is not None) == classed, "classes are of the questions for a class, or a label of features"
-        assert not (self.missing and self.padded), "NaN says one thing"
-        assert (self.horizon is not None) == (self.kind == "horizon"), "a horizon is of the question for one"
-
-    @property
-    def every_step(self) -> bool:
-        """Whether there is a target for each step. Otherwise the only answer is the one after the last step."""
-        return self.kind in ("next token", "label", "numbers")
+    def __iter__(self) -> Iterator[T]:
+        return self.make()
 
 
 @dataclass(frozen=True)
@@ -102,15 +41,17 @@ class Exam:
     """Examples on which a trained model is measured, with scores of others on the same examples.
 
     title: heading of the table.   examples: batches of rows.
-    beside: scores to compare with, by the name of a method: either the metric alone, or each score of `Source.scores`
-    by its name.
+    beside: known values of the metric to compare with, by the name of a method.
     digits: format of a score.
+    rivals: answers of methods that do not learn, by name: for each batch of `examples`, in their order, what a model
+    would answer, in the form that the question's scores read.
     """
 
     title: str
-    examples: Iterable[Examples]
-    beside: Mapping[str, float | Mapping[str, float]]
+    examples: Iterable[Batch]
+    beside: Mapping[str, float]
     digits: str
+    rivals: Mapping[str, Iterable[NDArray[Any]]] = field(default_factory=dict)
 
 
 class Signal(ABC):
@@ -182,14 +123,14 @@ class Source(Entry, ABC):
         """Read the files, if any. Raises DataError unless the data can be used for training."""
 
     @abstractmethod
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         """Return the rows that process `rank` of `world` reads at a step.
 
         They are rows rank*size to (rank+1)*size of the batch of world*size rows that a single process would read.
         """
 
     @abstractmethod
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         """Yield batches that are never used for training, for the measurement after a step."""
 
     @abstractmethod
@@ -206,26 +147,6 @@ class Source(Entry, ABC):
     @abstractmethod
     def digest(self) -> str:
         """Return a fingerprint of the training data. Two runs have the same one if they train on the same data."""
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        """Return the sum of the scores, and how many answers were scored.
-
-        The score is 1 for a right class, 0 for a wrong one, and the squared error for a number.
-        outputs: (n, V) logits, (n,) numbers, or for a forecast the quantiles (n, H, targets, Q) at `LEVELS`.
-        targets: (n,), or for a forecast as `Question.kind` says.
-        """
-        if self.question.kind in ("number", "numbers"):
-            return float((outputs.double() - targets).square().sum()), targets.numel()
-        asked = targets != IGNORED
-        return float((outputs.argmax(-1) == targets)[asked].sum()), int(asked.sum())
-
-    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
-        """Return for every score, by name, its sum and how many answers were scored. The first score is `metric`.
-
-        An exam prints the means of all of them. A source with more scores than one overrides this method.
-        """
-        return {self.metric: self.total(outputs, targets)}
-
 
 class SignalSource(ABC):
     """What a source of signals has besides: how its tokens are read from a file and written as one."""
@@ -278,13 +199,20 @@ def check_shares(source: str, validation: float, test: float) -> None:
 
 
 def padded(rows: Sequence[NDArray[Any]], length: int) -> NDArray[Any]:
-    """Make a batch (N, length, ...) of rows that end early, as `Question.padded` says: integers become int64."""
+    """Return rows that end early as one array (N, length, ...). After the end of a row, tokens are IGNORED and all
+    channels are NaN. Integers become int64."""
     whole = np.issubdtype(rows[0].dtype, np.integer)
     shape = (len(rows), length, *rows[0].shape[1:])
     batch = np.full(shape, IGNORED, np.int64) if whole else np.full(shape, np.nan, np.float32)
     for place, row in zip(batch, rows, strict=True):
         place[: len(row)] = row[:length]
     return batch
+
+
+def present(inputs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a mask (N, T) that is True at the steps of rows which `padded` has made one array."""
+    empty = np.isnan(inputs).all(-1) if np.issubdtype(inputs.dtype, np.floating) else inputs == IGNORED
+    return ~np.asarray(empty)
 
 
 sources: Registry[Entry] = Registry("source")

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from scanl.data.base import Question
 from scanl.data.files import whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import kind, published
+from scanl.data.questions import Class, Question, Vocabulary
 from scanl.data.readers import json_lines
 from scanl.data.translation import Pairs, Translation
 from scanl.errors import ConfigError
@@ -50,6 +50,7 @@ class Choices(FixedRows):
     """
 
     ways: ClassVar[int] = 4
+    uneven = True
     positive = ("most",)
 
     most: int = 1024
@@ -60,7 +61,7 @@ class Choices(FixedRows):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", vocab_size=256, classes=self.ways, padded=True)
+        return Class(Vocabulary(256), self.ways)
 
     @abstractmethod
     def asked(self) -> Sequence[Sequence[Asked]]:

@@ -258,7 +258,7 @@ def unread(frame: Any) -> list[str]:
     rows, result = np.arange(len(frame)), []
     for name in frame.columns:
         values = frame[name].to_numpy()
-        if UNNAMED.fullmatch(name) or (values.dtype.kind in "iu" and (values == rows + values[0]).all()):
+        if UNNAMED.fullmatch(name) or (np.issubdtype(values.dtype, np.integer) and (values == rows + values[0]).all()):
             result.append(name)
     return result
 

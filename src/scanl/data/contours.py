@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import kind
+from scanl.data.questions import Class, Features
 from scanl.data.readers import png
 
 HARD = "curv_contour_length_14"
@@ -33,7 +33,7 @@ class PublishedPathfinder(FixedRows):
         side: pixels of a side; with `folder`, another size of the release is read, 64 or 256.
     """
 
-    question = Question("class", channels=1, classes=2)
+    question = Class(Features(1), 2)
     positive = ("side",)
 
     side: int = 32

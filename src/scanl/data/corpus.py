@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Examples
+from scanl.data.base import IGNORED
+from scanl.data.batch import Batch
 from scanl.errors import DataError
 
 Bytes = NDArray[np.uint8]
@@ -145,7 +146,7 @@ def spread(data: Bytes, count: int, parts: int = 32) -> Bytes:
     return np.concatenate([data[start : start + count // parts] for start in starts])
 
 
-def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Examples:
+def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Batch:
     """Cut a text into `streams` contiguous parts of equal length, the rows of a batch. The targets are the next bytes.
 
     The first input of a part is the byte before it; for the first part that is a zero byte. Targets past the end of
@@ -157,7 +158,7 @@ def side_by_side(data: Bytes, streams: int = 32, chunk: int = 256) -> Examples:
     inputs, targets = np.zeros((2, streams * length), np.int16 if data.dtype == np.uint8 else np.int64)
     inputs[1 : len(data)], targets[: len(data)] = data[:-1], data
     targets[len(data) :] = IGNORED
-    return Examples(inputs.reshape(streams, length), targets.reshape(streams, length))
+    return Batch(inputs.reshape(streams, length), targets.reshape(streams, length))
 
 
 def compressed(data: Bytes) -> dict[str, float]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
 from scanl.data.files import whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import published
+from scanl.data.questions import Class, Vocabulary
 from scanl.errors import DataError
 
 
@@ -33,7 +33,8 @@ class IMDbReviews(FixedRows):
         aside: number of training reviews that are set aside.
     """
 
-    question = Question("class", vocab_size=256, classes=2, padded=True)
+    question = Class(Vocabulary(256), 2)
+    uneven = True
     positive = ("most", "aside")
 
     most: int = 1024
@@ -96,7 +97,8 @@ class PaperPairs(FixedRows):
         most: bytes of a paper that are read; 4000 in the literature.
     """
 
-    question = Question("class", vocab_size=256, classes=2, padded=True)
+    question = Class(Vocabulary(256), 2)
+    uneven = True
     positive = ("most",)
 
     most: int = 4000
@@ -138,7 +140,8 @@ class LongListOps(FixedRows):
         most: tokens of a row that are read.
     """
 
-    question = Question("class", vocab_size=len(LISTOPS_TOKENS), classes=10, padded=True)
+    question = Class(Vocabulary(len(LISTOPS_TOKENS)), 10)
+    uneven = True
     positive = ("most",)
 
     most: int = 2000

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Exam, Examples, Source, check_positive, check_types, padded
+from scanl.data.base import Exam, Repeated, Source, check_positive, check_types, padded, present
+from scanl.data.batch import Batch
 from scanl.data.files import Files
 from scanl.data.order import shuffled
 from scanl.errors import DataError
@@ -85,6 +86,9 @@ class FixedRows(Source):
 
     positive: ClassVar[tuple[str, ...]] = ()  # options that are at least 1
     steps: ClassVar[int] = 0  # of a row, where all rows have the same number, whatever the options are
+    uneven: ClassVar[bool] = False  # whether a row may end before `length` steps
+    timed: ClassVar[bool] = False  # whether the last channel of the inputs is also the duration of the step
+    question: ClassVar[Any]  # about tokens or features
 
     seed: int
     eval_examples: int = 512
@@ -127,7 +131,7 @@ class FixedRows(Source):
                 raise DataError(f"{self.name}: the {name} part has no row, expected at least one; give more rows")
             _ = part.rows[0]
 
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         train = self.parts.train
         _, places = shuffled(self.seed, 1, len(train.answers), step, size, rank, world)
         return self._examples(train.take(places))
@@ -152,7 +156,7 @@ class FixedRows(Source):
             digest.update(np.ascontiguousarray(part.answers).data)
         return digest.hexdigest()
 
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         return self._batches(spread(self.parts.validation, self.eval_examples))
 
     def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
@@ -164,31 +168,22 @@ class FixedRows(Source):
         of = "" if len(some.answers) == len(test.answers) else f", a sample of {len(test.answers):,}"
         beside = {} if self.chance is None else {"chance": self.chance}
         title = f"{self.metric} on {len(some.answers):,} test rows of {self.name}{of}:"
-        return Exam(title, Batched(self, some), beside, ".4g")
+        return Exam(title, Repeated(lambda: self._batches(some)), beside, ".4g")
 
-    def _batches(self, part: Part) -> Iterator[Examples]:
-        numbers = self.length * (self.question.channels or 1)
+    def _batches(self, part: Part) -> Iterator[Batch]:
+        numbers = self.length * (self.question.inputs.width)
         at_once = max(1, min(256, AT_ONCE // self.length, NUMBERS_AT_ONCE // numbers))
         for start in range(0, len(part.answers), at_once):
             yield self._examples(part.take(range(start, min(start + at_once, len(part.answers)))))
 
-    def _examples(self, part: Part) -> Examples:
-        return Examples(self.form(list(part.rows)), self.answers(part))
+    def _examples(self, part: Part) -> Batch:
+        inputs = self.form(list(part.rows))
+        mask, timespans = present(inputs) if self.uneven else None, inputs[..., -1] if self.timed else None
+        return Batch(inputs, self.answers(part), mask, timespans)
 
     def __str__(self) -> str:
         train, validation, test = (len(part.answers) for part in self.parts)
         return f"rows of {self.name}; {train:,} to train on, {validation:,} to validate, {test:,} to test"
-
-
-@dataclass(frozen=True)
-class Batched:
-    """The rows of a part in batches, as often as they are asked for."""
-
-    source: FixedRows
-    part: Part
-
-    def __iter__(self) -> Iterator[Examples]:
-        return self.source._batches(self.part)
 
 
 def chosen(part: Part, places: NDArray[np.int64]) -> Part:

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, check_positive, check_shares, own_options, padded, register
+from scanl.data.base import check_positive, check_shares, own_options, padded, register
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
+from scanl.data.questions import Class, Features, Question, Vocabulary
 from scanl.errors import ConfigError, DataError
 
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}  # folders that say the parts
@@ -26,6 +27,7 @@ class Kind(ABC):
 
     endings: ClassVar[tuple[str, ...]]
     plural: ClassVar[str]
+    uneven: ClassVar[bool] = False  # whether rows may end early
 
     @abstractmethod
     def read(self, path: Path) -> NDArray[Any]:
@@ -52,6 +54,7 @@ class Texts(Kind):
 
     endings = (".txt", ".md", ".html", ".xml", ".json", ".csv", ".log", ".py")
     plural = "texts"
+    uneven = True
 
     def read(self, path: Path) -> NDArray[Any]:
         try:
@@ -63,7 +66,7 @@ class Texts(Kind):
         return None, ""
 
     def question(self, classes: int, shared: Any) -> Question:
-        return Question("class", vocab_size=256, classes=classes, padded=True)
+        return Class(Vocabulary(256), classes)
 
 
 class Sounds(Kind):
@@ -71,6 +74,7 @@ class Sounds(Kind):
 
     endings = (".wav",)
     plural = "recordings"
+    uneven = True
 
     def _parts(self, path: Path, start: int = 0, most: int | None = None) -> tuple[int, int, int, bytes]:
         """Return the numbers of channels, of samples a second and of steps, and the samples of steps from `start` on.
@@ -105,7 +109,7 @@ class Sounds(Kind):
         return (channels, rate), f"{channels} channels at {rate} Hz"
 
     def question(self, classes: int, shared: Any) -> Question:
-        return Question("class", channels=shared[0], classes=classes, padded=True)
+        return Class(Features(shared[0]), classes)
 
 
 class Pictures(Kind):
@@ -142,7 +146,7 @@ class Pictures(Kind):
         return (width, height, numbers), f"{width} x {height} pixels of {numbers} numbers"
 
     def question(self, classes: int, shared: Any) -> Question:
-        return Question("class", channels=shared[2], classes=classes)
+        return Class(Features(shared[2]), classes)
 
 
 KINDS: tuple[Kind, ...] = (Texts(), Sounds(), Pictures())
@@ -291,6 +295,10 @@ class Folders(FixedRows):
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         kind, classes, _ = self._files
         return kind.question(len(classes), self._shared)
+
+    @property
+    def uneven(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._files[0].uneven
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]

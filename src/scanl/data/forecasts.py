@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from scanl.data.base import LEVELS, check_types
+from scanl.data.base import check_types
 from scanl.data.files import Files
 from scanl.data.published import kind
 from scanl.data.readers import csv
 from scanl.data.series import Collection, Series
-from scanl.data.series_source import TEST, SeriesSource
+from scanl.data.series_forecast import SeriesForecast
+from scanl.data.series_source import SeriesSource
+from scanl.data.splits import Piece, by_time
 
 
 @kind
@@ -43,7 +43,7 @@ class PublishedSeries(SeriesSource):
     every: ClassVar[int] = 1  # rows of which the mean is taken
     readers: ClassVar[Mapping[str, Callable[..., tuple[list[str], NDArray[np.float64]]]]] = {"csv": csv.columns}
     splits: ClassVar[Sequence[tuple[str, ...]]] = [("whole",)]
-    kind = "horizon"
+    forecast = SeriesForecast  # what is asked, and what is measured
 
     horizon: int = 12
     season: int | None = None
@@ -54,7 +54,7 @@ class PublishedSeries(SeriesSource):
     folder: str = ""
 
     def __post_init__(self) -> None:
-        self.check_options()
+        self.ask_for(self.forecast(self))
         self.validation, self.test = self.shares
         check_types(self.name, self, ["folder"])
 
@@ -101,12 +101,21 @@ class PublishedSeries(SeriesSource):
         return hashlib.sha256(f"{self.name} {super().digest()}".encode()).hexdigest()
 
     @cached_property
-    def parts(self) -> list[list[tuple[int, int, int]]]:
+    def parts(self) -> list[list[Piece]]:
         if self.borders is None:
-            return self._by_time(self.collection.each)
+            return by_time(self.collection.each, self.validation, self.test)
         *borders, rows = self.borders
         first, second, last = (border * len(self.table[1]) // rows for border in borders)
         return [[(0, 0, first)], [(0, first, second)], [(0, second, last)]]
+
+
+class LongForecast(SeriesForecast):
+    """Forecasts of which all of the test part are measured, as in the literature, and standardized values."""
+
+    metric = "MSE"
+    scores = ("MSE", "MAE", *SeriesForecast.scores)
+    unit = "; MSE and MAE of standardised values"
+    limit = 2**63
 
 
 @kind
@@ -121,20 +130,4 @@ class LongHorizon(PublishedSeries):
     Args: see `PublishedSeries`.
     """
 
-    unit = "; MSE and MAE of standardised values"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.metric = "MSE"
-
-    def most(self, part: int) -> int:
-        return 2**63 if part == TEST else super().most(part)  # the published score is of every window
-
-    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[float, int]]:
-        assert self.question.scales is not None
-        scale = torch.tensor([scale for _, scale in self.question.scales[: len(self.targets)]], dtype=torch.float64)
-        numbers = targets.double().cpu()[:, -1]
-        error = (outputs[..., LEVELS.index(0.5)].double().cpu() - numbers) / scale
-        known = error[~numbers.isnan()]
-        errors = {"MSE": (float(known.square().sum()), known.numel()), "MAE": (float(known.abs().sum()), known.numel())}
-        return {**errors, **super().scores(outputs, targets)}
+    forecast = LongForecast

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from scanl.data.base import Exam, Examples, Source, check_types
+from scanl.data.base import Exam, Source, check_types
+from scanl.data.batch import Batch
 
 # Seeds are (seed of the run, one of these, ...). Models train on the first only.
 TRAINING, WHILE_TRAINING, AFTER_TRAINING = 0, 1, 2
@@ -32,28 +33,28 @@ class FreshRows(Source):
         check_types(self.name, self, [option.name for option in fields(self)])
 
     @abstractmethod
-    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         """Generate rows. training: whether a model may learn from them."""
 
     def check(self) -> None:
         """Do nothing: the rows are made of rules. A source that reads files overrides this method."""
 
-    def _rows(self, count: int, *seed: int) -> Examples:
+    def _rows(self, count: int, *seed: int) -> Batch:
         return self.generate(count, np.random.default_rng((self.seed, *seed)), training=seed[0] == TRAINING)
 
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         whole = self._rows(size * world, TRAINING, step)
         mine = slice(rank * size, (rank + 1) * size)
-        return Examples(whole.inputs[mine], whole.targets[mine])
+        return whole.rows(mine)
 
     def digest(self) -> str:
         first = self._rows(2, TRAINING, 0)
         return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
 
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         return self._batches(self.eval_examples, WHILE_TRAINING, step)
 
-    def _batches(self, count: int, *seed: int) -> Iterator[Examples]:
+    def _batches(self, count: int, *seed: int) -> Iterator[Batch]:
         for start in range(0, count, AT_ONCE):
             yield self._rows(min(AT_ONCE, count - start), *seed, start)
 

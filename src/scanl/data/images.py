@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
-from scanl.data.base import Question, SignalSource
+from scanl.data.base import SignalSource
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import kind, published
+from scanl.data.questions import Class, Features, NextToken, Question, Vocabulary
 from scanl.data.readers import cifar, idx, npz, png
 from scanl.data.signals import Picture
 from scanl.errors import ConfigError, DataError
@@ -115,7 +114,7 @@ class Images(PixelByPixel):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=self.shape[2], classes=self.classes)
+        return Class(Features(self.shape[2]), self.classes)
 
     def images(self) -> tuple[Part, Part]:
         parts = super().images()
@@ -149,7 +148,7 @@ class ColorImages(Images):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=1 if self.grey else 3, classes=self.classes)
+        return Class(Features(1 if self.grey else 3), self.classes)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if not self.grey:
@@ -186,7 +185,7 @@ class NoisePaddedCIFAR10(Images):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=96, classes=self.classes)
+        return Class(Features(96), self.classes)
 
     @cached_property
     def noise(self) -> NDArray[np.float32]:
@@ -209,7 +208,7 @@ class Pixels(PixelByPixel, SignalSource):
     """
 
     metric = "bits per dimension"
-    question = Question("next token", vocab_size=256)
+    question = NextToken(Vocabulary(256))
 
     @property
     def length(self) -> int:
@@ -229,6 +228,3 @@ class Pixels(PixelByPixel, SignalSource):
 
     def answers(self, part: Part) -> NDArray[Any]:
         return self._tokens(list(part.rows)).astype(np.int64)
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        return F.cross_entropy(outputs.float(), targets, reduction="sum").item() / math.log(2), len(targets)

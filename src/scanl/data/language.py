@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, check_positive, check_types
+from scanl.data.base import check_positive, check_types
 from scanl.data.corpus import Bytes, Corpus
 from scanl.data.files import Files, lines
 from scanl.data.published import kind, published
+from scanl.data.questions import NextToken, Question, Vocabulary
 from scanl.data.readers import fasta, text
 from scanl.data.text import Tokens
 
@@ -89,7 +90,7 @@ class PublishedText(InParts):
         sequence_length, carry_state, eval_bytes, seed, folder: see `Published`.
     """
 
-    question = Question("next token", vocab_size=256)
+    question = NextToken(Vocabulary(256))
     readers: ClassVar[Mapping[str, Callable[..., Bytes]]] = {
         "bytes": text.whole,
         "lines": text.lined,
@@ -133,7 +134,7 @@ class Words(Published):
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         _ = self.texts
-        return Question("next token", vocab_size=self._size)
+        return NextToken(Vocabulary(self._size))
 
 
 @kind
@@ -146,7 +147,7 @@ class Genome(InParts):
     """
 
     unit = "base"
-    question = Question("next token", vocab_size=5)
+    question = NextToken(Vocabulary(5))
     readers: ClassVar[Mapping[str, Callable[..., Bytes]]] = {"fasta": fasta.bases}
 
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, padded
+from scanl.data.base import padded
 from scanl.data.fixed import Part, Parts
 from scanl.data.published import kind
+from scanl.data.questions import Features, Flags
 from scanl.data.readers.pickles import plain
 from scanl.data.yes_no import YesNo
 
@@ -26,7 +27,8 @@ class Polyphony(YesNo):
     Args: see `FixedRows`.
     """
 
-    question = Question("numbers", channels=NOTES, targets=NOTES, padded=True, distribution="bernoulli")
+    uneven = True
+    question = Flags(Features(NOTES), NOTES)
 
     def form(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return padded([np.concatenate([row[:1] * 0, row[:-1]]) for row in rows], self.length)

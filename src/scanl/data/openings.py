@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanl.data.batch import Batch
 from scanl.data.columns import grouped
 from scanl.data.rows import Rows
 from scanl.data.series import Series, continued
@@ -21,12 +22,11 @@ ENDINGS = (".csv", ".npy")
 class Opening:
     """The beginning of a series, and what is known about the N steps that a model generates after it.
 
-    inputs: (1, T + N - 1, ·), as the table's question lays them out. A model reads the first T steps; of the others it
-    reads the covariates that are known ahead.   read: T.   after: the rows of the N steps, with names and times.
+    batch: one row of the T steps that a model reads; what is known ahead of N - 1 + H steps more.   after: the rows of
+    the N steps, with names and times.
     """
 
-    inputs: NDArray[np.float64]
-    read: int
+    batch: Batch
     after: Any
 
 
@@ -57,9 +57,11 @@ def openings(table: Table, path: Path | None, prompt: int | None, steps: int, fr
         now = rows if prompt is None else min(prompt, rows)
         begin = max(0, now - table.length)
         own, read = (one, now - begin) if now else (_with_nothing_before(one), 1)
-        inputs = Rows([own], "horizon", 0, table.horizon).inputs(begin + np.arange(read + steps - 1)[None])
+        ahead = steps - 1 + table.horizon
+        flat, rows = Rows([own], ahead), (begin + np.arange(read))[None]
+        batch = Batch(flat.columns(rows, ahead), None, timespans=flat.durations(rows, ahead))
         names = [name for name in (table.series, table.time) if name is not None]
-        made.append(Opening(inputs, read, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
+        made.append(Opening(batch, longer.iloc[places[now : now + steps]][names].reset_index(drop=True)))
     return made
 
 

@@ -40,6 +40,7 @@ class OwnSignals(Quantised, Folders):
     """
 
     asks = "generate"
+    uneven = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     kinds: ClassVar[Sequence[Kind]] = (SOUNDS, Pictures())
     expected = f"a folder of recordings or of pictures, or a table of {', '.join(TABLES)}"
     where = ""

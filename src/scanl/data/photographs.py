@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Examples, Question
+from scanl.data.batch import Batch
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
 from scanl.data.fresh import FreshRows
 from scanl.data.published import published
+from scanl.data.questions import Class, Features, Question
 from scanl.data.readers.photograph import square
 from scanl.errors import ConfigError, DataError
 
@@ -63,7 +64,7 @@ class ImageNetPatches(FixedRows):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=3 * self.patch**2, classes=len(self.classes))
+        return Class(Features(3 * self.patch**2), len(self.classes))
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -140,7 +141,7 @@ class MiniImageNetEpisodes(FreshRows):
 
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Question("class", channels=3 * self.side**2 + self.ways, classes=self.ways)
+        return Class(Features(3 * self.side**2 + self.ways), self.ways)
 
     @property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -173,13 +174,13 @@ class MiniImageNetEpisodes(FreshRows):
         for part in self.parts:
             square(self.files, part[0][0], self.side, self.side, self.folder)
 
-    def _rows(self, count: int, *seed: int) -> Examples:
+    def _rows(self, count: int, *seed: int) -> Batch:
         return self._episodes(count, np.random.default_rng((self.seed, *seed)), self.parts[seed[0]])
 
-    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         return self._episodes(count, random, self.parts[0 if training else -1])
 
-    def _episodes(self, count: int, random: np.random.Generator, classes: list[list[Path]]) -> Examples:
+    def _episodes(self, count: int, random: np.random.Generator, classes: list[list[Path]]) -> Batch:
         inputs = np.zeros((count, self.length, 3 * self.side**2 + self.ways), np.float32)
         answers = np.zeros(count, np.int64)
         for row in range(count):
@@ -193,4 +194,4 @@ class MiniImageNetEpisodes(FreshRows):
                 pixels = square(self.files, path, self.side, self.side, self.folder)
                 inputs[row, step, : -self.ways] = ((pixels / 255 - MEAN) / DEVIATION).reshape(-1)
                 inputs[row, step, number - self.ways] = step < len(shown)
-        return Examples(inputs, answers)
+        return Batch(inputs, answers)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from scanl.data.base import Question, check_positive, check_types
+from scanl.data.base import check_positive, check_types
 from scanl.data.corpus import SEPARATOR, Bytes
 from scanl.data.language import Published
 from scanl.data.published import published
+from scanl.data.questions import NextToken, Vocabulary
 from scanl.errors import ConfigError
 
 
@@ -30,7 +31,7 @@ class PileDocuments(Published):
         only: name of a source, such as Github or ArXiv: only its documents are read. Empty: those of all sources.
     """
 
-    question = Question("next token", vocab_size=256)
+    question = NextToken(Vocabulary(256))
 
     most: int = 10**9
     only: str = ""

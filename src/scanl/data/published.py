@@ -33,7 +33,7 @@ def kind(cls: T) -> T:
     """Decorator: a class whose sources are records. Makes and registers a source of each record that names it."""
     kinds[cls.__name__] = cls
     for record in records.values():
-        if record.kind == cls.__name__:
+        if cls.__name__ == record.kind:
             _make(record)
     return cls
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
 from scanl.data.files import lines
 from scanl.data.fixed import FixedRows, Part, Parts, set_aside
 from scanl.data.published import kind, published
+from scanl.data.questions import Class, Features, Number, Question
 from scanl.data.readers import npz, ts
 from scanl.data.rows import scale_of
 from scanl.errors import ConfigError, DataError
@@ -44,12 +44,15 @@ class Recordings(FixedRows):
 
     @cached_property
     def _question(self) -> Question:
-        lengths = {len(row) for part in self.parts for row in part.rows}
         channels = self.parts.train.rows[0].shape[1]
         if self.metric == "accuracy":
             classes = 1 + int(max(part.answers.max() for part in self.parts))
-            return Question("class", channels=channels, classes=classes, padded=len(lengths) > 1)
-        return Question("number", channels=channels, padded=len(lengths) > 1)
+            return Class(Features(channels), classes)
+        return Number(Features(channels))
+
+    @cached_property
+    def uneven(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return len({len(row) for part in self.parts for row in part.rows}) > 1
 
     def _standardized(self, parts: Parts) -> Parts:
         """Standardise each channel by its mean and standard deviation over all steps of the training part, in float64.

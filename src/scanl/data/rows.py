@@ -1,58 +1,68 @@
-"""The numbers of several series in one array, from which windows are cut as the channels of a question."""
+"""The numbers of several series in one array, from which windows are cut, and their scales."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED
+from scanl.data.batch import Columns
 from scanl.data.columns import Numbers
 from scanl.data.naive import unit_of
 from scanl.data.series import Series
 
 
 class Rows:
-    """The numbers of all series one after the other. Behind each series are rows of padding, in which all is missing.
+    """The steps of all series one after the other. Behind each series are `pad` rows, in which all is missing.
 
-    once: the channels that a step has once: targets, past, static.   ahead: covariates known ahead.
-    starts: first row of each series.
+    starts: first row of each series.   spans: durations of the steps, 1 behind a series; None where all are one step.
     """
 
-    def __init__(self, each: list[Series], kind: str, length: int, horizon: int) -> None:
-        forecast = kind == "horizon"
-        self.horizon, self.static = (horizon if forecast else 0), len(each[0].static)
-        pad = length + horizon
+    def __init__(self, each: Sequence[Series], pad: int) -> None:
+        self.each, self.pad = each, pad
         self.starts = np.cumsum([0, *(len(one) + pad for one in each[:-1])])
-        once, ahead = [], []
-        for one in each:
-            constant = np.broadcast_to(one.static, (len(one), self.static))
-            once.append(_padded(np.hstack([one.target, one.past, constant] if forecast else [one.past, constant]), pad))
-            ahead.append(_padded(one.future, pad))
-        self.once, self.ahead = np.concatenate(once), np.concatenate(ahead)
-        self.answers = self.once[:, : each[0].target.shape[1]] if forecast else self.once
-        if kind == "label":
-            labels = [np.concatenate([one.target, np.full(pad, -1)]) for one in each]
-            self.labels = np.concatenate(labels)
-            self.labels[self.labels < 0] = IGNORED
-        self.spans = None
-        if each[0].spans is not None:
-            spans = [np.concatenate([one.spans, np.ones(pad)]) for one in each if one.spans is not None]
-            self.spans = np.concatenate(spans)
-            self.clock = self.spans.cumsum()
+        self.static = np.stack([one.static for one in each])
+        spans = [one.spans for one in each if one.spans is not None]
+        self.spans = self.joined(spans, 1.0) if spans else None
 
-    def inputs(self, rows: NDArray[np.int64]) -> Numbers:
-        """Return the channels of rows (N, T), as `Question` lays them out. The model standardises them, then casts."""
-        parts = [self.once[rows]]
-        after = rows[..., None] + 1 + np.arange(self.horizon)
-        ahead = self.ahead[after] if self.horizon else np.zeros((*rows.shape, 0, 0))
-        if self.spans is not None and self.horizon:
-            ahead = np.concatenate([ahead, (self.clock[after] - self.clock[rows][..., None])[..., None]], -1)
-        parts.append(ahead.reshape(*rows.shape, -1))
-        if self.spans is not None:
-            parts.append(self.spans[rows][..., None])
-        return np.concatenate(parts, -1)
+    def joined(self, parts: Sequence[NDArray[Any]], fill: float = np.nan) -> NDArray[Any]:
+        """Return an array (n, ...) of each series as rows; behind each series they have the value `fill`."""
+        behind = np.full((self.pad, *parts[0].shape[1:]), fill, parts[0].dtype)
+        return np.concatenate([part for one in parts for part in (one, behind)])
+
+    @cached_property
+    def target(self) -> NDArray[Any]:
+        return self.joined([one.target for one in self.each])
+
+    @cached_property
+    def past(self) -> Numbers:
+        return self.joined([one.past for one in self.each])
+
+    @cached_property
+    def future(self) -> Numbers:
+        return self.joined([one.future for one in self.each])
+
+    @cached_property
+    def features(self) -> Numbers:
+        """The covariates of the past and the static ones at each row, and its duration if it has one."""
+        static = self.joined([np.broadcast_to(one.static, (len(one), len(one.static))) for one in self.each])
+        spans = [] if self.spans is None else [self.spans[:, None]]
+        return np.hstack([self.past, static, *spans])
+
+    def columns(self, rows: NDArray[np.int64], ahead: int) -> Columns:
+        """Return the columns of windows of rows (N, T); of what is known ahead also the `ahead` rows after them."""
+        series = np.searchsorted(self.starts, rows[:, 0], side="right") - 1
+        return Columns(self.target[rows], self.past[rows], self.static[series], self.future[reaching(rows, ahead)])
+
+    def durations(self, rows: NDArray[np.int64], ahead: int = 0) -> Numbers | None:
+        """Return the durations of windows of rows (N, T) and of the `ahead` rows after them, if steps have any."""
+        return None if self.spans is None else self.spans[reaching(rows, ahead)]
 
 
-def _padded(values: Numbers, pad: int) -> Numbers:
-    return np.concatenate([values, np.full((pad, values.shape[1]), np.nan)])
+def reaching(rows: NDArray[np.int64], ahead: int) -> NDArray[np.int64]:
+    """Return windows of rows (N, T) with the `ahead` rows after each."""
+    return np.hstack([rows, rows[:, -1:] + 1 + np.arange(ahead)])
 
 
 def scale_of(values: Numbers) -> tuple[float, float]:
@@ -67,3 +77,8 @@ def scale_of(values: Numbers) -> tuple[float, float]:
     mean, deviation = float((known / unit).mean()), float((known / unit).std())
     constant = deviation <= np.finfo(np.float64).eps * abs(mean)
     return unit * mean, unit * (abs(mean) if constant else deviation)
+
+
+def scales_of(columns: Numbers) -> tuple[tuple[float, float], ...]:
+    """Return the scale of each column of an array (n, C)."""
+    return tuple(scale_of(values) for values in columns.T)

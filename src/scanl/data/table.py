@@ -6,16 +6,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scanl.data.base import check_shares, own_options, register
 from scanl.data.columns import read_table, unread
 from scanl.data.frequency import FEW
 from scanl.data.series import Collection, filled, series_of
+from scanl.data.series_forecast import SeriesForecast, SeriesGeneration
+from scanl.data.series_label import SeriesLabel
+from scanl.data.series_question import SeriesQuestion
 from scanl.data.series_source import SeriesSource
-from scanl.errors import ConfigError, DataError, nearest
+from scanl.data.series_whole import SeriesClass, SeriesNumber
+from scanl.data.splits import Piece, by_series, by_time
+from scanl.errors import ConfigError, nearest
 
-ASKS = {"forecast": "horizon", "generate": "horizon", "classify": "class", "label": "label", "regress": "number"}
+ASKS: Mapping[str, type[SeriesQuestion]] = {
+    cls.ask: cls for cls in (SeriesForecast, SeriesGeneration, SeriesClass, SeriesLabel, SeriesNumber)
+}
 
 
 @register("table")
@@ -87,39 +92,32 @@ class Table(SeriesSource):
         return cls(ask=options["question"], **named, **own_options(cls, options))
 
     def __post_init__(self) -> None:
-        if self.ask not in ASKS:
+        if self.ask is None or self.ask not in ASKS:
             raise nearest("question", self.ask, list(ASKS))
+        asking = ASKS[self.ask](self)
         if self.target is None:
             raise ConfigError(f"table: target is none, expected the column to {self.ask}: --target COLUMN")
         if len(self.data) != 1:
             raise ConfigError(f"table: data is {list(map(str, self.data))}, expected one file: --data TABLE.csv")
         if self.split not in (None, "time", "series"):
             raise ConfigError(f"table: split is {self.split!r}, expected 'time' or 'series'")
-        if self.kind in ("class", "number") and self.split == "time":
+        if asking.per_series and self.split == "time":
             raise ConfigError(
                 f"table: split is 'time', expected 'series' because the question {self.ask!r} has one answer for a "
                 "series"
             )
-        if self.kind in ("class", "number") and self.series is None:
+        if asking.per_series and self.series is None:
             raise ConfigError(
                 f"table: series is none, expected the column of the series to {self.ask}: --series COLUMN"
             )
-        if self.future and self.kind != "horizon":
+        if self.future and not asking.ahead:
             raise ConfigError("table: future is given, expected none because nothing is forecast; name it in --past")
         if self.gaps not in (None, "fill", "durations"):
             raise ConfigError(f"table: gaps is {self.gaps!r}, expected 'fill' or 'durations'")
         check_shares("table", self.validation, self.test)
         if self.freq is not None and self.time is None:
             raise ConfigError(f"table: freq is {self.freq!r}, expected none without a column of times: --time COLUMN")
-        self.check_options()
-        if self.ask == "generate":
-            if self.horizon not in (1, type(self).horizon):
-                raise ConfigError(f"table: horizon is {self.horizon}, expected 1 because generation goes step by step")
-            self.horizon = 1
-
-    @property
-    def kind(self) -> Any:
-        return ASKS[self.ask or ""]
+        self.ask_for(asking)
 
     @property
     def path(self) -> Path:
@@ -128,22 +126,22 @@ class Table(SeriesSource):
     @property
     def targets(self) -> list[str]:
         assert self.target is not None
-        return [name.strip() for name in self.target.split(",")] if self.kind == "horizon" else [self.target]
+        return [name.strip() for name in self.target.split(",")] if self.asking.ahead else [self.target]
 
     @cached_property
     def collection(self) -> Collection:
         """The series, read and checked on first use."""
         frame, absent = self.without_gaps(self.read(self.path), self.path)
-        found = self.taken(frame, self.path)
-        found.said += f", {absent} absent steps are missing numbers" if absent else ""
+        collection = self.taken(frame, self.path)
+        collection.said += f", {absent} absent steps are missing numbers" if absent else ""
         if self.left_out:
-            found.said += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
-        self.check_answers(found)
-        return found
+            collection.said += f", not read: {', '.join(map(repr, self.left_out))} (--past reads them)"
+        self.asking.check_answers(collection, str(self.target))
+        return collection
 
     def read(self, path: Path) -> Any:
         """Read a table with these columns."""
-        names = [self.series, self.target if self.kind in ("class", "label") else None]
+        names = [self.series, self.target if self.asking.classes else None]
         return read_table(path, [name for name in names if name is not None])
 
     @cached_property
@@ -159,7 +157,7 @@ class Table(SeriesSource):
     @property
     def _free(self) -> list[str]:
         """Columns without a role that may be covariates."""
-        if self.past or self.kind == "horizon":
+        if self.past or self.asking.ahead:
             return []
         roles = {*self.targets, self.time, self.series, *self.static, "step"}
         return [name for name in self.read(self.path).columns if name not in roles]
@@ -167,48 +165,22 @@ class Table(SeriesSource):
     def taken(self, frame: Any, path: Path, like: Collection | None = None) -> Collection:
         """Take the series out of a table without gaps by the roles of its columns. Raises DataError as `series_of`."""
         return series_of(
-            frame, path, target=self.targets, classes=self.kind in ("class", "label"), time=self.time,
+            frame, path, target=self.targets, classes=self.asking.classes, time=self.time,
             series=self.series, static=self.static, past=self.covariates, future=self.future, freq=self.freq, like=like,
         )  # fmt: skip
 
     def without_gaps(self, frame: Any, path: Path, like: Collection | None = None) -> tuple[Any, int]:
         """Return a table in which absent steps are rows, as `gaps` says, and how many there are."""
-        if self.time is None or self.gaps == "durations" or self.kind in ("class", "number"):
+        if self.time is None or self.gaps == "durations" or self.asking.per_series:
             return frame, 0
         return filled(
             frame, path, time=self.time, series=self.series, constant=self.static,
             most=FEW if self.gaps is None else 1.0, freq=self.freq, known=like.known if like else (),
         )  # fmt: skip
 
-    def check_answers(self, found: Collection) -> None:
-        """Raise DataError unless the answers of the series fit the question and the distribution."""
-        for one in found.each:
-            of = f" of series {one.name!r}" if one.name else ""
-            if self.kind in ("class", "number") and len(np.unique(one.target, axis=0)) > 1:
-                raise DataError(
-                    f"table: {self.path}: the target {self.target!r}{of} changes, expected one answer for a series; "
-                    "to answer at each step: --question label"
-                )
-            counts = self.distribution == "negative_binomial" and self.kind in ("horizon", "number")
-            if counts and not (np.isnan(one.target) | ((one.target >= 0) & (one.target % 1 == 0))).all():
-                odd = one.target[~(np.isnan(one.target) | ((one.target >= 0) & (one.target % 1 == 0)))][0]
-                raise DataError(
-                    f"table: {self.path}: the target{of} is {odd:g}, expected counts 0, 1, 2, ... because the "
-                    "distribution is negative_binomial"
-                )
-        if self.kind in ("class", "label") and len(found.classes) < 2:
-            raise DataError(f"table: {self.path}: the target has the classes {found.classes}, expected two or more")
-        if self.kind != "horizon" and not found.each[0].past.shape[1]:
-            raise DataError(
-                f"table: {self.path} has no column to read, expected one or more besides the target; name "
-                "columns: --past COLUMN ..."
-            )
-
     @cached_property
-    def parts(self) -> list[list[tuple[int, int, int]]]:
-        """The pieces of training, validation and test: series, first row, and the row after the last."""
+    def parts(self) -> list[list[Piece]]:
         each = self.collection.each
-        by_series = self.kind in ("class", "number") or (self.kind == "label" and len(each) > 1)
-        if self.split == "series" or (self.split is None and by_series):
-            return self._by_series(each)
-        return self._by_time(each)
+        if self.split == "series" or (self.split is None and self.asking.by_series()):
+            return by_series(each, self.validation, self.test, self.path, self.asking.groups())
+        return by_time(each, self.validation, self.test)

@@ -1,6 +1,5 @@
 """Text as a source: predict the next byte, in shuffled windows or in streams whose state is carried over."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,16 +9,16 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Exam, Examples, Question, Source, register
+from scanl.data.base import Exam, Source, register
+from scanl.data.batch import Batch
 from scanl.data.corpus import Bytes as Bytes
 from scanl.data.corpus import Corpus as Corpus
 from scanl.data.corpus import compressed, side_by_side, spread
 from scanl.data.corpus import read_corpus as read_corpus
 from scanl.data.corpus import standard_library as standard_library
 from scanl.data.order import epoch, shuffled
+from scanl.data.questions import NextToken, Vocabulary
 from scanl.errors import ConfigError
 
 MOST_HELD_OUT = 2**20  # bytes measured at the end of training, at most; `scanl eval` reads all
@@ -138,15 +137,15 @@ class Tokens(Source):
             raise ConfigError(f"{self.name}: carry_state is True, expected False because of length_doublings")
         self.corpus.check(self.sequence_length)
 
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         read = self.order.batch(step, size, rank, world)
         length = self.sequence_length >> max(0, self.length_doublings - step // self.doubling_steps)
-        return Examples(*(part.reshape(-1, length) for part in (read[:, :-1], read[:, 1:])))
+        return Batch(*(part.reshape(-1, length) for part in (read[:, :-1], read[:, 1:])))
 
     def digest(self) -> str:
         return self.corpus.digest()
 
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         yield side_by_side(spread(self.corpus.held_out, self.eval_bytes))
 
     def exam(self, *, sample: bool = False) -> Exam:
@@ -159,10 +158,6 @@ class Tokens(Source):
     def _exam(self, data: Bytes, what: str) -> Exam:
         beside = compressed(data) if self.unit == "byte" else {}
         return Exam(f"{self.metric} on {len(data):,} {what}:", [side_by_side(data)], beside, ".3f")
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        nats = F.cross_entropy(outputs.float(), targets, ignore_index=IGNORED, reduction="sum").item()
-        return nats / math.log(2), int((targets != IGNORED).sum())
 
     def __str__(self) -> str:
         train, held_out = len(self.corpus.train), len(self.corpus.held_out)
@@ -182,7 +177,7 @@ class Text(Tokens):
 
     id = "B-arxivgithub"  # the documents are not published, so a folder of one's own is read
     chance = 8.0
-    question = Question("next token", vocab_size=256)
+    question = NextToken(Vocabulary(256))
 
     data: Sequence[str | Path] = ()
     held_out: float = 0.05

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts
 from scanl.data.published import published
+from scanl.data.questions import Features, Numbers
 from scanl.data.readers import sphere
 
 BINS = 129
@@ -52,7 +52,8 @@ class TIMITFrames(FixedRows):
     """
 
     metric = "mean squared error"
-    question = Question("numbers", channels=BINS, targets=BINS, padded=True)
+    uneven = True
+    question = Numbers(Features(BINS), BINS)
 
     development: ClassVar[tuple[str, ...]]  # speakers of the part for validation
     core: ClassVar[tuple[str, ...]]  # speakers of the part for test

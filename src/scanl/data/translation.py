@@ -1,7 +1,6 @@
 """Translation as one text: a sentence, a line break, and its translation. Only the translation counts in the loss."""
 
 import html
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,13 +8,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
-from scanl.data.base import IGNORED, Question
+from scanl.data.base import IGNORED
 from scanl.data.files import Files, whole_lines
 from scanl.data.fixed import FixedRows, Part, Parts
 from scanl.data.published import published
+from scanl.data.questions import TokenLabel, Vocabulary
 from scanl.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
@@ -55,7 +53,7 @@ class Translation(FixedRows):
 
     metric = "bits per byte"
     chance = 8.0
-    question = Question("label", vocab_size=256)
+    question = TokenLabel(Vocabulary(256), scores=("bits",))
 
     most: int = 512
 
@@ -92,9 +90,6 @@ class Translation(FixedRows):
             line = int((row == 10).argmax())
             place[line : len(row) - 1] = row[line + 1 :]
         return targets
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        return F.cross_entropy(outputs.float(), targets, reduction="sum").item() / math.log(2), len(targets)
 
     def parallel(self, files: Files, names: Sequence[str], lines: Sequence[Sequence[str]]) -> Pairs:
         """Return lines of two files as pairs. Raises DataError unless there are as many in both."""

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, padded
+from scanl.data.base import padded
 from scanl.data.files import Files
 from scanl.data.fixed import FixedRows, FromFiles, Part, Parts, set_aside
 from scanl.data.published import published
+from scanl.data.questions import Class, Features, Flags, Question
 from scanl.data.readers import npy, skeleton
 from scanl.data.readers.skeleton import BODIES, JOINTS
 from scanl.data.yes_no import YesNo
@@ -37,7 +38,7 @@ class Skeletons(FixedRows):
         frames: steps of a row.
     """
 
-    question = Question("class", channels=BODIES * JOINTS * 3, classes=60)
+    question = Class(Features(BODIES * JOINTS * 3), 60)
     positive = ("frames",)
 
     people: ClassVar[tuple[int, ...]]  # of the training part
@@ -89,6 +90,7 @@ class Videos(YesNo):
     Args: see `FixedRows`.
     """
 
+    uneven = True
     actions: ClassVar[int]
 
     @property
@@ -99,7 +101,7 @@ class Videos(YesNo):
     @property
     def question(self) -> Question:  # pyright: ignore[reportIncompatibleVariableOverride]
         channels = self.parts.train.rows[0].shape[1]
-        return Question("numbers", channels=channels, targets=self.actions, padded=True, distribution="bernoulli")
+        return Flags(Features(channels), self.actions)
 
     @abstractmethod
     def annotated(self, part: str) -> dict[str, Any]:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from scanl.data.fixed import FixedRows
 
 
@@ -28,7 +25,3 @@ class YesNo(FixedRows):
     @cached_property
     def _length(self) -> int:
         return max(len(row) for part in self.parts for row in part.rows)
-
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        nats = F.binary_cross_entropy_with_logits(outputs.double(), targets.double(), reduction="sum").item()
-        return nats * self.question.targets, targets.numel()

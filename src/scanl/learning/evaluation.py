@@ -1,51 +1,62 @@
 """Measure a model on data that it was not trained on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from scanl.data.base import Examples, Source
+from scanl.data.base import Exam, Source
+from scanl.data.batch import Batch
 from scanl.data.corpus import Bytes, side_by_side
 from scanl.data.corpus import spread as spread
 from scanl.data.text import Text
-from scanl.learning.questions import Model, answer
+from scanl.learning.questions import Answerer, Model, answerer
+from scanl.learning.questions.base import means
 from scanl.models import LanguageModel
 from scanl.tasks import Task
 from scanl.tasks.base import FreshExamples, groups
 
 
-def measure(model: Model, source: Source, examples: Iterable[Examples], *, chunk: int = 256) -> float:
+def measure(model: Model, source: Source, examples: Iterable[Batch], *, chunk: int = 256) -> float:
     """Return the mean of the source's metric over all answers in the batches of `examples`. See `measures`."""
     return measures(model, source, examples, chunk=chunk)[source.metric]
 
 
 @torch.no_grad()
-def measures(model: Model, source: Source, examples: Iterable[Examples], *, chunk: int = 256) -> dict[str, float]:
+def measures(model: Model, source: Source, examples: Iterable[Batch], *, chunk: int = 256) -> dict[str, float]:
     """Return the mean of each of the source's scores over all answers in the batches of `examples`, by name.
 
     A batch is read in chunks of `chunk` steps with the state carried over, so memory does not grow with the length of
     the sequences. A bidirectional model reads whole sequences instead.
     """
-    question, device = source.question, next(model.parameters()).device
-    totals: dict[str, tuple[float, int]] = {}
+    method = answerer(source.question)
     training = model.training
     model.eval()
-    for group in examples:
-        inputs, targets = map(torch.from_numpy, group)
-        steps, state = inputs.shape[1], None
-        at_once = steps if model.stack.bidirectional else chunk
-        for start in range(0, steps, at_once):
-            now = slice(start, start + at_once)
-            read, asked = inputs[:, now].to(device), (targets[:, now] if question.every_step else targets).to(device)
-            # Tokens may be stored in a narrower type.
-            read, asked = (part if part.is_floating_point() else part.long() for part in (read, asked))
-            outputs, asked, state = answer(question, model, read, asked, state)
-            if question.every_step or now.stop >= steps:
-                for name, (more, scored) in source.scores(outputs, asked).items():
-                    total, count = totals.get(name, (0.0, 0))
-                    totals[name] = total + more, count + scored
+    scores = means(part for batch in examples for part in _scores(method, model, batch, chunk))
     model.train(training)
-    return {name: total / count for name, (total, count) in totals.items()}
+    return _named(source, scores)
+
+
+def baselines(source: Source, exam: Exam) -> dict[str, dict[str, float]]:
+    """Return the scores of the methods of an exam that do not learn, as `measures` returns those of a model."""
+    return {name: _named(source, scores) for name, scores in answerer(source.question).baselines(exam).items()}
+
+
+def _named(source: Source, scores: Mapping[str, float]) -> dict[str, float]:
+    """Return scores, of which the first has the name of the source's metric."""
+    first, *others = scores
+    return {source.metric: scores[first], **{name: scores[name] for name in others}}
+
+
+def _scores(method: Answerer[Any], model: Model, batch: Batch, chunk: int) -> Iterator[Mapping[str, tuple[float, int]]]:
+    """Yield the scores of the answers of a batch, chunk by chunk."""
+    steps, state, device = batch.length, None, next(model.parameters()).device
+    at_once = steps if model.stack.bidirectional else chunk
+    for begin in range(0, steps, at_once):
+        part = batch.steps(begin, begin + at_once, targets=method.every_step)
+        outputs, targets, state = method.answers(model, part.tensors(device), state)
+        if method.every_step or begin + at_once >= steps:
+            yield method.scores(outputs, targets)
 
 
 def bits_per_byte(model: LanguageModel, data: Bytes, *, streams: int = 32, chunk: int = 256) -> float:

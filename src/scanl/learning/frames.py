@@ -7,24 +7,26 @@ with the loss, the optimizer and the learning rates of `scanl train`, and leaves
 from dataclasses import fields
 from numbers import Real
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
+from scanl.data.batch import Batch
+from scanl.data.questions import Forecast
 from scanl.data.series import continued
 from scanl.data.table import Table
 from scanl.errors import ConfigError, DataError, nearest
 from scanl.learning.estimators import check_sizes, optimize, seeded
-from scanl.learning.questions import FORECASTER, loss, model_for, parts
+from scanl.learning.questions.forecast import ForecastAnswerer, columns
 from scanl.learning.run.config import StackConfig, make_stack
 from scanl.models import Forecaster
 from scanl.whole import whole_number
 
 COLUMNS = ("unique_id", "ds", "y")
 STACK = [field.name for field in fields(StackConfig)]
+HEAD = list(ForecastAnswerer.options)
 PATH = Path("frame")  # stands for the frame in messages
 
 
@@ -60,15 +62,15 @@ class FrameForecaster:
         **options: Any,
     ) -> None:
         stack = {"dim": 32, "depth": 1, **{name: options[name] for name in options.keys() & set(STACK)}}
-        head = {name: options[name] for name in options.keys() & set(FORECASTER)}
+        head = {name: options[name] for name in options.keys() & set(HEAD)}
         if "future" in options:
             raise ConfigError(
                 f"FrameForecaster: future is {options['future']!r}, expected none because predict gets no values of "
                 "later steps; use scanl train --future or scanl.models.Forecaster"
             )
         for name in options:
-            if name not in (*STACK, *FORECASTER):
-                raise nearest("option of FrameForecaster", name, [*STACK, *FORECASTER])
+            if name not in (*STACK, *HEAD):
+                raise nearest("option of FrameForecaster", name, [*STACK, *HEAD])
         self.horizon, self.past, self.static, self.season, self.freq = horizon, past, static, season, freq
         self.distribution, self.sequence_length = distribution, sequence_length
         self.steps, self.batch_size, self.lr, self.random_state = steps, batch_size, lr, random_state
@@ -102,7 +104,7 @@ class FrameForecaster:
             frame, PATH, self.horizon, time="ds", series="unique_id", constant=self.static, freq=self.freq
         )
         source.collection = source.taken(self._frame, PATH, training)
-        source.check_answers(source.collection)
+        source.asking.check_answers(source.collection, "y")
         ends = [len(one) - self.horizon for one in source.collection.each]
         source.parts = [[(i, 0, end) for i, end in enumerate(ends)], [], []]
         if source.length < 1:
@@ -110,11 +112,11 @@ class FrameForecaster:
         self._source, seed = source, whole_number("frame", "random_state", self.random_state)
 
         def once(step: int) -> torch.Tensor:
-            inputs, targets = map(torch.from_numpy, source.batch(step, self.batch_size))
-            return loss(source.question, model, inputs, targets, None)[0]
+            return method.loss(model, source.batch(step, self.batch_size).tensors())[0]
 
         with seeded(seed):
-            model = _forecaster(model_for(source.question, make_stack(self.stack), self.head))
+            method = ForecastAnswerer(cast(Forecast, source.question))
+            model = method.model(make_stack(self.stack), self.head)
             optimize(model, self.steps, self.lr, seed, once)
         self.model = model
         return self
@@ -129,25 +131,17 @@ class FrameForecaster:
         if not isinstance(level, Real) or not 0 < level < 100:
             raise ConfigError(f"frame: level is {level}, expected between 0 and 100, one number")
         source, frames = self._source, []
-        rows = source.flat
+        rows = source.asking.flat
         tail = (1 - level / 100) / 2
         for i, one in enumerate(source.collection.each):
             last = len(one) - self.horizon
             places = rows.starts[i] + np.arange(max(0, last - source.length), last)
-            forecast = self._forecast(rows.inputs(places[None]), (tail, 1 - tail))
+            read = rows.columns(places[None], self.horizon), rows.durations(places[None], self.horizon)
+            x, more = columns(Batch(read[0], None, timespans=read[1]).tensors())
+            forecast, _ = self.model.predict(x, levels=(tail, 1 - tail), **more)
             part: Any = self._frame[self._frame["unique_id"].astype(str) == one.name].tail(self.horizon)
             bounds = {
                 f"y-{side}-{level:g}": forecast.quantiles[0, :, 0, k].numpy() for k, side in enumerate(("lo", "hi"))
             }
             frames.append(part[["unique_id", "ds"]].assign(y=forecast.mean[0, :, 0].numpy(), **bounds))
         return pd.concat(frames, ignore_index=True)
-
-    def _forecast(self, inputs: NDArray[np.float64], levels: tuple[float, ...]) -> Any:
-        assert self.model is not None
-        x, more = parts(self.model, torch.from_numpy(inputs))
-        return self.model.predict(x, levels=levels, **more)[0]
-
-
-def _forecaster(model: Any) -> Forecaster:
-    assert isinstance(model, Forecaster)
-    return model

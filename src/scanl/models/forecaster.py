@@ -11,7 +11,7 @@ from scanl.configured import WORDS, Configured, above, at_least
 from scanl.errors import ConfigError, ShapeError
 from scanl.layers import state as states
 from scanl.layers.base import as_widened
-from scanl.layers.packing import pack, unpack
+from scanl.layers.packing import pack, sequence_index, unpack
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State
 from scanl.models.block import check_tensor
@@ -67,6 +67,22 @@ class Normalization(Part, metaclass=Configured):
 WORDS[Normalization] = "Normalization()"
 
 
+class _Read(NamedTuple):
+    """What a forecaster reads at each step, in float64 and standardised.
+
+    y: (B, T, C), the targets.   covariates: each (B, T, ·).   spans: (B, T), durations of the steps, if they have any.
+    """
+
+    y: Tensor
+    covariates: tuple[Tensor, ...]
+    spans: Tensor | None
+
+    def packed(self, mask: Tensor) -> "_Read":
+        """Return the steps where `mask` is True, packed into one row."""
+        spans = None if self.spans is None else pack(self.spans, mask)[0]
+        return _Read(pack(self.y, mask)[0], tuple(pack(part, mask)[0] for part in self.covariates), spans)
+
+
 class Forecaster(Saved):
     r"""Forecast the next numbers of series: a stack reads the normalised series, and a head gives distributions.
 
@@ -88,8 +104,9 @@ class Forecaster(Saved):
     Numbers are standardised and normalised in float64, and then cast to the dtype of the model. So a series may vary by
     1 about 1e9. What comes out is in float64.
 
-    A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out.
-    x: (B, T, C + past).   parameters: (B, T, H, C, P); H is 1 if recursive.
+    A NaN in the input is a missing number. A flag says so to the model, and mean, variance and lags leave it out. With
+    `timed`, the time until each step ahead is read beside its covariates.
+    x: (B, T, C).   parameters: (B, T, H, C, P); H is 1 if recursive.
     State: ForecasterState, of constant size.
     """
 
@@ -125,7 +142,7 @@ class Forecaster(Saved):
         self.ahead = 1 if recursive else horizon
         once = self.targets + self.past + self.static
         self.standard = Standard("forecaster", once + self.future, channels.scales)
-        self.input = FeatureMap(once + self.future * self.ahead + self.timed, stack.dim, missing=True)
+        self.input = FeatureMap(once + (self.future + self.timed) * self.ahead + self.timed, stack.dim, missing=True)
         self.head = make_head(distribution, stack.dim, self.ahead * self.targets)
         self.lags = Lags(lags, self.ahead) if lags else None
 
@@ -146,25 +163,28 @@ class Forecaster(Saved):
         x: Tensor,
         state: ForecasterState | None = None,
         *,
+        past: Tensor | None = None,
         static: Tensor | None = None,
         future: Tensor | None = None,
         timespans: Tensor | None = None,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ForecasterState]:
-        """Map x (B, T, C + past) to the parameters (B, T, H, C, P) of the forecasts after each step, and the state.
+        """Map x (B, T, C) to the parameters (B, T, H, C, P) of the forecasts after each step, and the state.
 
-        static: (B, S).   future: (B, T, H, F), the covariates of the H steps after each step.   timespans: (B, T).
+        past: (B, T, P).   static: (B, S).   future: (B, T + H, F), the covariates of the T steps and of the H steps
+        after them.   timespans: (B, T + H), the durations of these steps; NaN ahead where they are not known.
         mask: (B, T) bool, True at valid steps; parameters are zero at the others.   cu_seqlens: (N+1,) offsets of N
-        sequences packed over B == 1; `static` then has N rows.
+        sequences packed over B == 1; `static` then has N rows, and in `future` and `timespans` H steps follow each
+        sequence.
         """
-        read, spans = self._joined(x, static, future, timespans, cu_seqlens)
+        read = self._columns(x, past, static, future, timespans, cu_seqlens)
         if mask is not None:
             if cu_seqlens is not None:
                 raise ShapeError("forecaster: mask and cu_seqlens are both given, expected one of them")
-            spans = spans if spans is None else pack(spans, mask)[0]
-            read, cu_seqlens = pack(read, mask)
-        parameters, location, scale, state = self._read(read, spans, state, cu_seqlens)
+            _, cu_seqlens = pack(x, mask)
+            read = read.packed(mask)
+        parameters, location, scale, state = self._read(read, state, cu_seqlens)
         parameters = self.head.in_units(parameters.double(), location, scale)
         return (parameters if mask is None else unpack(parameters, mask)), state
 
@@ -174,6 +194,7 @@ class Forecaster(Saved):
         targets: Tensor,
         state: ForecasterState | None = None,
         *,
+        past: Tensor | None = None,
         static: Tensor | None = None,
         future: Tensor | None = None,
         timespans: Tensor | None = None,
@@ -196,10 +217,10 @@ class Forecaster(Saved):
                 raise ShapeError("forecaster: targets has an infinite number, expected finite ones, and NaN for none")
             if self.head.counts:
                 check_counts("forecaster", "targets", targets)
-        read, spans = self._joined(x, static, future, timespans, None)
+        read = self._columns(x, past, static, future, timespans, None)
         targets = targets[:, :, : self.ahead]
         after = (~targets.isnan()).any(3).any(2).any(0).nonzero()[:, 0]
-        parameters, location, scale, state = self._read(read, spans, state, None, after)
+        parameters, location, scale, state = self._read(read, state, None, after)
         targets, dtype = targets[:, after].double(), parameters.dtype
         asked = ~targets.isnan()
         if self.head.counts:
@@ -218,6 +239,7 @@ class Forecaster(Saved):
         x: Tensor,
         state: ForecasterState | None = None,
         *,
+        past: Tensor | None = None,
         static: Tensor | None = None,
         future: Tensor | None = None,
         timespans: Tensor | None = None,
@@ -225,24 +247,23 @@ class Forecaster(Saved):
         paths: int = 200,
         seed: int = 0,
     ) -> tuple[Forecast, ForecasterState]:
-        """Read x (B, T, C + past), T at least 1, and forecast the H steps after the last one.
+        """Read x (B, T, C), T at least 1, and forecast the H steps after the last one.
 
         Pass the state to the next call, together with the new samples: one or several. The forecasts are the same as
         those from the whole history.
 
-        static, future, timespans: as in `forward`.   levels: of the quantiles.
+        past, static, future, timespans: as in `forward`.   levels: of the quantiles.
         paths: if recursive, how many futures are drawn. Each number is drawn from the distribution that follows from
         the numbers before it. The forecast is the mean and the quantiles of the futures. With "points" there is one
-        future, that of the means. In a future, covariates of the past are missing, and a step lasts 1.   seed: of the
-        draws.
+        future, that of the means. In a future, covariates of the past are missing.   seed: of the draws.
         """
         check_tensor("forecaster", "x", x, "(B, T, C)")
         if x.ndim == 3 and x.shape[1] == 0:
             raise ShapeError(f"forecaster: x has shape {tuple(x.shape)}, expected (B, T, C) with T at least 1")
         paths, seed = whole_number("forecaster", "paths", paths, 1), whole_number("forecaster", "seed", seed)
         wanted = as_levels(levels, self.standard.scale)
-        read, spans = self._joined(x, static, future, timespans, None)
-        parameters, state = self._after(read, spans, state)
+        read = self._columns(x, past, static, future, timespans, None)
+        parameters, state = self._after(read, state)
         if not self.recursive:
             mean, quantiles = self.head.mean(parameters), self.head.quantiles(parameters, wanted.to(parameters))
             return Forecast(mean, quantiles), state
@@ -257,8 +278,11 @@ class Forecaster(Saved):
             numbers.append(drawn[:, 0])
             if step + 1 == self.horizon:
                 break
-            known = None if future is None else future[:, -1, step + 1].repeat_interleave(paths, 0)
-            repeated, ahead = self._next(self._alone(drawn[:, 0]), ahead, constant, known)
+            known, lasts = (
+                None if part is None else part[:, x.shape[1] + step :][:, :2].repeat_interleave(paths, 0)
+                for part in (future, timespans)
+            )
+            repeated, ahead = self._next(drawn, ahead, constant, known, lasts)
         drawn = torch.stack(numbers, 1).unflatten(0, (len(x), paths))
         quantiles = drawn.quantile(wanted.to(drawn), dim=1).movedim(0, -1)
         return Forecast(drawn.mean(1), quantiles), state
@@ -268,23 +292,26 @@ class Forecaster(Saved):
         x: Tensor,
         state: ForecasterState | None = None,
         *,
+        past: Tensor | None = None,
         static: Tensor | None = None,
         future: Tensor | None = None,
         timespans: Tensor | None = None,
         following: Iterator[Tensor] | None = None,
+        lasting: Iterator[Tensor] | None = None,
         max_steps: int | None = None,
         temperature: float = 1.0,
         seed: int | torch.Generator | None = None,
     ) -> Generation:
-        """Read x (B, T, C + past), T at least 1, and draw the numbers (B, C) of step after step, in constant memory.
+        """Read x (B, T, C), T at least 1, and draw the numbers (B, C) of step after step, in constant memory.
 
         Each step is drawn from the distribution that follows from all steps before it, including the drawn ones. To
         generate from nothing, let x be one step of NaN. As in `predict`, covariates of the past are missing in the
-        drawn steps, and a step lasts 1.
+        drawn steps.
 
-        static, future, timespans: as in `forward`.
+        past, static, future, timespans: as in `forward`; of the steps ahead, the first alone is read.
         following: with `future`, an iterator over the covariates (B, F) of the second drawn step, of the third, and so
-        on. Generation ends where it ends.   max_steps: None for no limit.   temperature: see `Head.sample`.
+        on. Generation ends where it ends.   lasting: with `timespans`, likewise over the durations (B,) of these steps;
+        None: each lasts 1.   max_steps: None for no limit.   temperature: see `Head.sample`.
         seed: a whole number, or a generator to draw from.
         Raises ConfigError for a model whose head forecasts several steps at once.
         """
@@ -299,36 +326,36 @@ class Forecaster(Saved):
         max_steps = as_limit("generate", "max_steps", max_steps)
         if self.future and following is None and max_steps != 1:
             raise ConfigError(f"generate: following is None, expected covariates because future is {self.future}")
-        read, spans = self._joined(x, static, future, timespans, None)
+        read = self._columns(x, past, static, future, timespans, None)
+        steps, ones = x.shape[1], None if timespans is None else timespans.new_ones(len(x))
+        ahead = None if future is None else future[:, steps]  # of the step that is drawn next
+        lasts = None if timespans is None else timespans[:, steps]
         first = True
 
         def draw(pending: Tensor, before: Any, _: Tensor | None, generator: torch.Generator | None) -> Any:
-            nonlocal first
+            nonlocal first, ahead, lasts
             if first:
-                parameters, after = self._after(read, spans, before)
+                parameters, after = self._after(read, before)
             else:
-                known = None if following is None else next(following)
-                parameters, after = self._next(pending, before, static, known)
+                known, spans = ahead, lasts
+                ahead = None if following is None else next(following)
+                lasts = ones if lasting is None else next(lasting)
+                parameters, after = self._next(pending, before, static, _both(known, ahead), _both(spans, lasts))
             first = False
-            drawn = self.head.sample(parameters, generator, temperature)[:, 0]
-            return drawn, self._alone(drawn), after
+            drawn = self.head.sample(parameters, generator, temperature)
+            return drawn[:, 0], drawn, after
 
         return Generation(draw, x, state, max_steps=max_steps, seed=seed)
 
-    def _alone(self, numbers: Tensor) -> Tensor:
-        """Return a step (B, 1, C + past) of numbers (B, C), in which the covariates of the past are missing."""
-        return torch.cat([numbers, numbers.new_full((len(numbers), self.past), torch.nan)], -1)[:, None]
-
     def _next(
-        self, x: Tensor, state: ForecasterState, static: Tensor | None, known: Tensor | None
+        self, x: Tensor, state: ForecasterState, static: Tensor | None, known: Tensor | None, spans: Tensor | None
     ) -> tuple[Tensor, ForecasterState]:
-        """Read one step x (B, 1, C + past) of a recursive forecast. known: (B, F), covariates of the step after it."""
-        future = None
-        if known is not None:
-            future = x.new_zeros(len(x), 1, self.horizon, self.future)  # of which the first step alone is read
-            future[:, 0, 0] = known
-        read, spans = self._joined(x, static, future, x.new_ones(len(x), 1) if self.timed else None, None)
-        return self._after(read, spans, state)
+        """Read one step x (B, 1, C) of a recursive forecast, in which the covariates of the past are missing.
+
+        known: (B, 2, F), the covariates of this step and of the next.   spans: (B, 2), their durations.
+        """
+        past = x.new_full((len(x), 1, self.past), torch.nan)
+        return self._after(self._joined(x, past, static, known, spans, None), state)
 
     def _standards(self) -> tuple[Tensor, Tensor]:
         """Return location and scale of every channel; the location of targets that are counts is 0."""
@@ -337,48 +364,66 @@ class Forecaster(Saved):
             location = torch.cat([torch.zeros_like(location[: self.targets]), location[self.targets :]])
         return location, self.standard.scale
 
-    def _joined(
+    def _columns(
         self,
         x: Tensor,
+        past: Tensor | None,
         static: Tensor | None,
         future: Tensor | None,
         timespans: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Check the inputs, and return all numbers that are read at each step, (B, T, ·) in float64, and the
-        durations."""
-        self._check(x, static, future, timespans, cu_seqlens)
-        parts = [x.double()]
+    ) -> "_Read":
+        """Check the inputs, and return what is read of them at each step."""
+        self._check(x, past, static, future, timespans, cu_seqlens)
+        return self._joined(x, past, static, future, timespans, cu_seqlens)
+
+    def _joined(
+        self,
+        x: Tensor,
+        past: Tensor | None,
+        static: Tensor | None,
+        future: Tensor | None,
+        timespans: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> "_Read":
+        """Return what is read at each step, standardised in float64. `_next` gives it one step ahead, not H."""
+        sizes = (self.targets, self.past, self.static, self.future)
+        each = zip(*(part.split(sizes) for part in self._standards()), (x, past, static, future), strict=True)
+        y, past, static, future = (
+            None if part is None else (part.double() - location) / scale for location, scale, part in each
+        )
+        assert y is not None
+        steps = torch.arange(x.shape[1], device=x.device)
+        owner = None if cu_seqlens is None else sequence_index(cu_seqlens, x.shape[1])
         if static is not None:
-            lengths = None if cu_seqlens is None else cu_seqlens.diff()
-            rows = (
-                static[:, None].expand(-1, x.shape[1], -1)
-                if lengths is None
-                else static.repeat_interleave(lengths, 0)[None]
-            )
-            parts.append(rows.double())
-        if future is not None:
-            parts.append(future[:, :, : self.ahead].flatten(2).double())
-        return torch.cat(parts, -1), timespans
+            static = static[:, None].expand(-1, x.shape[1], -1) if owner is None else static[owner][None]
+        now = steps if owner is None else steps + owner * self.horizon  # H steps follow each packed sequence
+        after = now[:, None] + 1 + torch.arange(self.ahead, device=x.device)
+        spans = None
+        ahead = [] if future is None else [future[:, after]]
+        if timespans is not None:
+            spans = timespans[:, now]
+            ahead.append((timespans[:, after].double().cumsum(2) / self.horizon)[..., None])
+        covariates = [part for part in (past, static) if part is not None]
+        if ahead:
+            covariates.append(torch.cat(ahead, -1).flatten(2) if len(ahead) > 1 else ahead[0].flatten(2))
+        return _Read(y, tuple(covariates), spans)
 
     def _read(
         self,
-        read: Tensor,
-        spans: Tensor | None,
+        read: "_Read",
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice = slice(None),
     ) -> tuple[Tensor, Tensor, Tensor, ForecasterState]:
         """Return the parameters (B, ·, H, C, P) after some steps in units of the running scale, location and scale
         (B, T, 1, C), and the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, spans, state, cu_seqlens, after)
+        hidden, lagged, location, scale, state = self._hidden(read, state, cu_seqlens, after)
         return self._distributions(hidden, lagged), location[:, :, None], scale[:, :, None], state
 
-    def _after(
-        self, read: Tensor, spans: Tensor | None, state: ForecasterState | None
-    ) -> tuple[Tensor, ForecasterState]:
+    def _after(self, read: "_Read", state: ForecasterState | None) -> tuple[Tensor, ForecasterState]:
         """Return the parameters (B, H, C, P) after the last step, in the units of the targets, and the state."""
-        hidden, lagged, location, scale, state = self._hidden(read, spans, state, None, slice(-1, None))
+        hidden, lagged, location, scale, state = self._hidden(read, state, None, slice(-1, None))
         parameters = self._distributions(hidden, lagged)
         return self.head.in_units(parameters.double(), location[:, -1:, None], scale[:, -1:, None])[:, 0], state
 
@@ -388,22 +433,17 @@ class Forecaster(Saved):
 
     def _hidden(
         self,
-        read: Tensor,
-        spans: Tensor | None,
+        read: "_Read",
         state: ForecasterState | None,
         cu_seqlens: Tensor | None,
         after: Tensor | slice,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, ForecasterState]:
         """Return the features of the stack and what the lags add, both after the steps `after`; location and scale of
         the targets at all steps, (B, T, C); and the state."""
-        rows = sequences(read, cu_seqlens)
-        before = self.init_state(rows, device=read.device) if state is None else state
-        location, scale = self._standards()
-        once = self.targets + self.past + self.static  # channels that are there once, not for every step ahead
-        ahead = [part[once:].repeat(self.ahead) for part in (location, scale)]
-        read = (read - torch.cat([location[:once], ahead[0]])) / torch.cat([scale[:once], ahead[1]])
-        y, more = read[..., : self.targets], read[..., self.targets :]
-        with as_widened(read):
+        y, covariates, spans = read
+        rows = sequences(y, cu_seqlens)
+        before = self.init_state(rows, device=y.device) if state is None else state
+        with as_widened(y):
             mean, spread, read_so_far = self._statistics(y, before.running, cu_seqlens)
             lagged, kept = None, before.lags
             if self.lags is not None:
@@ -411,12 +451,12 @@ class Forecaster(Saved):
         wide = torch.promote_types(self.input.weight.dtype, torch.float32)
         durations = [] if spans is None else [spans[..., None]]
         hidden, stack = self.stack(
-            self.input(torch.cat([(y - mean) / spread, more, *durations], -1).to(wide)),
+            self.input(torch.cat([(y - mean) / spread, *covariates, *durations], -1).to(wide)),
             None if state is None else state.stack,
             cu_seqlens=cu_seqlens,
             timespans=spans if self.stack.timed else None,
         )
-        own, unit = (part[: self.targets] for part in (location, scale))
+        own, unit = (part[: self.targets] for part in self._standards())
         lagged = None if lagged is None else lagged.to(wide)
         return hidden[:, after], lagged, own + unit * mean, unit * spread, ForecasterState(stack, read_so_far, kept)
 
@@ -433,40 +473,48 @@ class Forecaster(Saved):
     def _check(
         self,
         x: Tensor,
+        past: Tensor | None,
         static: Tensor | None,
         future: Tensor | None,
         timespans: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> None:
-        channels = self.targets + self.past
-        check_tensor("forecaster", "x", x, f"(B, T, {channels})")
-        if x.ndim != 3 or x.shape[2] != channels or not x.is_floating_point():
+        check_tensor("forecaster", "x", x, f"(B, T, {self.targets})")
+        if x.ndim != 3 or x.shape[2] != self.targets or not x.is_floating_point():
             raise ShapeError(
-                f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {channels})"
+                f"forecaster: x is {x.dtype} {tuple(x.shape)}, expected a floating dtype and (B, T, {self.targets})"
             )
         rows = sequences(x, cu_seqlens)
-        for name, given, size, shape in (
+        batch, steps = x.shape[:2]
+        reached = steps + self.horizon * (1 if cu_seqlens is None else rows)
+        for name, part, size, shape in (
+            ("past", past, self.past, (batch, steps, self.past)),
             ("static", static, self.static, (rows, self.static)),
-            ("future", future, self.future, (*x.shape[:2], self.horizon, self.future)),
-            ("timespans", timespans, self.timed, tuple(x.shape[:2])),
+            ("future", future, self.future, (batch, reached, self.future)),
+            ("timespans", timespans, self.timed, (batch, reached)),
         ):
-            if given is not None:
-                check_tensor("forecaster", name, given, str(shape))
-            if given is None and size:
+            if part is not None:
+                check_tensor("forecaster", name, part, str(shape))
+            if part is None and size:
                 raise ShapeError(f"forecaster: {name} is None, expected {shape} because the model was made with {name}")
-            if given is not None and (not size or tuple(given.shape) != shape):
+            if part is not None and (tuple(part.shape) != shape or (name == "timespans" and not size)):
                 expected = shape if size else "None because the model was made without"
-                raise ShapeError(f"forecaster: {name} has shape {tuple(given.shape)}, expected {expected}")
-        check_timespans("forecaster", timespans, x)
+                raise ShapeError(f"forecaster: {name} has shape {tuple(part.shape)}, expected {expected}")
+        check_timespans("forecaster", None if timespans is None else timespans[:, :steps], x)
         if not torch.compiler.is_compiling():
-            self._check_numbers(x, static, future)
+            self._check_numbers(x, past, static, future)
 
-    def _check_numbers(self, x: Tensor, static: Tensor | None, future: Tensor | None) -> None:
+    def _check_numbers(self, x: Tensor, past: Tensor | None, static: Tensor | None, future: Tensor | None) -> None:
         """Raise ShapeError for an infinite number, which would make all later statistics NaN, and for no count."""
-        for name, numbers in (("x", x), ("static", static), ("future", future)):
+        for name, numbers in (("x", x), ("past", past), ("static", static), ("future", future)):
             if numbers is not None and bool(numbers.isinf().any()):
                 raise ShapeError(
                     f"forecaster: {name} has an infinite number, expected finite ones, and NaN where one is missing"
                 )
         if self.head.counts:
-            check_counts("forecaster", "x", x[..., : self.targets])
+            check_counts("forecaster", "x", x)
+
+
+def _both(now: Tensor | None, after: Tensor | None) -> Tensor | None:
+    """Stack what belongs to a step and to the next one along time."""
+    return None if now is None or after is None else torch.stack([now, after], 1)

@@ -39,8 +39,8 @@ class Channels(Part, metaclass=Configured):
     future: Annotated[int, at_least(0), "F, covariates that are known as far ahead as the forecast"] = 0
     timed: Annotated[
         bool,
-        "whether the steps have durations, `timespans`. The durations are an input. If all layers take them, the "
-        "layers get them too",
+        "whether the steps have durations, `timespans`. The durations are an input, and so is the time until each step "
+        "ahead. If all layers take durations, the layers get them too",
     ] = False
     scales: Annotated[
         Scales | None,

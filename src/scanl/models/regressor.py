@@ -63,9 +63,15 @@ class SequenceRegressor(Pooled):
         return self.head.in_units(parameters.double(), self.answer.location, scale), state
 
     def loss(
-        self, x: Tensor, targets: Tensor, state: PooledState | None = None, *, timespans: Tensor | None = None
+        self,
+        x: Tensor,
+        targets: Tensor,
+        state: PooledState | None = None,
+        *,
+        mask: Tensor | None = None,
+        timespans: Tensor | None = None,
     ) -> tuple[Tensor, PooledState]:
-        """Return the mean loss of the numbers targets (B, O), and the state.
+        """Return the mean loss of the numbers targets (B, O), and the state. mask, timespans: as in `forward`.
 
         Squared errors and pinball losses are in standardised units. A likelihood of counts is of the counts themselves.
         """
@@ -75,7 +81,7 @@ class SequenceRegressor(Pooled):
             )
         if self.head.counts and not torch.compiler.is_compiling():
             check_counts("regressor", "targets", targets)
-        feature, state = self._feature(x, state, None, None, timespans)
+        feature, state = self._feature(x, state, mask, None, timespans)
         parameters = self.head(feature)
         if self.head.counts:
             scale = self.answer.scale.expand(targets.shape)

@@ -4,7 +4,7 @@ from scanl.data.base import sources
 from scanl.tasks.adding import Adding as Adding
 from scanl.tasks.associative_recall import AssociativeRecall as AssociativeRecall
 from scanl.tasks.base import IGNORED as IGNORED
-from scanl.tasks.base import Examples as Examples
+from scanl.tasks.base import Batch as Batch
 from scanl.tasks.base import FreshExamples as FreshExamples
 from scanl.tasks.base import Task as Task
 from scanl.tasks.base import build as build

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import Task, register
 
 
 @register("adding")
@@ -42,13 +43,13 @@ class Adding(Task):
     def chance(self) -> float:
         return 2 / 12
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         half = self.length // 2
         numbers = random.random((count, self.length), np.float32)
         places = np.stack([random.integers(0, half, count), random.integers(half, self.length, count)], 1)
         marks = np.zeros_like(numbers)
         np.put_along_axis(marks, places, 1, axis=1)
-        return Examples(np.stack([numbers, marks], 2), np.take_along_axis(numbers, places, 1).sum(1))
+        return Batch(np.stack([numbers, marks], 2), np.take_along_axis(numbers, places, 1).sum(1))
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = []

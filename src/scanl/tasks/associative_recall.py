@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, register
 
 
 @register("associative_recall")
@@ -49,7 +50,7 @@ class AssociativeRecall(Task):
     def chance(self) -> float:
         return 1 / ((self.vocab_size - 2) // 2)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         size = (self.vocab_size - 2) // 2
         values = random.integers(size, 2 * size, (count, size))
         keys = random.integers(0, size, (count, self.length // 2))
@@ -63,7 +64,7 @@ class AssociativeRecall(Task):
         inputs[:, -1] = asked
         targets = np.full_like(inputs, IGNORED)
         targets[:, -1] = values[np.arange(count), asked]
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

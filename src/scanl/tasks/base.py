@@ -8,13 +8,13 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scanl.data import base
 from scanl.data.base import IGNORED as IGNORED
-from scanl.data.base import Entry, Exam, Question, Source, check_types
-from scanl.data.base import Examples as Examples
+from scanl.data.base import Entry, Exam, Source, check_types
+from scanl.data.batch import Batch as Batch
 from scanl.data.fresh import AFTER_TRAINING, TRAINING, WHILE_TRAINING
+from scanl.data.questions import Features, Number, Question, TokenLabel, Vocabulary
 from scanl.errors import ConfigError, nearest
 from scanl.registry import Registry
 from scanl.whole import whole_number
@@ -44,7 +44,6 @@ class Task(Entry, ABC):
     metric: ClassVar[str] = "accuracy"  # over all scored tokens; or "mean squared error"
     best: ClassVar[float] = 1.0
     channels: ClassVar[int] = 0  # C of the features
-    timed: ClassVar[bool] = False  # whether the last of them is the duration of the step
 
     length: int
     vocab_size: int | None
@@ -58,7 +57,7 @@ class Task(Entry, ABC):
         """Raise ConfigError for options out of range."""
 
     @abstractmethod
-    def _generate(self, count: int, random: np.random.Generator) -> Examples: ...
+    def _generate(self, count: int, random: np.random.Generator) -> Batch: ...
 
     @abstractmethod
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -73,7 +72,7 @@ class Task(Entry, ABC):
     def chance(self) -> float:
         """Chance score: the best expected score without reading the inputs."""
 
-    def generate(self, count: int, seed: Seed) -> Examples:
+    def generate(self, count: int, seed: Seed) -> Batch:
         """Generate `count` independent examples, always the same for a seed (an int or several, at least 0)."""
         several = seed if isinstance(seed, Sequence) and not isinstance(seed, str) else [seed]
         numbers = [whole_number(self.name, "seed", number) for number in several]
@@ -81,7 +80,7 @@ class Task(Entry, ABC):
 
     def scores(self, answers: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.float64]:
         """Score each wanted answer (n,): 1 or 0 for a token or class, the squared error for a number."""
-        if self.question.kind in ("number", "numbers"):
+        if np.issubdtype(targets.dtype, np.floating):
             asked = ~np.isnan(targets)
             return (answers[asked].astype(np.float64) - targets[asked]) ** 2
         asked = targets != IGNORED
@@ -91,8 +90,8 @@ class Task(Entry, ABC):
     def question(self) -> Question:
         """What the task asks: a token at some steps; for features, a number for the whole sequence."""
         if self.vocab_size is not None:
-            return Question("label", vocab_size=self.vocab_size)
-        return Question("number", channels=self.channels, timed=self.timed)
+            return TokenLabel(Vocabulary(self.vocab_size))
+        return Number(Features(self.channels))
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -154,17 +153,17 @@ class FreshExamples(Source):
     def check(self) -> None:
         """Do nothing: there is no file to read, and the task has checked its options."""
 
-    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Examples:
+    def batch(self, step: int, size: int, rank: int = 0, world: int = 1) -> Batch:
         whole = self.task.generate(size * world, (self.seed, TRAINING, step))
         mine = slice(rank * size, (rank + 1) * size)
-        return Examples(whole.inputs[mine], whole.targets[mine])
+        return whole.rows(mine)
 
     def digest(self) -> str:
         """Digest of the first example, because other versions of numpy may draw other random numbers."""
         first = self.task.generate(1, self.seed)
         return hashlib.sha256(first.inputs.tobytes() + first.targets.tobytes()).hexdigest()
 
-    def unseen(self, step: int) -> Iterator[Examples]:
+    def unseen(self, step: int) -> Iterator[Batch]:
         return groups(self.task, self.eval_examples, (self.seed, WHILE_TRAINING, step))
 
     def exam(self, *, sample: bool = False, count: int | None = None) -> Exam:
@@ -176,17 +175,11 @@ class FreshExamples(Source):
         examples = groups(task, count, (self.seed, AFTER_TRAINING))
         return Exam(title, examples, {"chance": task.chance, "best": task.best}, ".4g")
 
-    def total(self, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
-        numbers = self.question.kind in ("number", "numbers")
-        answers = outputs.float() if numbers else outputs.argmax(-1)
-        scores = self.task.scores(answers.cpu().numpy(), targets.cpu().numpy())
-        return float(scores.sum()), len(scores)
-
     def __str__(self) -> str:
         return f"examples of {self.task}; {self.metric}: chance {self.task.chance:.4g}, best {self.task.best:g}"
 
 
-def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> Iterator[Examples]:
+def groups(task: Task, count: int, seed: Sequence[int], tokens: int = 2**16) -> Iterator[Batch]:
     """Generate `count` examples in groups that form batches, of at most 64 examples and about `tokens` steps."""
     at_once = max(1, min(64, tokens // task.generate(1, seed).inputs.shape[1]))
     for number, begin in enumerate(range(0, count, at_once)):

@@ -6,11 +6,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Examples, Question
+from scanl.data.batch import Batch
 from scanl.data.files import folders
 from scanl.data.fresh import FreshRows
 from scanl.data.images import read_images
 from scanl.data.published import published
+from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError
 
 SIDE, ITEM, SPEED = 64, 28, 0.1
@@ -52,7 +53,7 @@ class BouncingDigits(FreshRows):
     """
 
     metric = "mean squared error"
-    question = Question("numbers", channels=SIDE * SIDE, targets=SIDE * SIDE)
+    question = Numbers(Features(SIDE * SIDE), SIDE * SIDE)
 
     items: str = "mnist"
     folder: str = ""
@@ -81,7 +82,7 @@ class BouncingDigits(FreshRows):
     def length(self) -> int:
         return self.frames - 1
 
-    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         images = self.images[0 if training else 1]
         video = np.zeros((count, self.frames, SIDE, SIDE), np.uint8)
         for _ in range(self.count):
@@ -94,4 +95,4 @@ class BouncingDigits(FreshRows):
         pixels = (video.reshape(count, self.frames, -1) / 255).astype(np.float32)
         targets = pixels[:, 1:].copy()
         targets[:, : max(0, self.frames - 11)] = np.nan
-        return Examples(pixels[:, :-1], targets)
+        return Batch(pixels[:, :-1], targets)

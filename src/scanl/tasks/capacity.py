@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.data.questions import Features, Numbers, Question
+from scanl.tasks.base import Task, register
 
 BAND = 10  # cycles in a window, at most
 DELAYS = 5
@@ -45,7 +46,7 @@ class Capacity(Task):
 
     @property
     def question(self) -> Question:
-        return Question("numbers", channels=1, targets=DELAYS)
+        return Numbers(Features(1), DELAYS)
 
     @cached_property
     def chance(self) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -56,7 +57,7 @@ class Capacity(Task):
         """The delays in steps."""
         return np.round(np.linspace(0, self.length, DELAYS)).astype(np.int64)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         steps = int(WINDOWS * self.length)
         waves = np.zeros((count, steps // 2 + 1), np.complex128)
         loud = int(BAND * WINDOWS)
@@ -68,7 +69,7 @@ class Capacity(Task):
         targets = np.full((count, steps, DELAYS), np.nan, np.float32)
         for place, delay in enumerate(self.delays):
             targets[:, self.length :, place] = inputs[:, self.length - delay : steps - delay]
-        return Examples(inputs[..., None], targets)
+        return Batch(inputs[..., None], targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros((*inputs.shape[:2], DELAYS), np.float32)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, register
 
 BLANK = 0
 
@@ -45,13 +46,13 @@ class Copying(Task):
     def chance(self) -> float:
         return 1 / (self.vocab_size - 2)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         size, marker = self.num_symbols, self.vocab_size - 1
         inputs = np.full((count, self.length + 2 * size), BLANK, np.int64)
         targets = np.full_like(inputs, IGNORED)
         inputs[:, :size] = targets[:, -size:] = random.integers(1, marker, (count, size))
         inputs[:, -size:] = marker
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

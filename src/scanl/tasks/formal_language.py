@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanl.data.batch import Batch
 from scanl.errors import ConfigError
-from scanl.tasks.base import IGNORED, Examples, Task, register
+from scanl.tasks.base import IGNORED, Task, register
 
 LANGUAGES = ("even_pairs", "cycle_navigation", "modular_arithmetic")
 MODULUS, PLUS, MINUS, TIMES = 5, 5, 6, 7
@@ -54,7 +55,7 @@ class FormalLanguage(Task):
         # cached_property writes into __dict__, which a frozen dataclass allows
         return float((self.generate(20_000, 0).targets[:, -1] == 0).mean())
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         if self.language == "even_pairs":
             inputs = random.integers(0, 2, (count, self.length))
             answers = (inputs[:, 1:] != inputs[:, :-1]).sum(1) % 2
@@ -69,7 +70,7 @@ class FormalLanguage(Task):
             answers = _values(inputs)
         targets = np.full_like(inputs, IGNORED)
         targets[:, -1] = answers
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

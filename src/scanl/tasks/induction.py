@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, register
 
 
 @register("induction")
@@ -44,14 +45,14 @@ class Induction(Task):
     def chance(self) -> float:
         return 1 / (self.vocab_size - 1)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         special = self.vocab_size - 1
         inputs = random.integers(0, special, (count, self.length))
         rows, places = np.arange(count), random.integers(0, self.length - 2, count)
         inputs[rows, places] = inputs[:, -1] = special
         targets = np.full_like(inputs, IGNORED)
         targets[:, -1] = inputs[rows, places + 1]
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

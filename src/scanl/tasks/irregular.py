@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import Examples, Task, draw_distinct, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import Task, draw_distinct, register
 
 PERIODS = (7.3, 19.1)  # in points of the grid; no multiples of one another, or of the distance of two points
 
@@ -40,7 +41,6 @@ class Irregular(Task):
     metric = "mean squared error"
     best = 0.0
     channels: ClassVar[int] = 3
-    timed: ClassVar[bool] = True
 
     length: int = 32
     keep: float = 0.5
@@ -54,7 +54,7 @@ class Irregular(Task):
     def chance(self) -> float:
         return 1.0
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         points = round(self.length / self.keep)
         times = 1 + np.sort(draw_distinct(random, count, points, self.length), axis=1)
         waves = random.normal(0, np.sqrt(1 / len(PERIODS)), (2, count, 1, len(PERIODS)))
@@ -64,7 +64,7 @@ class Irregular(Task):
         inputs[:, :-1, 0] = values[:, :-1]
         inputs[:, -1, 1] = 1
         inputs[..., 2] = np.diff(times, axis=1, prepend=0)
-        return Examples(inputs, values[:, -1].astype(np.float32))
+        return Batch(inputs, values[:, -1].astype(np.float32), timespans=inputs[..., 2])
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = []

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import IGNORED, Question
+from scanl.data.base import IGNORED, present
+from scanl.data.batch import Batch
 from scanl.data.documents import LISTOPS_TOKENS
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.questions import Class, Question, Vocabulary
+from scanl.tasks.base import Task, register
 
 CLOSE = LISTOPS_TOKENS.index("X")
 OPERATORS = range(10, CLOSE)
@@ -74,13 +76,13 @@ class ListOps(Task):
 
     @property
     def question(self) -> Question:
-        return Question("class", vocab_size=self.vocab_size, classes=10, padded=True)
+        return Class(Vocabulary(self.vocab_size), 10)
 
     @property
     def chance(self) -> float:
         return 0.17
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         inputs = np.full((count, self.length - 1), IGNORED, np.int64)
         answers = np.zeros(count, np.int64)
         for row in range(count):
@@ -90,7 +92,7 @@ class ListOps(Task):
                 tokens = []
                 answers[row] = self._tree(draws, 1, tokens)
             inputs[row, : len(tokens)] = tokens
-        return Examples(inputs, answers)
+        return Batch(inputs, answers, mask=present(inputs))
 
     def _tree(self, draws: Iterator[float], depth: int, tokens: list[int]) -> int:
         """Append the tokens of a tree and return its value. A tree that is too long is not finished."""

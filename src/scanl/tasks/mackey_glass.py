@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, register
+from scanl.data.base import register
 from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.questions import Features, Numbers
 
 AHEAD = 15
 SERIES, STEPS, DROPPED = 128, 5000, 100
@@ -51,7 +52,7 @@ class MackeyGlass(FixedRows):
 
     id = "B-mackeyglass"
     metric = "mean squared error"
-    question = Question("numbers", channels=1, targets=1)
+    question = Numbers(Features(1), 1)
     steps = STEPS
 
     series_seed: int = 0

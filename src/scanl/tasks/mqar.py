@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 
 @register("mqar")
@@ -57,7 +58,7 @@ class MQAR(Task):
     def chance(self) -> float:
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         half, begin = self.vocab_size // 2, 2 * self.num_pairs
         keys = 1 + draw_distinct(random, count, half - 1, self.num_pairs)
         values = half + draw_distinct(random, count, self.vocab_size - half, self.num_pairs)
@@ -72,7 +73,7 @@ class MQAR(Task):
         np.put_along_axis(inputs, queries, keys, axis=1)
         targets = np.full_like(inputs, IGNORED)
         np.put_along_axis(targets, queries, values, axis=1)
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

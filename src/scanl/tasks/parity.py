@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, register
 
 
 @register("parity")
@@ -44,12 +45,12 @@ class Parity(Task):
     def chance(self) -> float:
         return 1 / 2
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         bits = random.integers(0, 2, (count, self.length))
         targets = np.bitwise_xor.accumulate(bits, axis=1)
         if self.last_only:
             targets[:, :-1] = IGNORED
-        return Examples(bits, targets)
+        return Batch(bits, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

@@ -5,8 +5,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from scanl.data.base import Examples, Question, register
+from scanl.data.base import register
+from scanl.data.batch import Batch
 from scanl.data.fresh import FreshRows
+from scanl.data.questions import Class, Features
 
 
 class Rules(NamedTuple):
@@ -28,14 +30,14 @@ class Rules(NamedTuple):
 class _Pictures(FreshRows):
     metric = "accuracy"
     chance = 0.5
-    question = Question("class", channels=1, classes=2)
+    question = Class(Features(1), 2)
     rules: ClassVar[Rules]
 
     @property
     def length(self) -> int:
         return self.rules.side**2
 
-    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Examples:
+    def generate(self, count: int, random: np.random.Generator, *, training: bool) -> Batch:
         from scanl.tasks.dashes import draw_dot, draw_paths  # imports numba, which takes half a second
 
         rules = self.rules
@@ -49,7 +51,7 @@ class _Pictures(FreshRows):
             last = first if connected else 1 - first
             for row, column in (paths[first, 0, :2], paths[last, -1, 2:]):
                 draw_dot(picture, row, column, rules.radius)
-        return Examples(pictures.reshape(count, -1, 1), answers)
+        return Batch(pictures.reshape(count, -1, 1), answers)
 
 
 @register("pathfinder")

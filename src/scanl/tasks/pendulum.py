@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question, register
+from scanl.data.base import register
 from scanl.data.fixed import FixedRows, Part, Parts
+from scanl.data.questions import Features, Numbers
 from scanl.errors import ConfigError
 
 SIDE, FRAMES, INNER = 24, 100, 100
@@ -83,7 +84,8 @@ class Pendulum(FixedRows):
     id = "B-pendulum"
     metric = "mean squared error"
     chance = 0.5
-    question = Question("numbers", channels=SIDE * SIDE + 1, targets=2, timed=True)
+    timed = True
+    question = Numbers(Features(SIDE * SIDE + 1), 2)
 
     count: int = 2000
     observed: int = 50

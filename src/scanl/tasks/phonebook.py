@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 FIRST = "James Mary John Patricia Robert Linda Michael Barbara William Susan David Jessica Joseph Karen Thomas Sarah".split()  # noqa: E501, SIM905
 LAST = "Smith Jones Brown Davis Miller Wilson Moore Taylor Anderson Jackson White Harris Martin Thompson Garcia Clark Lewis Walker Hall Young King Wright Hill Green Baker Adams Nelson Carter Mitchell Turner Parker Collins".split()  # noqa: E501, SIM905
@@ -50,7 +51,7 @@ class Phonebook(Task):
     def chance(self) -> float:
         return (1 / 4 + 9 / 10) / 10
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         steps = LONGEST * (self.length + 3) + 1
         names = draw_distinct(random, count, len(NAMES), self.length)
         numbers = random.integers(0, 10, (count, self.length, DIGITS))
@@ -67,7 +68,7 @@ class Phonebook(Task):
             text = np.frombuffer("\n".join([*book, "", one, two, "", asked]).encode(), np.uint8)
             inputs[row, 1 - len(text) :] = text[:-1]
             targets[row, -DIGITS:] = text[-DIGITS:]
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

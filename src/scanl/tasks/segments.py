@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanl.data.batch import Batch
 from scanl.errors import ConfigError
-from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 KINDS = ("reverse", "copy", "retrieve")
 START, SYMBOLS = 1, 8
@@ -50,7 +51,7 @@ class Segments(Task):
     def chance(self) -> float:
         return 1 / (DIGITS if self.kind == "retrieve" else SYMBOLS)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         if self.kind == "retrieve":
             digits = draw_distinct(random, count, DIGITS, PAIRS)
             letters = DIGITS + 1 + draw_distinct(random, count, LETTERS, PAIRS)
@@ -66,7 +67,7 @@ class Segments(Task):
         whole = np.hstack([stream, answer])
         targets = whole[:, 1:].copy()
         targets[:, : stream.shape[1] - 1] = IGNORED
-        return Examples(whole[:, :-1], targets)
+        return Batch(whole[:, :-1], targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import IGNORED, Examples, Task, draw_distinct, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import IGNORED, Task, draw_distinct, register
 
 NOISE = 0
 
@@ -50,7 +51,7 @@ class SelectiveCopying(Task):
     def chance(self) -> float:
         return 1 / (self.vocab_size - 2)
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         size, marker = self.num_symbols, self.vocab_size - 1
         inputs = np.full((count, self.length + 2 * size), NOISE, np.int64)
         targets = np.full_like(inputs, IGNORED)
@@ -59,7 +60,7 @@ class SelectiveCopying(Task):
         np.put_along_axis(inputs, places, symbols, axis=1)
         inputs[:, -size:] = marker
         targets[:, -size:] = symbols
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         answers = np.zeros_like(inputs)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.data.questions import Class, Features, Question
+from scanl.tasks.base import Task, register
 
 POSITION = 8  # bits of the position
 
@@ -50,13 +51,13 @@ class TMaze(Task):
 
     @property
     def question(self) -> Question:
-        return Question("class", channels=2 + POSITION + self.distractors, classes=2)
+        return Class(Features(2 + POSITION + self.distractors), 2)
 
     @property
     def chance(self) -> float:
         return 1 / 2
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         answers = random.integers(0, 2, count)
         places = np.arange(self.length)
         bits = (places ^ places >> 1)[:, None] >> np.arange(POSITION)[::-1] & 1
@@ -65,7 +66,7 @@ class TMaze(Task):
         noise = random.integers(0, 2, (count, self.length, self.distractors))
         noise[:, 0] = 0
         inputs = np.concatenate([signs, np.broadcast_to(bits, (count, *bits.shape)), noise], -1)
-        return Examples(inputs.astype(np.float32), answers)
+        return Batch(inputs.astype(np.float32), answers)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         return np.array([0 if tuple(row[0][:2]) == (0, 1) else 1 for row in inputs])

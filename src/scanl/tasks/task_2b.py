@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.data.base import Question
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.data.questions import Class, Features, Question
+from scanl.tasks.base import Task, register
 
 
 @register("task_2b")
@@ -45,19 +46,19 @@ class Task2b(Task):
 
     @property
     def question(self) -> Question:
-        return Question("class", channels=self.width, classes=2)
+        return Class(Features(self.width), 2)
 
     @property
     def chance(self) -> float:
         return 1 / 2
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         answers = random.integers(0, 2, count)
         distractors = random.integers(int(self.exclude_first), self.width, (count, self.length))
         inputs = np.zeros((count, self.length + 1, self.width), np.float32)
         inputs[:, 0, 0] = 2 * answers - 1
         np.put_along_axis(inputs[:, 1:], distractors[..., None], 1, axis=2)
-        return Examples(inputs, answers)
+        return Batch(inputs, answers)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         return (inputs[:, 0, 0] > 0).astype(np.int64)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanl.tasks.base import Examples, Task, register
+from scanl.data.batch import Batch
+from scanl.tasks.base import Task, register
 
 
 @register("word_problem")
@@ -46,7 +47,7 @@ class WordProblem(Task):
     def chance(self) -> float:
         return 1 / self.vocab_size
 
-    def _generate(self, count: int, random: np.random.Generator) -> Examples:
+    def _generate(self, count: int, random: np.random.Generator) -> Batch:
         inputs = random.integers(0, self.vocab_size, (count, self.length))
         elements = np.array(list(itertools.permutations(range(self.things))))
         number = {element: index for index, element in enumerate(map(tuple, elements.tolist()))}
@@ -55,7 +56,7 @@ class WordProblem(Task):
         targets = inputs.copy()
         for t in range(1, self.length):
             targets[:, t] = table[inputs[:, t], targets[:, t - 1]]
-        return Examples(inputs, targets)
+        return Batch(inputs, targets)
 
     def solve(self, inputs: NDArray[Any]) -> NDArray[Any]:
         names = ["".join(each) for each in itertools.permutations("abcde"[: self.things])]

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from scanl.data.batch import Batch
 from scanl.layers.state import State, detach
 from scanl.learning.algorithms.base import Algorithm, Loss
 from scanl.learning.questions import Model
@@ -29,6 +30,6 @@ class BPTT(Algorithm):
         device = next(model.parameters()).device
         return model.init_state(batch_size, device=device) if self.carry else None
 
-    def update(self, model: Model, learner: State, x: Tensor, target: Tensor) -> tuple[Tensor, State]:
-        loss, state = self.loss(model, x, target, learner)
+    def update(self, model: Model, learner: State, batch: Batch) -> tuple[Tensor, State]:
+        loss, state = self.loss(model, batch, learner)
         return loss, detach(state) if self.carry else None

@@ -19,7 +19,7 @@ from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
 from scanl.learning.optimizers import OPTIMIZERS
-from scanl.learning.questions import Model, model_for
+from scanl.learning.questions import Model, answerer
 from scanl.models import Stack
 from scanl.models.heads import HEADS
 from scanl.parsing import in_a_line
@@ -287,7 +287,7 @@ def add_options(parser: jsonargparse.ArgumentParser, defaults: TrainConfig) -> N
         how: dict[str, Any] = {"type": option.kind}
         if option.kind is bool:
             how |= {"nargs": "?", "const": True, "metavar": "false"}  # the name alone says true
-        elif option.kind == list[str]:
+        elif get_origin(option.kind) is list:
             how = {"type": str, "nargs": "*", "metavar": "NAME_OR_PATH" if name == "data" else "COLUMN"}
         default = getattr(getattr(defaults, option.part), name)
         flag, key = f"--{name.replace('_', '-')}", f"{option.part}.{name}"
@@ -336,7 +336,7 @@ def make_stack(config: Any) -> Stack:
 
 def build_model(config: TrainConfig, question: Question) -> Model:
     """Make the model that answers a question from the options. Raises ConfigError for options that do not fit."""
-    return model_for(question, make_stack(config.stack), vars(config.head))
+    return answerer(question).model(make_stack(config.stack), vars(config.head))
 
 
 def seeded_model(config: TrainConfig, question: Question) -> Model:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from scanl.data.base import Source
+from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
 from scanl.learning.algorithms import BPTT
 from scanl.learning.optimizers import OPTIMIZERS
-from scanl.learning.questions import Model, loss
+from scanl.learning.questions import Model, answerer
 from scanl.learning.run.config import TrainConfig
 from scanl.learning.run.plan import UNKNOWN, Plan, rate
 
@@ -36,7 +36,7 @@ class Learning(pl.LightningModule):
         self.model = model
         self.config = config
         self.source = source
-        self.algorithm = BPTT(partial(loss, source.question), carry=config.source.carry_state)
+        self.algorithm = BPTT(answerer(source.question).loss, carry=config.source.carry_state)
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -72,7 +72,7 @@ class Learning(pl.LightningModule):
         return self.read == self.config.training.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, learner = self.algorithm.update(self.model, self.learner, *batch)
+        loss, learner = self.algorithm.update(self.model, self.learner, batch)
         value = loss.item()
         finite = math.isfinite(value)
         stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
@@ -165,7 +165,7 @@ class Learning(pl.LightningModule):
         layers = [module for module in self.model.modules() if isinstance(module, Layer)]
         read = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
         hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in read]
-        self.algorithm.update(self.model, self.learner, *batch)
+        self.algorithm.update(self.model, self.learner, batch)
         for hook in hooks:
             hook.remove()
         return found[0] if found else "the loss itself"
@@ -183,10 +183,9 @@ class Batches:
     def __init__(self, learning: Learning) -> None:
         self.learning = learning
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         learning, step = self.learning, self.learning.batches
         size, rank, world = learning.config.source.batch_size, learning.global_rank, learning.trainer.world_size
         while True:
-            inputs, targets = learning.source.batch(step, size, rank, world)
-            yield torch.from_numpy(inputs), torch.from_numpy(targets)
+            yield learning.source.batch(step, size, rank, world).tensors()
             step += 1

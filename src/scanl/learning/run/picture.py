@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from scanl.data import Table
-from scanl.data.base import LEVELS, Examples
+from scanl.data.base import LEVELS
+from scanl.data.series_source import SeriesSource
 from scanl.files import written_whole
-from scanl.learning.questions import answer
+from scanl.learning.questions import answerer
 from scanl.learning.report import Report
 from scanl.learning.run.folder import RunFolder
 from scanl.models import Forecaster
@@ -40,7 +39,8 @@ def draw_score(loss: Any, score: Any, rows: Rows, report: Report) -> None:
         if value is not None:
             score.axhline(value, lw=1, ls=style, color="#636363", label=name)
     score.set(xlabel="training step", ylabel=f"{report.metric} on examples it has never seen")
-    score.legend(frameon=False)
+    if score.get_legend_handles_labels()[0]:  # neither is known of some sources
+        score.legend(frameon=False)
     for axes in (loss, score):
         axes.grid(alpha=0.3, which="both")
 
@@ -69,18 +69,19 @@ def save_loss_curve(folder: RunFolder, rows: Rows, title: str, report: Report) -
     return save_figure(figure, folder.picture)
 
 
-def save_forecast(folder: RunFolder, source: Table, model: Forecaster) -> Path:
+def save_forecast(folder: RunFolder, source: SeriesSource, model: Forecaster) -> Path:
     """Write forecast.png: the first and the last forecast of the exam, with intervals, and the true numbers."""
     from matplotlib.figure import Figure
 
     examples = list(source.exam(sample=True).examples)
-    shown = [Examples(*(part[:1] for part in examples[0])), Examples(*(part[-1:] for part in examples[-1]))]
+    shown = [examples[0].rows(slice(1)), examples[-1].rows(slice(-1, None))]
     figure = Figure(figsize=(11, 0.4 + 3.2 * model.targets), layout="constrained")
     rows = figure.subplots(model.targets, 2, squeeze=False)
-    for k, (inputs, targets) in enumerate(map(torch.from_numpy, example) for example in shown):
-        quantiles, _, _ = answer(source.question, model, inputs, targets)
+    for k, batch in enumerate(one.tensors() for one in shown):
+        quantiles, outcomes, _ = answerer(source.question).answers(model, batch)
         for channel, axes in enumerate(rows[:, k]):
-            draw_forecast(axes, inputs[0, :, channel], targets[0, -1, :, channel], quantiles[0, :, channel])
+            history, came = batch.inputs.target[0, :, channel], outcomes.numbers[0, :, channel]
+            draw_forecast(axes, history, came, quantiles[0, :, channel])
             axes.set_title("first forecast of the test part" if k == 0 else "last forecast of the test part")
             axes.set(xlabel="steps from now", ylabel=source.targets[channel])
     figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=5, loc="outside lower center")

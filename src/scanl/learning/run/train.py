@@ -4,22 +4,15 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from scanl.data import Table
 from scanl.errors import CheckpointError
-from scanl.learning.questions import Model
-from scanl.learning.report import BYTES
+from scanl.learning.questions import Model, answerer
 from scanl.learning.run.checkpoint import read_checkpoint
 from scanl.learning.run.config import TrainConfig, check_resumable
 from scanl.learning.run.folder import check_tensors
 from scanl.learning.run.metrics import Written, read_metrics
 from scanl.learning.run.module import Learning
-from scanl.learning.run.picture import save_forecast, save_loss_curve
+from scanl.learning.run.picture import save_loss_curve
 from scanl.learning.run.run import Run
-from scanl.models import Forecaster, LanguageModel
-
-SAMPLE_BYTES = 600
 
 
 @dataclass(frozen=True)
@@ -64,20 +57,9 @@ def train(run: Run, steps: int | None = None) -> Outcome:
         if rows := read_metrics(folder):
             title = f"{config.entry.name}: {config.stack.layer}, dim {config.stack.dim}, depth {config.stack.depth}"
             save_loss_curve(folder, rows, title, run.report)
-        if not keeper.interrupted and run.report.metric == BYTES:
-            assert isinstance(model, LanguageModel)
-            folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, config.run.seed))
-        if not keeper.interrupted and isinstance(model, Forecaster):
-            assert isinstance(source, Table)
-            save_forecast(folder, source, model.eval())
+        if not keeper.interrupted:
+            answerer(source.question).show(model.eval(), source, folder, config.run.seed)
     return outcome
-
-
-def sample(model: LanguageModel, count: int, seed: int) -> bytes:
-    """Generate `count` bytes from the beginning of a text: the prompt is the byte that separates files."""
-    model.eval()
-    tokens = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=count, temperature=0.8, seed=seed)
-    return bytes(int(token) for token in tokens)
 
 
 def planned(run: Run) -> int | None:

@@ -1,0 +1,150 @@
+"""What a source asks a model to predict: one class for each question, and the two forms of inputs.
+
+`scanl.learning.questions` has a file for each question: its model, loss, answers and scores. A new question is one new
+file, which holds its class and registers what learning does for it.
+
+loss: of all questions, a name of `scanl.learning.losses`.   scores: names of `scanl.learning.scores`; the first is the
+metric of the source.
+"""
+
+from dataclasses import dataclass
+
+Scales = tuple[tuple[float, float], ...]  # location, and scale above 0, of each channel
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Inputs (N, T) that are tokens: integers from 0 to size - 1."""
+
+    size: int
+
+    @property
+    def width(self) -> int:
+        """How many numbers a step has."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Features:
+    """Inputs (N, T, count) that are features.
+
+    scales: the model standardises the channels by these; None if the source has standardised them. A source measures
+    them on its training part alone.   missing: whether a NaN means that a number is missing.
+    """
+
+    count: int
+    scales: Scales | None = None
+    missing: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many numbers a step has."""
+        return self.count
+
+
+Inputs = Vocabulary | Features
+
+
+class Question:
+    """What to predict. A subclass is a frozen dataclass with the fields that its own model, loss and scores read."""
+
+
+@dataclass(frozen=True)
+class NextToken(Question):
+    """The next token at every step of tokens. targets: (N, T) integers, IGNORED where none is wanted."""
+
+    inputs: Vocabulary
+    loss: str = "cross_entropy"
+    scores: tuple[str, ...] = ("bits",)
+
+
+@dataclass(frozen=True)
+class TokenLabel(Question):
+    """A token of the vocabulary at some steps of tokens. targets: (N, T) integers, IGNORED at the other steps."""
+
+    inputs: Vocabulary
+    loss: str = "cross_entropy"
+    scores: tuple[str, ...] = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class Label(Question):
+    """One of `classes` at some steps of features. targets: (N, T) integers, IGNORED at the other steps."""
+
+    inputs: Features
+    classes: int
+    loss: str = "cross_entropy"
+    scores: tuple[str, ...] = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class Class(Question):
+    """One of `classes` for the whole sequence. targets: (N,) integers."""
+
+    inputs: Inputs
+    classes: int
+    loss: str = "cross_entropy"
+    scores: tuple[str, ...] = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class Number(Question):
+    """A number for the whole sequence. targets: (N,).
+
+    scale: location and scale of the number, in units of which a head predicts it; None for 0 and 1.
+    distribution: a head, by name: "points", "quantiles", "gaussian", "student_t" or "negative_binomial". It has the
+    loss.
+    """
+
+    inputs: Inputs
+    scale: tuple[float, float] | None = None
+    distribution: str = "points"
+    scores: tuple[str, ...] = ("squared error",)
+
+
+@dataclass(frozen=True)
+class Numbers(Question):
+    """`count` numbers at every step of features. targets: (N, T, count) float32, NaN where no answer is wanted."""
+
+    inputs: Features
+    count: int
+    loss: str = "squared_error"
+    scores: tuple[str, ...] = ("squared error",)
+
+
+@dataclass(frozen=True)
+class Flags(Question):
+    """`count` answers of yes and no at every step of features, of which the model gives the logits.
+
+    targets: (N, T, count) float32 of 1 and 0, NaN where no answer is wanted.
+    """
+
+    inputs: Features
+    count: int
+    loss: str = "binary_cross_entropy"
+    scores: tuple[str, ...] = ("nats",)
+
+
+@dataclass(frozen=True)
+class Forecast(Question):
+    """The numbers of the next `horizon` steps, at every step of `Columns`. targets: (N, T, horizon, target).
+
+    NaN is a missing number, in the inputs and in the targets. In an exam the targets are `Outcomes` of the forecast
+    after the last step.
+
+    target, past, static, future: number of columns of each kind, as in `Columns`.   scales: of these columns, in this
+    order; None if the source has standardised them.   timed: whether the steps have durations.   season: steps of a
+    season. By default a forecast has a linear map of this many last values.   distribution: a head, by name, as in
+    `Number`.
+    """
+
+    horizon: int
+    target: int = 1
+    past: int = 0
+    static: int = 0
+    future: int = 0
+    scales: Scales | None = None
+    timed: bool = False
+    season: int = 1
+    distribution: str = "points"
+    scores: tuple[str, ...] = ("CRPS", "MASE", "coverage")

@@ -1,0 +1,96 @@
+"""Batches in which one answer to a whole series is asked for: a class or a number."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanl.data.base import Repeated
+from scanl.data.batch import Batch
+from scanl.data.questions import Class, Number
+from scanl.data.rows import scale_of
+from scanl.data.series_label import features, most_frequent, named
+from scanl.data.series_question import SeriesQuestion, in_batches
+from scanl.data.splits import TRAINING, Piece
+
+
+class SeriesWhole(SeriesQuestion):
+    """One answer to each series. All get the length of the longest: a shorter one begins with missing steps."""
+
+    per_series = True
+
+    def by_series(self) -> bool:
+        return True
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.source.collection.each))
+
+    def batch(self, draw: np.random.Generator, count: int, share: slice) -> Batch:
+        pieces = self.source.parts[TRAINING]
+        return self.together([pieces[k] for k in draw.integers(0, len(pieces), count)[share]])
+
+    def together(self, pieces: Sequence[Piece]) -> Batch:
+        """Return whole series, which end together; what a shorter one lacks at its beginning is missing."""
+        each, flat = self.source.collection.each, self.flat
+        back = np.arange(self.length) - self.length
+        rows = np.stack([flat.starts[i] + np.maximum(len(each[i]) + back, -1) for i, *_ in pieces])
+        # Row -1 of a series is a row of padding: that behind the series before it, or behind the last one.
+        answers = np.array([each[i].target.flat[0] for i, *_ in pieces])
+        return Batch(flat.features[rows], answers, timespans=flat.durations(rows))
+
+    def examples(self, part: int) -> Iterator[Batch]:
+        yield from map(self.together, in_batches(self.source.parts[part]))
+
+
+class SeriesClass(SeriesWhole):
+    """The class of each series."""
+
+    ask = "classify"
+    metric = "accuracy"
+    classes = True
+
+    @cached_property
+    def question(self) -> Class:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Class(features(self), len(self.source.collection.classes))
+
+    def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
+        answer = self.source.collection.each[i].target[begin : begin + 1]
+        return answer[answer >= 0]
+
+    def describe(self) -> str:
+        return named(self)
+
+    def groups(self) -> list[int]:
+        return [int(one.target[0]) for one in self.source.collection.each]
+
+    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+        usual = most_frequent(self)
+        return {"most frequent": Repeated(lambda: (np.tile(usual, (one.size, 1)) for one in self.examples(part)))}
+
+
+class SeriesNumber(SeriesWhole):
+    """A number for each series."""
+
+    ask = "regress"
+    metric = "mean squared error"
+    counted = True
+
+    @cached_property
+    def question(self) -> Number:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Number(features(self), scale_of(self._answers), self.source.distribution)
+
+    @property
+    def _answers(self) -> NDArray[np.float64]:
+        """Of the training part."""
+        return np.array([self.source.collection.each[i].target[0, 0] for i, *_ in self.source.parts[TRAINING]])
+
+    def known(self, i: int, begin: int, end: int) -> NDArray[Any]:
+        answer = self.source.collection.each[i].target[begin : begin + 1]
+        return answer[~np.isnan(answer).all(1), 0]
+
+    def rivals(self, part: int) -> Mapping[str, Iterable[NDArray[Any]]]:
+        mean = np.concatenate([self.known(*piece) for piece in self.source.parts[TRAINING]]).mean()
+        return {"training mean": Repeated(lambda: (np.full(one.size, mean) for one in self.examples(part)))}

@@ -1,0 +1,169 @@
+"""What learning does for a question, and the registry of questions by their classes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from scanl import models
+from scanl.data.base import Exam, Source
+from scanl.data.batch import Batch
+from scanl.data.questions import Inputs, Question, Scales, Vocabulary
+from scanl.errors import ConfigError
+from scanl.layers.base import widen
+from scanl.layers.state import State
+from scanl.learning.losses import losses
+from scanl.learning.scores import scores
+from scanl.models import Backbone
+
+if TYPE_CHECKING:
+    from scanl.learning.run.folder import RunFolder
+
+Model: TypeAlias = Any  # the model of a question: a `Saved` with a `stack` and `init_state`
+
+Q = TypeVar("Q", bound=Question)
+
+
+class Answers(NamedTuple):
+    """Outputs of a model where an answer is wanted, the targets there, and the state after the batch."""
+
+    outputs: Tensor
+    targets: Any
+    state: State
+
+
+class Option(NamedTuple):
+    """An option that the models of a few questions have: its default, and why another model has none."""
+
+    default: Any
+    because: str
+
+
+class Answerer(ABC, Generic[Q]):
+    """What learning does for a question: its model, answers, loss, scores and baselines.
+
+    A subclass is one file of this folder and is registered with `@answers(CLASS)`. It defines `head` and `answers`.
+    """
+
+    every_step: ClassVar[bool] = False  # whether each step has its own target, or the last step alone an answer
+    options: ClassVar[Mapping[str, Option]] = {}  # of its model, besides those of the stack
+
+    def __init__(self, question: Q) -> None:
+        self.question: Any = question
+
+    def model(self, stack: Backbone, options: Mapping[str, Any] = MappingProxyType({})) -> Model:
+        """Make the model that answers the question, over a stack.
+
+        options: of the model, by name; those that are lacking have their defaults. Raises ConfigError for an option of
+        another question's model, unless it has its default.
+        """
+        for name, option in _all_options().items():
+            if name not in self.options and options.get(name, option.default) != option.default:
+                raise ConfigError(
+                    f"train: {name} is {options[name]}, but {option.because}; leave out --{name.replace('_', '-')}"
+                )
+        return self.head(stack, {name: options.get(name, option.default) for name, option in self.options.items()})
+
+    @abstractmethod
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> Model:
+        """Make the model. options: its own."""
+
+    @abstractmethod
+    def answers(self, model: Model, batch: Batch, state: State = None) -> Answers:
+        """Run the model on a batch. The form of outputs and targets is what the losses and the scores read."""
+
+    def loss(self, model: Model, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+        """Return the mean loss over the answers and the state; without an answer in the batch the loss is 0."""
+        outputs, targets, state = self.answers(model, batch, state)
+        return mean(losses.get(self.question.loss)(widen(outputs), targets), targets.new_tensor(targets.numel())), state
+
+    def scores(self, outputs: Tensor, targets: Any) -> dict[str, tuple[float, int]]:
+        """Return for each score, by name, its sum and how many answers were scored. The first is the source's metric.
+
+        outputs, targets: as in `Answers`.
+        """
+        return {name: scores.get(name)(self.question, outputs, targets) for name in self.question.scores}
+
+    def selected(self, targets: Any) -> Any:
+        """Return the targets of a batch where an answer is wanted, in the form of `Answers`."""
+        return targets
+
+    def show(self, model: Model, source: Source, folder: "RunFolder", seed: int) -> None:
+        """Write into the folder of a run what shows the answers of the trained model; by default nothing."""
+
+    def baselines(self, exam: Exam) -> dict[str, dict[str, float]]:
+        """Return the mean scores of the methods of an exam that do not learn, by their names and those of the
+        scores."""
+        baselines = {}
+        for name, rival in exam.rivals.items():
+            pairs = zip(rival, exam.examples, strict=True)
+            baselines[name] = means(
+                self.scores(torch.as_tensor(outputs), self.selected(batch.tensors().targets))
+                for outputs, batch in pairs
+            )
+        return baselines
+
+
+registry: dict[type[Question], type[Answerer[Any]]] = {}
+A = TypeVar("A", bound=type[Answerer[Any]])
+
+
+def answers(question: type[Question]) -> Callable[[A], A]:
+    """Decorator: register what learning does for a class of questions."""
+
+    def add(cls: A) -> A:
+        if question in registry:
+            names = f"{registry[question].__name__} and {cls.__name__}"
+            raise ConfigError(f"question {question.__name__} is registered twice: {names}")
+        registry[question] = cls
+        return cls
+
+    return add
+
+
+def answerer(question: Question) -> Answerer[Any]:
+    """Return what learning does for a question. Raises ConfigError for a class that is not registered."""
+    if type(question) not in registry:
+        known = ", ".join(sorted(cls.__name__ for cls in registry))
+        raise ConfigError(f"unknown question {type(question).__name__!r}, expected one of {known}")
+    return registry[type(question)](question)
+
+
+def mean(losses: Tensor, count: Tensor) -> Tensor:
+    """Return the sum of losses over their number, or 0 for none."""
+    return losses.sum() / count.clamp(min=1)
+
+
+def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Return the mean of each score, by name, from the sums and counts of several batches."""
+    totals: dict[str, tuple[float, int]] = {}
+    for part in parts:
+        for name, (more, scored) in part.items():
+            total, count = totals.get(name, (0.0, 0))
+            totals[name] = total + more, count + scored
+    return {name: total / count for name, (total, count) in totals.items()}
+
+
+def _all_options() -> dict[str, Option]:
+    """Return the options of the models of all questions."""
+    return {name: option for cls in registry.values() for name, option in cls.options.items()}
+
+
+def form(inputs: Inputs) -> models.Tokens | models.Features:
+    """Return how a model reads inputs."""
+    if isinstance(inputs, Vocabulary):
+        return models.Tokens(inputs.size)
+    return models.Features(inputs.count, listed(inputs.scales), inputs.missing)
+
+
+def listed(scales: Scales | None) -> list[list[float]] | None:
+    """Return scales as a file holds them."""
+    return None if scales is None else [list(pair) for pair in scales]
+
+
+def durations(model: Model, batch: Batch) -> Tensor | None:
+    """Return the durations of the steps for layers that take them, if all do."""
+    return batch.timespans if model.stack.timed else None

@@ -1,0 +1,22 @@
+"""The class of a whole sequence, by a classifier."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scanl.data.batch import Batch
+from scanl.data.questions import Class
+from scanl.layers.state import State
+from scanl.learning.questions.base import Answerer, Answers, answers, durations, form
+from scanl.models import Backbone, SequenceClassifier
+
+
+@answers(Class)
+class ClassAnswerer(Answerer[Class]):
+    """A `SequenceClassifier`: logits (N, classes), and targets (N,)."""
+
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> SequenceClassifier:
+        return SequenceClassifier(self.question.classes, stack, form(self.question.inputs))
+
+    def answers(self, model: SequenceClassifier, batch: Batch, state: State = None) -> Answers:
+        logits, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
+        return Answers(logits, batch.targets, state)

@@ -1,0 +1,10 @@
+"""Answers of yes and no at every step, by a labeller."""
+
+from scanl.data.questions import Flags
+from scanl.learning.questions.base import answers
+from scanl.learning.questions.numbers import NumbersAnswerer
+
+
+@answers(Flags)
+class FlagsAnswerer(NumbersAnswerer):
+    """As for `Numbers`; the outputs are logits."""

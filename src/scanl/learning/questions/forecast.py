@@ -1,0 +1,68 @@
+"""The numbers of the next steps of series, by a forecaster."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from scanl.data.base import LEVELS, Source
+from scanl.data.batch import Batch, Outcomes
+from scanl.data.questions import Forecast
+from scanl.data.series_source import SeriesSource
+from scanl.layers.state import State
+from scanl.learning.questions.base import Answerer, Answers, Option, answers, listed
+from scanl.models import Backbone, Channels, Forecaster, Normalization
+
+if TYPE_CHECKING:
+    from scanl.learning.run.folder import RunFolder
+
+BECAUSE = "the question of the data is not a forecast"
+
+
+@answers(Forecast)
+class ForecastAnswerer(Answerer[Forecast]):
+    """A `Forecaster`, whose head has the loss: quantiles (N, H, C, Q) at `LEVELS` after the last step, and targets.
+
+    By default a linear map adds the values of a season.
+    """
+
+    options = {"recursive": Option(False, BECAUSE), "lags": Option(None, BECAUSE), "span": Option(None, BECAUSE)}  # noqa: RUF012
+
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> Forecaster:
+        question = self.question
+        channels = Channels(
+            question.target, question.past, question.static, question.future, question.timed, listed(question.scales)
+        )
+        return Forecaster(
+            question.horizon,
+            stack,
+            channels,
+            distribution=question.distribution,
+            recursive=options["recursive"],
+            lags=question.season if options["lags"] is None else options["lags"],
+            normalization=Normalization(options["span"]),
+        )
+
+    def answers(self, model: Forecaster, batch: Batch, state: State = None) -> Answers:
+        x, read = columns(batch)
+        forecast, state = model.predict(x, state, levels=LEVELS, **read)
+        return Answers(forecast.quantiles, batch.targets, state)
+
+    def loss(self, model: Forecaster, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+        x, read = columns(batch)
+        return model.loss(x, batch.targets, state, **read)
+
+    def show(self, model: Forecaster, source: Source, folder: "RunFolder", seed: int) -> None:
+        from scanl.learning.run.picture import save_forecast
+
+        save_forecast(folder, cast(SeriesSource, source), model)
+
+    def scores(self, outputs: Tensor, targets: Outcomes) -> dict[str, tuple[float, int]]:
+        numbers, units = (part.double().cpu() for part in targets)
+        return super().scores(outputs.double().cpu(), Outcomes(numbers, units))
+
+
+def columns(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+    """Return what a forecaster reads of a batch: the target, and its other arguments by name."""
+    target, past, static, future = batch.inputs
+    return target, {"past": past, "static": static, "future": future, "timespans": batch.timespans}

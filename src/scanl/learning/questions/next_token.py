@@ -1,0 +1,63 @@
+"""The next token at every step, by a language model."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from scanl.data.base import IGNORED, Source
+from scanl.data.batch import Batch
+from scanl.data.questions import NextToken
+from scanl.layers.base import widen
+from scanl.layers.state import State
+from scanl.learning.losses import losses
+from scanl.learning.questions.base import Answerer, Answers, Option, answers, mean
+from scanl.learning.report import BYTES
+from scanl.models import Backbone, LanguageModel
+
+SAMPLE_BYTES = 600
+TIED = Option(False, "the answers are not tokens of the input")
+
+
+if TYPE_CHECKING:
+    from scanl.learning.run.folder import RunFolder
+
+
+@answers(NextToken)
+class NextTokenAnswerer(Answerer[NextToken]):
+    """A `LanguageModel`. Every step has an answer, so none is selected: logits (N * T, V), and targets (N * T,)."""
+
+    every_step = True
+    options = {"tie_embeddings": TIED}  # noqa: RUF012
+
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> LanguageModel:
+        return LanguageModel(self.question.inputs.size, stack, **options)
+
+    def answers(self, model: LanguageModel, batch: Batch, state: State = None) -> Answers:
+        logits, state = model(batch.inputs, state)
+        return Answers(logits.flatten(0, 1), batch.targets.flatten(), state)
+
+    def loss(self, model: LanguageModel, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+        outputs, targets, state = self.answers(model, batch, state)
+        known = targets != IGNORED
+        parts = losses.get(self.question.loss)(widen(outputs), targets)
+        return mean(torch.where(known, parts, 0), known.sum()), state
+
+    def show(self, model: LanguageModel, source: Source, folder: "RunFolder", seed: int) -> None:
+        show_bytes(model, source, folder, seed)
+
+    def selected(self, targets: Any) -> Any:
+        return targets.flatten()
+
+
+def show_bytes(model: LanguageModel, source: Source, folder: "RunFolder", seed: int) -> None:
+    """Write a sample of a model of bytes into the folder of a run."""
+    if source.metric == BYTES:
+        folder.write_text(folder.sample, sample(model, SAMPLE_BYTES, seed))
+
+
+def sample(model: LanguageModel, count: int, seed: int) -> bytes:
+    """Generate `count` bytes from the beginning of a text: the prompt is the byte that separates files."""
+    tokens = model.generate(torch.zeros(1, 1, dtype=torch.int64), max_new_tokens=count, temperature=0.8, seed=seed)
+    return bytes(int(token) for token in tokens)

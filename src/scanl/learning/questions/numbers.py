@@ -1,0 +1,37 @@
+"""Numbers at every step, by a labeller."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from scanl.data.batch import Batch
+from scanl.data.questions import Numbers
+from scanl.layers.base import widen
+from scanl.layers.state import State
+from scanl.learning.losses import losses
+from scanl.learning.questions.base import Answerer, Answers, answers, durations, form, mean
+from scanl.models import Backbone, SequenceLabeller
+
+
+@answers(Numbers)
+class NumbersAnswerer(Answerer[Numbers]):
+    """A `SequenceLabeller` with an output for each number: the n numbers that are wanted, (n,), and targets (n,)."""
+
+    every_step = True
+
+    def head(self, stack: Backbone, options: Mapping[str, Any]) -> SequenceLabeller:
+        return SequenceLabeller(self.question.count, stack, form(self.question.inputs))
+
+    def answers(self, model: SequenceLabeller, batch: Batch, state: State = None) -> Answers:
+        outputs, state = model(batch.inputs, state, mask=batch.mask, timespans=durations(model, batch))
+        return Answers(outputs[batch.targets.isfinite()], self.selected(batch.targets), state)
+
+    def selected(self, targets: Any) -> Any:
+        return targets[targets.isfinite()]
+
+    def loss(self, model: SequenceLabeller, batch: Batch, state: State = None) -> tuple[Tensor, State]:
+        outputs, targets, state = self.answers(model, batch, state)
+        wide = widen(outputs)
+        parts = losses.get(self.question.loss)(wide, targets.to(wide))
+        return mean(parts, targets.new_tensor(targets.numel())), state

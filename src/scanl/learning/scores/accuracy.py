@@ -1,0 +1,15 @@
+"""Accuracy: 1 for the right class, 0 for another."""
+
+from typing import Any
+
+from torch import Tensor
+
+from scanl.data.base import IGNORED
+from scanl.learning.scores.base import score
+
+
+@score("accuracy")
+def accuracy(question: Any, outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+    """Return how many of the most likely classes of logits (n, V) are the classes (n,), and how many there are."""
+    wanted = targets != IGNORED
+    return float((outputs.argmax(-1) == targets)[wanted].sum()), int(wanted.sum())
