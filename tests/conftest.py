@@ -35,6 +35,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for mark in (
+        "early(n): its file is the n-th that the workers take",
+        "cells_by_loop(*parameters): cells of the layers that the parameters name run their loop; without names, all",
+        "cells_by_kernel: cells run their kernels all the same",
+    ):
+        config.addinivalue_line("markers", mark)
     config.addinivalue_line("markers", "long: much time for a case that others come near; runs with --all")
     if config.getoption("--all"):
         os.environ["SCANL_TEST_ALL"] = "1"  # laws.py reads it; the worker processes inherit it
@@ -42,13 +48,8 @@ def pytest_configure(config):
         config.pluginmanager.register(costs.Costs())
 
 
-# The two workers take files in this order. The first three make most kernels, each other ones; later files read them.
-FIRST = ("test_ops", "test_cell_laws", "test_cell_kernels", "test_layers", "test_layer_robustness")
-
-
 def pytest_collection_modifyitems(config, items):
-    order = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(FIRST)))
+    items.sort(key=_turn)
     if not config.getoption("--all"):
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _turn(item):
+    """Workers take files in this order. Early ones make most kernels, each other ones; later files read them."""
+    mark = item.get_closest_marker("early")
+    return float("inf") if mark is None else mark.args[0]
 
 
 def pytest_collection_finish():
@@ -100,33 +107,28 @@ def _seed():
     torch.manual_seed(0)
 
 
-LOOPS = {f"test_{name}" for name in ("classic", "continuous", "gated", "ode", "quasi", "unitary")} | {
-    f"test_outside_{name}" for name in ("cells", "continuous", "rnn")
-}  # files about layers whose ops are cells
-KERNELS = {"test_compiles_to_one_graph", "test_an_exported_layer_takes_any_length"}  # tests of layers with kernels
-
-
 @pytest.fixture(autouse=True)
 def _cells_by_their_loop(request):
-    """Layers whose op is a cell run its loop: its kernels take seconds to compile, and test_cell_laws.py tests them."""
+    """Cells of marked tests run their loop: the kernels take seconds to compile, and test_cell_laws.py tests them."""
+    from scanl import ops
+
+    mark = request.node.get_closest_marker("cells_by_loop")
+    if mark is None or request.node.get_closest_marker("cells_by_kernel") or not _has_cell(request.node, mark.args):
+        yield
+    else:
+        with ops.backend("reference"):
+            yield
+
+
+def _has_cell(node, parameters):
+    """Return whether a parameter of these names stands for a layer whose op is a cell. Without names: True."""
     from scanl import layers, ops
 
-    if request.module.__name__.rpartition(".")[2] in LOOPS:
-        with ops.backend("reference"):
-            yield
-        return
-    given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    name = given.get("name", given.get("streaming", given.get("preset_name")))
-    if not isinstance(name, str) or request.node.originalname in KERNELS:
-        yield
-        return
-    cells = {cell.name for cell in ops.registry.cells()}
-    found = [each for each in layers.names() if f"{name}_".startswith(f"{each}_")]
-    if found and layers.get(max(found, key=len)).op in cells:
-        with ops.backend("reference"):
-            yield
-    else:
-        yield
+    given = node.callspec.params if hasattr(node, "callspec") else {}
+    for name in filter(lambda value: isinstance(value, str), map(given.get, parameters)):
+        prefixes = [each for each in layers.names() if f"{name}_".startswith(f"{each}_")]
+        return bool(prefixes) and layers.get(max(prefixes, key=len)).op in {cell.name for cell in ops.registry.cells()}
+    return not parameters
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from scanl.layers.base import Layer
 from scanl.models import LanguageModel, Stack
 from test_layers import CASES, DIM, REGISTERED, inputs, make
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 OPTIONS = {  # with modules that the samples do not have
     "cfc_deep": lambda: CfC(DIM, 10, backbone_units=8, backbone_layers=2, mixed_memory=True),
     "cfc_without_backbone": lambda: CfC(DIM, backbone_layers=0),

@@ -27,6 +27,8 @@ from scanl.learning import TrainConfig
 from scanl.learning.run.config import seeded_model
 from scanl.ops import registry
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 TINY = {
     "linear_scan": (2, 16, 3),
     "linear_attention-mamba2": (1, 16, 4, 8, 5),

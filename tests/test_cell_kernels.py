@@ -21,6 +21,8 @@ from scanl.ops._cpu._cells import CORES, in_panels
 from scanl.ops._cpu._kernel import kernel
 from scanl.ops.registry import REGISTRY, Cell, Sample
 
+pytestmark = pytest.mark.early(2)
+
 
 def _cell(declaration: str, **options):
     """Declare a cell that is not registered, so that it is no part of the library."""

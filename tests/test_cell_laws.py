@@ -10,6 +10,8 @@ import laws
 import scanl.layers
 from scanl.ops import registry
 
+pytestmark = [pytest.mark.early(1), pytest.mark.cells_by_loop("name")]
+
 PAGE = Path(__file__).parents[1] / "docs" / "cells.md"
 scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]

@@ -18,6 +18,8 @@ from scanl.ops import ConvergenceError, _newton, registry
 from scanl.ops._cells import jacobian as structured
 from scanl.ops.registry import Cell, Sample
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 scanl.layers.names()  # imports all layers, which registers their cells
 CELLS = [pytest.param(cell, id=cell.name) for cell in registry.cells()]
 LAYERS = [name for name in scanl.layers.names() if scanl.layers.get(name).added]

@@ -24,6 +24,8 @@ from scanl.ops._cells import triton_kernels  # noqa: E402
 from scanl.ops._triton import _tuned  # noqa: E402
 from scanl.ops._triton._cells import expm1, log1p, log_sigmoid, tanh  # noqa: E402
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # What a kernel has no tiles for; `auto` takes the loop there
 REFUSED = {

@@ -8,6 +8,8 @@ from scanl.layers import build, in_chunks
 from scanl.layers.state import leaves
 from scanl.models import LanguageModel, Stack
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 
 @pytest.mark.parametrize("name", ["lru", "gla", "gru"])
 @pytest.mark.parametrize("size", [1, 3, 10, 11, 64])

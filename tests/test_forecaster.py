@@ -30,6 +30,8 @@ from scanl.models.lags import Lags
 from scanl.models.running import nothing_read, running
 from scanl.models.saving import recorded
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
 SCALES = [[3, 2], [5, 1.5], [1, 2], [0, 1], [0, 1], [0, 1], [1, 1], [0, 3]]
 T, H = 9, 4

@@ -18,6 +18,8 @@ from hub_models import CASES
 from scanl import hub
 from test_hub import close, padding, tokens
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 RNNS = {
     "gru": lambda: nn.GRU(5, 6, num_layers=2, bidirectional=True, batch_first=True),
     "tanh": lambda: nn.RNN(5, 6, batch_first=True),

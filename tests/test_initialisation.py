@@ -11,6 +11,8 @@ from scanl.layers import RWKV6, Bidirectional
 from scanl.layers.channel.rwkv_channel_mix import RWKV6ChannelMix
 from scanl.models import Stack
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 DIM, DEPTH = 64, 8
 
 # Standard deviation of the projection into the residual stream, in a stack of so many layers. The sources:

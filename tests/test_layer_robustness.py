@@ -19,6 +19,8 @@ from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
 from test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, stood_for
 
+pytestmark = [pytest.mark.early(4), pytest.mark.cells_by_loop("name")]
+
 WIDTHS = (128, 256, 1024)
 STEPS_KEPT = ("max_length", "l_max", "window", "chunk_size")  # options: how many steps the state keeps as they are
 
@@ -218,6 +220,7 @@ def test_repr_shows_sizes(name):
             assert module.extra_repr(), place
 
 
+@pytest.mark.cells_by_kernel
 @pytest.mark.parametrize("name", REGISTERED)
 @torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # no call of an op is like another where sizes are open
 def test_an_exported_layer_takes_any_length(name):

@@ -24,6 +24,8 @@ from scanl.layers.parts.short_convolution import ShortConvolution
 from scanl.models.stack import Stack
 from scanl.ops import registry
 
+pytestmark = [pytest.mark.early(3), pytest.mark.cells_by_loop("name", "streaming")]
+
 DIM = 12
 
 
@@ -382,6 +384,7 @@ def test_gradients_cross_a_carried_state(streaming):
     assert not cut[:, :3].any()
 
 
+@pytest.mark.cells_by_kernel
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch itself does
 def test_compiles_to_one_graph(name):
     layer, x = make(name), inputs(2, 6)

@@ -35,6 +35,8 @@ from scanl.models.block import make_norm
 from scanl.models.sampling import distribution, sample
 from scanl.models.saving import recorded
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 VOCAB, DIM = 11, 12
 CAUSAL = [name for name in layers.names(presets=False) if not layers.get(name).bidirectional]
 PATTERN = ("hawk", "hgrn", "lru")
@@ -521,6 +523,7 @@ def test_classifier_pools_the_stack_s_output():
     torch.testing.assert_close(model(x)[0], model.head(y[:, -1]))
 
 
+@pytest.mark.cells_by_kernel
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch does so
 def test_compiles_to_one_graph():
     torch.compiler.reset()

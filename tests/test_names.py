@@ -25,6 +25,8 @@ from scanl.models import (
     presets,
 )
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 SPELLINGS = {
     "LinearRNN": "linear_rnn",
     "S6": "mamba",

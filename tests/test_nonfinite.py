@@ -16,7 +16,10 @@ CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in laws.OPS
 INTERPRETED = not torch.cuda.is_available()
 each = pytest.mark.parametrize(("op", "backend"), CASES)
 # What numpy says of NaN, where it interprets the kernels of triton
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),
+    pytest.mark.cells_by_loop("name"),
+]
 numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
 

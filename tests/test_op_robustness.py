@@ -31,6 +31,8 @@ from scanl.ops._cpu._slots import part, units
 from scanl.ops._frame import cache as kernel_files
 from scanl.ops.registry import Cell, Op, Sample
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 OPS = laws.OPS
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in OPS for backend in laws.backends(op)]
 FUSED = [case for case in CASES if case.values[1] in ("cpu", "triton")]

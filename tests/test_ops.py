@@ -24,6 +24,8 @@ from scanl.errors import BackendError, ConfigError, ShapeError
 from scanl.ops import registry
 from scanl.ops.registry import ORDER, Cell, HigherOrder, Op, Operand, Sample
 
+pytestmark = pytest.mark.early(0)
+
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
 

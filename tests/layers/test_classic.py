@@ -14,6 +14,8 @@ from scanl.layers.rnn.jordan import Jordan
 from scanl.layers.ssm.linrnn_lti import LinRNNLTI
 from scanl.ops import ConvergenceError
 
+pytestmark = pytest.mark.cells_by_loop
+
 PHI = {"tanh": torch.tanh, "sigmoid": sigmoid, "identity": lambda v: v}
 
 

@@ -40,6 +40,8 @@ from scanl.layers.ode.odefwp import ODEFWP
 from scanl.layers.ode.odernn import ODERNN
 from scanl.layers.ode.tarnn import TARNN, TARNNState, tarnn_cell
 
+pytestmark = pytest.mark.cells_by_loop
+
 
 def ones(xs):
     return [1.0] * len(xs)

@@ -10,6 +10,8 @@ from by_hand import DIM, T, shaken
 from scanl import layers
 from scanl.layers import state as states
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 FAMILIES = [
     importlib.import_module(path.stem)
     for path in sorted(Path(__file__).parent.glob("test_*.py"))

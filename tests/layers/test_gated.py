@@ -14,6 +14,8 @@ from scanl.layers.rnn.layernorm_lstm import LayerNormLSTM
 from scanl.layers.rnn.ligru import LiGRU
 from scanl.layers.rnn.onlstm import ONLSTM
 
+pytestmark = pytest.mark.cells_by_loop
+
 
 def onlstm(layer, xs):
     """Equations (6) to (14), neuron by neuron."""

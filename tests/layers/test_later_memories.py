@@ -12,6 +12,8 @@ from scanl import layers, ops
 from scanl.errors import ConfigError
 from scanl.layers.memory import mesanet as mesanet_module
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 
 def mamba3(layer, xs):
     H, N, P, R, A = layer.heads, layer.d_state, layer.headdim, layer.mimo_rank, layer.pairs

@@ -28,6 +28,8 @@ from scanl.layers.parts.feature_map import FeatureMap
 from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.ops import linear_attention as linear_attention_op
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 
 def convolved(conv, xs, activation=silu):
     return [activation(y) for y in (xs if conv is None else convolve(xs, conv))]

@@ -17,6 +17,8 @@ from scanl.layers.ode.nwm import NeuralWaveMachine
 from scanl.layers.ode.unicornn import UnICORNN
 from scanl.layers.ode.wrnn import WaveRNN
 
+pytestmark = pytest.mark.cells_by_loop
+
 
 def cornn(layer, xs):
     y, z, ys = torch.zeros(DIM), torch.zeros(DIM), []

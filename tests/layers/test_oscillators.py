@@ -10,6 +10,8 @@ from scanl import layers
 from scanl.errors import ConfigError
 from scanl.layers import LinOSS, LinOSSIMEX
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 
 def linoss(layer, xs, spans=None):
     """Each oscillator as a complex pair (z, y), moved by solving its 2 x 2 system."""

@@ -12,6 +12,8 @@ from scanl.errors import ConfigError
 from scanl.layers import LMU, HiPPO, HiPPORNN, LMUParallel
 from scanl.layers.parts.polynomial_memory import reconstruct, transition
 
+pytestmark = pytest.mark.cells_by_loop("name")
+
 
 def window(layer, spans, i):
     """The memory's system of step i, from its definition where steps have durations."""

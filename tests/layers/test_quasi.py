@@ -15,6 +15,8 @@ from scanl.layers.rnn.qrnn import QRNN
 from scanl.layers.rnn.sru import SRU
 from scanl.layers.rnn.trnn import TRNN
 
+pytestmark = pytest.mark.cells_by_loop
+
 PHI = {"relu": lambda v: torch.where(v > 0, v, 0), "tanh": torch.tanh, "identity": lambda v: v}
 
 

@@ -15,6 +15,8 @@ from scanl.layers.rnn.urlstm import URLSTM
 from scanl.layers.rnn.urnn import URNN
 from scanl.ops import linear_attention
 
+pytestmark = pytest.mark.cells_by_loop
+
 
 def urlstm(layer, xs):
     h, c, ys = torch.zeros(DIM), torch.zeros(DIM), []

@@ -13,6 +13,8 @@ import torch
 
 from scanl import layers
 
+pytestmark = pytest.mark.cells_by_loop
+
 DIM, T = 4, 9
 FIGURES = json.loads(Path(__file__).with_name("cells.json").read_text())
 

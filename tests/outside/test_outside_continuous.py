@@ -9,6 +9,8 @@ pytest.importorskip("ncps", reason="needs the extra `outside`")
 import ncps.torch
 from ncps.wirings import AutoNCP, FullyConnected
 
+pytestmark = pytest.mark.cells_by_loop
+
 B, T, DIM = 2, 6, 8
 PLAIN = {"implicit_param_constraints": False}
 CASES = {

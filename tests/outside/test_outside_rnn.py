@@ -12,6 +12,8 @@ from scanl import layers
 from scanl.layers.rnn.esn import ESN
 from scanl.learning.readout import Ridge
 
+pytestmark = pytest.mark.cells_by_loop
+
 B, T, D = 2, 5, 6
 X = torch.sin(1.7 * torch.arange(B * T * D, dtype=torch.float64)).view(B, T, D)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from scanl.layers import AFT, GRU, LSTM, RWKV4, RWKV6, RWKV7, SLSTM, Elman
 from scanl.layers.channel.rwkv_channel_mix import RWKV4ChannelMix, RWKV6ChannelMix, RWKV7ChannelMix
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.cells_by_loop("name")]
 B, T, DIM = 2, 17, 12
 
 
