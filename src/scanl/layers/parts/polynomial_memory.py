@@ -1,4 +1,4 @@
-r"""Optimal projections of the past on polynomials or waves: matrices, their discretisation, and reconstruction.
+r"""Optimal projections of the past on polynomials or waves: matrices, their discretization, and reconstruction.
 
 .. math:: \theta\, \dot c = A c + B u \quad \text{or, of LegS,} \quad \dot c = \tfrac{1}{t} (A c + B u)
 
@@ -85,11 +85,11 @@ def transition(measure: str, size: int) -> tuple[Tensor, Tensor]:
         S[even + 1, even] = math.pi * even.to(S.dtype)
         return S - S.T - 2 * b[:, None] * b, 2 * b
     root = (2 * n + 1).sqrt()
-    whole = root[:, None] * root
+    product = root[:, None] * root
     if measure == "legs":
-        return -whole.tril(-1) - torch.diag(n + 1), root
+        return -product.tril(-1) - torch.diag(n + 1), root
     sign = 1 - 2 * ((n[:, None] - n) % 2)
-    return -whole.tril() - whole.triu(1) * sign, root
+    return -product.tril() - product.triu(1) * sign, root
 
 
 def discretize_dense(A: Tensor, B: Tensor, dt: float | Tensor, method: str = "zoh") -> tuple[Tensor, Tensor]:

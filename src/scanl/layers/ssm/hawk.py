@@ -78,6 +78,6 @@ class Hawk(Layer):
         return self.linear_out(gated(self.linear_y(x), h, "gelu_tanh")), HawkState(rg_lru, conv)
 
 
-def _block_width(wanted: float) -> int:
+def _block_width(width: float) -> int:
     """Round to a multiple of 8, at least 8: matrix products of odd small widths take up to twice as long."""
-    return 8 * round(wanted / 8) if wanted >= 8 else max(1, round(wanted))
+    return 8 * round(width / 8) if width >= 8 else max(1, round(width))

@@ -108,10 +108,18 @@ def _samples() -> Iterator[Sample]:
 @hippo_rnn_cell.errors
 def _errors() -> Iterator[tuple[Sample, str]]:
     x, w_f, degrees = torch.zeros(2, 5, 3), torch.zeros(1, 7), torch.arange(4.0)
-    given = {"x": x, "g": x, "f": x[..., :1], "before": x[..., :1], "span": x[..., :1], "degrees": degrees, "w_f": w_f}
-    yield Sample({**given, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
+    operands = {
+        "x": x,
+        "g": x,
+        "f": x[..., :1],
+        "before": x[..., :1],
+        "span": x[..., :1],
+        "degrees": degrees,
+        "w_f": w_f,
+    }
+    yield Sample({**operands, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
     yield (
-        Sample({**given, "w_s": x[0, :4]}),
+        Sample({**operands, "w_s": x[0, :4]}),
         "w_s has shape (4, 3), expected (D, N) with D=3 from x, N=4 from degrees",
     )
 
@@ -155,9 +163,9 @@ def _window_samples() -> Iterator[Sample]:
 @hippo_rnn_window_cell.errors
 def _window_errors() -> Iterator[tuple[Sample, str]]:
     x, a, w_f = torch.zeros(2, 5, 3), torch.zeros(2, 5, 4, 4), torch.zeros(1, 7)
-    given = {"x": x, "g": x, "f": x[..., :1], "a": a, "b": a[..., 0], "w_f": w_f}
-    yield Sample({**given, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
-    yield Sample({**given, "w_s": a[0, 0]}), "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a"
+    operands = {"x": x, "g": x, "f": x[..., :1], "a": a, "b": a[..., 0], "w_f": w_f}
+    yield Sample({**operands, "g": x[:, :2]}), "g has shape (2, 2, 3), expected (B, T, D) with B=2 from x, T=5 from x"
+    yield Sample({**operands, "w_s": a[0, 0]}), "w_s has shape (4, 4), expected (D, N) with D=3 from x, N=4 from a"
 
 
 @register("hippo_rnn")

@@ -186,13 +186,13 @@ class LMU(CellBase):
     def run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        given = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
+        drive = [F.linear(x, self.W_x), F.linear(x, self.e_x)]
         reads = [torch.cat([self.e_h, self.e_m], 1), torch.cat([self.W_h, self.W_m], 1)]
         if timespans is None:
-            h, last = self._run(x, [*given, self.A, self.B[:, 0], *reads], state, cu_seqlens)
+            h, last = self._run(x, [*drive, self.A, self.B[:, 0], *reads], state, cu_seqlens)
         else:
             system = timed_memory(self.state_dim, self.theta, timespans, widen(x))
-            operands = [widen(each) for each in (*given, *system, *reads)]
+            operands = [widen(each) for each in (*drive, *system, *reads)]
             with as_widened(x):
                 h, last = self.run_cell(timed_lmu_cell, *operands, state, cu_seqlens=cu_seqlens)
         return h.to(x.dtype), last

@@ -121,17 +121,17 @@ class LSSL(Layer):
     ) -> tuple[Tensor, Tensor]:
         u = widen(x)
         with as_widened(x):
-            C, given = self.C.double(), u
+            C, entering = self.C.double(), u
             if timespans is None:
                 run = partial(_held_scan, *self.system(), C)
             else:  # the durations as one channel more, so that packed sequences are cut in one place
                 run = partial(_timed_scan, self.continuous(), self.B.double(), C, self.log_dt.double().exp())
-                given = torch.cat([u, timespans[..., None].to(u.dtype)], -1)
+                entering = torch.cat([u, timespans[..., None].to(u.dtype)], -1)
             if cu_seqlens is None:
-                y, last = run(given, state)
+                y, last = run(entering, state)
             else:
                 rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-                y, last = each_alone(run, given, rows, cu_seqlens)
+                y, last = each_alone(run, entering, rows, cu_seqlens)
         return self.output_linear(F.gelu(torch.addcmul(y, u, widen(self.skip))).to(x.dtype)), last
 
 
@@ -140,10 +140,10 @@ def _held_scan(A: Tensor, B: Tensor, C: Tensor, u: Tensor, state: Tensor | None)
 
 
 def _timed_scan(
-    A: Tensor, B: Tensor, C: Tensor, dt: Tensor, given: Tensor, state: Tensor | None
+    A: Tensor, B: Tensor, C: Tensor, dt: Tensor, entering: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence in double. given: x and, as the last channel, how long each step lasts (B, T, D + 1)."""
-    u, spans = given.double().split([given.shape[-1] - 1, 1], -1)
+    """Run the recurrence in double. entering: x and, as the last channel, how long each step lasts (B, T, D + 1)."""
+    u, spans = entering.double().split([entering.shape[-1] - 1, 1], -1)
     s = u.new_zeros(u.shape[0], *C.shape) if state is None else state.double()
     eye, ys = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), []
     for x, span in zip(u.unbind(1), spans.unbind(1), strict=True):
@@ -153,4 +153,4 @@ def _timed_scan(
         s = torch.linalg.solve(eye + half, right)
         ys.append((C * s).sum(-1))
     # The backward pass needs the last state, and a caller may change what is returned in place.
-    return (torch.stack(ys, 1) if ys else u).to(given.dtype), s.to(given.dtype, copy=True)
+    return (torch.stack(ys, 1) if ys else u).to(entering.dtype), s.to(entering.dtype, copy=True)

@@ -123,19 +123,19 @@ class S4(Layer):
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u, (*system, dt) = widen(x), self.layer.kernel.system()
-        given = u if timespans is None else torch.cat([u, timespans[..., None].to(u.dtype)], -1)
+        entering = u if timespans is None else torch.cat([u, timespans[..., None].to(u.dtype)], -1)
 
-        def run(given: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        def run(entering: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
             if timespans is None:
-                return _scan(given, *system, dt, state)
-            part, spans = given.split([self.dim, 1], -1)
+                return _scan(entering, *system, dt, state)
+            part, spans = entering.split([self.dim, 1], -1)
             return _scan(part, *system, spans.double() * dt, state)
 
         if cu_seqlens is None:
-            y, last = run(given, state)
+            y, last = run(entering, state)
         else:
             rows = self.init_state(cu_seqlens.shape[0] - 1) if state is None else state
-            y, last = each_alone(run, given, rows, cu_seqlens)
+            y, last = each_alone(run, entering, rows, cu_seqlens)
         y = F.gelu(torch.addcmul(y, u, widen(self.layer.D[0]))).to(x.dtype)
         return self.output_linear(y), last
 
