@@ -150,7 +150,7 @@ def digits(seeds: int) -> None:
 
 
 IRREGULAR = ("ItalyPowerDemand", "GunPoint")
-TIMED = {"lru": {}, "cfc": {"backbone_units": 32}, "gru": {}}  # gru takes no durations
+TIMED = {"lru": {}, "cfc": {"hidden_dim": 32}, "gru": {}}  # gru takes no durations
 TOLD = ("nothing", "a channel", "timespans")  # how a model is told how long a step lasts
 DROPPED = (0.3, 0.5, 0.7)
 RARE: dict[str, Any] = {"dim": 32, "depth": 1, "dropout": 0.1}

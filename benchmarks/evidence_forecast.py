@@ -30,7 +30,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "gru": {},
     "lstm": {},
     "gated_deltanet": {"num_heads": 2, "head_dim": 16, "expand_v": 1},
-    "cfc": {"backbone_units": 32},
+    "cfc": {"hidden_dim": 32},
 }
 ALONE = ("lru alone", "gru alone")  # without the linear map
 STEPS = {96: 250, 192: 200, 336: 100, 720: 60}

@@ -164,9 +164,7 @@ SEEN = {
     "irregular-cfc": Beside(  # with as many parameters: 12,705 and 12,736
         "irregular",
         ("--depth 1 --channel-mixer none --batch-size 50 --steps 3000 --weight-decay 0",),
-        Side(
-            "cfc", tuple(f"--dim 32 --layer-options '{{backbone_units: 64, activation: silu}}' --lr {r}" for r in RATES)
-        ),
+        Side("cfc", tuple(f"--dim 32 --layer-options '{{hidden_dim: 64, activation: silu}}' --lr {r}" for r in RATES)),
         Side("gru", tuple(f"--dim 45 --lr {r}" for r in RATES)),
     ),
     "adding-lem": Beside(  # at 1e-2 an LSTM learns the task too, in twice as many steps

@@ -22,8 +22,8 @@ from test_layers import CASES, DIM, REGISTERED, inputs, make
 pytestmark = pytest.mark.cells_by_loop("name")
 
 OPTIONS = {  # with modules that the samples do not have
-    "cfc_deep": lambda: CfC(DIM, 10, backbone_units=8, backbone_layers=2, mixed_memory=True),
-    "cfc_without_backbone": lambda: CfC(DIM, backbone_layers=0),
+    "cfc_deep": lambda: CfC(DIM, 10, hidden_dim=8, depth=2, mixed_memory=True),
+    "cfc_without_backbone": lambda: CfC(DIM, depth=0),
     "cfc_ncp_with_memory": lambda: CfCNCP(DIM, mixed_memory=True),
     "ligru_in_training": lambda: layers.build("ligru", DIM),
     "mamba_without_conv_bias": lambda: layers.build("mamba", DIM, conv_bias=False),

@@ -100,7 +100,7 @@ def test_memory_is_at_most_thrice_the_inputs_outputs_and_states(cell):
         ("neuralode", 128, {}),
         ("ctrnn", 128, {}),
         ("odernn", 8, {}),
-        ("cfc", 8, {"backbone_units": 3, "backbone_layers": 2}),
+        ("cfc", 8, {"hidden_dim": 3, "depth": 2}),
     ],
 )
 def test_memory_of_cells_with_many_products(name, dim, options):

@@ -28,7 +28,7 @@ def test_pieces_give_the_numbers_and_gradients_of_the_whole(name, size):
 def test_a_model_runs_in_pieces_and_further_arguments_are_cut():
     model, tokens = LanguageModel(11, Stack(8, 2, "lru")), torch.randint(11, (2, 9))
     torch.testing.assert_close(in_chunks(model, tokens, size=4)[0], model(tokens)[0])
-    layer, x, timespans = build("cfc", 8, units=6), torch.randn(2, 9, 8), torch.rand(2, 9)
+    layer, x, timespans = build("cfc", 8, width=6), torch.randn(2, 9, 8), torch.rand(2, 9)
     torch.testing.assert_close(in_chunks(layer, x, size=4, timespans=timespans)[0], layer(x, timespans=timespans)[0])
     y, _ = in_chunks(layer, x[:, :0])
     assert y.shape == (2, 0, 8)

@@ -50,9 +50,9 @@ def ones(xs):
 def ctrnn(layer, xs, spans=None):
     h, ys = torch.zeros(DIM), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
-        for _ in range(layer.unfolds):
+        for _ in range(layer.substeps):
             feedback = 0 if layer.weight_hh is None else layer.weight_hh @ h
-            h = h + layer.delta_t * span * (
+            h = h + layer.dt * span * (
                 torch.tanh(layer.weight_ih @ x + feedback + layer.bias) - h / softplus(layer.raw_tau)
             )
         ys.append(h)
@@ -89,28 +89,28 @@ def mixed(memory, x, h, c):
 
 
 def cfc(layer, xs, spans=None):
-    h, c, ys = torch.zeros(layer.units), torch.zeros(layer.units), []
+    h, c, ys = torch.zeros(layer.width), torch.zeros(layer.width), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
         if layer.lstm is not None:
             h, c = mixed(layer.lstm, x, h, c)
         v = torch.cat([x, h])
         for each in layer.rnn_cell.backbone.values():
             v = activated(layer.activation, linear(each, v))
-        h = closed(layer.rnn_cell, layer.mode, v, span)
-        ys.append(h if layer.units == DIM else linear(layer.fc, h))
+        h = closed(layer.rnn_cell, layer.variant, v, span)
+        ys.append(h if layer.width == DIM else linear(layer.fc, h))
     return ys
 
 
 def cfc_ncp(layer, xs, spans=None):
     parts = [layer.rnn_cell.layer_0, layer.rnn_cell.layer_1, layer.rnn_cell.layer_2]
     sizes = [len(part.ff1.bias) for part in parts]
-    h, c, ys = torch.zeros(layer.units), torch.zeros(layer.units), []
+    h, c, ys = torch.zeros(layer.width), torch.zeros(layer.width), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
         if layer.lstm is not None:
             h, c = mixed(layer.lstm, x, h, c)
         below, news = x, []
         for part, own in zip(parts, h.split(sizes), strict=True):
-            below = closed(part, layer.mode, torch.cat([below, own]), span)
+            below = closed(part, layer.variant, torch.cat([below, own]), span)
             news.append(below)
         h = torch.cat(news)
         ys.append(below)
@@ -167,8 +167,8 @@ def last_output(layer):
     return y[:, -1, [0, -1]].flatten()
 
 
-def phi(layer, v):
-    return torch.tanh(v) if layer.nonlinearity == "tanh" else torch.where(v > 0, v, 0)
+def phi(name, v):
+    return torch.tanh(v) if name == "tanh" else torch.where(v > 0, v, 0)
 
 
 def irnn(layer, xs, spans=None):
@@ -181,7 +181,7 @@ def irnn(layer, xs, spans=None):
             else:
                 inner = h + before + (h + before) @ layer.V2 @ layer.V + linear(layer.W, x)
                 inner = inner + inner @ layer.V2 @ layer.V
-            moved = phi(layer, inner) - layer.alpha * (h + before)
+            moved = phi(layer.activation, inner) - layer.alpha * (h + before)
             h = h + span * eta * moved
         before = h
         ys.append(h)
@@ -197,7 +197,7 @@ def tarnn(layer, xs, spans=None):
         held = before @ layer.U2 + x @ layer.W1 + last @ layer.W2 + layer.b1
         h = before
         for a in layer.A1[:, 0] * span:
-            flow = phi(layer, h @ layer.U1 + held) - h - before + x @ layer.B1 + before @ layer.B2
+            flow = phi(layer.nonlinearity, h @ layer.U1 + held) - h - before + x @ layer.B1 + before @ layer.B2
             h = (1 - a) * h + a * flow if layer.variant == "b" else h + a * g * flow
         before = (1 - g) * before + g * h if layer.variant == "b" else h
         ys.append(before)
@@ -282,14 +282,14 @@ EQUATIONS = {
     "ctrnn": (lambda: CTRNN(DIM), ctrnn),
     "ctrnn_linear": (lambda: CTRNN(DIM, 3, tau=2.0, global_feedback=False), ctrnn),
     "ctrnn_trained_tau": (lambda: CTRNN(DIM, 2, 0.3, fix_tau=False), ctrnn),
-    "cfc": (lambda: CfC(DIM, backbone_units=6), cfc),
+    "cfc": (lambda: CfC(DIM, hidden_dim=6), cfc),
     "cfc_no_gate": (lambda: CfC(DIM, 5, "no_gate", 6, 2, "silu"), cfc),
-    "cfc_pure": (lambda: CfC(DIM, mode="pure", backbone_units=6, activation="gelu"), cfc),
-    "cfc_without_backbone": (lambda: CfC(DIM, 5, backbone_layers=0, mixed_memory=True), cfc),
+    "cfc_pure": (lambda: CfC(DIM, variant="pure", hidden_dim=6, activation="gelu"), cfc),
+    "cfc_without_backbone": (lambda: CfC(DIM, 5, depth=0, mixed_memory=True), cfc),
     "cfc_mixed": (lambda: CfC(DIM, 5, "pure", 6, 3, "tanh", True), cfc),
     "cfc_ncp": (lambda: CfCNCP(DIM), cfc_ncp),
     "cfc_ncp_pure": (lambda: CfCNCP(DIM, 15, 0.2, 3, "pure"), cfc_ncp),
-    "cfc_ncp_mixed": (lambda: CfCNCP(DIM, 13, mode="no_gate", mixed_memory=True), cfc_ncp),
+    "cfc_ncp_mixed": (lambda: CfCNCP(DIM, 13, variant="no_gate", mixed_memory=True), cfc_ncp),
     "ltc": (lambda: LTC(DIM, ode_unfolds=2), ltc),
     "ncp": (lambda: NCP(DIM), ltc),
     "ltc_softplus": (lambda: LTC(DIM, 10, 3, True), ltc),
@@ -399,7 +399,7 @@ def test_state_of_a_fused_ltc_stays_between_zero_and_a():
 def test_a_step_of_no_length_keeps_the_state():
     x, spans = torch.randn(2, T, DIM), torch.zeros(2, T)
     for layer in (CTRNN(DIM), CTRNN(DIM, global_feedback=False), LTC(DIM), LTCFused(DIM)):
-        state = torch.rand(2, *layer.state_shape())
+        state = torch.rand(2, *layer.init_state(1).shape[1:])
         _, last = layer(x, state, timespans=spans)
         torch.testing.assert_close(last, state, atol=1e-12, rtol=0)
 
@@ -407,7 +407,7 @@ def test_a_step_of_no_length_keeps_the_state():
 def test_a_wiring_is_that_of_ncps():
     """Numbers of synapses, sums of their signs, and sums weighted by the place, of ncps 1.0.1 for the same seeds."""
     for arguments, expected in WIRINGS.items():
-        wiring = neural_circuit_policy("test", *arguments)
+        wiring = neural_circuit_policy(*arguments)
         found = []
         for matrix in (wiring.synapses, wiring.sensory):
             place = np.arange(matrix.size).reshape(matrix.shape)
@@ -673,7 +673,7 @@ def test_init_of_ctrnn():
 
 def test_init_of_cfc():
     """Xavier-uniform matrices: sqrt(6 / (fan in + fan out))."""
-    layer = CfC(64, 96, backbone_units=32, mixed_memory=True)
+    layer = CfC(64, 96, hidden_dim=32, mixed_memory=True)
     assert_xavier(layer.rnn_cell.backbone["0"].weight)
     for name in ("ff1", "ff2", "time_a", "time_b"):
         assert_xavier(getattr(layer.rnn_cell, name).weight)
@@ -681,7 +681,7 @@ def test_init_of_cfc():
     assert_xavier(layer.lstm.input_map.weight)
     assert_uniform(layer.lstm.input_map.bias, -0.1, 0.1)
     assert_orthogonal(layer.lstm.recurrent_map.weight, 1)
-    pure = CfC(256, mode="pure").rnn_cell
+    pure = CfC(256, variant="pure").rnn_cell
     assert_xavier(pure.w_tau)
     assert (pure.A == 1).all()
     for part in CfCNCP(64).rnn_cell.maps():
@@ -763,27 +763,28 @@ WRONG = [
     (lambda: NeuralODE(8, units=0), "neuralode: units is 0, expected at least 1"),
     (lambda: NeuralODE(8, rtol=0.0), "neuralode: rtol is 0.0, expected more than 0"),
     (lambda: NeuralODE(8, adjoint=True), "neuralode: adjoint is True, expected False because of method='rk4'"),
-    (lambda: IRNN(8, 0), "irnn: rounds is 0, expected at least 1"),
+    (lambda: IRNN(8, 0), "irnn: substeps is 0, expected at least 1"),
     (lambda: IRNN(8, rank=0), "irnn: rank is 0, expected at least 1"),
-    (lambda: IRNN(8, nonlinearity="rel"), "unknown nonlinearity of irnn 'rel'; did you mean 'relu'"),
-    (lambda: IRNN(8, start="stat"), "unknown start of irnn 'stat'; did you mean 'state'"),
+    (lambda: IRNN(8, activation="rel"), "irnn: unknown activation 'rel'; did you mean 'relu'"),
+    (lambda: IRNN(8, start="stat"), "irnn: unknown start 'stat'; did you mean 'state'"),
     (lambda: TARNN(8, 0), "tarnn: rounds is 0, expected at least 1"),
     (lambda: TARNN(8, variant="plan"), "unknown variant of tarnn 'plan'; did you mean 'plain'"),
     (lambda: TARNN(8, nonlinearity="tan"), "unknown nonlinearity of tarnn 'tan'; did you mean 'tanh'"),
-    (lambda: CfC(8, 0), "cfc: units is 0, expected at least 1"),
-    (lambda: CfC(8, backbone_layers=-1), "cfc: backbone_layers is -1, expected at least 0"),
-    (lambda: CfC(8, mode="nogate"), "unknown mode of cfc 'nogate'; did you mean 'no_gate'"),
-    (lambda: CfC(8, activation="lecun"), "unknown activation of cfc 'lecun'; did you mean 'lecun_tanh'"),
-    (lambda: CfCNCP(8, 10), "cfc_ncp: units is 10, expected at least 11 because of dim=8"),
-    (lambda: CfCNCP(8, sparsity_level=1.0), "cfc_ncp: sparsity_level is 1.0, expected 0 <= sparsity_level < 1"),
-    (lambda: CfCNCP(8, mode="pur"), "unknown mode of cfc_ncp 'pur'; did you mean 'pure'"),
+    (lambda: CfC(8, 0), "cfc: width is 0, expected at least 1"),
+    (lambda: CfC(8, depth=-1), "cfc: depth is -1, expected at least 0"),
+    (lambda: CfC(8, variant="nogate"), "cfc: unknown variant 'nogate'; did you mean 'no_gate'"),
+    (lambda: CfC(8, activation="lecun"), "cfc: unknown activation 'lecun'; did you mean 'lecun_tanh'"),
+    (lambda: CfCNCP(8, 10), "cfc_ncp: width is 10, expected at least 3 more than dim=8"),
+    (lambda: CfCNCP(8, sparsity_level=1.0), "cfc_ncp: sparsity_level is 1.0, expected less than 1"),
+    (lambda: CfCNCP(8, seed=-1), "cfc_ncp: seed is -1, expected 0 to 4294967295"),
+    (lambda: CfCNCP(8, variant="pur"), "cfc_ncp: unknown variant 'pur'; did you mean 'pure'"),
     (lambda: LTC(8, 7), "ltc: units is 7, expected at least 8 because of dim=8"),
     (lambda: LTC(8, wiring="nc"), "unknown wiring of ltc 'nc'; did you mean 'ncp'"),
-    (lambda: NCP(8, 10), "ncp: units is 10, expected at least 11 because of dim=8"),
+    (lambda: NCP(8, 10), "ncp: units is 10, expected at least 3 more than dim=8"),
     (lambda: LTC(8, ode_unfolds=0), "ltc: ode_unfolds is 0, expected at least 1"),
     (lambda: LTCFused(8, tau=0.0), "ltc_fused: tau is 0.0, expected more than 0"),
-    (lambda: CTRNN(8, 0), "ctrnn: unfolds is 0, expected at least 1"),
-    (lambda: CTRNN(8, delta_t=0.0), r"ctrnn: delta_t is 0.0, expected more than 0"),
+    (lambda: CTRNN(8, 0), "ctrnn: substeps is 0, expected at least 1"),
+    (lambda: CTRNN(8, dt=0.0), r"ctrnn: dt is 0.0, expected more than 0"),
     (lambda: CTRNN(8, tau=-1.0), r"ctrnn: tau is -1.0, expected more than 0"),
 ]
 

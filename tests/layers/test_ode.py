@@ -24,10 +24,10 @@ def cornn(layer, xs):
     y, z, ys = torch.zeros(DIM), torch.zeros(DIM), []
     for x in xs:
         force = torch.tanh(layer.i2h.weight @ torch.cat([x, z, y]) + layer.i2h.bias) - layer.gamma * y
-        if layer.damping == "implicit":
-            z = (z + layer.dt * force) / (1 + layer.dt * layer.epsilon)
+        if layer.variant == "implicit":
+            z = (z + layer.dt * force) / (1 + layer.dt * layer.damping)
         else:
-            z = z + layer.dt * (force - layer.epsilon * z)
+            z = z + layer.dt * (force - layer.damping * z)
         y = y + layer.dt * z
         ys.append(y)
     return ys
@@ -77,8 +77,8 @@ def lipschitz(layer, xs):
         return change * sigmoid(h @ w + linear(layer.E_gate, x)) if layer.gated else change
 
     for x in xs:
-        half = h + layer.eps / 2 * slope(h, x)
-        h = h + layer.eps * slope(half if layer.method == "midpoint" else h, x)
+        half = h + layer.dt / 2 * slope(h, x)
+        h = h + layer.dt * slope(half if layer.method == "midpoint" else h, x)
         ys.append(h)
     return ys
 
@@ -88,7 +88,7 @@ def antisym(layer, xs):
     w = layer.W - layer.W.T - layer.gamma * torch.eye(DIM)
     for x in xs:
         gate = sigmoid(w @ h + linear(layer.V_z, x)) if layer.gated else 1
-        h = h + layer.eps * gate * torch.tanh(w @ h + linear(layer.V, x))
+        h = h + layer.dt * gate * torch.tanh(w @ h + linear(layer.V, x))
         ys.append(h)
     return ys
 
@@ -152,7 +152,7 @@ def wrnn(layer, xs):
 
 EQUATIONS = {
     "cornn": (lambda: CoRNN(DIM, 0.3), cornn),
-    "cornn_implicit": (lambda: CoRNN(DIM, 0.3, damping="implicit"), cornn),
+    "cornn_implicit": (lambda: CoRNN(DIM, 0.3, variant="implicit"), cornn),
     "lem": (lambda: LEM(DIM, 0.7), lem),
     "unicornn": (lambda: UnICORNN(DIM), unicornn),
     "lipschitz": (lambda: Lipschitz(DIM, 0.3, 0.6, 0.2, 0.7), lipschitz),
@@ -335,11 +335,11 @@ def test_init_of_waves():
 WRONG = [
     (lambda: CoRNN(8, 0), "cornn: dt is 0, expected more than 0"),
     (lambda: CoRNN(8, gamma=-1), "cornn: gamma is -1, expected at least 0"),
-    (lambda: CoRNN(8, damping="implict"), r"unknown damping of cornn 'implict'; did you mean 'implicit'\?"),
+    (lambda: CoRNN(8, variant="implict"), r"cornn: unknown variant 'implict'; did you mean 'implicit'\?"),
     (lambda: LEM(8, -0.5), "lem: dt is -0.5, expected more than 0"),
     (lambda: UnICORNN(8, alpha=-1), "unicornn: alpha is -1, expected at least 0"),
     (lambda: Lipschitz(8, beta=1.5), "lipschitz: beta is 1.5, expected 0 to 1"),
-    (lambda: Lipschitz(8, method="midpont"), r"unknown method of lipschitz 'midpont'; did you mean 'midpoint'\?"),
+    (lambda: Lipschitz(8, method="midpont"), r"lipschitz: unknown method 'midpont'; did you mean 'midpoint'\?"),
     (lambda: AntisymmetricRNN(8, gamma=-1), "antisym: gamma is -1, expected at least 0"),
     (lambda: NoisyRNN(8, mult_noise=2), "noisy: mult_noise is 2, expected 0 to 1"),
     (lambda: NoisyRNN(8, add_noise=-2), "noisy: add_noise is -2, expected at least 0"),

@@ -14,22 +14,22 @@ pytestmark = pytest.mark.cells_by_loop
 B, T, DIM = 2, 6, 8
 PLAIN = {"implicit_param_constraints": False}
 CASES = {
-    "cfc": ({"units": 5}, lambda: ncps.torch.CfC(DIM, 5, DIM)),
+    "cfc": ({"width": 5}, lambda: ncps.torch.CfC(DIM, 5, DIM)),
     "cfc_no_gate": (
-        {"mode": "no_gate", "backbone_units": 6, "backbone_layers": 2, "activation": "silu"},
+        {"variant": "no_gate", "hidden_dim": 6, "depth": 2, "activation": "silu"},
         lambda: ncps.torch.CfC(DIM, DIM, mode="no_gate", backbone_units=6, backbone_layers=2, activation="silu"),
     ),
     "cfc_pure": (
-        {"mode": "pure", "activation": "gelu", "backbone_units": 6},
+        {"variant": "pure", "activation": "gelu", "hidden_dim": 6},
         lambda: ncps.torch.CfC(DIM, DIM, mode="pure", activation="gelu", backbone_units=6),
     ),
     "cfc_mixed": (
-        {"mixed_memory": True, "backbone_layers": 0, "units": 5},
+        {"mixed_memory": True, "depth": 0, "width": 5},
         lambda: ncps.torch.CfC(DIM, 5, DIM, mixed_memory=True, backbone_layers=0),
     ),
-    "cfc_ncp": ({"units": 13}, lambda: ncps.torch.CfC(DIM, AutoNCP(13, DIM))),
+    "cfc_ncp": ({"width": 13}, lambda: ncps.torch.CfC(DIM, AutoNCP(13, DIM))),
     "cfc_ncp_pure": (
-        {"units": 15, "sparsity_level": 0.3, "seed": 3, "mode": "pure", "mixed_memory": True},
+        {"width": 15, "sparsity_level": 0.3, "seed": 3, "variant": "pure", "mixed_memory": True},
         lambda: ncps.torch.CfC(DIM, AutoNCP(15, DIM, 0.3, 3), mode="pure", mixed_memory=True),
     ),
     "ltc": ({"units": 10}, lambda: ncps.torch.LTC(DIM, FullyConnected(10, DIM), **PLAIN)),

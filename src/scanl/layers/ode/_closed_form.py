@@ -1,5 +1,7 @@
 """Parts of closed-form continuous-time networks: the closed form, the maps that feed it, and the mixed memory."""
 
+from typing import Annotated, Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -8,7 +10,12 @@ from scanl.layers.module import Module
 
 EQUATION = "h_t = g (1 - s) + s k,  s = sigmoid(a dt + b),  g, k, a, b from phi(W x_t + U h_{t-1})"
 SOURCE = 'Hasani et al., "Closed-form continuous-time neural networks", Nature Machine Intelligence 4, arXiv:2106.13898'
-MODES = ("default", "no_gate", "pure")
+
+Variant = Annotated[
+    Literal["default", "no_gate", "pure"],
+    '"default"; "no_gate", g + s k; or "pure", A - A exp(-Δ (|w_tau| + |f|)) f, the solution of an LTC',
+]
+Memory = Annotated[bool, "an LSTM between the state and the network"]
 
 
 def lecun_tanh(x: Tensor) -> Tensor:
@@ -19,14 +26,14 @@ def lecun_tanh(x: Tensor) -> Tensor:
 ACTIVATIONS = {"lecun_tanh": lecun_tanh, "silu": F.silu, "relu": torch.relu, "tanh": torch.tanh, "gelu": F.gelu}
 
 
-def closed_form(raw: Tensor, dt: Tensor, time: Tensor | None, mode: str) -> Tensor:
-    """Return the next state. raw: g, k, a and b, (B, 4, E), or f, (B, 1, E).   time: w_tau and A, in mode "pure"."""
+def closed_form(raw: Tensor, dt: Tensor, time: Tensor | None, variant: str) -> Tensor:
+    """Return the next state. raw: g, k, a and b, (B, 4, E), or f, (B, 1, E).   time: w_tau and A, of "pure"."""
     if time is not None:
         f, (rate, end) = raw[:, 0], time.unbind(0)
         return end - end * torch.exp(-dt * (rate.abs() + f.abs())) * f
     g, k, a, b = raw.unbind(1)
     share = torch.sigmoid(a * dt + b)
-    kept = torch.tanh(g) if mode == "no_gate" else torch.tanh(g) * (1 - share)
+    kept = torch.tanh(g) if variant == "no_gate" else torch.tanh(g) * (1 - share)
     return kept + share * torch.tanh(k)
 
 
@@ -49,35 +56,35 @@ class Heads(Module):
     def __init__(
         self,
         inputs: int,
-        units: int,
-        mode: str,
-        backbone_units: int = 0,
-        backbone_layers: int = 0,
+        width: int,
+        variant: str,
+        hidden_dim: int = 0,
+        depth: int = 0,
         mask: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, width = nn.ModuleDict(), inputs + units
-        for layer in range(backbone_layers):
-            self.backbone[str(2 * layer)] = nn.Linear(width, backbone_units)  # ncps counts the activations, too
-            width = backbone_units
-        self.pure = mode == "pure"
+        self.backbone, below = nn.ModuleDict(), inputs + width
+        for layer in range(depth):
+            self.backbone[str(2 * layer)] = nn.Linear(below, hidden_dim)  # ncps counts the activations, too
+            below = hidden_dim
+        self.pure = variant == "pure"
         for name in ("ff1",) if self.pure else ("ff1", "ff2", "time_a", "time_b"):
-            setattr(self, name, nn.Linear(width, units))
+            setattr(self, name, nn.Linear(below, width))
         self.register_buffer("sparsity_mask", mask)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         if self.pure:
             # not 0, as in ncps' TensorFlow cell: |w_tau| has no slope there, so it would stay 0
-            self.w_tau = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, units)))
-            self.A = nn.Parameter(torch.ones(1, units))
+            self.w_tau = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, width)))
+            self.A = nn.Parameter(torch.ones(1, width))
 
     def backbone_layers(self) -> list[nn.Linear]:
         """Return the layers of the backbone, from the lowest up."""
         return [layer for layer in self.backbone.values() if isinstance(layer, nn.Linear)]
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """Return the weights (G, E, width) and the biases (G, E) of the maps that give g, k, a and b, or f."""
+        """Return the weights (G, E, inputs) and the biases (G, E) of the maps that give g, k, a and b, or f."""
         maps = [self.ff1] if self.pure else [self.ff1, self.ff2, self.time_a, self.time_b]
         weights = [each.weight for each in maps]
         if self.sparsity_mask is not None:
@@ -85,17 +92,17 @@ class Heads(Module):
         return torch.stack(weights), torch.stack([each.bias for each in maps])
 
     def time(self) -> Tensor:
-        """Return w_tau and A, (2, E), of mode "pure"."""
+        """Return w_tau and A, (2, E), of "pure"."""
         return torch.cat([self.w_tau, self.A])
 
 
 class MixedMemory(Module):
     """Maps of the LSTM of a mixed memory: of the input, and of its state."""
 
-    def __init__(self, inputs: int, units: int) -> None:
+    def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.input_map = nn.Linear(inputs, 4 * units)
-        self.recurrent_map = nn.Linear(units, 4 * units, bias=False)
+        self.input_map = nn.Linear(inputs, 4 * width)
+        self.recurrent_map = nn.Linear(width, 4 * width, bias=False)
         nn.init.xavier_uniform_(self.input_map.weight)
         nn.init.uniform_(self.input_map.bias, -0.1, 0.1)
         nn.init.orthogonal_(self.recurrent_map.weight)

@@ -4,18 +4,28 @@ Source: Lechner et al., "Neural circuit policies enabling auditable autonomy", N
 the numbers of neurons and synapses of `AutoNCP` in PyPI's ncps. The same seed gives the same wiring as there.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import RandomState
 
-from scanl.errors import ConfigError
-from scanl.whole import whole_number
+from scanl.configured import Range, at_least, below, between
+from scanl.layers import options
+
+# Not checked for a layer whose option `wiring` is "full".
+enough_neurons = Range(
+    "at least 3 more than dim={dim}",
+    lambda value, options: options.get("wiring") == "full" or value >= options["dim"] + 3,
+    relation=True,
+)
+WiredWidth = Annotated[options.Width, enough_neurons]
+Sparsity = Annotated[float, at_least(0), below(1), "share of the synapses between layers that are absent"]
+WiringSeed = Annotated[options.Seed, between(0, 2**32 - 1), "seed of the wiring"]
 
 
 class Wiring(NamedTuple):
-    """Synapses from rows to columns: +1 excites, -1 inhibits, 0 is none. Neurons: motor, then command, then inter.
+    """Synapses from rows to columns: +1 excites, -1 inhibits, 0 is none. WiredWidth: motor, then command, then inter.
 
     sensory: from inputs to neurons (I, N).   synapses: between neurons (N, N).   motor, command, inter: their numbers.
     """
@@ -37,25 +47,21 @@ class Wiring(NamedTuple):
         ]
 
 
-def default_units(outputs: int) -> int:
-    """Return a number of neurons for so many outputs."""
+def default_neurons(outputs: int) -> int:
+    """Return the usual number of neurons for a number of outputs."""
     return outputs + max(3, outputs // 2)
 
 
-def neural_circuit_policy(who: str, inputs: int, units: int, outputs: int, sparsity: float, seed: int) -> Wiring:
+def neural_circuit_policy(inputs: int, neurons: int, outputs: int, sparsity: float, seed: int) -> Wiring:
     """Draw a wiring: inputs feed inter neurons, these feed command neurons, which also feed each other, and the
     outputs."""
-    if units < outputs + 3:
-        raise ConfigError(f"{who}: units is {units}, expected at least {outputs + 3} because of dim={outputs}")
-    if not 0 <= sparsity < 1:
-        raise ConfigError(f"{who}: sparsity_level is {sparsity}, expected 0 <= sparsity_level < 1")
-    random = RandomState(whole_number(who, "seed", seed, below=2**32))
-    command_count = max(int(0.4 * (units - outputs)), 1)
-    inter_count = units - outputs - command_count
+    random = RandomState(seed)
+    command_count = max(int(0.4 * (neurons - outputs)), 1)
+    inter_count = neurons - outputs - command_count
     few, dense = max(int(command_count * (1 - sparsity)), 1), 1 - sparsity
     command = np.arange(outputs, outputs + command_count)
-    inter = np.arange(outputs + command_count, units)
-    sensory, synapses = np.zeros((inputs, units)), np.zeros((units, units))
+    inter = np.arange(outputs + command_count, neurons)
+    sensory, synapses = np.zeros((inputs, neurons)), np.zeros((neurons, neurons))
     _connect(sensory, np.arange(inputs), inter, max(int(inter_count * dense), 1), random)
     _connect(synapses, inter, command, few, random)
     for _ in range(max(int(command_count * dense * 2), 1)):

@@ -4,13 +4,16 @@ r"""Antisymmetric recurrent network: small steps of a system whose Jacobian has 
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -61,34 +64,31 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class AntisymmetricRNN(TimedCell):
     """AntisymmetricRNN: its transition nearly keeps the length of gradients, without a constraint that is hard to meet.
 
-    `forward` also takes `timespans` (B, T), which multiply eps.
-
-    Args:
-        dim: D, inputs and state.
-        eps: length of a step.
-        gamma: diffusion, subtracted from the diagonal.
-        gated: the step is multiplied by σ((W - Wᵀ - γ I) h + V_z x + b_z), which shares its W with the state.
-        init_std: scale of the initial W and of the input weights.
+    `forward` also takes `timespans` (B, T), which multiply dt.
 
     Parameters: W (D, D), of which only the skew part counts; V (D, D) with bias; V_z likewise if gated. The authors
     have published no program.
     Initialisation: W N(0, (init_std / D)²); V and V_z N(0, (init_std / D)²); biases 0, of the gate 1, so that it begins
     open. The paper draws W from N(0, init_std² / D); the public programs divide by D, as here.
-    State: h (B, D), which is also the output.
     """
 
     id = "S-antisym"
-    equation = "h_t = h_{t-1} + eps tanh((W - W^T - gamma I) h_{t-1} + V x_t + b)"
+    equation = "h_t = h_{t-1} + dt tanh((W - W^T - gamma I) h_{t-1} + V x_t + b)"
     source = SOURCE
     cell = antisym_cell
 
     def __init__(
-        self, dim: int, eps: float = 0.01, gamma: float = 0.01, gated: bool = False, init_std: float = 1.0
+        self,
+        dim: options.Dim,
+        dt: Annotated[options.TimeStep, "ε, the length of a step"] = 0.01,
+        gamma: Annotated[float, at_least(0), "γ, diffusion, subtracted from the diagonal"] = 0.01,
+        gated: Annotated[
+            bool, "the step is multiplied by σ((W - Wᵀ - γ I) h + V_z x + b_z), which shares its W with the state"
+        ] = False,
+        init_std: Annotated[options.InitStd, "scale of the initial W and of the input weights"] = 1.0,
     ) -> None:
         super().__init__()
-        positive("antisym", eps=eps)
-        at_least("antisym", 0, gamma=gamma, init_std=init_std)
-        self.dim, self.eps, self.gamma, self.gated, self.init_std = dim, eps, gamma, gated, init_std
+        self.dim, self.dt, self.gamma = dim, dt, gamma
         self.W = square_normal(dim, init_std)
         self.V = nn.Linear(dim, dim)
         self.V_z = nn.Linear(dim, dim) if gated else None
@@ -99,4 +99,4 @@ class AntisymmetricRNN(TimedCell):
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         w = part_skew(self.W, 1.0, self.gamma)
-        return [self.V(x), self.eps * spans, w, None if self.V_z is None else self.V_z(x)]
+        return [self.V(x), self.dt * spans, w, None if self.V_z is None else self.V_z(x)]

@@ -5,25 +5,28 @@ r"""Closed-form continuous-time network.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import nearest
+from scanl.configured import at_least, one_of
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._closed_form import (
     ACTIVATIONS,
     EQUATION,
-    MODES,
     SOURCE,
     Heads,
+    Memory,
     MixedMemory,
+    Variant,
     closed_form,
     remember,
 )
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -49,7 +52,7 @@ def cfc_cell(
     r: Tensor | None,
     state: Tensor,
     *,
-    mode: str = "default",
+    variant: str = "default",
     activation: str = "lecun_tanh",
 ) -> tuple[Tensor, Tensor]:
     """Step to the closed form. x, w: of the first layer of the backbone.   deep: its further layers.   heads: above it.
@@ -68,7 +71,7 @@ def cfc_cell(
             for weight, bias in zip(deep.unbind(0), deep_bias.unbind(0), strict=True):
                 z = ACTIVATIONS[activation](z @ weight.T + bias)
         raw = torch.einsum("bu,geu->bge", z, heads) + heads_bias
-    h = closed_form(raw, dt, time, mode)
+    h = closed_form(raw, dt, time, variant)
     return h, torch.stack([h, *c], 1)
 
 
@@ -76,23 +79,13 @@ def cfc_cell(
 class CfC(TimedCell):
     """Closed-form continuous-time network: a formula, and not a solver, gives the state after a time.
 
-    Args:
-        dim: D, inputs and outputs.
-        units: E, neurons; by default D. If E is not D, a linear map reads the neurons out.
-        mode: "default"; "no_gate", g + s k; or "pure", A - A exp(-Δ (|w_tau| + |f|)) f, the solution of an LTC.
-        backbone_units: U, width of the backbone.
-        backbone_layers: layers of the backbone; 0 for none.
-        activation: φ of the backbone, "lecun_tanh" (1.7159 tanh(0.666 x)), "silu", "relu", "tanh" or "gelu".
-        mixed_memory: an LSTM between the state and the network.
-
     `forward` also takes `timespans` (B, T), the duration Δ of each step.
 
     Parameters as in PyPI's ncps: rnn_cell.backbone.0 (U, D+E) and further layers; rnn_cell.ff1, ff2, time_a, time_b
-    (E, U) for g, k, a and b, or rnn_cell.ff1 for f with rnn_cell.w_tau and rnn_cell.A (1, E) in mode "pure";
+    (E, U) for g, k, a and b, or rnn_cell.ff1 for f with rnn_cell.w_tau and rnn_cell.A (1, E) for "pure";
     lstm.input_map (4E, D), lstm.recurrent_map (4E, E); fc (D, E) where E differs from D.
     Initialisation as there: matrices Xavier-uniform, biases as in `nn.Linear`; of the LSTM's input U(-0.1, 0.1), its
     recurrent matrix orthogonal.
-    State: h, (B, 1, E); with a mixed memory h and c, (B, 2, E).
     Differs: A starts at 1, as in ncps' TensorFlow cell; in its PyTorch cell A is Xavier-uniform. There is no dropout.
     ncps multiplies the time spans of a batch along the neurons. Here each row of the batch has its own time spans.
     """
@@ -103,43 +96,42 @@ class CfC(TimedCell):
     source = SOURCE
     cell = cfc_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
-    sample: ClassVar = {"units": 10, "backbone_units": 8}
+    state: ClassVar = Axes("num_states, width", "h; with a mixed memory h and c")
+    sample: ClassVar = {"width": 10, "hidden_dim": 8}
 
     def __init__(
         self,
-        dim: int,
-        units: int | None = None,
-        mode: str = "default",
-        backbone_units: int = 128,
-        backbone_layers: int = 1,
-        activation: str = "lecun_tanh",
-        mixed_memory: bool = False,
+        dim: options.Dim,
+        width: Annotated[
+            options.Width | None, "E, neurons; by default D. If E is not D, a linear map reads the neurons out"
+        ] = None,
+        variant: Variant = "default",
+        hidden_dim: Annotated[options.HiddenDim, "U, channels of the backbone"] = 128,
+        depth: Annotated[int, at_least(0), "layers of the backbone; 0 for none"] = 1,
+        activation: Annotated[
+            str,
+            one_of(ACTIVATIONS),
+            'φ of the backbone, "lecun_tanh" (1.7159 tanh(0.666 x)), "silu", "relu", "tanh" or "gelu"',
+        ] = "lecun_tanh",
+        mixed_memory: Memory = False,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, units=units, backbone_units=backbone_units)
-        at_least(self._who(), 0, backbone_layers=backbone_layers)
-        if mode not in MODES:
-            raise nearest("mode of cfc", mode, MODES)
-        if activation not in ACTIVATIONS:
-            raise nearest("activation of cfc", activation, ACTIVATIONS)
-        self.dim, self.units, self.mode, self.activation = dim, units or dim, mode, activation
-        self.rnn_cell = Heads(dim, self.units, mode, backbone_units, backbone_layers)
-        self.lstm = MixedMemory(dim, self.units) if mixed_memory else None
-        self.fc = nn.Linear(self.units, dim) if self.units != dim else nn.Identity()
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (1 if self.lstm is None else 2, self.units)
+        self.dim, self.width, self.variant, self.activation = dim, width or dim, variant, activation
+        self.num_states = 2 if mixed_memory else 1
+        self.rnn_cell = Heads(dim, self.width, variant, hidden_dim, depth)
+        self.lstm = MixedMemory(dim, self.width) if mixed_memory else None
+        self.fc = nn.Linear(self.width, dim) if self.width != dim else nn.Identity()
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         heads, bias = self.rnn_cell.stacked()
-        time = self.rnn_cell.time() if self.mode == "pure" else None
+        time = self.rnn_cell.time() if self.variant == "pure" else None
         after = [time, *([None, None] if self.lstm is None else self.lstm.operands(x))]
         if not self.rnn_cell.backbone:
-            into, w = heads.split([self.dim, self.units], 2)
-            given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, (-1, self.units))
+            into, w = heads.split([self.dim, self.width], 2)
+            given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, (-1, self.width))
             return [given, spans, w, None, None, None, None, *after]
         first, *deep = self.rnn_cell.backbone_layers()
-        into, w = first.weight.split([self.dim, self.units], 1)
+        into, w = first.weight.split([self.dim, self.width], 1)
         given = F.linear(x, into, first.bias)
         if not deep:
             return [given, spans, w, None, None, heads, bias, *after]
@@ -147,7 +139,7 @@ class CfC(TimedCell):
         return [given, spans, w, *further, heads, bias, *after]
 
     def options(self) -> dict[str, Any]:
-        return {"mode": self.mode, "activation": self.activation}
+        return {"variant": self.variant, "activation": self.activation}
 
     def output(self, h: Tensor) -> Tensor:
         return self.fc(h)
@@ -167,7 +159,7 @@ def _samples() -> Iterator[Sample]:
             "x": draw(batch, steps, 1, 3), "dt": draw(batch, steps, 1).abs(), "w": draw(1, 3, 3), "time": draw(2, 3),
             "state": draw(rows, 1, 3),
         },
-        mode="pure",
+        variant="pure",
     )  # fmt: skip
 
 

@@ -5,18 +5,19 @@ r"""Closed-form continuous-time network, wired as a neural circuit policy.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import nearest
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
-from scanl.layers.ode._closed_form import MODES, Heads, MixedMemory, closed_form, remember
+from scanl.layers.ode._closed_form import Heads, Memory, MixedMemory, Variant, closed_form, remember
 from scanl.layers.ode._timed import Draw, TimedCell, samples
-from scanl.layers.ode._wiring import default_units, neural_circuit_policy
+from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -51,7 +52,7 @@ def cfc_ncp_cell(
     r: Tensor | None,
     state: Tensor,
     *,
-    mode: str = "default",
+    variant: str = "default",
 ) -> tuple[Tensor, Tensor]:
     """Step inter, command and motor neurons in turn. x, inter: of the inter neurons' maps, from x and from themselves.
 
@@ -64,11 +65,11 @@ def cfc_ncp_cell(
     sizes = [inter.shape[1], command.shape[1], motor.shape[1]]
     befores = h.split(sizes, 1)
     times = [None] * 3 if time is None else time.split(sizes, 1)
-    below = closed_form(x + torch.einsum("be,gfe->bgf", befores[0], inter), dt, times[0], mode)
+    below = closed_form(x + torch.einsum("be,gfe->bgf", befores[0], inter), dt, times[0], variant)
     news = [below]
     for before, w, bias, own in zip(befores[1:], (command, motor), (command_bias, motor_bias), times[1:], strict=True):
         raw = torch.einsum("be,gfe->bgf", torch.cat([below, before], 1), w) + bias
-        below = closed_form(raw, dt, own, mode)
+        below = closed_form(raw, dt, own, variant)
         news.append(below)
     return below, torch.stack([torch.cat(news, 1), *c], 1)
 
@@ -76,14 +77,16 @@ def cfc_ncp_cell(
 class Wired(Module):
     """The maps of inter, command and motor neurons."""
 
-    def __init__(self, dim: int, units: int, mode: str, sparsity_level: float, seed: int) -> None:
+    def __init__(self, dim: int, width: int, variant: str, sparsity_level: float, seed: int) -> None:
         super().__init__()
-        wiring = neural_circuit_policy("cfc_ncp", dim, units, dim, sparsity_level, seed)
+        wiring = neural_circuit_policy(dim, width, dim, sparsity_level, seed)
         self.sizes = (wiring.inter, wiring.command, wiring.motor)
         below = dim
         for at, (rows, size) in enumerate(zip(wiring.layers(), self.sizes, strict=True)):
             mask = torch.tensor(abs(rows.T), dtype=torch.get_default_dtype())
-            self.add_module(f"layer_{at}", Heads(below, size, mode, mask=torch.cat([mask, torch.ones(size, size)], 1)))
+            self.add_module(
+                f"layer_{at}", Heads(below, size, variant, mask=torch.cat([mask, torch.ones(size, size)], 1))
+            )
             below = size
 
     def maps(self) -> list[Heads]:
@@ -95,15 +98,6 @@ class Wired(Module):
 class CfCNCP(TimedCell):
     """CfC in three sparse layers of inter, command and motor neurons; the last are the output.
 
-    Args:
-        dim: D, inputs and motor neurons.
-        units: N, all neurons, at least D + 3; by default 3/2 D. Of those that are not motor neurons, 4 in 10 are
-            command neurons.
-        sparsity_level: share of the synapses between layers that are absent.
-        seed: of the wiring.
-        mode: as in `cfc`.
-        mixed_memory: an LSTM between the state and the network.
-
     `forward` also takes `timespans` (B, T), the duration of each step.
 
     The maps that give g and k, or f, are masked by the wiring. Within a layer every neuron feeds every other.
@@ -111,7 +105,6 @@ class CfCNCP(TimedCell):
     Parameters as in PyPI's ncps with `AutoNCP`: rnn_cell.layer_0 (inter), layer_1 (command) and layer_2 (motor), each
     with ff1, ff2, time_a and time_b, or ff1, w_tau and A, and the mask sparsity_mask; lstm as in `cfc`.
     Initialisation: as in `cfc`. The same seed gives the same wiring as in ncps.
-    State: h of inter, command and motor neurons, (B, 1, N); with a mixed memory h and c, (B, 2, N).
     """
 
     id = "S-cfc"
@@ -119,38 +112,39 @@ class CfCNCP(TimedCell):
     source = SOURCE
     cell = cfc_ncp_cell
     reads: ClassVar = {"rnn_cell": nn.Linear, "lstm.recurrent_map": nn.Linear}
+    state: ClassVar = Axes("num_states, width", "h of inter, command and motor neurons; with a mixed memory h and c")
     sample: ClassVar = {}
 
     def __init__(
         self,
-        dim: int,
-        units: int | None = None,
-        sparsity_level: float = 0.5,
-        seed: int = 22222,
-        mode: str = "default",
-        mixed_memory: bool = False,
+        dim: Annotated[options.Dim, "D, model width and motor neurons"],
+        width: Annotated[
+            WiredWidth | None,
+            "N, all neurons, at least D + 3; by default 3/2 D. Of those that are not motor neurons, 4 in 10 are "
+            "command neurons",
+        ] = None,
+        sparsity_level: Sparsity = 0.5,
+        seed: WiringSeed = 22222,
+        variant: Variant = "default",
+        mixed_memory: Memory = False,
     ) -> None:
         super().__init__()
-        if mode not in MODES:
-            raise nearest("mode of cfc_ncp", mode, MODES)
-        self.dim, self.units, self.mode = dim, default_units(dim) if units is None else units, mode
-        self.rnn_cell = Wired(dim, self.units, mode, sparsity_level, seed)
-        self.lstm = MixedMemory(dim, self.units) if mixed_memory else None
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (1 if self.lstm is None else 2, self.units)
+        self.dim, self.width, self.variant = dim, default_neurons(dim) if width is None else width, variant
+        self.num_states = 2 if mixed_memory else 1
+        self.rnn_cell = Wired(dim, self.width, variant, sparsity_level, seed)
+        self.lstm = MixedMemory(dim, self.width) if mixed_memory else None
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         maps = self.rnn_cell.maps()
         (weight, bias), *above = (each.stacked() for each in maps)
         into, inter = weight.split([self.dim, weight.shape[1]], 2)
         given = F.linear(x, into.flatten(0, 1), bias.flatten()).unflatten(-1, bias.shape)
-        time = torch.cat([each.time() for each in maps], 1) if self.mode == "pure" else None
+        time = torch.cat([each.time() for each in maps], 1) if self.variant == "pure" else None
         memory = [None, None] if self.lstm is None else self.lstm.operands(x)
         return [given, spans, inter, *above[0], *above[1], time, *memory]
 
     def options(self) -> dict[str, str]:
-        return {"mode": self.mode}
+        return {"variant": self.variant}
 
 
 @cfc_ncp_cell.samples

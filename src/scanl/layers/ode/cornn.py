@@ -6,15 +6,17 @@ r"""Coupled oscillatory recurrent network: damped, driven oscillators, coupled t
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import nearest
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -66,16 +68,8 @@ class CoRNN(TimedCell):
 
     `forward` also takes `timespans` (B, T), which multiply dt.
 
-    Args:
-        dim: D, inputs and oscillators.
-        dt: length of a step.
-        gamma: stiffness of an oscillator without coupling.
-        epsilon: damping.
-        damping: "explicit" as in the authors' program, or "implicit": the damping reads the new velocity.
-
     Parameters as in the authors' program: i2h (D, 3D) with bias, columns of x, z and y.
-    Initialisation: as in PyTorch. The defaults of dt, gamma and epsilon are the authors' for sMNIST.
-    State: y and z (B, 2, D).
+    Initialisation: as in PyTorch. The defaults of dt, gamma and damping are the authors' for sMNIST.
     """
 
     id = "S-cornn"
@@ -85,25 +79,27 @@ class CoRNN(TimedCell):
     )
     source = SOURCE
     cell = cornn_cell
+    state: ClassVar = Axes("2, dim", "y and z")
     reads: ClassVar = {"i2h": nn.Linear}
 
     def __init__(
-        self, dim: int, dt: float = 0.042, gamma: float = 2.7, epsilon: float = 4.7, damping: str = "explicit"
+        self,
+        dim: options.Dim,
+        dt: Annotated[options.TimeStep, "Δt, the length of a step"] = 0.042,
+        gamma: Annotated[float, at_least(0), "γ, stiffness of an oscillator without coupling"] = 2.7,
+        damping: Annotated[float, at_least(0), "ε, damping"] = 4.7,
+        variant: Annotated[
+            Literal["explicit", "implicit"],
+            '"explicit" as in the authors\' program, or "implicit": the damping reads the new velocity',
+        ] = "explicit",
     ) -> None:
         super().__init__()
-        positive("cornn", dt=dt)
-        at_least("cornn", 0, gamma=gamma, epsilon=epsilon)
-        if damping not in ("explicit", "implicit"):
-            raise nearest("damping of cornn", damping, ["explicit", "implicit"])
-        self.dim, self.dt, self.gamma, self.epsilon, self.damping = dim, dt, gamma, epsilon, damping
+        self.dim, self.dt, self.gamma, self.damping, self.variant = dim, dt, gamma, damping, variant
         self.i2h = nn.Linear(3 * dim, dim)
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.dim)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         into, *w = self.i2h.weight.split(self.dim, 1)
         return [nn.functional.linear(x, into, self.i2h.bias), self.dt * spans, torch.stack(w)]
 
     def options(self) -> dict[str, float | bool]:
-        return {"gamma": self.gamma, "epsilon": self.epsilon, "implicit": self.damping == "implicit"}
+        return {"gamma": self.gamma, "epsilon": self.damping, "implicit": self.variant == "implicit"}

@@ -5,14 +5,16 @@ r"""Continuous-time recurrent network.
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.configured import above
+from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import TimedCell, at_least, positive, samples
+from scanl.layers.ode._timed import TimedCell, samples
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -24,10 +26,10 @@ from scanl.ops.registry import Sample
     source="Hasani et al., arXiv:2006.04439, eq. (2)",
 )
 def ctrnn_cell(
-    x: Tensor, dt: Tensor, rate: Tensor, u: Tensor, state: Tensor, *, unfolds: int = 6
+    x: Tensor, dt: Tensor, rate: Tensor, u: Tensor, state: Tensor, *, substeps: int = 6
 ) -> tuple[Tensor, Tensor]:
-    """Take `unfolds` Euler steps of length dt with the input held. x: W x + b.   rate: 1/τ."""
-    for _ in range(unfolds):
+    """Take `substeps` Euler steps of length dt with the input held. x: W x + b.   rate: 1/τ."""
+    for _ in range(substeps):
         state = state + dt * (torch.tanh(x + state @ u.T) - rate * state)
     return state, state
 
@@ -36,21 +38,12 @@ def ctrnn_cell(
 class CTRNN(TimedCell):
     """Continuous-time recurrent network, by a few Euler steps for each input.
 
-    Args:
-        dim: D, inputs and state.
-        unfolds: Euler steps for each input.
-        delta_t: length of an Euler step.
-        tau: time constant τ.
-        fix_tau: τ is not trained.
-        global_feedback: the state enters the tanh. Otherwise the equation is linear in h, and h averages tanh(W x + b).
-
-    `forward` also takes `timespans` (B, T), the duration of each step; they multiply delta_t.
+    `forward` also takes `timespans` (B, T), the duration of each step; they multiply dt.
 
     Parameters: weight_ih, weight_hh (D, D), bias (D), raw_tau (1), whose softplus is τ.
     Initialisation as in the authors' program: one Glorot-uniform matrix (D, 2D) for W and U, biases 0.
-    State: (B, D). The output is the state itself.
     Differs: the authors' program has global_feedback=False by default, and never uses the τ that it trains.
-    With unfolds=1, delta_t=1 and tau=1 the layer is an Elman network.
+    With substeps=1, dt=1 and tau=1 the layer is an Elman network.
     """
 
     id = "S-ctrnn"
@@ -60,21 +53,21 @@ class CTRNN(TimedCell):
         "Neural Networks 6, 1993; Euler steps: program of Hasani et al., arXiv:2006.04439"
     )
     cell = ctrnn_cell
-    sample: ClassVar = {"unfolds": 2}
+    sample: ClassVar = {"substeps": 2}
 
     def __init__(
         self,
-        dim: int,
-        unfolds: int = 6,
-        delta_t: float = 0.1,
-        tau: float = 1.0,
-        fix_tau: bool = True,
-        global_feedback: bool = True,
+        dim: options.Dim,
+        substeps: Annotated[options.Substeps, "Euler steps for each input"] = 6,
+        dt: Annotated[options.TimeStep, "length of an Euler step"] = 0.1,
+        tau: Annotated[float, above(0), "time constant τ"] = 1.0,
+        fix_tau: Annotated[bool, "τ is not trained"] = True,
+        global_feedback: Annotated[
+            bool, "the state enters the tanh. If False, the equation is linear in h, and h averages tanh(W x + b)"
+        ] = True,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, unfolds=unfolds)
-        positive(self._who(), delta_t=delta_t, tau=tau)
-        self.dim, self.unfolds, self.delta_t = dim, unfolds, delta_t
+        self.dim, self.substeps, self.dt = dim, substeps, dt
         limit = math.sqrt(6 / ((3 if global_feedback else 2) * dim))
         self.weight_ih = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit))
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit)) if global_feedback else None
@@ -90,17 +83,17 @@ class CTRNN(TimedCell):
         return F.softplus(self.raw_tau)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        return [F.linear(x, self.weight_ih, self.bias), self.delta_t * spans, 1 / self.time_constant(), self.weight_hh]
+        return [F.linear(x, self.weight_ih, self.bias), self.dt * spans, 1 / self.time_constant(), self.weight_hh]
 
     def options(self) -> dict[str, int]:
-        return {"unfolds": self.unfolds}
+        return {"substeps": self.substeps}
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.weight_hh is not None:
             return super()._scan(x, spans, state, cu_seqlens)
         drive = torch.tanh(widen(F.linear(x, self.weight_ih, self.bias)))
         tau = self.time_constant()
-        kept = (1 - self.delta_t * spans / tau) ** self.unfolds
+        kept = (1 - self.dt * spans / tau) ** self.substeps
         return linear_scan((1 - kept) * tau * drive, kept, state, cu_seqlens=cu_seqlens)
 
 
@@ -114,7 +107,7 @@ def _samples() -> Iterator[Sample]:
             "u": draw(3, 3),
             "state": draw(rows, 3),
         },
-        unfolds=2,
+        substeps=2,
     )
 
 

@@ -4,14 +4,15 @@ r"""Incrementally evolving RNN: each input moves the state towards an equilibriu
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import nearest
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.ode._timed import ACTIVATIONS, Draw, TimedCell, at_least, samples
+from scanl.layers.ode._timed import ACTIVATIONS, Draw, TimedCell, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -35,7 +36,7 @@ def irnn_cell(
     state: Tensor,
     *,
     alpha: float = 1.0,
-    nonlinearity: str = "relu",
+    activation: str = "relu",
     start: str = "state",
     twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def irnn_cell(
     for size in eta.unbind(0):
         both = h + state
         inner = x + both @ u.T
-        h = h + dt * size * (ACTIVATIONS[nonlinearity](inner @ u.T if twice else inner) - alpha * both)
+        h = h + dt * size * (ACTIVATIONS[activation](inner @ u.T if twice else inner) - alpha * both)
     return h, h
 
 
@@ -55,23 +56,13 @@ def irnn_cell(
 class IRNN(TimedCell):
     """Incremental RNN (iRNN, ERNN): at equilibrium the derivative of h_t by h_{t-1} is minus the identity.
 
-    Args:
-        dim: D, inputs and state.
-        rounds: K, fixed-point rounds for each input.
-        alpha: α.
-        nonlinearity: φ, "relu" or "tanh".
-        start: where the rounds start: "state", at h_{t-1}, as in public programs; or "zero", as the equation has it.
-        rank: of Uᵀ - I = V2 V; U is then applied twice, φ(U (U (h + h_{t-1}) + W x + b)), as in a public port of the
-            authors' cell with rank 20. None for a full U, applied once.
-
     `forward` also takes `timespans` (B, T), the duration of each step. The rounds are Euler steps of
     dh/ds = φ(U (h + h_{t-1}) + W x + b) - α (h + h_{t-1}); a duration multiplies their lengths η.
 
     Parameters: W (D, D) with its bias b, U (D, D), eta (K); with a rank R, V2 (D, R) and V (R, D) instead of U.
     Initialisation: W, U, V2, V and b U(±1/sqrt(D)), η 0.01.
-    State: (B, D). The output is the state itself.
     The authors have published no program. This is not the identity-initialised RNN of the same name, which is `elman`
-    with recurrent_init="identity".
+    with init="identity".
     """
 
     id = "S-irnn"
@@ -79,24 +70,26 @@ class IRNN(TimedCell):
     source = SOURCE
     cell = irnn_cell
     reads: ClassVar = {"U": nn.Linear}
-    sample: ClassVar = {"rounds": 2}
+    sample: ClassVar = {"substeps": 2}
 
     def __init__(
         self,
-        dim: int,
-        rounds: int = 3,
-        alpha: float = 1.0,
-        nonlinearity: str = "relu",
-        start: str = "state",
-        rank: int | None = None,
+        dim: options.Dim,
+        substeps: Annotated[options.Substeps, "K, fixed-point rounds for each input"] = 3,
+        alpha: Annotated[float, "α"] = 1.0,
+        activation: Annotated[str, one_of(ACTIVATIONS), "φ"] = "relu",
+        start: Annotated[
+            Literal["state", "zero"],
+            'where the rounds start: "state", at h_{t-1}, as in public programs; or "zero", as the equation has it',
+        ] = "state",
+        rank: Annotated[
+            options.Rank | None,
+            "rank of Uᵀ - I = V2 V; U is then applied twice, φ(U (U (h + h_{t-1}) + W x + b)), as in a public port of "
+            "the authors' cell with rank 20. None for a full U, applied once",
+        ] = None,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, rounds=rounds, rank=rank)
-        if nonlinearity not in ACTIVATIONS:
-            raise nearest("nonlinearity of irnn", nonlinearity, ACTIVATIONS)
-        if start not in ("state", "zero"):
-            raise nearest("start of irnn", start, ["state", "zero"])
-        self.dim, self.alpha, self.nonlinearity, self.start, self.rank = dim, alpha, nonlinearity, start, rank
+        self.dim, self.alpha, self.activation, self.start, self.rank = dim, alpha, activation, start, rank
         self.W = nn.Linear(dim, dim)
         if rank is None:
             self.U = nn.Linear(dim, dim, bias=False)
@@ -104,7 +97,7 @@ class IRNN(TimedCell):
             most = dim**-0.5
             self.V2 = nn.Parameter(torch.empty(dim, rank).uniform_(-most, most))
             self.V = nn.Parameter(torch.empty(rank, dim).uniform_(-most, most))
-        self.eta = nn.Parameter(torch.full((rounds,), 0.01))
+        self.eta = nn.Parameter(torch.full((substeps,), 0.01))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         return [self.W(x), spans, self._recurrent(), self.eta]
@@ -116,7 +109,7 @@ class IRNN(TimedCell):
         return (torch.eye(self.dim, dtype=v.dtype, device=v.device) + v2 @ v).T
 
     def options(self) -> dict[str, float | str | bool]:
-        options = {"alpha": self.alpha, "nonlinearity": self.nonlinearity, "start": self.start}
+        options = {"alpha": self.alpha, "activation": self.activation, "start": self.start}
         return {**options, "twice": self.rank is not None}
 
 

@@ -7,14 +7,16 @@ r"""Long expressive memory: two coupled states, each with a time scale for each 
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -69,14 +71,9 @@ class LEM(TimedCell):
 
     `forward` also takes `timespans` (B, T), which multiply dt.
 
-    Args:
-        dim: D, inputs and each of the two states.
-        dt: the largest step.
-
     Parameters as in the authors' program: inp2hid (4D, D), rows for the gate of y, the gate of z, y, and z; hid2hid
     (3D, D), rows for the gate of y, the gate of z, and z; transform_z (D, D), from z to y. All have biases.
     Initialisation: all U(±1/sqrt(D)).
-    State: y and z (B, 2, D).
     """
 
     id = "S-lem"
@@ -87,20 +84,17 @@ class LEM(TimedCell):
     )
     source = SOURCE
     cell = lem_cell
+    state: ClassVar = Axes("2, dim", "y and z")
     reads: ClassVar = {"hid2hid": nn.Linear, "transform_z": nn.Linear}
 
-    def __init__(self, dim: int, dt: float = 1.0) -> None:
+    def __init__(self, dim: options.Dim, dt: Annotated[options.TimeStep, "Δt, the largest step"] = 1.0) -> None:
         super().__init__()
-        positive("lem", dt=dt)
         self.dim, self.dt = dim, dt
         self.inp2hid = nn.Linear(dim, 4 * dim)
         self.hid2hid = nn.Linear(dim, 3 * dim)
         self.transform_z = nn.Linear(dim, dim)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.dim)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         gates, z = self.hid2hid.bias.split([2 * self.dim, self.dim])

@@ -6,14 +6,16 @@ r"""Lipschitz recurrent network: a linear and a nonlinear part, both nearly skew
 """
 
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import nearest
+from scanl.configured import at_least, between
+from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import at_least, positive, samples, share
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -68,27 +70,16 @@ def _errors() -> Iterator[tuple[Sample, str]]:
 class Lipschitz(TimedCell):
     """Lipschitz RNN: a system in continuous time, which is stable if its symmetric parts are small enough.
 
-    `forward` also takes `timespans` (B, T), which multiply eps.
-
-    Args:
-        dim: D, inputs and state.
-        eps: length of a step.
-        beta: skew-symmetric share of A and W, from 0 (symmetric) to 1.
-        gamma: damping, subtracted from the diagonals of A and W.
-        alpha: factor of A.
-        method: "euler", or "midpoint", a Runge-Kutta step of second order.
-        gated: the slope is multiplied by σ(W h + E_gate x).
-        init_std: scale of the initial B and C.
+    `forward` also takes `timespans` (B, T), which multiply dt.
 
     Parameters as in the authors' program: B, C (D, D); E (D, D) with bias; E_gate likewise if gated. A and W multiply a
     row h from the right, as there. The authors' D is the readout of their task, which is no part of this layer.
     Initialisation: B and C N(0, (init_std / D)²), with 0.1 as in the authors' commands; E as in PyTorch.
-    State: h (B, D), which is also the output.
     """
 
     id = "S-lipschitz"
     equation = (
-        "h_t = h_{t-1} + eps (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)),  "
+        "h_t = h_{t-1} + dt (alpha A h_{t-1} + tanh(W h_{t-1} + E x_t + b)),  "
         "A = (1 - beta) (B + B^T) + beta (B - B^T) - gamma I,  W the same of C"
     )
     source = SOURCE
@@ -96,30 +87,26 @@ class Lipschitz(TimedCell):
 
     def __init__(
         self,
-        dim: int,
-        eps: float = 0.03,
-        beta: float = 0.75,
-        gamma: float = 0.001,
-        alpha: float = 1.0,
-        method: str = "euler",
-        gated: bool = False,
-        init_std: float = 0.1,
+        dim: options.Dim,
+        dt: Annotated[options.TimeStep, "ε, the length of a step"] = 0.03,
+        beta: Annotated[float, between(0, 1), "β, skew-symmetric share of A and W, from 0 (symmetric) to 1"] = 0.75,
+        gamma: Annotated[float, at_least(0), "γ, damping, subtracted from the diagonals of A and W"] = 0.001,
+        alpha: Annotated[float, "α, factor of A"] = 1.0,
+        method: Annotated[
+            Literal["euler", "midpoint"], '"euler", or "midpoint", a Runge-Kutta step of second order'
+        ] = "euler",
+        gated: Annotated[bool, "the slope is multiplied by σ(W h + E_gate x)"] = False,
+        init_std: Annotated[options.InitStd, "scale of the initial B and C"] = 0.1,
     ) -> None:
         super().__init__()
-        positive("lipschitz", eps=eps)
-        at_least("lipschitz", 0, gamma=gamma, init_std=init_std)
-        share("lipschitz", beta=beta)
-        if method not in ("euler", "midpoint"):
-            raise nearest("method of lipschitz", method, ["euler", "midpoint"])
-        self.dim, self.eps, self.beta, self.gamma, self.alpha = dim, eps, beta, gamma, alpha
-        self.method, self.gated, self.init_std = method, gated, init_std
+        self.dim, self.dt, self.beta, self.gamma, self.alpha, self.method = dim, dt, beta, gamma, alpha, method
         self.E = nn.Linear(dim, dim)
         self.E_gate = nn.Linear(dim, dim) if gated else None
         self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         a, w = (part_skew(m, self.beta, self.gamma).T for m in (self.B, self.C))
-        return [self.E(x), self.eps * spans, self.alpha * a, w, None if self.E_gate is None else self.E_gate(x)]
+        return [self.E(x), self.dt * spans, self.alpha * a, w, None if self.E_gate is None else self.E_gate(x)]
 
     def options(self) -> dict[str, bool]:
         return {"midpoint": self.method == "midpoint"}

@@ -14,7 +14,7 @@ from scanl.errors import ConfigError, nearest
 from scanl.layers.base import preset, register, widen
 from scanl.layers.module import Module
 from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
-from scanl.layers.ode._wiring import default_units, neural_circuit_policy
+from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -121,19 +121,19 @@ class LTC(TimedCell):
     def __init__(
         self,
         dim: int,
-        units: int | None = None,
+        units: WiredWidth | None = None,
         ode_unfolds: int = 6,
         implicit_param_constraints: bool = False,
         wiring: str = "full",
-        sparsity_level: float = 0.5,
-        seed: int = 22222,
+        sparsity_level: Sparsity = 0.5,
+        seed: WiringSeed = 22222,
     ) -> None:
         super().__init__()
         at_least(self._who(), 1, dim=dim, ode_unfolds=ode_unfolds)
         if wiring not in ("full", "ncp"):
             raise nearest(f"wiring of {self._who()}", wiring, ["full", "ncp"])
         if units is None:
-            units = dim if wiring == "full" else default_units(dim)
+            units = dim if wiring == "full" else default_neurons(dim)
         if units < dim:
             raise ConfigError(f"{self._who()}: units is {units}, expected at least {dim} because of dim={dim}")
         self.dim, self.units, self.ode_unfolds = dim, units, ode_unfolds
@@ -141,7 +141,7 @@ class LTC(TimedCell):
         if wiring == "full":
             sensory, synapses = (torch.where(torch.rand(rows, units) < 2 / 3, 1.0, -1.0) for rows in (dim, units))
         else:
-            drawn = neural_circuit_policy(self._who(), dim, units, dim, sparsity_level, seed)
+            drawn = neural_circuit_policy(dim, units, dim, sparsity_level, seed)
             sensory, synapses = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
         self.rnn_cell = Neurons(sensory, synapses, dim)
 
