@@ -1,8 +1,8 @@
 """Declarations of a layer's state, from which its initial state, its checks and its documentation are made.
 
-A class declares `state`: `Axes` for a tensor, `Of` for the state of a layer inside, or a NamedTuple whose fields are
-annotated with either: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`. `Fields` is for the NamedTuple of
-another module.
+A class declares `state`: `Axes` for a tensor, `Each` for a tuple of tensors, `Of` for the state of a layer inside, or a
+NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor, Axes("conv_size - 1, width")]`.
+`Fields` is for the NamedTuple of another module.
 """
 
 import functools
@@ -54,7 +54,15 @@ class Fields:
         self.form, self.parts = form, parts
 
 
-Form: TypeAlias = Axes | Of | Fields | type[tuple[Any, ...]]
+@dataclass(frozen=True)
+class Each:
+    """A tuple of tensors, (B, *shape) for each of the shapes that the layer has at an attribute."""
+
+    shapes: str
+    meaning: str = ""
+
+
+Form: TypeAlias = Axes | Each | Of | Fields | type[tuple[Any, ...]]
 
 
 def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: DType) -> State:
@@ -68,6 +76,9 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
         return torch.stack(
             [layer._filled(fill, (batch_size, *sizes[2:]), device, dtype, form.dtype) for fill in form.fill], 1
         )
+    if isinstance(form, Each):
+        shapes = getattr(layer, form.shapes)
+        return tuple(layer._filled(0.0, (batch_size, *shape), device, dtype, torch.float32) for shape in shapes)
     if isinstance(form, Of):
         inner: Layer | nn.ModuleList | None = getattr(layer, form.attribute)
         if inner is None:
@@ -89,7 +100,9 @@ def _annotated(form: type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
     declared = []
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        declared += [(name, note) for note in notes if isinstance(note, Axes | Of | Fields) or inspect.isclass(note)]
+        declared += [
+            (name, note) for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)
+        ]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
     return declared
 
@@ -105,6 +118,8 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
         yield f"{name} ({', '.join(filter(None, ('B', form.axes)))}){kind}{start}{absent}" + (
             f": {form.meaning}" if form.meaning else ""
         )
+    elif isinstance(form, Each):
+        yield f"{name}: {form.meaning}, a tensor for each of {form.shapes}"
     elif isinstance(form, Of):
         yield f"{name}: the state of {form.attribute}" + (f", {form.meaning}" if form.meaning else "")
     else:

@@ -5,32 +5,29 @@ r"""Attention with bounded-memory control: softmax attention over a few slots, e
           o_t = \tilde V_t^\top \mathrm{softmax}(\tilde K_t q_t / \sqrt K)
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.configured import above
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
-from scanl.layers.parts.query_key_value import whole_heads
 from scanl.layers.parts.rotary import rotate
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention, linear_scan
+from scanl.ops.offsets import sequences
 
 
 class ABCState(NamedTuple):
-    """State of `ABC`: sums over all steps, and a count of steps.
+    """State of `ABC`: sums over all steps, and a count of steps."""
 
-    keys: Σ k_j e_jᵀ (B, H, K, M).   values: Σ e_j v_jᵀ (B, H, M, V).   weights: Σ e_j (B, H, M).
-    steps: (B, 1), int64.
-    """
-
-    keys: Tensor
-    values: Tensor
-    weights: Tensor
-    steps: Tensor
+    keys: Annotated[Tensor, Axes("num_heads, head_k_dim, num_slots", "Σ k_j e_jᵀ")]
+    values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "Σ e_j v_jᵀ")]
+    weights: Annotated[Tensor, Axes("num_heads, num_slots", "Σ e_j")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
 @register("abc")
@@ -39,21 +36,9 @@ class ABC(Layer):
 
     The state holds sums and not means: the logits of the weights are clipped, so the sums cannot overflow.
 
-    Args:
-        dim: D, model width.
-        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
-        num_heads: H.
-        num_slots: M, slots of a head.
-        use_rope: rotate queries and keys by their position; K must then be even.
-        rope_base: b of the rotary angles.
-        use_output_gate: a SiLU gate after the norm of the output.
-        clamp: the logits of the weights are clipped to ±clamp.
-        norm_eps: ε of the norm.
-
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); s_proj (H M, D);
     g_norm.weight (V); o_proj (D, H V).
     Initialisation: linear weights N(0, 0.02²), norm 1.
-    State: sums (B, H, K, M), (B, H, M, V) and (B, H, M), zeros, and a count of steps.
     """
 
     id = "S-abc"
@@ -64,62 +49,43 @@ class ABC(Layer):
     )
     source = 'Peng et al., "ABC: Attention with Bounded-memory Control", arXiv:2110.02488, sec. 3 and 4'
     op = "linear_attention"
+    state: ClassVar = ABCState
     sample: ClassVar = {"num_heads": 2, "num_slots": 5, "expand_k": 4 / 3}
     residual_out = "o_proj"
 
     def __init__(
         self,
-        dim: int,
-        expand_k: float = 0.5,
-        expand_v: float = 1.0,
-        num_heads: int = 4,
-        num_slots: int = 64,
-        use_rope: bool = True,
-        rope_base: float = 10000.0,
-        use_output_gate: bool = True,
-        clamp: float = 32.0,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        expand_k: options.ExpandKeys = 0.5,
+        expand_v: options.ExpandValues = 1.0,
+        num_heads: options.FreeHeads = 4,
+        num_slots: options.Slots = 64,
+        use_rope: Annotated[bool, "rotate queries and keys by their position; K must then be even"] = True,
+        rope_base: options.RopeBase = 10000.0,
+        output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = True,
+        clamp: Annotated[float, above(0), "the logits of the weights are clipped to ±clamp"] = 32.0,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
-        if num_slots < 1 or not clamp > 0:
-            raise ConfigError(
-                f"{self._who()}: num_slots is {num_slots} and clamp is {clamp}, expected positive numbers"
-            )
+        self.head_k_dim, self.head_v_dim = (round(expand * dim) // num_heads for expand in (expand_k, expand_v))
         if use_rope and self.head_k_dim % 2:
-            raise ConfigError(
-                f"{self._who()}: expand_k is {expand_k}, which gives heads of {self.head_k_dim} channels, expected an "
-                "even number because of use_rope"
-            )
+            expected = f"an even number of channels of a head because of use_rope, not {self.head_k_dim}"
+            self._refuse("expand_k", expand_k, expected)
         self.dim, self.num_heads, self.num_slots, self.clamp = dim, num_heads, num_slots, clamp
         self.rotated, self.rope_base = self.head_k_dim if use_rope else 0, rope_base
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
         self.q_proj, self.k_proj = nn.Linear(dim, key, bias=False), nn.Linear(dim, key, bias=False)
         self.v_proj = nn.Linear(dim, value, bias=False)
         self.s_proj = nn.Linear(dim, num_heads * num_slots, bias=False)
-        self.g_proj = nn.Linear(dim, value, bias=False) if use_output_gate else None
+        self.g_proj = nn.Linear(dim, value, bias=False) if output_gate else None
         self.g_norm = GatedRMSNorm(self.head_v_dim, norm_eps)
         self.o_proj = nn.Linear(value, dim, bias=False)
         for module in self.children():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> ABCState:
-        def zeros(*shape: int) -> Tensor:
-            return self._zeros(batch_size, self.num_heads, *shape, device=device, dtype=dtype, at_least=torch.float32)
-
-        return ABCState(
-            zeros(self.head_k_dim, self.num_slots),
-            zeros(self.num_slots, self.head_v_dim),
-            zeros(self.num_slots),
-            self._zeros(batch_size, 1, device=device, dtype=torch.int64),
-        )
-
-    def forward(
-        self, x: Tensor, state: ABCState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, ABCState]:
-        keys, values, weights, read = self._begin(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: ABCState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ABCState]:
+        keys, values, weights, read = state or cast(ABCState, self.init_state(sequences(x, cu_seqlens)))
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj, self.s_proj)
         q, k, v, s = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)

@@ -4,13 +4,14 @@ r"""Decaying fast weights: a matrix memory whose rows and columns decay by gates
           f^k_t = \sigma(W_{fk} x_t), \; f^v_t = \sigma(W_{fv} x_t)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import register, widen
-from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
+from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import linear_attention
 
 
@@ -18,16 +19,9 @@ from scanl.ops import linear_attention
 class DecayingFastWeights(QueryKeyValue):
     """Decaying fast weights: each key channel and each value channel has its own decay; there is no normaliser.
 
-    Args:
-        dim: D, model width.
-        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
-        num_heads: H.
-        bias: biases of the two gates.
-
     Parameters: q_proj, k_proj, fk_proj (H K, D); v_proj, fv_proj (H V, D); o_proj (D, H V). The released code has only
     the kernels, which get the gates, so these names are ours.
     Initialisation: as in PyTorch; the paper states none.
-    State: S (B, H, K, V), zeros.
     """
 
     id = "S-mao"
@@ -40,11 +34,15 @@ class DecayingFastWeights(QueryKeyValue):
     residual_out = "o_proj"
 
     def __init__(
-        self, dim: int, expand_k: float = 1.0, expand_v: float = 1.0, num_heads: int = 8, bias: bool = True
+        self,
+        dim: options.Dim,
+        expand_k: options.ExpandKeys = 1.0,
+        expand_v: options.ExpandValues = 1.0,
+        num_heads: options.FreeHeads = 8,
+        bias: Annotated[options.Bias, "biases of the two gates"] = True,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
+        self.head_k_dim, self.head_v_dim = (round(expand * dim) // num_heads for expand in (expand_k, expand_v))
         self.dim, self.num_heads = dim, num_heads
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
         self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
@@ -52,9 +50,7 @@ class DecayingFastWeights(QueryKeyValue):
         self.fk_proj, self.fv_proj = nn.Linear(dim, key, bias=bias), nn.Linear(dim, value, bias=bias)
         self.o_proj = nn.Linear(value, dim, bias=False)
 
-    def forward(
-        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, MemoryState]:
+    def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
         qkv, recurrent, conv = self._read(x, state, cu_seqlens, (False, False, False))
         decays = (F.logsigmoid(widen(project(x))) for project in (self.fk_proj, self.fv_proj))
         q, k, v, g, gv = (part.unflatten(-1, (self.num_heads, -1)) for part in (*qkv, *decays))

@@ -4,15 +4,16 @@ r"""DeltaNet: a matrix memory written by the delta rule.
           \beta_t = \sigma(W_\beta x_t)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import preset, register, widen
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue, whole_heads
+from scanl.layers.parts.query_key_value import MemoryState, QueryKeyValue
 from scanl.ops import delta_rule
 from scanl.ops.delta_rule import unit
 from scanl.ops.feature_maps import elu_plus_one
@@ -26,24 +27,10 @@ class DeltaNet(QueryKeyValue):
 
     This is the form of 2024, with SiLU and unit length for queries and keys. `deltanet_2021` has the options of 2021.
 
-    Args:
-        dim: D, model width.
-        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
-        num_heads: H.
-        use_beta: learn the write strength; otherwise it is 1.
-        use_gate: a SiLU gate after the norm of the output.
-        use_short_conv: convolutions over q, k and v.
-        conv_size, conv_bias: W, their window, and their bias.
-        allow_neg_eigval: write strengths up to 2 instead of 1.
-        qk_activation: activation of queries and keys: "silu", "relu", "elu" (plus 1) or "identity"; values have SiLU.
-        qk_norm: norm of queries and keys: "l2", or "sum", which divides by the sum of absolute values.
-        norm_eps: ε of the output's norm.
-
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj, g_proj (H V, D); b_proj (H, D);
     q_conv1d, k_conv1d, v_conv1d with weight (width, 1, W); o_norm.weight (V); o_proj (D, H V).
     Initialisation: linear weights N(0, 0.02²), the convolutions as in PyTorch and
     in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
-    State: S (B, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-deltanet"
@@ -61,52 +48,48 @@ class DeltaNet(QueryKeyValue):
 
     def __init__(
         self,
-        dim: int,
-        expand_k: float = 1.0,
-        expand_v: float = 1.0,
-        num_heads: int = 4,
-        use_beta: bool = True,
-        use_gate: bool = False,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        allow_neg_eigval: bool = False,
-        qk_activation: str = "silu",
-        qk_norm: str = "l2",
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        expand_k: options.ExpandKeys = 1.0,
+        expand_v: options.ExpandValues = 1.0,
+        num_heads: options.FreeHeads = 4,
+        use_beta: Annotated[bool, "learn the write strength; otherwise it is 1"] = True,
+        output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = False,
+        conv_size: options.ConvSizeOrNone = 4,
+        conv_bias: options.ConvBias = False,
+        allow_neg_eigval: options.NegativeEigenvalues = False,
+        activation: Annotated[
+            options.Activation,
+            one_of(_ACTIVATIONS),
+            'activation of queries and keys: "silu", "relu", "elu" (plus 1) or "identity"; values have SiLU',
+        ] = "silu",
+        qk_norm: Annotated[
+            Literal["l2", "sum"],
+            'norm of queries and keys: "l2", or "sum", which divides by the sum of absolute values',
+        ] = "l2",
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
-        if conv_size < 1:
-            raise ConfigError(f"{self._who()}: conv_size is {conv_size}, expected at least 1")
-        if qk_activation not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
-            raise ConfigError(f"{self._who()}: qk_activation is {qk_activation!r}, expected one of {known}")
-        if qk_norm not in ("l2", "sum"):
-            raise ConfigError(f"{self._who()}: qk_norm is {qk_norm!r}, expected 'l2' or 'sum'")
+        self.head_k_dim, self.head_v_dim = (round(expand * dim) // num_heads for expand in (expand_k, expand_v))
         self.dim, self.num_heads, self.allow_neg_eigval = dim, num_heads, allow_neg_eigval
-        self.qk_activation, self.qk_norm = qk_activation, qk_norm
+        self.activation, self.qk_norm = activation, qk_norm
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
         self.memory = (num_heads, self.head_k_dim, self.head_v_dim)
-        self._make_projections((key, key, value), conv_size if use_short_conv else None, conv_bias)
+        self._make_projections((key, key, value), conv_size, conv_bias)
         self.b_proj = nn.Linear(dim, num_heads, bias=False) if use_beta else None
-        self.g_proj = nn.Linear(dim, value, bias=False) if use_gate else None
+        self.g_proj = nn.Linear(dim, value, bias=False) if output_gate else None
         self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps)
         self.o_proj = nn.Linear(value, dim, bias=False)
         for module in self.children():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def forward(
-        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, MemoryState]:
-        silu = self.qk_activation == "silu"
+    def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
+        silu = self.activation == "silu"
         qkv, recurrent, conv = self._read(x, state, cu_seqlens, (silu, silu, True))
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv)
         q, k = widen(q), widen(k)
         if not silu:
-            q, k = _ACTIVATIONS[self.qk_activation](q), _ACTIVATIONS[self.qk_activation](k)
+            q, k = _ACTIVATIONS[self.activation](q), _ACTIVATIONS[self.activation](k)
         l2 = self.qk_norm == "l2"
         q, k = (unit(q, 1e-6), k) if l2 else (F.normalize(q, 1, -1, 1e-6), F.normalize(k, 1, -1, 1e-6))
         beta = k.new_ones(k.shape[:3]) if self.b_proj is None else widen(self.b_proj(x)).sigmoid()
@@ -116,7 +99,7 @@ class DeltaNet(QueryKeyValue):
         return self.o_proj(y.to(x.dtype).flatten(-2)), MemoryState(recurrent, conv)
 
 
-@preset("deltanet_2021", qk_activation="elu", qk_norm="sum", use_short_conv=False)
+@preset("deltanet_2021", activation="elu", qk_norm="sum", conv_size=None)
 class DeltaNet2021(DeltaNet):
     """DeltaNet of 2021: positive features of queries and keys that sum to 1, and no convolution.
 

@@ -57,7 +57,7 @@ class Performer(LinearAttention):
 
 
 @preset(
-    "rfa", feature_map="fourier_features", num_features=64, bias=True, xavier=True, eps=1.5625
+    "rfa", feature_map="fourier_features", num_features=64, bias=True, init="rfa", eps=1.5625
 )  # eps: the released code's 1 with its features of 1/10 in place of 1/sqrt(m)
 class RFA(LinearAttention):
     """Random feature attention: linear attention with sines and cosines of random projections of unit vectors.
@@ -73,7 +73,7 @@ class RFA(LinearAttention):
     source = 'Peng et al., "Random Feature Attention", arXiv:2103.02143, eq. (5)'
 
 
-@preset("rfa_gate", feature_map="fourier_features", num_features=64, bias=True, xavier=True, gate=True)
+@preset("rfa_gate", feature_map="fourier_features", num_features=64, bias=True, init="rfa", forget_gate=True)
 class RFAGate(LinearAttention):
     """Random feature attention with a forget gate for each head, which favours recent steps.
 
@@ -90,7 +90,7 @@ class RFAGate(LinearAttention):
     own_path = True
 
 
-@preset("arc_cosine_attention", feature_map="arc_cosine_features", num_features=64, bias=True, xavier=True)
+@preset("arc_cosine_attention", feature_map="arc_cosine_features", num_features=64, bias=True, init="rfa")
 class ArcCosineAttention(LinearAttention):
     """Random feature attention with the arc-cosine kernel: the features are ReLUs of random projections.
 
@@ -119,7 +119,7 @@ class FastWeightProgrammer(LinearAttention):
     )
 
 
-@preset("based", feature_map="taylor", head_k_dim=16, eps=1e-12)
+@preset("based", feature_map="taylor", head_dim=16, eps=1e-12)
 class Based(LinearAttention):
     """Based: linear attention whose kernel is the exponential's Taylor polynomial of degree 2, with narrow keys.
 
@@ -132,7 +132,7 @@ class Based(LinearAttention):
     source = 'Arora et al., "Simple Linear Attention Language Models", arXiv:2402.18668, sec. 4.1'
 
 
-@preset("rebased", feature_map="quadratic", head_k_dim=16, norm_qk=True, eps=1e-12)
+@preset("rebased", feature_map="quadratic", head_dim=16, norm_qk=True, eps=1e-12)
 class ReBased(LinearAttention):
     """ReBased: linear attention whose kernel is the square of the inner product, of normed queries and keys.
 

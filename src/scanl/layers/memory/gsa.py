@@ -5,43 +5,34 @@ r"""Gated slot attention: softmax attention over a few slots, each a running ave
           o_t = \tilde V_t^\top \mathrm{softmax}(\tilde K_t q_t)
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import above
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.parts.query_key_value import whole_heads
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 
 
 class SlotState(NamedTuple):
-    """State of attention over slots. keys: (B, H, K, M), a column for each slot.   values: (B, H, M, V), a row each."""
+    """State of attention over slots."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Annotated[Tensor, Axes("num_heads, head_k_dim, num_slots", "a column for each slot")]
+    values: Annotated[Tensor, Axes("num_heads, num_slots, head_v_dim", "a row for each slot")]
 
 
 @register("gsa")
 class GSA(Layer):
     """Gated slot attention: M slots, each with its own forget gate, are read by softmax attention.
 
-    Args:
-        dim: D, model width.
-        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
-        num_heads: H.
-        num_slots: M, slots of a head.
-        gate_logit_normalizer: τ; a slot's gate is α_t = σ(W_f x_t)^(1/τ).
-        norm_eps: ε of the norm.
-
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj (H V, D); f_proj (H M, D);
     g_norm.weight (H V), of the norm over all heads; o_proj (D, H V).
     Initialisation: linear weights N(0, 0.02²), norm 1.
-    State: slots of keys (B, H, K, M) and of values (B, H, M, V), zeros.
     """
 
     id = "S-gsa"
@@ -54,25 +45,22 @@ class GSA(Layer):
         "to (9)"
     )
     op = "linear_attention"
+    state: ClassVar = SlotState
     sample: ClassVar = {"num_heads": 2, "num_slots": 5}
     residual_out = "o_proj"
 
     def __init__(
         self,
-        dim: int,
-        expand_k: float = 1.0,
-        expand_v: float = 1.0,
-        num_heads: int = 4,
-        num_slots: int = 64,
-        gate_logit_normalizer: float = 8,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        expand_k: options.ExpandKeys = 1.0,
+        expand_v: options.ExpandValues = 1.0,
+        num_heads: options.FreeHeads = 4,
+        num_slots: options.Slots = 64,
+        gate_logit_normalizer: Annotated[float, above(0), "τ; a slot's gate is α_t = σ(W_f x_t)^(1/τ)"] = 8,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        self.head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
-        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
-        if num_slots < 1 or not gate_logit_normalizer > 0:
-            found = f"num_slots is {num_slots} and gate_logit_normalizer is {gate_logit_normalizer}"
-            raise ConfigError(f"{self._who()}: {found}, expected positive numbers")
+        self.head_k_dim, self.head_v_dim = (round(expand * dim) // num_heads for expand in (expand_k, expand_v))
         self.dim, self.num_heads, self.num_slots = dim, num_heads, num_slots
         self.gate_logit_normalizer = gate_logit_normalizer
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
@@ -85,17 +73,8 @@ class GSA(Layer):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> SlotState:
-        def zeros(*shape: int) -> Tensor:
-            return self._zeros(batch_size, self.num_heads, *shape, device=device, dtype=dtype, at_least=torch.float32)
-
-        return SlotState(zeros(self.head_k_dim, self.num_slots), zeros(self.num_slots, self.head_v_dim))
-
-    def forward(
-        self, x: Tensor, state: SlotState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, SlotState]:
-        self._check(x, state, cu_seqlens)
-        keys, values = (None, None) if state is None else state
+    def run(self, x: Tensor, state: SlotState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, SlotState]:
+        keys, values = state or (None, None)
         projections = (self.q_proj, self.k_proj, self.v_proj, self.f_proj)
         q, k, v, f = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
         g = F.logsigmoid(f) / self.gate_logit_normalizer

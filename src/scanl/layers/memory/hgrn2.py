@@ -4,17 +4,18 @@ r"""HGRN2: a matrix memory whose keys are one minus its decays.
           f_t = \gamma + (1 - \gamma)\, \sigma(W_f x_t)
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import divides
+from scanl.layers import options
 from scanl.layers.base import register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.lower_bound import LowerBounded
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 
 
@@ -26,17 +27,11 @@ class HGRN2(LowerBounded):
     γ^l = Σ_{j≤l} p_j - p_1 with p the softmax of Γ (L, D) over depth. So γ^1 = 0, and initially γ^l = (l-1)/L. The
     lowest layer owns Γ as `gamma`. Outside a stack γ = 0.
 
-    Args:
-        dim: D, model width; queries, keys and values have D channels.
-        head_dim: K, channels of each of the H = D / K heads; by default 128, or D if that is smaller.
-        norm_eps: ε of the norm, which is over all heads.
-
     As in flash-linear-attention, o is divided by sqrt(K) before the norm, of which only the norm's ε takes notice. The
     paper does not divide it.
 
     Parameters as in flash-linear-attention: q_proj, f_proj, i_proj, o_proj (D, D); g_norm.weight (D).
     Initialisation: linear weights N(0, 0.02²), norm 1, Γ = 0.
-    State: S (B, H, K, K), zeros.
     """
 
     id = "S-hgrn2"
@@ -49,14 +44,24 @@ class HGRN2(LowerBounded):
         "the released code has SimpleRMSNorm"
     )
     op = "linear_attention"
+    state: ClassVar = Axes("dim // head_dim, head_dim, head_dim", "S")
     sample: ClassVar = {"head_dim": 4}
     residual_out = "o_proj"
 
-    def __init__(self, dim: int, head_dim: int | None = None, norm_eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        head_dim: Annotated[
+            options.HeadDim | None,
+            divides("dim"),
+            "K, channels of each of the H = dim / K heads; by default 128, or dim if that is smaller",
+        ] = None,
+        norm_eps: Annotated[options.NormEps, "ε of the norm, which is over all heads"] = 1e-5,
+    ) -> None:
         super().__init__()
         head_dim = min(128, dim) if head_dim is None else head_dim
-        if head_dim < 1 or dim % head_dim:
-            raise ConfigError(f"hgrn2: head_dim is {head_dim}, expected a divisor of dim={dim}")
+        if dim % head_dim:
+            self._refuse("head_dim", head_dim, f"a divisor of dim={dim}")
         self.dim, self.head_dim = dim, head_dim
         self.q_proj, self.f_proj, self.i_proj = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.g_norm = GatedRMSNorm(dim, norm_eps)
@@ -65,14 +70,7 @@ class HGRN2(LowerBounded):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        shape = (batch_size, self.dim // self.head_dim, self.head_dim, self.head_dim)
-        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         q, f, v = F.silu(self.q_proj(x)), widen(self.f_proj(x)), self.i_proj(x)
         # The sigmoid of -f by its logarithm: where it rounds to 1, its derivative does not round to 0.
         k = (1 - self.lower_bound()) * F.logsigmoid(-f).exp()

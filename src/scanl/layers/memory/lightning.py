@@ -5,16 +5,16 @@ r"""Lightning attention as in MiniMax-01: linear attention with a constant decay
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 
 
@@ -25,16 +25,9 @@ class Lightning(Layer):
     There are no positions. In a stack of L layers, of any class, layer l from 0 has r_l as above, with ε = 1e-5. So the
     highest layer hardly forgets. Outside a stack l = 0.
 
-    Args:
-        dim: D, model width.
-        num_heads: H.
-        head_dim: K, channels of queries, keys and values; by default D / H.
-        norm_eps: ε of the norm, which is over all heads.
-
     Parameters as in transformers' MiniMax: qkv_proj (3 H K, D), in which the rows of q, k and v of a head are together;
     output_gate (H K, D); norm.weight (H K); out_proj (D, H K).
     Initialisation as there: linear weights N(0, 0.02²), norm 1.
-    State: S (B, H, K, K), zeros.
     """
 
     id = "S-lightning"
@@ -47,16 +40,23 @@ class Lightning(Layer):
         'al., "Lightning Attention-2", arXiv:2401.04658'
     )
     op = "linear_attention"
+    state: ClassVar = Axes("num_heads, head_dim, head_dim", "S")
     sample: ClassVar = {"num_heads": 2}
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, num_heads: int = 8, head_dim: int | None = None, norm_eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 8,
+        head_dim: Annotated[
+            options.HeadDim | None, "K, channels of queries, keys and values; by default dim / num_heads"
+        ] = None,
+        norm_eps: Annotated[options.NormEps, "ε of the norm, which is over all heads"] = 1e-6,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or (head_dim is None and dim % num_heads):
-            raise ConfigError(f"lightning: num_heads is {num_heads}, expected a divisor of dim={dim} without head_dim")
+        if head_dim is None and dim % num_heads:
+            self._refuse("num_heads", num_heads, f"a divisor of dim={dim} without head_dim")
         head_dim = dim // num_heads if head_dim is None else head_dim
-        if head_dim < 1:
-            raise ConfigError(f"lightning: head_dim is {head_dim}, expected at least 1")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         width = num_heads * head_dim
         self.qkv_proj = nn.Linear(dim, 3 * width, bias=False)
@@ -70,14 +70,7 @@ class Lightning(Layer):
     def enter_stack(self, index: int, layers: Sequence[Layer]) -> None:
         self.rate = 1 - index / (len(layers) - 1 + 1e-5) + 1e-5
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        shape = (batch_size, self.num_heads, self.head_dim, self.head_dim)
-        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = F.silu(self.qkv_proj(x)).unflatten(-1, (self.num_heads, 3, self.head_dim)).unbind(-2)
         heads = torch.arange(1, self.num_heads + 1, device=x.device, dtype=torch.float64)
         g = -self.rate * torch.exp2(-8 * heads / self.num_heads)

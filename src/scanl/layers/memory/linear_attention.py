@@ -4,35 +4,32 @@ r"""Linear attention: an inner product of features replaces the exponential kern
           o_t = \frac{S_t^\top \phi(q_t)}{z_t^\top \phi(q_t)}
 """
 
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
-from scanl.layers.parts.feature_map import FeatureMap
+from scanl.layers.initial_state import Axes
+from scanl.layers.parts.feature_map import Degree, FeatureMap, Features, Horizon, Name, Shifts
 from scanl.layers.parts.kernel_memory import attend_by_kernel
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.positions import positions
-from scanl.layers.parts.query_key_value import whole_heads
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention, noncausal_linear_attention
+from scanl.ops.offsets import sequences
 
 MANY = 256  # features of a head; up to there a kernel of `linear_attention` costs less than scores of pairs of steps
 
 
 class LinearAttentionState(NamedTuple):
-    """State of `LinearAttention`.
+    """State of `LinearAttention`."""
 
-    recurrent: S (B, H, K', V); z is one more column if the layer normalises.
-    steps: number of steps read (B, 1), int64; None if the feature map does not need it.
-    """
-
-    recurrent: Tensor
-    steps: Tensor | None
+    recurrent: Annotated[
+        Tensor, Axes("num_heads, feature_map.width, head_v_dim + normalize", "S; z is one more column with normalize")
+    ]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="positional")]
 
 
 @register("linear_attention")
@@ -43,33 +40,9 @@ class LinearAttention(Layer):
     `rfa_gate`, `arc_cosine_attention`, `dpfp`, `fwp`, `cosformer`, `polynomial_attention`, `based`, `rebased`,
     `unnormalised_linear_attention` and `noncausal_linear_attention`.
 
-    Args:
-        dim: D, model width.
-        expand_k, expand_v: all heads together have expand_k * D channels of keys and expand_v * D of values.
-        num_heads: H.
-        head_k_dim: K; if given, `expand_k` has no effect.
-        feature_map: φ, from K to K' channels, for both queries and keys: the name of a function in
-            `scanl.ops.feature_maps`, or a function of your own from (..., K) to (..., K').
-        num_features: m, rows of the projection of a random map; by default K ln K, rounded down.
-        nu: ν, shifts of dpfp.
-        horizon: M, the longest distance of cosine_reweighting, in steps.
-        degree: p, the degree of polynomial.
-        normalize: divide by z_t · φ(q_t), clipped to at least eps.
-        norm_q, norm_k: divide the features of each query, and of each key, by their sum plus 1e-4.
-        gate: S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head.
-        causal: if False, every step reads all steps, including future ones.
-        norm_qk: LayerNorm of the H K channels of queries, and of keys, before they are split into heads.
-        output_norm: norm of each head's output, "identity" or "rmsnorm".
-        bias: biases in q_proj, k_proj, v_proj and o_proj.
-        xavier: initialise the weights of these four as the released code of RFA does: Xavier uniform of gain 1/sqrt(2);
-            and the bias of o_proj as 0.
-        eps: minimum of the denominator.
-        norm_eps: ε of the norm.
-
     Parameters as in flash-linear-attention: q_proj, k_proj (H K, D); v_proj (H V, D); o_proj (D, H V); norm.weight (V);
     in addition gate_proj (H, D) with a bias, q_norm and k_norm (H K), and the parameters of feature_map.
-    Initialisation: as in PyTorch unless `xavier`; norms 1, their biases 0.
-    State: S (B, H, K', V), zeros; z is one more column if `normalize`; for cosine_reweighting a count of steps.
+    Initialisation: as `init` says; norms 1, their biases 0.
     """
 
     id = "S-linattn-causal"
@@ -77,75 +50,76 @@ class LinearAttention(Layer):
     equation = "S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t),  o_t = S_t^T phi(q_t) / (z_t . phi(q_t))"
     source = 'Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236, eq. (18) to (20)'
     op = "linear_attention"
+    state: ClassVar = LinearAttentionState
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
 
     def __init__(
         self,
-        dim: int,
-        expand_k: float = 1.0,
-        expand_v: float = 1.0,
-        num_heads: int = 8,
-        head_k_dim: int | None = None,
-        feature_map: str | Callable[[Tensor], Tensor] = "elu_plus_one",
-        num_features: int | None = None,
-        nu: int = 1,
-        horizon: float = 4096,
-        degree: int = 2,
-        normalize: bool = True,
-        norm_q: bool = False,
-        norm_k: bool = False,
-        gate: bool = False,
-        causal: bool = True,
-        norm_qk: bool = False,
-        output_norm: str = "identity",
-        bias: bool = False,
-        xavier: bool = False,
-        eps: float = 1e-6,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        expand_k: options.ExpandKeys = 1.0,
+        expand_v: options.ExpandValues = 1.0,
+        num_heads: options.FreeHeads = 8,
+        head_dim: Annotated[options.HeadDim | None, "K; with a number, expand_k has no effect"] = None,
+        feature_map: Name = "elu_plus_one",
+        num_features: Features = None,
+        nu: Shifts = 1,
+        horizon: Horizon = 4096,
+        degree: Degree = 2,
+        normalize: Annotated[bool, "divide by z_t · φ(q_t), clipped to at least eps"] = True,
+        norm_q: Annotated[bool, "divide the features of each query by their sum plus 1e-4"] = False,
+        norm_k: Annotated[bool, "divide the features of each key by their sum plus 1e-4"] = False,
+        forget_gate: Annotated[
+            bool,
+            "S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head",
+        ] = False,
+        causal: Annotated[bool, "if False, every step reads all steps, including future ones"] = True,
+        norm_qk: Annotated[
+            bool, "LayerNorm of the channels of all heads' queries, and of their keys, before the split into heads"
+        ] = False,
+        output_norm: Annotated[Literal["identity", "rmsnorm"], "norm of each head's output"] = "identity",
+        bias: Annotated[options.Bias, "biases in q_proj, k_proj, v_proj and o_proj"] = False,
+        init: Annotated[
+            Literal["torch", "rfa"],
+            "initial values of these four: PyTorch's; or \"rfa\", those of RFA's released code: Xavier uniform of gain "
+            "1/sqrt(2), and 0 for the bias of o_proj",
+        ] = "torch",
+        eps: Annotated[options.Eps, "the least denominator"] = 1e-6,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        if head_k_dim is None:
-            head_k_dim = whole_heads(self._who(), "expand_k", expand_k, dim, num_heads)
-        if head_k_dim < 1:
-            raise ConfigError(f"{self._who()}: head_k_dim is {head_k_dim}, expected at least 1")
-        self.head_k_dim = head_k_dim
-        self.head_v_dim = whole_heads(self._who(), "expand_v", expand_v, dim, num_heads)
-        if gate and not causal:
-            raise ConfigError(f"{self._who()}: gate is True, expected False because of causal=False")
-        if output_norm not in ("identity", "rmsnorm"):
-            raise ConfigError(f"{self._who()}: output_norm is {output_norm!r}, expected 'identity' or 'rmsnorm'")
+        if forget_gate and not causal:
+            self._refuse("forget_gate", True, "False because of causal=False")
+        self.head_dim = round(expand_k * dim) // num_heads if head_dim is None else head_dim
+        self.head_v_dim = round(expand_v * dim) // num_heads
         self.dim, self.num_heads, self.normalize, self.eps = dim, num_heads, normalize, eps
         self.norm_q, self.norm_k, self.causal, self.bidirectional = norm_q, norm_k, causal, not causal
-        key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
+        key, value = num_heads * self.head_dim, num_heads * self.head_v_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=bias) for width in (key, key, value))
         self.q_norm, self.k_norm = (nn.LayerNorm(key) if norm_qk else None for _ in range(2))
-        self.feature_map = FeatureMap(feature_map, num_heads, head_k_dim, num_features, nu, horizon, degree)
-        plain = causal and not (gate or norm_q or norm_k)
+        self.feature_map = FeatureMap(feature_map, num_heads, self.head_dim, num_features, nu, horizon, degree)
+        plain = causal and not (forget_gate or norm_q or norm_k)
         self.by_kernel = plain and self.feature_map.has_kernel and self.feature_map.width > MANY
-        self.gate_proj = nn.Linear(dim, num_heads) if gate else None
+        self.gate_proj = nn.Linear(dim, num_heads) if forget_gate else None
         self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
         self.o_proj = nn.Linear(value, dim, bias=bias)
-        if xavier:
+        if init == "rfa":
             for project in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
                 nn.init.xavier_uniform_(project.weight, gain=0.5**0.5)
             if bias:
                 nn.init.zeros_(self.o_proj.bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearAttentionState:
-        shape = (batch_size, self.num_heads, self.feature_map.width, self.head_v_dim + self.normalize)
-        steps = self._zeros(batch_size, 1, device=device, dtype=torch.int64) if self.feature_map.positional else None
-        return LinearAttentionState(
-            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
-            steps,
-        )
+    @property
+    def positional(self) -> bool:
+        """Whether the feature map reads positions, so that the state counts steps."""
+        return self.feature_map.positional
 
-    def forward(
-        self, x: Tensor, state: LinearAttentionState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: LinearAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LinearAttentionState]:
-        S, read = self._begin(x, state, cu_seqlens)
+        S, read = state or cast(LinearAttentionState, self.init_state(sequences(x, cu_seqlens)))
         steps = None
-        if read is not None:
+        if self.positional:
             steps, read = positions(read, x.shape[1], cu_seqlens)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.q_norm is not None and self.k_norm is not None:

@@ -3,29 +3,31 @@ r"""NormAttention, the block of TransNormer's higher layers: linear attention wi
 .. math:: S_t = S_{t-1} + \phi(k_t) v_t^\top, \quad y_t = W_o\, \mathrm{SRMSNorm}(S_t^\top \phi(q_t))
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import Layer, preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.householder_rotary import HouseholderRotary
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 from scanl.ops.feature_maps import elu_plus_one
+from scanl.ops.offsets import sequences
 
 _ACTIVATIONS = {"elu": F.elu, "elu_plus_one": elu_plus_one}
 
 
 class NormAttentionState(NamedTuple):
-    """State of `NormAttention`. recurrent: S (B, H, K, K).   steps: number of steps read (B, 1), int64."""
+    """State of `NormAttention`."""
 
-    recurrent: Tensor
-    steps: Tensor
+    recurrent: Annotated[Tensor, Axes("num_heads, head_dim, head_dim", "S")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
 @register("norm_attention")
@@ -35,31 +37,29 @@ class NormAttention(Layer):
     The defaults are TransNormer's T1; `norm_attention_t2` is T2. The authors use this layer in the higher half of the
     model, and `diag_attention` in the lower half.
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-        activation: φ, "elu", which may be negative, or "elu_plus_one".
-
     Parameters as in the released code: q_proj, k_proj, v_proj, out_proj (D, D) with biases; urpe.theta (1, 1, K // 2)
     and the buffer urpe.v (K), of the positions. The norm has none.
     Initialisation as there: Xavier uniform, of gain 1/sqrt(2) for q, k and v, whose biases are as in PyTorch; the bias
     of out_proj 0; theta_i = 10000^(-2i/K).
-    State: S (B, H, K, K), zeros, and the count of steps.
     """
 
     id = "S-transnormer"
     equation = "S_t = S_{t-1} + phi(k_t) v_t^T,  y_t = W_o SRMSNorm(S_t^T phi(q_t)),  phi = ELU, then positions"
     source = 'Qin et al., "The Devil in Linear Transformer", arXiv:2210.10340, eq. (9)'
     op = "linear_attention"
+    state: ClassVar = NormAttentionState
     sample: ClassVar = {"num_heads": 3}
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, num_heads: int = 8, activation: str = "elu") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        activation: Annotated[
+            options.Activation, one_of(_ACTIVATIONS), 'φ, "elu", which may be negative, or "elu_plus_one"'
+        ] = "elu",
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(f"{self._who()}: activation is {activation!r}, expected 'elu' or 'elu_plus_one'")
         self.dim, self.num_heads, self.head_dim, self.activation = dim, num_heads, dim // num_heads, activation
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(4))
         for project, gain in ((self.q_proj, 0.5), (self.k_proj, 0.5), (self.v_proj, 0.5), (self.out_proj, 1)):
@@ -67,17 +67,10 @@ class NormAttention(Layer):
         nn.init.zeros_(self.out_proj.bias)
         self.urpe = HouseholderRotary(self.head_dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> NormAttentionState:
-        shape = (batch_size, self.num_heads, self.head_dim, self.head_dim)
-        return NormAttentionState(
-            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, 1, device=device, dtype=torch.int64),
-        )
-
-    def forward(
-        self, x: Tensor, state: NormAttentionState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: NormAttentionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, NormAttentionState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
+        recurrent, read = state or cast(NormAttentionState, self.init_state(sequences(x, cu_seqlens)))
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)

@@ -4,29 +4,28 @@ r"""Multi-scale retention, the token mixer of RetNet.
           q_t = e^{i t \theta} W_q x_t, \; k_t = e^{i t \theta} W_k x_t / \sqrt{K}, \quad \gamma_h = 1 - 2^{-5-h}
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import Layer, register
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate_pairs
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 from scanl.ops.fused.rms_norm import rms_norm
+from scanl.ops.offsets import sequences
 
 
 class RetNetState(NamedTuple):
-    """State of `RetNet`.
+    """State of `RetNet`."""
 
-    recurrent: S (B, H, K, V).   steps: number of steps read (B, 1), int64; the rotation continues from it.
-    """
-
-    recurrent: Tensor
-    steps: Tensor
+    recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S")]
+    steps: Annotated[Tensor, Axes("1", "steps read, from which the rotation continues", dtype=torch.int64)]
 
 
 @register("retnet")
@@ -36,15 +35,8 @@ class RetNet(Layer):
     Differs: the released code also divides the scores by sums that have no gradient. The norm of each head cancels
     that, up to its ε, so it is omitted here, as in the paper's recurrence.
 
-    Args:
-        dim: D, model width; H queries and keys of K = D / H channels, an even number.
-        num_heads: H. Head h remembers about 2^(5+h) steps.
-        value_dim: H V; by default 2 D.
-        eps: ε of the norm.
-
     Parameters as in torchscale: q_proj, k_proj (D, D); v_proj, g_proj (H V, D); out_proj (D, H V). The norm has none.
     Initialisation as there: Xavier uniform with gain 2^(-2.5), for out_proj 2^(-1); until November 2023 it was 1.
-    State: S (B, H, K, V), zeros, and the count of steps.
     """
 
     id = "S-retnet"
@@ -55,36 +47,32 @@ class RetNet(Layer):
     )
     source = 'Sun et al., "Retentive Network: A Successor to Transformer for LLMs", arXiv:2307.08621, eq. (6) and (8)'
     op = "linear_attention"
-    sample: ClassVar = {"num_heads": 3, "value_dim": 9}
+    state: ClassVar = RetNetState
+    sample: ClassVar = {"num_heads": 3, "expand_v": 0.75}
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, num_heads: int = 8, value_dim: int | None = None, eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[options.Heads, "H; head h remembers about 2^(5+h) steps"] = 8,
+        expand_v: options.ExpandValues = 2.0,
+        norm_eps: Annotated[float, at_least(0), "ε of the norm"] = 1e-6,
+    ) -> None:
         super().__init__()
-        value_dim = 2 * dim if value_dim is None else value_dim
-        if num_heads < 1 or dim % (2 * num_heads):
-            raise ConfigError(f"retnet: num_heads is {num_heads}, expected a divisor of dim/2={dim / 2:g}")
-        if value_dim < 1 or value_dim % num_heads:
-            raise ConfigError(f"retnet: value_dim is {value_dim}, expected a multiple of num_heads={num_heads}")
-        self.dim, self.num_heads, self.eps = dim, num_heads, eps
-        self.key_dim, self.head_dim = dim // num_heads, value_dim // num_heads
+        if dim % (2 * num_heads):
+            self._refuse("num_heads", num_heads, f"a divisor of dim/2={dim / 2:g}")
+        value = round(expand_v * dim)
+        self.dim, self.num_heads, self.norm_eps = dim, num_heads, norm_eps
+        self.key_dim, self.head_dim = dim // num_heads, value // num_heads
         self.q_proj, self.k_proj = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.v_proj, self.g_proj = nn.Linear(dim, value_dim, bias=False), nn.Linear(dim, value_dim, bias=False)
-        self.out_proj = nn.Linear(value_dim, dim, bias=False)
+        self.v_proj, self.g_proj = nn.Linear(dim, value, bias=False), nn.Linear(dim, value, bias=False)
+        self.out_proj = nn.Linear(value, dim, bias=False)
         for project in (self.q_proj, self.k_proj, self.v_proj, self.g_proj):
             nn.init.xavier_uniform_(project.weight, gain=2**-2.5)
         nn.init.xavier_uniform_(self.out_proj.weight, gain=2**-1)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> RetNetState:
-        shape = (batch_size, self.num_heads, self.key_dim, self.head_dim)
-        return RetNetState(
-            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, 1, device=device, dtype=torch.int64),
-        )
-
-    def forward(
-        self, x: Tensor, state: RetNetState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, RetNetState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: RetNetState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, RetNetState]:
+        recurrent, read = state or cast(RetNetState, self.init_state(sequences(x, cu_seqlens)))
         steps, read = positions(read, x.shape[1], cu_seqlens)
         exponents = torch.arange(self.key_dim // 2, device=x.device, dtype=torch.float64)
         angles = 10000.0 ** (-exponents / max(1, self.key_dim // 2 - 1))  # from 1 to 1/10000
@@ -95,5 +83,5 @@ class RetNet(Layer):
         v = self.v_proj(x).unflatten(-1, (self.num_heads, -1))
         g = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.num_heads, device=x.device, dtype=torch.float64)))
         o, recurrent = linear_attention(q, k, v, g.to(q.dtype), state=recurrent, cu_seqlens=cu_seqlens)
-        o = rms_norm(o, None, self.eps).to(x.dtype)
+        o = rms_norm(o, None, self.norm_eps).to(x.dtype)
         return self.out_proj(F.silu(self.g_proj(x)) * o.flatten(-2)), RetNetState(recurrent, read)

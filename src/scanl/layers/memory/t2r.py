@@ -6,20 +6,28 @@ r"""T2R: linear attention with a learned feature map, into which a softmax trans
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.attention.softmax_attention import SoftmaxAttention
 from scanl.layers.base import as_widened, register, widen
-from scanl.layers.memory.linear_attention import LinearAttentionState
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.positions import positions
 from scanl.layers.parts.rotary import rotate
-from scanl.layers.state import Device, DType
 from scanl.ops import normalized_linear_attention
+from scanl.ops.offsets import sequences
+
+
+class T2RState(NamedTuple):
+    """State of `T2R`."""
+
+    recurrent: Annotated[Tensor, Axes("num_heads, num_features, head_dim + 1", "S, with z as one more column")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64)]
 
 
 @register("t2r")
@@ -29,20 +37,8 @@ class T2R(SoftmaxAttention):
     `scanl.learning.t2r` converts a model with `attention`, such as a checkpoint of transformers, and learns the maps.
     The map is one for queries and keys. Rotary positions, if the transformer has them, are applied before it.
 
-    Args:
-        dim: D, model width.
-        num_heads: H, heads of the queries.
-        num_kv_heads: heads of keys and values, each used by H / num_kv_heads heads of queries; by default H.
-        head_dim: K; by default D / H.
-        num_features: m, features of a head.
-        rope_base: b of the rotary angles.
-        rope_fraction: fraction of each head that is rotated; the paper's transformers have none.
-        bias: biases in the projections.
-        eps: ε, the least denominator.
-
     Parameters as of `attention`, and phi_weight (H, m, K), phi_bias (H, m).
     Initialisation: weights of the projections N(0, 1/D), their biases 0; phi_weight and phi_bias uniform in ±1/sqrt(K).
-    State: S with z as one more column (B, H, m, K + 1), zeros, and a count of steps (B, 1).
     """
 
     id = "S-t2r"
@@ -52,22 +48,25 @@ class T2R(SoftmaxAttention):
     )
     source = 'Kasai et al., "Finetuning Pretrained Transformers into RNNs", arXiv:2103.13076'
     op = "linear_attention"
+    state: ClassVar = T2RState
     sample: ClassVar = {"num_heads": 3, "num_features": 5}
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        num_features: int = 64,
-        rope_base: float = 10000.0,
-        rope_fraction: float = 0.0,
-        bias: bool = False,
-        eps: float = 1e-2,
+        dim: options.Dim,
+        num_heads: Annotated[options.FreeHeads, "H, heads of the queries"] = 8,
+        num_kv_heads: Annotated[
+            options.KeyValueHeads | None, "heads of keys and values, each for several of queries; by default num_heads"
+        ] = None,
+        head_dim: Annotated[options.HeadDim | None, "K, channels of a head; by default dim / num_heads"] = None,
+        num_features: Annotated[int, at_least(1), "m, features of a head"] = 64,
+        rope_base: options.RopeBase = 10000.0,
+        rope_fraction: Annotated[
+            options.RopeFraction, "share of a head's channels that turn with the position; 0 in the paper"
+        ] = 0.0,
+        bias: options.Bias = False,
+        eps: Annotated[options.Eps, "ε, the least denominator"] = 1e-2,
     ) -> None:
-        if num_features < 1:
-            raise ConfigError(f"{self._who()}: num_features is {num_features}, expected at least 1")
         heads = num_heads if num_kv_heads is None else num_kv_heads
         super().__init__(dim, num_heads, heads, head_dim, 1, rope_base, rope_fraction, bias, bias)
         self.num_features, self.eps = num_features, eps
@@ -77,29 +76,17 @@ class T2R(SoftmaxAttention):
             for shape in ((num_heads, num_features, self.head_dim), (num_heads, num_features))
         )
 
-    def init_state(  # type: ignore[override]
-        self, batch_size: int, *, device: Device = None, dtype: DType = None
-    ) -> LinearAttentionState:
-        shape = (batch_size, self.num_heads, self.num_features, self.head_dim + 1)
-        recurrent = self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
-        return LinearAttentionState(recurrent, torch.zeros(batch_size, 1, dtype=torch.int64, device=recurrent.device))
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, state: LinearAttentionState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, LinearAttentionState]:
-        state = self._begin(x, state, cu_seqlens)
-        assert state.steps is not None
-        places, steps = positions(state.steps, x.shape[1], cu_seqlens)
+    def run(self, x: Tensor, state: T2RState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, T2RState]:
+        recurrent, read = state or cast(T2RState, self.init_state(sequences(x, cu_seqlens)))
+        places, steps = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (widen(project(x)).unflatten(-1, (-1, self.head_dim)) for project in projections)
         q, k = (rotate(each, places, self.rotated, self.rope_base) for each in (q, k))
         k, v = (each.repeat_interleave(self.num_heads // self.num_kv_heads, 2) for each in (k, v))
         with as_widened(x):
             q, k = (self._features(each) for each in (q / math.sqrt(self.head_dim), k))
-            o, recurrent = normalized_linear_attention(
-                q, k, v, state=state.recurrent, eps=self.eps, cu_seqlens=cu_seqlens
-            )
-        return self.o_proj(o.flatten(2).to(x.dtype)), LinearAttentionState(recurrent, steps)
+            o, recurrent = normalized_linear_attention(q, k, v, state=recurrent, eps=self.eps, cu_seqlens=cu_seqlens)
+        return self.o_proj(o.flatten(2).to(x.dtype)), T2RState(recurrent, steps)
 
     def _features(self, x: Tensor) -> Tensor:
         return F.relu(torch.einsum("bthk,hmk->bthm", x, widen(self.phi_weight)) + widen(self.phi_bias))

@@ -7,30 +7,28 @@ r"""Token mixer of TransNormerLLM: linear attention with a decay for each head a
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.depth import rise
 from scanl.layers.parts.lrpe import LRPE
 from scanl.layers.parts.norm import simple_rms_norm
 from scanl.layers.parts.positions import positions
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
+from scanl.ops.offsets import sequences
 
 
 class TransNormerState(NamedTuple):
-    """State of `TransNormerLLM`.
+    """State of `TransNormerLLM`."""
 
-    recurrent: S (B, H, K', K).   steps: number of steps read (B, 1), int64; None without positions.
-    """
-
-    recurrent: Tensor
-    steps: Tensor | None
+    recurrent: Annotated[Tensor, Axes("num_heads, key_dim, head_dim", "S; with positions keys have 2K channels")]
+    steps: Annotated[Tensor, Axes("1", "steps read", dtype=torch.int64, when="lrpe")]
 
 
 @register("transnormerllm")
@@ -43,16 +41,9 @@ class TransNormerLLM(Layer):
     released code. In the paper the logarithm of the decay is linear in h. The model's channel mixer, SGLU, is
     `gated_mlp` with activation="identity".
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-        lrpe: positions (LRPE), which double the features of queries and keys; by default in the lowest layer of a stack
-            and outside of stacks.
-
     Parameters as in the released code: qkvu_proj (4D, D), out_proj (D, D); lrpe.theta (H, K) where there are positions.
     The norm has none.
     Initialisation: linear weights N(0, 0.02²); theta_j = 10000^(-2j/D) for channel j of all heads.
-    State: S (B, H, K, K), or (B, H, 2K, K) and the count of steps where there are positions; zeros.
     """
 
     id = "S-transnormerllm"
@@ -65,13 +56,21 @@ class TransNormerLLM(Layer):
         "arXiv:2307.14995, sec. 3.1"
     )
     op = "linear_attention"
+    state: ClassVar = TransNormerState
     sample: ClassVar = {"num_heads": 3}
     residual_out = "out_proj"
 
-    def __init__(self, dim: int, num_heads: int = 8, lrpe: bool | None = None) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        lrpe: Annotated[
+            bool | None,
+            "positions (LRPE), which double the features of queries and keys; by default in the lowest layer of a "
+            "stack and outside of stacks",
+        ] = None,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"transnormerllm: num_heads is {num_heads}, expected a divisor of dim={dim}")
         self.dim, self.num_heads, self.head_dim, self.positioned = dim, num_heads, dim // num_heads, lrpe
         self.qkvu_proj = nn.Linear(dim, 4 * dim, bias=False)
         self.out_proj = nn.Linear(dim, dim, bias=False)
@@ -85,21 +84,18 @@ class TransNormerLLM(Layer):
         if self.positioned is None and index:
             self.lrpe = None
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TransNormerState:
-        double = 1 if self.lrpe is None else 2
-        shape = (batch_size, self.num_heads, double * self.head_dim, self.head_dim)
-        return TransNormerState(
-            self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32),
-            None if self.lrpe is None else self._zeros(batch_size, 1, device=device, dtype=torch.int64),
-        )
+    @property
+    def key_dim(self) -> int:
+        """Channels of the features of a head's keys."""
+        return self.head_dim if self.lrpe is None else 2 * self.head_dim
 
-    def forward(
-        self, x: Tensor, state: TransNormerState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: TransNormerState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, TransNormerState]:
-        recurrent, read = self._begin(x, state, cu_seqlens)
+        recurrent, read = state or cast(TransNormerState, self.init_state(sequences(x, cu_seqlens)))
         q, k, v, u = self.qkvu_proj(x).chunk(4, -1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), F.silu(k), v))
-        if self.lrpe is not None and read is not None:
+        if self.lrpe is not None:
             steps, read = positions(read, x.shape[1], cu_seqlens)
             q, k = self.lrpe(q, steps), self.lrpe(k, steps)
         slopes = torch.tensor(alibi_slopes(self.num_heads), device=x.device, dtype=widen(q).dtype)

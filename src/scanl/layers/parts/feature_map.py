@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import Configured, above, at_least
 from scanl.errors import ConfigError, nearest
 from scanl.layers.base import widen
 from scanl.layers.module import Module
@@ -30,17 +32,21 @@ _RANDOM = {
 _SCALED = ("taylor", "quadratic", "positive_random_features", "trigonometric_random_features")
 
 
-class FeatureMap(Module):
-    """Feature map φ for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
+Name = Annotated[
+    str | Callable[[Tensor], Tensor],
+    "φ, from K to K' channels, for both queries and keys: the name of a function in `scanl.ops.feature_maps`; or a "
+    "function of your own from (..., K) to (..., K'), such as a module, whose parameters are learned too",
+]
+Features = Annotated[
+    int | None, at_least(1), "m, rows of the projection of a random map; by default K ln K, rounded down"
+]
+Shifts = Annotated[int, at_least(1), "ν, shifts of dpfp"]
+Horizon = Annotated[float, above(0), "M, the longest distance of cosine_reweighting, in steps"]
+Degree = Annotated[int, at_least(1), "p, the degree of polynomial"]
 
-    Args:
-        name: name of a function in `scanl.ops.feature_maps`; or a function of your own from (..., K) to (..., K'), such
-            as a module, whose parameters are learned too.
-        num_heads, head_dim: H and K.
-        num_features: m, rows of a random projection; by default K ln K, rounded down.
-        nu: ν of dpfp, the number of shifts.
-        horizon: M of cosine_reweighting, the longest distance in steps.
-        degree: p of polynomial.
+
+class FeatureMap(Module, metaclass=Configured):
+    """Feature map φ for heads of K channels: (B, T, H, K) to (B, T, H, `width`), float32 or wider.
 
     Random maps have a buffer `projection`, which the state_dict keeps; `redraw` draws another. It is (m, K) with
     orthogonal rows, which all heads use; for fourier_features it is (H, m, K) with independent rows. fourier_features
@@ -48,30 +54,27 @@ class FeatureMap(Module):
     random maps for softmax multiply x by K^(-1/4).
     """
 
+    name = "feature_map"
     projection: Tensor | None
 
     def __init__(
         self,
-        name: str | Callable[[Tensor], Tensor],
-        num_heads: int,
-        head_dim: int,
-        num_features: int | None = None,
-        nu: int = 1,
-        horizon: float = 4096,
-        degree: int = 2,
+        feature_map: Name,
+        num_heads: Annotated[int, at_least(1), "H, number of heads"],
+        head_dim: Annotated[int, at_least(1), "K, channels of a head"],
+        num_features: Features = None,
+        nu: Shifts = 1,
+        horizon: Horizon = 4096,
+        degree: Degree = 2,
     ) -> None:
         super().__init__()
         known = [*FEATURE_MAPS, *_RANDOM, "cosine_reweighting"]
+        name = feature_map
         self.function = None if isinstance(name, str) else name
         if self.function is None and name not in known:
             raise nearest("feature map", name, known)
-        if not (isinstance(name, str) or callable(name)):
-            raise ConfigError(f"feature_map: it is a {type(name).__name__}, expected a name or a function")
         if num_features is None:
             num_features = max(1, int(head_dim * math.log(head_dim)))
-        if num_features < 1 or not horizon > 0:
-            found = f"num_features is {num_features} and horizon is {horizon}"
-            raise ConfigError(f"feature_map: {found}, expected positive numbers")
         self.name, self.head_dim, self.nu, self.horizon, self.degree = name, head_dim, nu, horizon, degree
         self.positional = name == "cosine_reweighting"
         each = name == "fourier_features"

@@ -1,28 +1,28 @@
 """Base class of layers with a matrix memory: projections, short convolutions, SiLU, and the state."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
 from scanl.layers.base import Layer
+from scanl.layers.initial_state import Axes, Each
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.state import Device, DType
 
 Windows: TypeAlias = tuple[Tensor, ...]  # the last inputs of each convolution, (B, W-1, width)
 
 
+LastInputs: TypeAlias = Annotated[Windows, Each("windows", "the last inputs of the convolutions")]
+
+
 class MemoryState(NamedTuple):
-    """State of a matrix memory.
+    """State of a matrix memory."""
 
-    recurrent: S (B, H, K, V), float32 or wider.   conv: the last inputs of each convolution; () without convolutions.
-    """
-
-    recurrent: Tensor
-    conv: Windows
+    recurrent: Annotated[Tensor, Axes("*memory", "S")]
+    conv: LastInputs
 
 
 class QueryKeyValue(Layer):
@@ -33,6 +33,7 @@ class QueryKeyValue(Layer):
 
     memory: tuple[int, ...]  # H, K, V of the state; a layer may have another shape
     windows: list[tuple[int, int]]  # W-1 and the channels of each convolution
+    state: ClassVar = MemoryState
     reads: ClassVar = dict.fromkeys(("q_conv1d", "k_conv1d", "v_conv1d"), nn.Conv1d)
 
     def _make_projections(self, widths: Sequence[int], conv_size: int | None, conv_bias: bool) -> None:
@@ -45,18 +46,12 @@ class QueryKeyValue(Layer):
             None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
             for width in widths
         )
-        self.windows = [((conv_size or 1) - 1, width) for width in widths]
-
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MemoryState:
-        recurrent = self._zeros(batch_size, *self.memory, device=device, dtype=dtype, at_least=torch.float32)
-        return MemoryState(recurrent, self._init_windows(batch_size, device, dtype))
+        self.windows = [] if conv_size is None else [(conv_size - 1, width) for width in widths]
 
     def _init_windows(self, batch_size: int, device: Device, dtype: DType) -> Windows:
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         return tuple(
             self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
-            for conv, shape in zip(convs, self.windows, strict=True)
-            if conv is not None
+            for shape in self.windows
         )
 
     def _read(
@@ -70,7 +65,6 @@ class QueryKeyValue(Layer):
 
         silu: for each of q, k and v, whether to apply SiLU.
         """
-        self._check(x, state, cu_seqlens)
         recurrent, windows = (None, None) if state is None else state
         before, parts, after = iter(windows or [None] * 3), [], []
         projections = ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d))
@@ -83,14 +77,3 @@ class QueryKeyValue(Layer):
                 part = F.silu(part)
             parts.append(part)
         return parts, recurrent, tuple(after)
-
-
-def whole_heads(who: str, option: str, expand: float, dim: int, num_heads: int) -> int:
-    """Return expand * dim / num_heads, the channels of one head. Raises ConfigError unless they are whole numbers."""
-    width = round(expand * dim)
-    if num_heads < 1 or width < 1 or abs(width - expand * dim) > 1e-5 * width or width % num_heads:
-        raise ConfigError(
-            f"{who}: {option} is {expand} and num_heads is {num_heads}, expected {option} * dim={expand * dim:g} to be "
-            "a multiple of num_heads"
-        )
-    return width // num_heads
