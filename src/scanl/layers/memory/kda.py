@@ -4,43 +4,31 @@ r"""Kimi delta attention: the delta rule with a decay for each channel of the ke
           o_t = S_t^\top q_t / \sqrt{K}, \quad g_t = -e^{A_{\log}} \mathrm{softplus}(W_2 W_1 x_t + b)
 """
 
-from typing import ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import preset, register, widen
-from scanl.layers.memory.gated_deltanet import GatedDeltaNet
+from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead, KeyHeads
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.time_step import time_step_bias
 
 
 @register("kda")
-class KDA(GatedDeltaNet):
+class KDA(DeltaMemory):
     """Kimi delta attention: gated DeltaNet with a decay for each key channel, and low-rank gates.
 
     Queries, keys and values are convolved; queries and keys have unit length. `kda_negative_eigenvalues` has write
     strengths up to 2.
-
-    Args:
-        dim: D, model width.
-        head_dim: K, channels of a query and of a key.
-        expand_v: V = expand_v * head_dim channels of a value; V is also the rank of the weights of the two gates.
-        num_heads: heads of queries and keys; by default D / head_dim.
-        num_v_heads: H, heads of values, a multiple of num_heads; by default num_heads.
-        use_short_conv: convolutions over q, k and v.
-        allow_neg_eigval: write strengths up to 2 instead of 1.
-        safe_gate: g_t = -5 σ(e^{A_log} (W_2 W_1 x_t + b)), which is never below -5.
-        conv_size, conv_bias: W, the window of the convolutions, and their bias.
-        norm_eps: ε of the norm.
 
     Parameters as in flash-linear-attention: those of `gated_deltanet` without a_proj; f_proj.0 (V, D), f_proj.1 (H K,
     V); g_proj.0 (V, D), g_proj.1 (H V, V) with a bias; A_log (H), dt_bias (H K), without weight decay.
     Initialisation: A_log = ln U(1, 16), or 0 for safe_gate; softplus(dt_bias) log-uniform in [0.001, 0.1]; linear
     weights N(0, 0.02²), their bias 0; the convolutions as in PyTorch and
     in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
-    State: S (B, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-kda"
@@ -50,43 +38,37 @@ class KDA(GatedDeltaNet):
         "alpha_t = exp(-exp(A_log) softplus(W_2 W_1 x_t + b));  y = W_o (RMSNorm(o) * sigmoid(W_4 W_3 x + c))"
     )
     source = 'Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", arXiv:2510.26692, eq. (1)'
-    sample: ClassVar = {"head_dim": 3, "num_heads": 2, "num_v_heads": 4}
+    forget_gate = False  # its decay is its own
 
     def __init__(
         self,
-        dim: int,
-        head_dim: int = 128,
-        expand_v: float = 1.0,
-        num_heads: int | None = None,
-        num_v_heads: int | None = None,
-        use_short_conv: bool = True,
-        allow_neg_eigval: bool = False,
-        safe_gate: bool = False,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        head_dim: Annotated[options.HeadDim, "K, channels of a query and of a key"] = 128,
+        expand_v: Annotated[ExpandHead, "V / head_dim; V is also the rank of the weights of the two gates"] = 1.0,
+        num_heads: Annotated[KeyHeads | None, "heads of queries and keys; by default dim / head_dim"] = None,
+        output_gate: Annotated[options.OutputGate, "a low-rank sigmoid gate after the norm"] = True,
+        allow_neg_eigval: options.NegativeEigenvalues = False,
+        safe_gate: Annotated[bool, "g_t = -5 σ(e^{A_log} (W_2 W_1 x_t + b)), which is never below -5"] = False,
+        **shared: Any,
     ) -> None:
+        self.allow_neg_eigval = allow_neg_eigval
         super().__init__(
             dim,
-            expand_v,
-            head_dim,
-            max(1, dim // max(1, head_dim)) if num_heads is None else num_heads,
-            num_v_heads,
-            use_forget_gate=False,
-            use_gate=False,
-            use_short_conv=use_short_conv,
-            allow_neg_eigval=allow_neg_eigval,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
+            expand_v=expand_v,
+            head_dim=head_dim,
+            num_heads=max(1, dim // head_dim) if num_heads is None else num_heads,
+            output_gate=False,
+            **shared,
         )
         heads, value = self.num_v_heads, self.head_v_dim
         self.safe_gate = safe_gate
         self.A_log = nn.Parameter(torch.zeros(heads) if safe_gate else (1 + 15 * torch.rand(heads)).log())
         self.dt_bias = nn.Parameter(time_step_bias(heads * head_dim))
         self.f_proj = nn.Sequential(nn.Linear(dim, value, bias=False), nn.Linear(value, heads * head_dim, bias=False))
-        self.g_proj = nn.Sequential(nn.Linear(dim, value, bias=False), nn.Linear(value, heads * value))
-        self.o_norm = GatedRMSNorm(value, norm_eps, activation=torch.sigmoid)
-        for linear in (*self.f_proj, *self.g_proj):
+        if output_gate:
+            self.g_proj = nn.Sequential(nn.Linear(dim, value, bias=False), nn.Linear(value, heads * value))
+        self.o_norm = GatedRMSNorm(value, self.o_norm.eps, activation=torch.sigmoid)
+        for linear in (*self.f_proj, *(self.g_proj.children() if self.g_proj is not None else ())):
             assert isinstance(linear, nn.Linear)
             nn.init.normal_(linear.weight, std=0.02)
             if linear.bias is not None:

@@ -5,34 +5,35 @@ r"""MesaNet: each step reads the linear map that best fits all keys and values s
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least, below
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
-from scanl.layers.parts.query_key_value import QueryKeyValue, Windows
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.query_key_value import LastInputs, QueryKeyValue
 from scanl.ops import linear_attention
 from scanl.ops._frame.nonfinite import readable
 from scanl.ops.delta_rule import unit
 
 
 class Sums(NamedTuple):
-    """Decayed sums over the past. keys: G, of k kᵀ, (B, H, K, K).   values: S, of k vᵀ, (B, H, K, K)."""
+    """Decayed sums over the past."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Annotated[Tensor, Axes("*memory", "G, of k kᵀ")]
+    values: Annotated[Tensor, Axes("*memory", "S, of k vᵀ")]
 
 
 class MesaState(NamedTuple):
-    """State of `MesaNet`: the sums, and the last inputs of the convolutions of q and k."""
+    """State of `MesaNet`."""
 
-    recurrent: Sums
-    conv: Windows
+    recurrent: Annotated[Sums, Sums]
+    conv: LastInputs
 
 
 @register("mesanet")
@@ -43,17 +44,6 @@ class MesaNet(QueryKeyValue):
     directions as queries. The gradient is that of the solution: the backward pass solves once more, with the gradient
     as the right-hand side.
 
-    Args:
-        dim: D, model width.
-        num_heads: H; by default D / head_dim.
-        head_dim: K, channels of a query, a key and a value.
-        use_gate: a SiLU gate after the norm of the output.
-        use_short_conv: convolutions over q and k.
-        conv_size, conv_bias: W, the window of the convolutions, and their bias.
-        lambda_lower_bound: least λ.
-        cg_steps: iterations at most; in exact arithmetic K of them are enough.
-        norm_eps: ε of the norm.
-
     Parameters as in flash-linear-attention: q_proj, k_proj, v_proj (H K, D); a_proj, b_proj (H, D) with a bias;
     lambda_params (H K), without weight decay; q_conv1d, k_conv1d with weight (H K, 1, W); g_proj (H K, D) for the gate;
     o_norm.weight (K); o_proj (D, H K).
@@ -61,7 +51,6 @@ class MesaNet(QueryKeyValue):
     iteration does not change it. The released code instead adds 1e-5 to its divisors and makes all iterations.
     Initialisation: linear weights N(0, 0.02²), their bias 0, λ 1, the norm 1, the convolutions as in PyTorch and
     in fla's layers. (fla's models draw convolutions from N(0, 0.02²).)
-    State: G and S, (B, H, K, K) each, zeros, and the last inputs of the convolutions.
     """
 
     id = "S-mesanet"
@@ -74,42 +63,39 @@ class MesaNet(QueryKeyValue):
         "eq. (5)"
     )
     op = "linear_attention"
+    state: ClassVar = MesaState
     sample: ClassVar = {"num_heads": 2, "head_dim": 3, "cg_steps": 4}
     residual_out = "o_proj"
     hints: ClassVar = {"lambda_params": UNDECAYED}
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int | None = None,
-        head_dim: int = 128,
-        use_gate: bool = False,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        lambda_lower_bound: float = 0.25,
-        cg_steps: int = 30,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        num_heads: Annotated[options.FreeHeads | None, "H, number of heads; by default dim / head_dim"] = None,
+        head_dim: Annotated[options.HeadDim, "K, channels of a query, a key and a value"] = 128,
+        output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = False,
+        conv_size: Annotated[
+            options.ConvSizeOrNone, "W, window of the causal convolutions of q and k; None for no convolutions"
+        ] = 4,
+        conv_bias: options.ConvBias = False,
+        lambda_lower_bound: Annotated[float, at_least(0), below(1), "least λ"] = 0.25,
+        cg_steps: Annotated[int, at_least(1), "iterations at most; in exact arithmetic K of them are enough"] = 30,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
         # torch.compile cannot trace a backward pass that takes gradients, so it calls the function as it is. It is not
         # told where the function is defined, because that would import the compiler with every layer.
         torch.compiler.allow_in_graph(_solve)
-        heads = max(1, dim // max(1, head_dim)) if num_heads is None else num_heads
-        if min(heads, head_dim, conv_size, cg_steps) < 1:
-            found = f"num_heads is {heads}, head_dim is {head_dim}, conv_size is {conv_size} and cg_steps is {cg_steps}"
-            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
-        if not 0 <= lambda_lower_bound < 1:
-            raise ConfigError(f"{self._who()}: lambda_lower_bound is {lambda_lower_bound}, expected 0 to 1, without 1")
+        heads = max(1, dim // head_dim) if num_heads is None else num_heads
         self.dim, self.num_heads, self.head_dim = dim, heads, head_dim
         self.lambda_lower_bound, self.cg_steps = lambda_lower_bound, cg_steps
         width = heads * head_dim
         self.memory = (heads, head_dim, head_dim)
-        self._make_projections((width, width, width), conv_size if use_short_conv else None, conv_bias)
-        self.v_conv1d = None
+        self._make_projections((width, width, width), conv_size, conv_bias)
+        self.v_conv1d, self.windows = None, self.windows[:2]
         self.a_proj, self.b_proj = nn.Linear(dim, heads), nn.Linear(dim, heads)
         self.lambda_params = nn.Parameter(torch.full((width,), math.log(math.expm1(1 - lambda_lower_bound))))
-        self.g_proj = nn.Linear(dim, width, bias=False) if use_gate else None
+        self.g_proj = nn.Linear(dim, width, bias=False) if output_gate else None
         self.o_norm = GatedRMSNorm(head_dim, norm_eps)
         self.o_proj = nn.Linear(width, dim, bias=False)
         for module in self.children():
@@ -118,13 +104,7 @@ class MesaNet(QueryKeyValue):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MesaState:  # type: ignore[override]
-        values, conv = super().init_state(batch_size, device=device, dtype=dtype)
-        return MesaState(Sums(torch.zeros_like(values), values), conv)
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, state: MesaState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, MesaState]:
+    def run(self, x: Tensor, state: MesaState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MesaState]:
         qkv, sums, conv = self._read(x, state, cu_seqlens, (True, True, False))
         q, k, v = (widen(part).unflatten(-1, (self.num_heads, self.head_dim)) for part in qkv)
         q, k, g = unit(q, 1e-6), unit(k, 1e-6), F.logsigmoid(widen(self.a_proj(x)))

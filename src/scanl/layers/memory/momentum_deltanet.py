@@ -6,15 +6,16 @@ r"""Momentum DeltaNet: a delta rule whose corrections are averaged over time bef
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, as_widened, register, widen
-from scanl.layers.memory.gated_deltanet import GatedDeltaNet
 from scanl.layers.parts.cell_layer import Draw, samples
+from scanl.layers.parts.delta_memory import DeltaMemory, ExpandHead
 from scanl.layers.parts.query_key_value import MemoryState
 from scanl.ops.cell import cell
 from scanl.ops.delta_rule import unit
@@ -60,22 +61,11 @@ def _each_head(
 
 
 @register("momentum_deltanet")
-class MomentumDeltaNet(GatedDeltaNet):
+class MomentumDeltaNet(DeltaMemory):
     """Momentum DeltaNet: gated DeltaNet whose corrections pass through a running average, the momentum.
 
     The transition of the pair (memory, momentum) is not diagonal plus rank one. So the layer runs as a cell, step by
     step.
-
-    Args:
-        dim: D, model width.
-        expand_v: V = expand_v * head_dim channels of a value.
-        head_dim: K, channels of a query and of a key; by default 3/4 D / num_heads, rounded.
-        num_heads: H.
-        use_gate: a SiLU gate after the norm of the output.
-        use_short_conv: convolutions over q, k and v.
-        min_log_mu: least ln μ.
-        conv_size, conv_bias: W, the window of the convolutions, and their bias.
-        norm_eps: ε of the norm.
 
     η = 1 + tanh(W_e x / √D), tan θ = η e^{log_factor}, β = sin²θ σ(W_b x), ln α = ln cos²θ - e^{A_log} softplus(W_a x +
     dt_bias), ln μ = -e^{Mu_log} softplus(W_m x + mu_bias). Queries are q - e^{D_log} k. Queries and keys have unit
@@ -84,7 +74,6 @@ class MomentumDeltaNet(GatedDeltaNet):
     log_factor, D_log (H), without weight decay.
     Initialisation: as of `gated_deltanet`; Mu_log = ln U(0, 16), log_factor = ln U(0, 4), D_log = ln U(0, 1), mu_bias
     equal to dt_bias.
-    State: S and M, (B, 2, H, K, V), zeros, and the last inputs of the convolutions.
     """
 
     id = "S-momentum-delta"
@@ -96,28 +85,20 @@ class MomentumDeltaNet(GatedDeltaNet):
 
     def __init__(
         self,
-        dim: int,
-        expand_v: float = 2.0,
-        head_dim: int | None = None,
-        num_heads: int = 6,
-        use_gate: bool = True,
-        use_short_conv: bool = True,
-        min_log_mu: float = -2.0,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        expand_v: ExpandHead = 2.0,
+        head_dim: Annotated[
+            options.HeadDim | None,
+            "K, channels of a query and of a key; by default those of all heads together are 3/4 dim, rounded",
+        ] = None,
+        num_heads: options.FreeHeads = 6,
+        output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = True,
+        min_log_mu: Annotated[float, "least ln μ"] = -2.0,
+        conv_size: options.ConvSizeOrNone = 4,
+        conv_bias: options.ConvBias = False,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
-        super().__init__(
-            dim,
-            expand_v,
-            head_dim,
-            num_heads,
-            use_gate=use_gate,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            norm_eps=norm_eps,
-        )
+        super().__init__(dim, expand_v, head_dim, num_heads, None, output_gate, conv_size, conv_bias, norm_eps)
         self.min_log_mu = min_log_mu
         self.memory = (2, num_heads, self.head_dim, self.head_v_dim)
         self.e_proj, self.m_proj = (nn.Linear(dim, num_heads, bias=False) for _ in range(2))
@@ -128,9 +109,7 @@ class MomentumDeltaNet(GatedDeltaNet):
             nn.Parameter((high * (1 - torch.rand(num_heads))).log()) for high in (16, 4, 1)
         )
 
-    def forward(
-        self, x: Tensor, state: MemoryState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, MemoryState]:
+    def run(self, x: Tensor, state: MemoryState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MemoryState]:
         qkv, recurrent, conv = self._read(x, state, cu_seqlens)
         q, k, v = (widen(part).unflatten(-1, (self.num_heads, -1)) for part in qkv)
         q, k = unit(q - widen(self.D_log).exp()[:, None] * k, 1e-6), unit(k, 1e-6)
