@@ -205,7 +205,7 @@ SEEN = {
                 "--data-options.length 128 --steps 100 --lr 3e-3",
             )
         ),
-        Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1, use_short_conv: false}'",)),
+        Side("deltaproduct", ("--layer-options '{num_heads: 2, head_dim: 16, expand_v: 1, conv_size: null}'",)),
         Side("gla", ("--layer-options '{num_heads: 2}'",)),
         reached=0.99,
         missed=0.6,

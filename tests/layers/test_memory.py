@@ -79,7 +79,7 @@ def gated_deltanet(layer, xs, step=None, gate=silu, decay=None):
         beta = ((2 if layer.allow_neg_eigval else 1) * sigmoid(linear(layer.b_proj, x))).view(n, H)
         if decay is not None:
             alpha = torch.exp(decay(layer, x))
-        elif layer.use_forget_gate:
+        elif layer.forget_gate:
             alpha = torch.exp(-layer.A_log.exp() * softplus(linear(layer.a_proj, x) + layer.dt_bias))
         else:
             alpha = torch.ones(H)
@@ -157,7 +157,7 @@ def deltanet(layer, xs):
         "relu": F.relu,
         "elu": lambda v: torch.where(v > 0, v + 1, torch.exp(v)),
         "identity": lambda v: v,
-    }[layer.qk_activation]
+    }[layer.activation]
     norm = unit if layer.qk_norm == "l2" else lambda v: v / v.abs().sum().clamp(min=1e-6)
     pairs = [(layer.q_conv1d, layer.q_proj, map_of), (layer.k_conv1d, layer.k_proj, map_of)]
     pairs.append((layer.v_conv1d, layer.v_proj, silu))
@@ -305,7 +305,7 @@ def gsa(layer, xs):
 
 def abc(layer, xs):
     """A mean over so many weights keeps the part that the ones before are of all."""
-    H, K = layer.num_heads, layer.head_k_dim
+    H, K = layer.num_heads, layer.head_dim
     weights = [torch.exp(linear(layer.s_proj, x).clamp(-layer.clamp, layer.clamp)).view(H, -1) for x in xs]
     sums = [sum(weights[: t + 1]) for t in range(len(xs))]
 
@@ -584,12 +584,19 @@ EQUATIONS = {
     "gated_deltanet": (lambda: layers.build("gated_deltanet", DIM, head_dim=3, num_heads=2), gated_deltanet),
     "gated_deltanet_shared": (
         lambda: layers.build(
-            "gated_deltanet", DIM, head_dim=4, num_heads=1, num_v_heads=3, expand_v=0.5, use_gate=False, conv_bias=True
+            "gated_deltanet",
+            DIM,
+            head_dim=4,
+            num_heads=1,
+            num_v_heads=3,
+            expand_v=0.5,
+            output_gate=False,
+            conv_bias=True,
         ),
         gated_deltanet,
     ),
     "gated_deltanet_negative_eigenvalues": (
-        lambda: layers.build("gated_deltanet_negative_eigenvalues", DIM, head_dim=3, num_heads=2, use_short_conv=False),
+        lambda: layers.build("gated_deltanet_negative_eigenvalues", DIM, head_dim=3, num_heads=2, conv_size=None),
         gated_deltanet,
     ),
     "qwen3_next_deltanet": (
@@ -606,13 +613,13 @@ EQUATIONS = {
     ),
     "kda": (lambda: layers.build("kda", DIM, head_dim=3, num_heads=2, num_v_heads=4, expand_v=2.0), kda),
     "kda_safe": (
-        lambda: layers.build("kda", DIM, head_dim=4, safe_gate=True, use_short_conv=False),
+        lambda: layers.build("kda", DIM, head_dim=4, safe_gate=True, conv_size=None),
         kda,
     ),
     "kda_negative_eigenvalues": (lambda: layers.build("kda_negative_eigenvalues", DIM, head_dim=4), kda),
     "comba": (lambda: layers.build("comba", DIM, head_dim=3, num_heads=2, num_v_heads=4), comba),
     "comba_plain": (
-        lambda: layers.build("comba", DIM, num_heads=2, use_gate=False, use_short_conv=False, correction_factor=0.02),
+        lambda: layers.build("comba", DIM, num_heads=2, output_gate=False, conv_size=None, correction_factor=0.02),
         comba,
     ),
     "gla": (lambda: layers.build("gla", DIM, num_heads=2, gate_rank=3), gla),
@@ -623,9 +630,9 @@ EQUATIONS = {
             expand_k=1.0,
             expand_v=0.5,
             num_heads=4,
-            use_short_conv=True,
+            conv_size=4,
             conv_bias=True,
-            use_output_gate=False,
+            output_gate=False,
             gate_logit_normalizer=2,
         ),
         gla,
@@ -634,7 +641,7 @@ EQUATIONS = {
     "deltanet_2021": (lambda: layers.build("deltanet_2021", DIM, num_heads=2), deltanet),
     "deltanet_gated": (
         lambda: layers.build(
-            "deltanet", DIM, num_heads=2, use_gate=True, allow_neg_eigval=True, conv_bias=True, qk_activation="identity"
+            "deltanet", DIM, num_heads=2, output_gate=True, allow_neg_eigval=True, conv_bias=True, activation="identity"
         ),
         deltanet,
     ),
@@ -644,12 +651,12 @@ EQUATIONS = {
     ),
     "deltanet_wide": (
         lambda: layers.build(
-            "deltanet", DIM, num_heads=4, expand_k=0.5, expand_v=2.0, use_beta=False, qk_activation="relu"
+            "deltanet", DIM, num_heads=4, expand_k=0.5, expand_v=2.0, use_beta=False, activation="relu"
         ),
         deltanet,
     ),
     "retnet": (lambda: layers.build("retnet", DIM, num_heads=2), retnet),
-    "retnet_narrow": (lambda: layers.build("retnet", DIM, num_heads=4, value_dim=12), retnet),
+    "retnet_narrow": (lambda: layers.build("retnet", DIM, num_heads=4, expand_v=1.5), retnet),
     "linear_attention": attention(expand_k=0.5, expand_v=2.0),
     "unnormalised_linear_attention": attention("unnormalised_linear_attention"),
     "noncausal_linear_attention": attention("noncausal_linear_attention"),
@@ -663,8 +670,8 @@ EQUATIONS = {
     "rfa_gate": attention("rfa_gate"),
     "arc_cosine_attention": attention("arc_cosine_attention"),
     "fwp": attention("fwp"),
-    "based": attention("based", head_k_dim=3),
-    "rebased": attention("rebased", head_k_dim=3),
+    "based": attention("based", head_dim=3),
+    "rebased": attention("rebased", head_dim=3),
     "dpfp": attention("dpfp"),
     "dpfp_normalised": attention("dpfp", normalize=True),
     "cosformer": attention("cosformer", horizon=20),
@@ -715,7 +722,7 @@ EQUATIONS = {
     "abc": (lambda: layers.build("abc", DIM, num_heads=2, num_slots=3), abc),
     "abc_plain": (
         lambda: layers.build(
-            "abc", DIM, num_heads=2, num_slots=5, expand_k=0.75, use_rope=False, use_output_gate=False, clamp=0.5
+            "abc", DIM, num_heads=2, num_slots=5, expand_k=0.75, use_rope=False, output_gate=False, clamp=0.5
         ),
         abc,
     ),
@@ -841,7 +848,7 @@ def test_init_of_gla():
 
 
 def test_init_of_deltanet():
-    layer = layers.build("deltanet", 256, use_gate=True)
+    layer = layers.build("deltanet", 256, output_gate=True)
     for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.b_proj, layer.g_proj, layer.o_proj):
         assert_normal(project.weight, 0.02)
     assert_uniform(layer.k_conv1d.weight, -1 / 2, 1 / 2)
@@ -867,7 +874,7 @@ def test_retention_does_not_care_where_it_starts():
 
 
 def test_init_of_linear_attention():
-    layer = layers.build("performer", 64, num_heads=1, gate=True, norm_qk=True)
+    layer = layers.build("performer", 64, num_heads=1, forget_gate=True, norm_qk=True)
     for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gate_proj):
         assert_uniform(project.weight, -1 / 8, 1 / 8)
     for norm in (layer.q_norm, layer.k_norm):
@@ -942,7 +949,7 @@ def test_projections_are_redrawn_on_demand(name):
 
 def test_sizes_of_based():
     layer = layers.build("based", 24)
-    assert (layer.head_k_dim, layer.head_v_dim, layer.feature_map.width) == (16, 3, 153)
+    assert (layer.head_dim, layer.head_v_dim, layer.feature_map.width) == (16, 3, 153)
     assert layers.build("rebased", 24).feature_map.width == 136
 
 
@@ -1158,45 +1165,55 @@ WRONG = [
     ("mamba2", {"d_state": 0}, "d_state is 0 and d_conv is 4, expected at least 1"),
     ("mamba2", {"headdim": 4, "A_init_range": (0, 1)}, r"A_init_range is \(0, 1\), expected 0 < low <= high"),
     ("mamba2", {"headdim": 4, "dt_min": 1.0}, "dt_min is 1.0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-    ("gated_deltanet", {"head_dim": 0}, "head_dim is 0, num_heads is 6, num_householder is 1 and conv_size is"),
+    ("gated_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("gated_deltanet", {"num_v_heads": 7}, "num_v_heads is 7, expected a multiple of num_heads=6"),
     ("gated_deltanet", {"head_dim": 3, "expand_v": 0.5}, "expand_v is 0.5, expected a whole number of channels of"),
-    ("gated_deltaproduct", {"num_householder": 0}, "num_householder is 0 and conv_size is 4, expected at least 1"),
-    ("kda", {"head_dim": 0}, "head_dim is 0, num_heads is 8, num_householder is 1 and conv_size is 4, expected"),
-    ("gla", {"expand_k": 0.3}, r"expand_k is 0.3 and num_heads is 4, expected expand_k \* dim=2.4 to be a multiple"),
-    ("gla", {"num_heads": 3}, r"expand_k is 0.5 and num_heads is 3, expected expand_k \* dim=4 to be a multiple"),
+    ("gated_deltaproduct", {"num_householder": 0}, "num_householder is 0, expected at least 1"),
+    ("kda", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
+    ("gla", {"expand_k": 0.3}, "expand_k is 0.3, expected dim=8 times it to be a multiple of num_heads=4"),
+    ("gla", {"num_heads": 3}, "expand_k is 0.5, expected dim=8 times it to be a multiple of num_heads=3"),
     ("gla", {"gate_rank": 0}, "gate_rank is 0, expected at least 1"),
-    ("deltanet", {"num_heads": 3}, r"expand_k is 1.0 and num_heads is 3, expected expand_k \* dim=8 to be a multiple"),
+    ("deltanet", {"num_heads": 3}, "expand_k is 1.0, expected dim=8 times it to be a multiple of num_heads=3"),
     ("deltanet", {"conv_size": 0}, "conv_size is 0, expected at least 1"),
-    ("deltanet", {"qk_activation": "gelu"}, "qk_activation is 'gelu', expected one of silu, relu, elu, identity"),
-    ("deltanet", {"qk_norm": "l1"}, "qk_norm is 'l1', expected 'l2' or 'sum'"),
+    ("deltanet", {"activation": "gelu"}, "unknown activation 'gelu'"),
+    ("deltanet", {"qk_norm": "l1"}, "unknown qk_norm 'l1'"),
     ("retnet", {"num_heads": 8}, "num_heads is 8, expected a divisor of dim/2=4"),
-    ("retnet", {"num_heads": 2, "value_dim": 5}, "value_dim is 5, expected a multiple of num_heads=2"),
-    ("linear_attention", {"num_heads": 3}, "num_heads is 3, expected expand_k"),
-    ("linear_attention", {"head_k_dim": 0}, "head_k_dim is 0, expected at least 1"),
-    ("linear_attention", {"gate": True, "causal": False}, "gate is True, expected False because of causal=False"),
-    ("linear_attention", {"output_norm": "l2"}, "output_norm is 'l2', expected 'identity' or 'rmsnorm'"),
+    ("retnet", {"num_heads": 2, "expand_v": 0.625}, "expand_v is 0.625, expected dim=8 times it to be a multiple of"),
+    ("linear_attention", {"num_heads": 3}, "expand_k is 1.0, expected dim=8 times it to be a multiple of num_heads=3"),
+    ("linear_attention", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
+    (
+        "linear_attention",
+        {"forget_gate": True, "causal": False},
+        "forget_gate is True, expected False because of causal=False",
+    ),
+    ("linear_attention", {"output_norm": "l2"}, "unknown output_norm 'l2'"),
     ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of proj_factor"),
     ("mlstm", {"qkv_proj_blocksize": 0}, "qkv_proj_blocksize is 0, expected a divisor of 64 channels"),
     ("mlstm", {"proj_factor": 0}, "proj_factor is 0, round_proj_up_to_multiple_of is 64, conv1d_kernel_size is 4 and"),
     ("mlstm_large", {"num_heads": 3}, "num_heads is 3, expected a divisor of 4 channels because of qk_dim_factor=0.5"),
     ("mlstm_large", {"num_heads": 4, "v_dim_factor": 0}, "of 0 channels because of v_dim_factor=0"),
     ("mlstm_large", {"num_heads": 4, "gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
-    ("decaying_fast_weights", {"num_heads": 3}, "expand_k is 1.0 and num_heads is 3, expected"),
-    ("gsa", {"num_heads": 3}, "expand_k is 1.0 and num_heads is 3, expected"),
-    ("gsa", {"num_slots": 0}, "num_slots is 0 and gate_logit_normalizer is 8, expected positive numbers"),
-    ("abc", {"num_slots": 0}, "num_slots is 0 and clamp is 32.0, expected positive numbers"),
+    (
+        "decaying_fast_weights",
+        {"num_heads": 3},
+        "expand_k is 1.0, expected dim=8 times it to be a multiple of num_heads=3",
+    ),
+    ("gsa", {"num_heads": 3}, "expand_k is 1.0, expected dim=8 times it to be a multiple of num_heads=3"),
+    ("gsa", {"num_slots": 0}, "num_slots is 0, expected at least 1"),
+    ("abc", {"num_slots": 0}, "num_slots is 0, expected at least 1"),
+    ("abc", {"clamp": 0}, "clamp is 0, expected more than 0"),
+    ("gsa", {"gate_logit_normalizer": 0}, "gate_logit_normalizer is 0, expected more than 0"),
     (
         "abc",
         {"num_heads": 4},
-        "expand_k is 0.5, which gives heads of 1 channels, expected an even number because of use_rope",
+        "expand_k is 0.5, expected an even number of channels of a head because of use_rope, not 1",
     ),
     ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
     ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
     ("lightning", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("transnormerllm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("norm_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    ("norm_attention", {"activation": "relu"}, "activation is 'relu', expected 'elu' or 'elu_plus_one'"),
+    ("norm_attention", {"activation": "relu"}, "unknown activation 'relu'"),
     ("diag_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("diag_attention", {"window": 0}, "window is 0, expected at least 1"),
     ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
@@ -1214,10 +1231,38 @@ def test_wrong_options_are_refused(name, options, message):
         layers.build(name, DIM, **options)
 
 
+def test_options_of_another_delta_rule_are_refused():
+    with pytest.raises(ConfigError, match="unknown option of comba 'num_householder'"):
+        layers.build("comba", DIM, num_householder=2)
+    with pytest.raises(ConfigError, match="unknown option of kda 'forget_gate'"):
+        layers.build("kda", DIM, forget_gate=False)
+    with pytest.raises(ConfigError, match="unknown option of momentum_deltanet 'num_v_heads'"):
+        layers.build("momentum_deltanet", DIM, num_v_heads=12)
+
+
+def test_a_preset_sets_options_that_its_layer_inherits():
+    layer = layers.build("qwen3_next_deltanet", 32)
+    assert (layer.config["expand_v"], layer.config["num_v_heads"], layer.config["norm_eps"]) == (1.0, 32, 1e-6)
+    assert (layer.head_v_dim, layer.num_v_heads, layer.o_norm.eps) == (2, 32, 1e-6)
+    layer = layers.build("qwen3_next_deltanet", 32, expand_v=2.0)
+    assert (layer.config["expand_v"], layer.head_v_dim) == (2.0, 4)
+
+
+def test_kda_without_an_output_gate_norms_alone():
+    layer = layers.build("kda", DIM, head_dim=4, output_gate=False)
+    gated = layers.build("kda", DIM, head_dim=4)
+    gated.load_state_dict(layer.state_dict(), strict=False)
+    assert gated.g_proj is not None
+    for weight in gated.g_proj.parameters():
+        torch.nn.init.zeros_(weight)  # so every gate is 1/2
+    x = torch.randn(2, 5, DIM)
+    torch.testing.assert_close(layer(x)[0], 2 * gated(x)[0])
+
+
 def test_wrong_feature_maps_are_refused():
     with pytest.raises(ConfigError, match=r"unknown feature map 'elu_plus_on'; did you mean 'elu_plus_one'\?"):
         layers.build("linear_attention", 8, feature_map="elu_plus_on")
-    with pytest.raises(ConfigError, match="feature_map: num_features is 0 and horizon is 4096, expected positive"):
+    with pytest.raises(ConfigError, match="linear_attention: num_features is 0, expected at least 1"):
         layers.build("linear_attention", 8, feature_map="fourier_features", num_features=0)
-    with pytest.raises(ConfigError, match="feature_map: num_features is 1 and horizon is 0, expected positive"):
+    with pytest.raises(ConfigError, match="linear_attention: horizon is 0, expected more than 0"):
         layers.build("linear_attention", 8, feature_map="cosine_reweighting", horizon=0)

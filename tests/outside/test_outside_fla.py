@@ -115,7 +115,7 @@ def test_comba(monkeypatch, options):
 
     monkeypatch.setattr("fla.layers.comba.chunk_comba", comba)
     theirs = shaken(fla.layers.Comba(hidden_size=DIM, head_dim=4, num_heads=2, **options))
-    ours = {key.replace("output_gate", "gate"): value for key, value in options.items()}
+    ours = {key.removeprefix("use_"): value for key, value in options.items()}
     layer = layers.build("comba", DIM, head_dim=4, num_heads=2, **ours)
     layer.load_state_dict(theirs.state_dict())
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 2e-5)
@@ -150,7 +150,8 @@ def test_abc(monkeypatch, options):
     monkeypatch.setattr("fla.layers.abc.chunk_abc", attend)
     monkeypatch.setattr(RotaryEmbedding, "forward", rotary)
     theirs = shaken(fla.layers.ABCAttention(hidden_size=DIM, num_heads=2, num_slots=5, layer_idx=0, **options))
-    layer = layers.build("abc", DIM, num_heads=2, num_slots=5, **options)
+    ours = {key.replace("use_output_gate", "output_gate"): value for key, value in options.items()}
+    layer = layers.build("abc", DIM, num_heads=2, num_slots=5, **ours)
     layer.load_state_dict({key: value for key, value in theirs.state_dict().items() if "rotary" not in key})
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 2e-5)
 
@@ -195,7 +196,7 @@ def test_based(monkeypatch):
     plain = inspect.unwrap(feature_map.flatten_diag_outer_product_off1)  # without its checkpoint
     monkeypatch.setattr(feature_map, "flatten_diag_outer_product_off1", plain)
     theirs = shaken(fla.layers.BasedLinearAttention(hidden_size=DIM, feature_dim=4, num_heads=2, num_key_value_heads=2))
-    layer = layers.build("based", DIM, head_k_dim=4, num_heads=2)
+    layer = layers.build("based", DIM, head_dim=4, num_heads=2)
     layer.load_state_dict(theirs.state_dict(), strict=False)
     agree(layer, theirs.forward_reference, dict(theirs.named_parameters()), 2e-5)
 
@@ -222,7 +223,7 @@ def test_mesanet(monkeypatch, options):
 
     monkeypatch.setattr("fla.layers.mesa_net.chunk_mesa_net", mesa)
     theirs = shaken(fla.layers.MesaNet(hidden_size=DIM, head_dim=4, num_heads=2, **options))
-    ours = {key.replace("output_gate", "gate"): value for key, value in options.items()}
+    ours = {key.removeprefix("use_"): value for key, value in options.items()}
     layer = layers.build("mesanet", DIM, head_dim=4, num_heads=2, **ours)
     layer.load_state_dict(theirs.state_dict())
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-4)

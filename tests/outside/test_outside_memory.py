@@ -125,26 +125,36 @@ def plain_modules(monkeypatch):
 
 
 @pytest.mark.usefixtures("plain_modules")
-@pytest.mark.parametrize("options", [{}, {"use_short_conv": True, "use_output_gate": False}], ids=str)
-def test_gla_is_that_of_fla(monkeypatch, options):
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [({}, {}), ({"use_short_conv": True, "use_output_gate": False}, {"conv_size": 4, "output_gate": False})],
+    ids=str,
+)
+def test_gla_is_that_of_fla(monkeypatch, options, ours):
     monkeypatch.setattr("fla.layers.gla.chunk_gla", lambda q, k, v, g, **_: naive_recurrent_gla(q, k, v, g))
     theirs = shaken(fla.layers.GatedLinearAttention(hidden_size=DIM, num_heads=2, **options))
-    layer = layers.build("gla", DIM, num_heads=2, **options)
+    layer = layers.build("gla", DIM, num_heads=2, **ours)
     layer.load_state_dict(theirs.state_dict())
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-5)
 
 
 @pytest.mark.usefixtures("plain_modules")
 @pytest.mark.parametrize(
-    "options",
+    ("options", "ours"),
     [
-        {},
-        {"use_gate": True, "allow_neg_eigval": True, "qk_activation": "identity"},
-        {"use_beta": False, "qk_activation": "elu", "qk_norm": "sum", "use_short_conv": False, "expand_v": 2.0},
+        ({}, {}),
+        (
+            {"use_gate": True, "allow_neg_eigval": True, "qk_activation": "identity"},
+            {"output_gate": True, "allow_neg_eigval": True, "activation": "identity"},
+        ),
+        (
+            {"use_beta": False, "qk_activation": "elu", "qk_norm": "sum", "use_short_conv": False, "expand_v": 2.0},
+            {"use_beta": False, "activation": "elu", "qk_norm": "sum", "conv_size": None, "expand_v": 2.0},
+        ),
     ],
     ids=str,
 )
-def test_deltanet_is_that_of_fla(monkeypatch, options):
+def test_deltanet_is_that_of_fla(monkeypatch, options, ours):
     def delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel, **_):
         if use_qk_l2norm_in_kernel:
             q, k = (part * (part.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for part in (q, k))
@@ -153,7 +163,7 @@ def test_deltanet_is_that_of_fla(monkeypatch, options):
 
     monkeypatch.setattr("fla.layers.delta_net.chunk_delta_rule", delta_rule)
     theirs = shaken(fla.layers.DeltaNet(hidden_size=DIM, num_heads=2, **options))
-    layer = layers.build("deltanet", DIM, num_heads=2, **options)
+    layer = layers.build("deltanet", DIM, num_heads=2, **ours)
     layer.load_state_dict(theirs.state_dict())
     agree(layer, lambda x: theirs(x)[0], dict(theirs.named_parameters()), 1e-5)
 
@@ -191,7 +201,7 @@ RETENTIONS = [(4, 24), (2, 16), (8, 32)]  # heads, value_dim
 def test_retnet_is_that_of_torchscale(torchscale, form, heads, value_dim):
     """Each form scales in its own way what the norm makes one again, but for its epsilon: which is 0 here."""
     theirs, positions = torchscale(heads, value_dim, 0.0)
-    layer = layers.build("retnet", DIM, num_heads=heads, value_dim=value_dim, eps=0.0).double()
+    layer = layers.build("retnet", DIM, num_heads=heads, expand_v=value_dim / DIM, norm_eps=0.0).double()
     layer.load_state_dict(theirs.state_dict())
 
     def run(x):
@@ -208,7 +218,7 @@ def test_retnet_is_that_of_torchscale(torchscale, form, heads, value_dim):
 def test_retnet_is_that_of_torchscale_without_its_scales(torchscale, monkeypatch, heads, value_dim):
     """As in the paper's recurrence, so that the epsilon of the norm is the same too."""
     theirs, positions = torchscale(heads, value_dim, 1e-6)
-    layer = layers.build("retnet", DIM, num_heads=heads, value_dim=value_dim).double()
+    layer = layers.build("retnet", DIM, num_heads=heads, expand_v=value_dim / DIM).double()
     layer.load_state_dict(theirs.state_dict())
     turn, _ = positions(T)
     index = torch.arange(T).double()

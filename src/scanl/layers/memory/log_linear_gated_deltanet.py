@@ -75,7 +75,9 @@ class LogLinearGatedDeltaNet(DeltaMemory):
         nn.init.normal_(self.l_proj.weight, std=0.02)
         self.L = nn.Parameter(torch.ones(self.num_v_heads, self.levels))
 
-    def run(self, x: Tensor, state: LevelsState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LevelsState]:
+    def run(  # type: ignore[override]
+        self, x: Tensor, state: LevelsState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, LevelsState]:
         count = self.levels
         if state is None:
             state = cast(LevelsState, self.init_state(sequences(x, cu_seqlens)))

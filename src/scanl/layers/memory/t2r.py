@@ -76,7 +76,9 @@ class T2R(SoftmaxAttention):
             for shape in ((num_heads, num_features, self.head_dim), (num_heads, num_features))
         )
 
-    def run(self, x: Tensor, state: T2RState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, T2RState]:
+    def run(  # type: ignore[override]
+        self, x: Tensor, state: T2RState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, T2RState]:
         recurrent, read = state or cast(T2RState, self.init_state(sequences(x, cu_seqlens)))
         places, steps = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj)
