@@ -37,13 +37,16 @@ class Pointer:
 
 
 class Kernel:
-    def __init__(self, build: Callable[[np.dtype], Callable]):
-        self.build = build
+    def __init__(self, function: Callable[[Any], None], slots: Slots):
+        self.function, self.slots, self.pack = function, slots, slots.pack
 
-    def run(self, dtype: Any, packed: list[int], units: int, work: int) -> None:
-        kernel = self.build(np.dtype(str(dtype).removeprefix("torch.")))
+    def run(self, dtype: Any, packed: Any, count: int, work: int) -> None:
         with np.errstate(all="ignore"):
-            kernel((units, packed))
+            self.function(view(packed, count, self.slots, np.dtype(str(dtype).removeprefix("torch."))))
+
+
+def kernel(numbers: str, *, rows: str = "") -> Callable[[Callable[[Any], None]], Kernel]:
+    return lambda function: Kernel(function, Slots(numbers, rows=rows))
 
 
 def at(first: Pointer, count: int) -> Pointer:
@@ -55,17 +58,15 @@ def array(address: int, size: int, dtype: Any) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * (int(size) * dtype.itemsize)).from_address(int(address)), dtype)
 
 
-def view(arguments: tuple[int, list[int]], slots: Slots) -> SimpleNamespace:
-    units, packed = arguments
+def view(packed: Any, count: int, slots: Slots, dtype: np.dtype) -> SimpleNamespace:
     numbers = dict(zip(slots.numbers, packed, strict=False))
     rows = packed[len(slots.numbers) :]
     operands = {name: Operand(*rows[3 * i : 3 * i + 3]) for i, name in enumerate(slots.rows)}
-    return SimpleNamespace(counter=[0], units=units, **numbers, **operands)
+    return SimpleNamespace(units=count, dtype=dtype, **numbers, **operands)
 
 
-def take(counter: list[int]) -> int:
-    counter[0] += 1
-    return counter[0] - 1
+def units(slots: SimpleNamespace) -> range:
+    return range(slots.units)
 
 
 def multiply(
@@ -83,8 +84,8 @@ def load(name: str, text: str) -> types.ModuleType:
     module = types.ModuleType(name)
     scope = module.__dict__
     scope |= {
-        "np": np, "Slots": Slots, "Kernel": Kernel, "pointer": Pointer, "at": at, "array": array, "view": view,
-        "take": take, "multiply": multiply, "separate": lambda: None, "loaded": lambda slot: slot,
+        "np": np, "kernel": kernel, "pointer": Pointer, "at": at, "array": array, "units": units,
+        "multiply": multiply, "separate": lambda: None,
         "helper": lambda **_: lambda function: function, "scratch": np.zeros, "itemsize": lambda dtype: dtype.itemsize,
         "erf": lambda x: type(x)(math.erf(x)), "log_sigmoid": lambda x: -np.logaddexp(type(x)(0), -x),
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
