@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import published
 from scanl.cli.data import table
@@ -18,6 +19,7 @@ from scanl.data.files import folders
 from scanl.data.published import add, kinds, records
 from scanl.data.records import CATALOGUE
 from scanl.errors import ConfigError, DataError
+from scanl.layers.state import leaves
 from scanl.learning import TrainConfig
 
 ROOT = Path(__file__).parents[1]
@@ -128,8 +130,8 @@ def test_a_record_in_another_catalogue_is_the_same_source(name, root, monkeypatc
     ours, theirs = opened("another", **options), opened(name, folder=str(root / "elsewhere"), **options)
     assert ours.question == theirs.question
     for one, other in ((ours.batch(0, 3), theirs.batch(0, 3)), (next(ours.unseen(0)), next(theirs.unseen(0)))):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
-        np.testing.assert_array_equal(one.targets, other.targets)
+        for (_, part), (_, same) in zip(leaves(one.tensors()), leaves(other.tensors()), strict=True):
+            torch.testing.assert_close(part, same, rtol=0, atol=0, equal_nan=True)
 
 
 def toml(tables: dict[str, Any]) -> str:
@@ -186,8 +188,8 @@ def test_a_table_with_semicolons(root):
     source = TrainConfig.of(data=["tiny"], horizon=2, sequence_length=4).open_source()
     assert source.parts == [[(0, 0, 14)], [(0, 14, 16)], [(0, 16, 20)]]
     batch = next(iter(source.unseen(0)))
-    assert batch.inputs[0, :, 0].tolist() == [100, 121, 144, 169]
-    assert batch.targets[0, 1, :, 0].tolist() == [196, 225]
+    assert batch.inputs.target[0, :, 0].tolist() == [100, 121, 144, 169]
+    assert batch.targets.numbers[0, :, 0].tolist() == [196, 225]
     for content in ("", "\n"):
         (root / "small" / "a.csv").write_text(content)
         with pytest.raises(DataError, match=r"a.csv is damaged: it has the columns \[\], and lacks {'y'}"):

@@ -94,7 +94,7 @@ MODELS = {
     ),
     SequenceLabeller: lambda stack: (SequenceLabeller(3, stack, Features(2, missing=True)), NUMBERS),
     Forecaster: lambda stack: (
-        Forecaster(3, stack, Channels(past=1, scales=((0, 1), (1, 2))), lags=2, normalization=Normalization(5.0)),
+        Forecaster(3, stack, Channels(target=2, scales=((0, 1), (1, 2))), lags=2, normalization=Normalization(5.0)),
         NUMBERS,
     ),
     ImageClassifier: lambda stack: (ImageClassifier(3, stack, Patches((2, 4), 1, 2)), NUMBERS.view(1, 1, 2, 4)),

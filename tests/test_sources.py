@@ -173,7 +173,7 @@ def test_a_source_says_what_its_scores_mean(name):
 
 def test_a_source_is_data_and_nothing_else():
     members = {name for name in (*vars(Source), *Source.__annotations__) if not name.startswith("_")} - {*vars(Entry)}
-    assert members == {"question", "metric", "chance", "check", "batch", "unseen", "exam", "digest", "total", "scores"}
+    assert members == {"question", "metric", "chance", "check", "batch", "unseen", "exam", "digest"}
 
 
 def test_only_sources_know_what_kind_they_are():

@@ -217,7 +217,6 @@ class Quantised(FixedRows, SignalSource):
         return tokens
 
 
-
 @published("sc09")
 @dataclass
 class SpokenNumbers(Quantised, SpeechCommands):

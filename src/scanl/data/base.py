@@ -148,6 +148,7 @@ class Source(Entry, ABC):
     def digest(self) -> str:
         """Return a fingerprint of the training data. Two runs have the same one if they train on the same data."""
 
+
 class SignalSource(ABC):
     """What a source of signals has besides: how its tokens are read from a file and written as one."""
 

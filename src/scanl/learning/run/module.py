@@ -82,7 +82,7 @@ class Learning(pl.LightningModule):
         if steps:
             self.plan = self.plan.revised(self.global_step, int(steps))
         self.loss_sum += total / self.trainer.world_size
-        self.tokens += batch[0].shape[:2].numel()
+        self.tokens += batch.size * batch.length
         self.loss_count += 1
         self.learner = learner
         self.read += 1
