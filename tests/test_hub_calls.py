@@ -24,9 +24,16 @@ def interrupting(error):
 
 
 def called(model):
-    """The modules of the model in the order of their first calls."""
-    order = {}
-    hooks = [module.register_forward_pre_hook(lambda module, _: order.setdefault(module)) for module in model.modules()]
+    """The modules of the model in the order of their first calls. A patch refuses hooks on modules that it reads."""
+    order, read = {}, set()
+    for module in model.modules():
+        for path in vars(module).get("_scanl_reads", ()):
+            read.update(module.get_submodule(path).modules())
+    hooks = [
+        module.register_forward_pre_hook(lambda module, _: order.setdefault(module))
+        for module in model.modules()
+        if module not in read
+    ]
     model(tokens(), use_cache=False)
     for hook in hooks:
         hook.remove()
