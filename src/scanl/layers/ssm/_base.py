@@ -27,9 +27,10 @@ class Systems(Protocol):
 
 
 class DiagonalLayer(Layer):
-    """y = W GELU(K * x + D x) + b, with K the kernels of diagonal systems. A subclass makes `kernel` and calls `_end`.
+    """y = W GELU(K * x + D x) + b, with K the kernels of diagonal systems.
 
-    The options of a subclass have `state_dim`, N complex numbers for each channel.
+    A subclass makes `kernel`, calls `_end`, and runs `_run`.
+    Its options have `state_dim`, N complex numbers for each channel.
     """
 
     state: ClassVar = Axes("dim, state_dim", dtype=torch.complex64)
@@ -45,7 +46,7 @@ class DiagonalLayer(Layer):
         self.D = nn.Parameter(torch.randn(1, self.dim))
         self.output_linear = nn.Linear(self.dim, self.dim)
 
-    def run(
+    def _run(
         self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u = widen(x)

@@ -82,3 +82,6 @@ class DLR(DiagonalLayer):
         self.dim, self.state_dim, self.lr = dim, state_dim, lr
         self.kernel = DLRKernel(dim, state_dim, variant, dt_min, dt_max)
         self._end()
+
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._run(x, state, cu_seqlens)

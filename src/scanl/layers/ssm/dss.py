@@ -140,6 +140,11 @@ class DSS(DiagonalLayer):
         self.kernel = DSSKernel(dim, state_dim, max_length, init, sep_dt_re_im, dt_min, dt_max)
         self._end()
 
+    def run(
+        self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self._run(x, state, cu_seqlens, timespans)
+
 
 @preset("dss_softmax", max_length=1024)
 class DSSSoftmax(DSS):
