@@ -24,6 +24,7 @@ from typing import (
 )
 
 from scanl.errors import ConfigError, nearest, unknown
+from scanl.whole import is_whole
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,7 @@ def _is(value: object, annotation: Any) -> bool:
     if origin is Literal:
         return value in args
     if annotation is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return is_whole(value) and not isinstance(value, bool)
     if annotation is float:
         return isinstance(value, numbers.Real) and not isinstance(value, bool)
     if annotation is None or annotation is NoneType:
@@ -338,13 +339,14 @@ def _is(value: object, annotation: Any) -> bool:
     return True
 
 
-WORDS: dict[type, str] = {  # of types in messages; a module adds its own
+WORDS: dict[Any, str] = {  # of types in messages; a module adds its own
     int: "an integer",
     float: "a number",
     bool: "True or False",
     str: "text",
     NoneType: "None",
     Mapping: "a mapping",
+    Callable: "a function",
     Sequence: "a sequence",
     type: "a class",
 }

@@ -8,15 +8,23 @@ from scanl.errors import ConfigError
 SEEDS = 2**64  # torch takes a seed below this
 
 
+def is_whole(value: Any) -> bool:
+    """Return whether a value stands for a whole number: an int, one of NumPy, or a tensor of one whole number."""
+    try:
+        operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises any of these, by what the tensor is
+        return False
+    return True
+
+
 def whole_number(who: str, name: str, value: Any, least: int = 0, below: int = SEEDS) -> int:
     """Return a whole number as an int: an int, one of NumPy, or a tensor of one whole number.
 
     Raises ConfigError for anything else, and for a number out of range.
     """
-    try:
-        number = operator.index(value)
-    except (TypeError, ValueError, RuntimeError):  # torch raises any of these, by what the tensor is
-        raise ConfigError(f"{who}: {name} is {value!r}, expected a whole number of at least {least}") from None
+    if not is_whole(value):
+        raise ConfigError(f"{who}: {name} is {value!r}, expected a whole number of at least {least}")
+    number = operator.index(value)
     if number < least:
         raise ConfigError(f"{who}: {name} is {number}, expected at least {least}")
     if number >= below:
