@@ -28,7 +28,7 @@ def corpus() -> Tensor:
 
 def taught(context: int, dim: int, depth: int, steps: int) -> LanguageModel:
     torch.manual_seed(0)
-    model, data = LanguageModel(256, Stack(dim, depth, "hyena", layer_options={"l_max": context})), corpus()
+    model, data = LanguageModel(256, Stack(dim, depth, "hyena", layer_options={"max_length": context})), corpus()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(steps):
         starts = torch.randint(len(data) - TRAINED - 1, (4,))

@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = sashimi(256, options.dim, n_layers=options.blocks).eval()
+    model = sashimi(256, options.dim, depth=options.blocks).eval()
     print(machine("cpu"))
     made, rows = generate(model, options.samples)
     for number, row in enumerate(rows, 1):

@@ -392,7 +392,7 @@ def test_options_that_do_not_fit(folder, entries, message):
     [
         ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is (0.0, 0.1), expected (0.0, inf)"),
         ("mamba2", {"num_heads": 3}, "num_heads * head_dim is 24, expected 32 because of expand * hidden_size"),
-        ("mamba2", {"n_groups": 8, "state_size": 1}, "ngroups is 8, expected a divisor"),
+        ("mamba2", {"n_groups": 8, "state_size": 1}, "num_groups is 8, expected a divisor"),
         ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06, expected 1e-05"),
         ("recurrent_gemma", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected 'gelu_pytorch_tanh'"),
         (
@@ -634,7 +634,7 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
         unsaved("the model is built of", LanguageModel(9, stack))
     unsaved("differs from MambaForCausalLM", LanguageModel(9, Stack(8, 1, "mamba", **plain), embedding_norm=True))
     unsaved("expand is 1.5", LanguageModel(9, Stack(8, 1, "mamba", layer_options={"expand": 1.5}, **plain)))
-    unsaved("norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"headdim": 4}, **plain)))
+    unsaved("norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"head_dim": 4}, **plain)))
     rwkv = {"channel_mixer": "rwkv4", "norm": "layernorm"}
     unsaved(
         "layer_norm_epsilon is 1e-06, expected 1e-05",

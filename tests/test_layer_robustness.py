@@ -200,7 +200,7 @@ def test_bidirectional_refuses_what_is_no_way_to_make_a_layer():
     with pytest.raises(ConfigError, match=rf"^{who}: layer makes a Mamba of dim=5, expected a Layer of dim={DIM}"):
         wrapper(DIM, layer=lambda _: layers.Mamba(5))
     wrapper(DIM, layer=layers.Mamba)
-    wrapper(DIM, layer=lambda dim: layers.Mamba(dim, d_state=4))
+    wrapper(DIM, layer=lambda dim: layers.Mamba(dim, state_dim=4))
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in STREAMING])

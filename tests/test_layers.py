@@ -529,7 +529,7 @@ def test_unknown_names_get_the_nearest():
     [
         (lambda: layers.build("lru", 8, r_min=0.9, r_max=0.5), "lru: r_max is 0.5, expected more than r_min=0.9"),
         (lambda: layers.build("rglru", 8, num_heads=3), "rglru: num_heads is 3, expected a divisor of dim=8"),
-        (lambda: layers.build("mega_ema", 8, ndim=0), "mega_ema: ndim is 0, expected at least 1"),
+        (lambda: layers.build("mega_ema", 8, state_dim=0), "mega_ema: state_dim is 0, expected at least 1"),
         (lambda: layers.build("mingru", 8, expand=0.1), "mingru: expand is 0.1, expected at least 1/8"),
         (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: dim is 8 and expand is 0, expected at least 1"),
         (lambda: layers.build("hawk", 8, num_heads=0), "hawk: num_heads is 0, expected at least 1"),

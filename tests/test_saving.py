@@ -174,10 +174,10 @@ def test_a_file_holds_a_nested_configuration(tmp_path):
 WHOLE = {
     "mega": lambda: models.mega(9, 8, 1, layer_options={"z_dim": 4, "chunk_size": 3}),
     "megalodon": lambda: models.megalodon(9, 8, 1, swiglu=True, layer_options={"z_dim": 4, "chunk_size": 3}),
-    "sashimi": lambda: models.sashimi(9, 8, pool=(2,), n_layers=1, d_state=4),
+    "sashimi": lambda: models.sashimi(9, 8, pool=(2,), depth=1, state_dim=4),
     "hyena_dna": lambda: models.hyena_dna(8, 1, 6, 9),
     "a tuple among the options": lambda: LanguageModel(
-        9, Stack(8, 1, "mamba2", layer_options={"headdim": 4, "A_init_range": (1, 2)})
+        9, Stack(8, 1, "sashimi", layer_options={"pool": (2, 2), "state_dim": 4})
     ),
 }
 

@@ -14,7 +14,7 @@ def direction(layer, us, zs, suffix):
     A_log, D = (layer.A_b_log, layer.D_b) if suffix else (layer.A_log, layer.D)
     h, ys = torch.zeros_like(A_log), []
     for u, z in zip([silu(u) for u in by_hand_convolve(us, conv)], zs, strict=True):
-        low, B, C = (x_proj.weight @ u).split([layer.dt_rank, layer.d_state, layer.d_state])
+        low, B, C = (x_proj.weight @ u).split([layer.dt_rank, layer.state_dim, layer.state_dim])
         delta = softplus(dt_proj.weight @ low + dt_proj.bias)
         h = torch.exp(-delta[:, None] * torch.exp(A_log)) * h + (delta * u)[:, None] * B
         ys.append((h @ C + D * u) * silu(z))
@@ -36,7 +36,7 @@ def reverse_complement(layer, xs):
     return [torch.cat([a, b.flip(0)]) for a, b in zip(one, other, strict=True)]
 
 
-SIZES = {"d_state": 3, "d_conv": 3, "dt_rank": 2}
+SIZES = {"state_dim": 3, "conv_size": 3, "dt_rank": 2}
 EQUATIONS = {
     "vim": (lambda: BiMamba(DIM, **SIZES), bimamba),
     "caduceus": (lambda: CaduceusMixer(DIM, **SIZES), bimamba),
@@ -62,7 +62,7 @@ def test_equal_directions_make_reversal_symmetric():
 
 
 def test_both_directions_start_as_mamba():
-    layer = BiMamba(64, d_state=5)
+    layer = BiMamba(64, state_dim=5)
     expected = torch.arange(1.0, 6).log().repeat(128, 1)
     for A_log, D, dt_proj in ((layer.A_log, layer.D, layer.dt_proj), (layer.A_b_log, layer.D_b, layer.dt_proj_b)):
         assert torch.equal(A_log, expected)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cells_by_loop("name")
 
 
 def mamba3(layer, xs):
-    H, N, P, R, A = layer.heads, layer.d_state, layer.headdim, layer.mimo_rank, layer.pairs
+    H, N, P, R, A = layer.num_heads, layer.state_dim, layer.head_dim, layer.mimo_rank, layer.pairs
     S, angle = torch.zeros(H, N, P), torch.zeros(H, A)
     before_k, before_x = torch.zeros(H, R, N), torch.zeros(H, R, P)
     ys = []
@@ -35,10 +35,10 @@ def mamba3(layer, xs):
         alpha = torch.exp(-dt * softplus(a).clamp(min=layer.A_floor))
         angle = angle + torch.outer(dt, math.pi * torch.tanh(turn))
         z, u = z.view(H, P), u.view(H, P)
-        B, C = (part.view(R, layer.ngroups, N) for part in (B, C))
+        B, C = (part.view(R, layer.num_groups, N) for part in (B, C))
         read, keys, inputs, memories = [], [], [], []
         for h in range(H):
-            g = h // (H // layer.ngroups)
+            g = h // (H // layer.num_groups)
             k = [turned(rms(B[r, g]) * layer.B_norm.weight + layer.B_bias[h, r], h) for r in range(R)]
             q = [turned(rms(C[r, g]) * layer.C_norm.weight + layer.C_bias[h, r], h) for r in range(R)]
             ins = [u[h] if R == 1 else u[h] * layer.mimo_x[h, r] for r in range(R)]
@@ -194,7 +194,7 @@ def level_of(t, s):
 
 def log_linear_mamba2(layer, xs):
     """The sum over all pairs of steps, with the level of each pair written out."""
-    H, G, N, P, L = layer.heads, layer.ngroups, layer.d_state, layer.headdim, layer.levels
+    H, G, N, P, L = layer.num_heads, layer.num_groups, layer.state_dim, layer.head_dim, layer.levels
     mixed = [linear(layer.in_proj, x).split([H * P, H * P + 2 * G * N, H, H * L]) for x in xs]
     branches = [u.split(layer.widths) for u in convolved(layer.conv1d, [u for _, u, _, _ in mixed])]
     deltas = [softplus(dt + layer.dt_bias) for _, _, dt, _ in mixed]
@@ -273,7 +273,7 @@ EQUATIONS = {
         t2r,
     ),
     "log_linear_mamba2": (
-        lambda: layers.build("log_linear_mamba2", DIM, d_state=3, headdim=4, ngroups=2, max_length=16),
+        lambda: layers.build("log_linear_mamba2", DIM, state_dim=3, head_dim=4, num_groups=2, max_length=16),
         log_linear_mamba2,
     ),
     "log_linear_gated_deltanet": (
@@ -308,33 +308,33 @@ EQUATIONS = {
         ),
         momentum_deltanet,
     ),
-    "mamba3": (lambda: layers.build("mamba3", DIM, d_state=8, headdim=4, ngroups=2), mamba3),
+    "mamba3": (lambda: layers.build("mamba3", DIM, state_dim=8, head_dim=4, num_groups=2), mamba3),
     "mamba3_normed": (
-        lambda: layers.build("mamba3", DIM, d_state=6, headdim=8, rope_fraction=1.0, outproj_norm=True, A_floor=0.5),
+        lambda: layers.build("mamba3", DIM, state_dim=6, head_dim=8, rope_fraction=1.0, outproj_norm=True, A_floor=0.5),
         mamba3,
     ),
-    "mamba3_mimo": (lambda: layers.build("mamba3_mimo", DIM, d_state=8, headdim=8, mimo_rank=3), mamba3),
+    "mamba3_mimo": (lambda: layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=8, mimo_rank=3), mamba3),
     "mamba3_mimo_normed": (
-        lambda: layers.build("mamba3_mimo", DIM, d_state=4, headdim=4, ngroups=2, mimo_rank=2, outproj_norm=True),
+        lambda: layers.build("mamba3_mimo", DIM, state_dim=4, head_dim=4, num_groups=2, mimo_rank=2, outproj_norm=True),
         mamba3,
     ),
 }
 
 
 def test_init_of_mamba3():
-    layer = layers.build("mamba3_mimo", 64, headdim=32)
+    layer = layers.build("mamba3_mimo", 64, head_dim=32)
     assert layer.in_proj.weight.shape == (4 * 64 + 2 * 4 * 128 + 3 * 4 + 32, 64)
     assert all((part == 1).all() for part in (layer.B_bias, layer.C_bias, layer.D, layer.mimo_z, layer.B_norm.weight))
     assert layer.B_bias.shape == (4, 4, 128)
     assert (torch.cat([layer.mimo_x, layer.mimo_o]) == 1 / 4).all()
     assert {"dt_bias", "D"} <= undecayed(layer)
-    assert_time_steps(layers.build("mamba3", 4, expand=2000, d_state=4, headdim=1).dt_bias)
+    assert_time_steps(layers.build("mamba3", 4, expand=2000, state_dim=4, head_dim=1).dt_bias)
 
 
 @pytest.mark.usefixtures("double")
 def test_mamba3_turned_by_a_half_at_each_one_tracks_parity():
     """A rotation by π wherever the input is 1 turns the state's sign, and a step of 0 keeps it."""
-    layer = layers.build("mamba3", 2, d_state=4, headdim=4, expand=2, rope_fraction=1.0)
+    layer = layers.build("mamba3", 2, state_dim=4, head_dim=4, expand=2, rope_fraction=1.0)
     torch.nn.init.zeros_(layer.in_proj.weight)
     *_, a, trapezoid, turn = layer.in_proj.weight.split(layer.widths)
     with torch.no_grad():
@@ -472,7 +472,7 @@ def test_init_of_log_linear():
 )
 def test_log_linear_with_equal_weights_is_the_linear_form(name, plain):
     """Where each level is read with the same weight, the levels together are the whole past."""
-    options = {"headdim": 4, "d_state": 3} if plain == "mamba2" else {"head_dim": 3, "num_heads": 2}
+    options = {"head_dim": 4, "state_dim": 3} if plain == "mamba2" else {"head_dim": 3, "num_heads": 2}
     layer, linear_form = layers.build(name, DIM, max_length=70, **options), layers.build(plain, DIM, **options)
     weights = {key: value for key, value in layer.state_dict().items() if key not in ("L", "l_proj.weight")}
     if plain == "mamba2":
@@ -495,7 +495,7 @@ def test_levels_of_a_sequence_from_its_start_are_those_of_its_steps(name, length
 
     The lengths are one step over a chunk, whole chunks, an odd number of chunks, and a level of four chunks.
     """
-    groups = {"ngroups": 2, "d_state": 3, "headdim": 4} if name == "log_linear_mamba2" else {"head_dim": 3}
+    groups = {"num_groups": 2, "state_dim": 3, "head_dim": 4} if name == "log_linear_mamba2" else {"head_dim": 3}
     layer = layers.build(name, DIM, max_length=700, **groups)
     layer.L.data = torch.rand_like(layer.L) * 3
     x = torch.randn(2, length, DIM, requires_grad=True)
@@ -516,7 +516,7 @@ def test_levels_of_a_sequence_from_its_start_are_those_of_its_steps(name, length
 
 @pytest.mark.parametrize("fault", [math.nan, math.inf])
 def test_levels_keep_what_is_not_finite_out_of_earlier_steps(fault):
-    layer = layers.build("log_linear_mamba2", DIM, d_state=3, headdim=4, max_length=300)
+    layer = layers.build("log_linear_mamba2", DIM, state_dim=3, head_dim=4, max_length=300)
     x = torch.randn(2, 200, DIM)
     clean = layer(x)[0]
     x[1, 150, 2] = fault
@@ -550,11 +550,11 @@ WRONG = [
     ("mesanet", {"cg_steps": 0}, "cg_steps is 0, expected at least 1"),
     ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected less than 1"),
     ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
-    ("mamba3", {"headdim": 5}, r"headdim is 5, expected a divisor of expand \* dim=16"),
-    ("mamba3", {"headdim": 4, "ngroups": 3}, r"ngroups is 3, expected a divisor of expand \* dim / headdim=4"),
-    ("mamba3", {"mimo_rank": 0}, "expand is 2 and mimo_rank is 0, expected at least 1"),
-    ("mamba3", {"headdim": 4, "rope_fraction": 0.3}, "rope_fraction is 0.3 and d_state is 128, expected 0.5 or 1"),
-    ("mamba3", {"headdim": 4, "d_state": 2}, "rope_fraction is 0.5 and d_state is 2, expected 0.5 or 1"),
+    ("mamba3", {"head_dim": 5}, r"head_dim is 5, expected a divisor of expand \* dim, with expand=2 and dim=8"),
+    ("mamba3", {"head_dim": 4, "num_groups": 3}, r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with"),
+    ("mamba3", {"mimo_rank": 0}, "mimo_rank is 0, expected at least 1"),
+    ("mamba3", {"head_dim": 4, "rope_fraction": 0.3}, "rope_fraction is 0.3, expected 0.5 or 1"),
+    ("mamba3", {"head_dim": 4, "state_dim": 2}, "state_dim is 2, expected at least 2 / rope_fraction=4"),
 ]
 
 

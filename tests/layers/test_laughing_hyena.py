@@ -54,7 +54,7 @@ def test_filters_of_few_modes_are_found_exactly():
 @pytest.mark.usefixtures("double")
 def test_a_looser_tolerance_takes_fewer_modes_and_says_its_error():
     torch.manual_seed(0)
-    filters = Hyena(3, l_max=200).filter_fn()
+    filters = Hyena(3, max_length=200).filter_fn()
     close, loose = fit_modes(filters, tolerance=1e-6), fit_modes(filters, tolerance=1e-2)
     assert (loose.order < close.order).all()
     assert (close.error < 1e-4).all()
@@ -66,7 +66,7 @@ def test_a_looser_tolerance_takes_fewer_modes_and_says_its_error():
 @pytest.mark.parametrize("order", [2, 3])
 def test_a_distilled_hyena_is_its_teacher(order):
     torch.manual_seed(0)
-    teacher = Hyena(4, l_max=64, order=order)
+    teacher = Hyena(4, max_length=64, order=order)
     layer, fit = distil(teacher, tolerance=1e-6)
     x = torch.randn(2, 64, 4)
     expected, found = teacher(x)[0], layer(x)[0]
@@ -82,7 +82,7 @@ def test_a_distilled_hyena_is_its_teacher(order):
 def test_a_distilled_model():
     """In a pattern with another layer, whose options stay; and what has no Hyena is refused."""
     torch.manual_seed(0)
-    pattern = {"layer_options": {"hyena": {"l_max": 32, "filter_order": 8}, "lru": {"r_min": 0.5}}}
+    pattern = {"layer_options": {"hyena": {"max_length": 32, "hidden_dim": 8}, "lru": {"r_min": 0.5}}}
     model = LanguageModel(11, Stack(8, 3, ["hyena", "lru", "hyena"], **pattern))
     tokens = torch.randint(11, (2, 32))
     made, fits = distil_model(model, tolerance=1e-6)
@@ -90,14 +90,14 @@ def test_a_distilled_model():
     assert made.stack.config["layer"] == ["laughing_hyena", "lru", "laughing_hyena"]
     expected, found = model(tokens)[0], made(tokens)[0]
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
-    single = LanguageModel(11, Stack(8, 1, "hyena", layer_options={"l_max": 16, "filter_order": 8}))
+    single = LanguageModel(11, Stack(8, 1, "hyena", layer_options={"max_length": 16, "hidden_dim": 8}))
     assert distil_model(single)[0].stack.config["layer"] == "laughing_hyena"
     dna = hyena_dna(8, 2, max_length=14)
     made, fits = distil_model(dna, tolerance=1e-6)
     assert len(fits) == 2
     expected, found = dna(tokens[:, :16])[0], made(tokens[:, :16])[0]  # as many as the filters have lags
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
-    mixed = LanguageModel(11, Stack(8, 2, ["hyena_dna", "lru"], layer_options={"hyena_dna": {"l_max": 16}}))
+    mixed = LanguageModel(11, Stack(8, 2, ["hyena_dna", "lru"], layer_options={"hyena_dna": {"max_length": 16}}))
     assert distil_model(mixed)[0].stack.config["layer"] == ["laughing_hyena", "lru"]
     with pytest.raises(ConfigError, match=r"distil_model: layers are \['lru'\], expected a model with hyena"):
         distil_model(LanguageModel(11, Stack(8, 1, "lru")))
@@ -114,7 +114,7 @@ def test_init():
 def test_wrong_options():
     with pytest.raises(ConfigError, match="laughing_hyena: order is 1, expected at least 2"):
         LaughingHyena(4, order=1)
-    with pytest.raises(ConfigError, match="laughing_hyena: d_state, short_filter_order are 0, 3, expected at least 1"):
+    with pytest.raises(ConfigError, match="laughing_hyena: state_dim is 0, expected at least 1"):
         LaughingHyena(4, 0)
     with pytest.raises(ConfigError, match=r"distil: tolerance, largest are 0, 64, expected in \(0, 1\)"):
         fit_modes(torch.ones(1, 9), tolerance=0)

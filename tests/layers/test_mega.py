@@ -16,7 +16,7 @@ from scanl.layers.parts.timestep_norm import TimestepNorm
 from scanl.models import Block
 
 SMALL = {
-    "mega": lambda: models.mega(7, 8, 2, 1.5, {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}),
+    "mega": lambda: models.mega(7, 8, 2, 1.5, {"z_dim": 4, "hidden_dim": 6, "state_dim": 2, "chunk_size": 3}),
     "megalodon": lambda: models.megalodon(
         7,
         8,
@@ -24,7 +24,7 @@ SMALL = {
         scale_embedding=True,
         expand=1.5,
         swiglu=True,
-        layer_options={"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3, "norm_groups": 2},
+        layer_options={"z_dim": 4, "hidden_dim": 6, "state_dim": 2, "chunk_size": 3, "num_groups": 2},
     ),
 }
 
@@ -112,7 +112,7 @@ def megalodon(layer, xs):
 
 EQUATIONS = {
     "mega": (lambda: Mega(DIM, 4, 6, 3, max_length=24), mega),
-    "mega_chunk_laplace_rotary": (lambda: Mega(DIM, 4, 6, 3, 3, attention="laplace", bias="rotary"), mega),
+    "mega_chunk_laplace_rotary": (lambda: Mega(DIM, 4, 6, 3, 3, attention="laplace", position_bias="rotary"), mega),
     "mega_relu2": (lambda: Mega(DIM, 5, None, 2, max_length=24, attention="relu2"), mega),
     "cema": (lambda: ComplexEMA(DIM, 3), cema),
     "megalodon": (lambda: Megalodon(DIM, 4, 6, 2, 3, 3, 4), megalodon),
@@ -202,7 +202,7 @@ def test_init_of_mega_and_megalodon():
         assert_normal(weight, 0.02)
     assert_normal(layer.rel_pos_bias.rel_pos_bias, 0.02)
     assert not any(each.any() for each in (layer.beta, layer.v_proj.bias, layer.mx_proj.bias, layer.h_proj.bias))
-    assert_normal(Mega(8, 4000, 2, bias="rotary").rel_pos_bias.alpha, 0.02)
+    assert_normal(Mega(8, 4000, 2, position_bias="rotary").rel_pos_bias.alpha, 0.02)
     layer = Megalodon(128)
     for project in (layer.wv, layer.wz, layer.wr, layer.wh1, layer.wh2):
         assert_normal(project.weight, 1 / math.sqrt(3 * project.in_features))
@@ -243,12 +243,12 @@ def test_init_of_the_whole_models():
         (lambda: Mega(8, 0), "mega: z_dim is 0, expected at least 1"),
         (lambda: Mega(8, attention="soft"), "attention of mega"),
         (lambda: Mega(8, bias="none"), "bias of mega"),
-        (lambda: Mega(8, 3, bias="rotary"), "mega: z_dim is 3, expected an even number because bias is 'rotary'"),
+        (lambda: Mega(8, 3, position_bias="rotary"), "mega: z_dim is 3, expected an even number because position_bias is 'rotary'"),
         (lambda: Megalodon(8, 6, num_heads=2), "megalodon: z_dim is 6, expected a multiple of 2 num_heads=4"),
-        (lambda: Megalodon(8, 8, 5, 2), "megalodon: hidden is 5, expected a multiple of num_heads=2"),
+        (lambda: Megalodon(8, 8, 5, 2), "megalodon: hidden_dim is 5, expected a multiple of num_heads=2"),
         (lambda: Megalodon(8, chunk_size=0), "megalodon: chunk_size is 0, expected at least 1"),
-        (lambda: Megalodon(8, norm_groups=3), "timestep norm: groups is 3, expected a divisor of dim=8"),
-        (lambda: ComplexEMA(8, 0), "cema: ndim is 0, expected at least 1"),
+        (lambda: Megalodon(8, num_groups=3), "megalodon: num_groups is 3, expected a divisor of dim=8"),
+        (lambda: ComplexEMA(8, 0), "cema: state_dim is 0, expected at least 1"),
         (lambda: Block(Mega(8), "none", two_hop=True), "block: two_hop is True, expected False because channel_mixer"),
     ],
 )

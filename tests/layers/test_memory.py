@@ -36,12 +36,12 @@ def convolved(conv, xs, activation=silu):
 
 
 def mamba2(layer, xs):
-    H, G, N = layer.heads, layer.ngroups, layer.d_state
-    inner = H * layer.headdim
+    H, G, N = layer.num_heads, layer.num_groups, layer.state_dim
+    inner = H * layer.head_dim
     widths = [inner, inner + 2 * G * N, H]
     mixed = [linear(layer.in_proj, x).split(widths) for x in xs]
     branches = convolved(layer.conv1d, [u for _, u, _ in mixed])
-    S = [torch.zeros(N, layer.headdim) for _ in range(H)]
+    S = [torch.zeros(N, layer.head_dim) for _ in range(H)]
     ys = []
     for (z, _, dt), u in zip(mixed, branches, strict=True):
         x, B, C = u[:inner].view(H, -1), u[inner : inner + G * N].view(G, N), u[inner + G * N :].view(G, N)
@@ -576,9 +576,9 @@ def gateloop(layer, xs):
 
 
 EQUATIONS = {
-    "mamba2": (lambda: layers.build("mamba2", DIM, d_state=3, headdim=4), mamba2),
+    "mamba2": (lambda: layers.build("mamba2", DIM, state_dim=3, head_dim=4), mamba2),
     "mamba2_groups": (
-        lambda: layers.build("mamba2", DIM, d_state=3, headdim=2, ngroups=4, d_conv=1, bias=True, conv_bias=False),
+        lambda: layers.build("mamba2", DIM, state_dim=3, head_dim=2, num_groups=4, conv_size=1, bias=True, conv_bias=False),
         mamba2,
     ),
     "gated_deltanet": (lambda: layers.build("gated_deltanet", DIM, head_dim=3, num_heads=2), gated_deltanet),
@@ -779,7 +779,7 @@ def undecayed(layer):
 
 
 def test_init_of_mamba2():
-    layer = layers.build("mamba2", 4000, d_state=1, headdim=2, expand=1)
+    layer = layers.build("mamba2", 4000, state_dim=1, head_dim=2, expand=1)
     assert_uniform(layer.A_log.exp(), 1, 16)
     assert_time_steps(layer.dt_bias)
     assert (layer.D == 1).all()
@@ -1160,11 +1160,12 @@ def test_init_of_gateloop():
 
 
 WRONG = [
-    ("mamba2", {"headdim": 5}, r"headdim is 5, expected a divisor of expand \* dim=16"),
-    ("mamba2", {"headdim": 4, "ngroups": 3}, r"ngroups is 3, expected a divisor of expand \* dim / headdim=4"),
-    ("mamba2", {"d_state": 0}, "d_state is 0 and d_conv is 4, expected at least 1"),
-    ("mamba2", {"headdim": 4, "A_init_range": (0, 1)}, r"A_init_range is \(0, 1\), expected 0 < low <= high"),
-    ("mamba2", {"headdim": 4, "dt_min": 1.0}, "dt_min is 1.0 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
+    ("mamba2", {"head_dim": 5}, r"head_dim is 5, expected a divisor of expand \* dim, with expand=2 and dim=8"),
+    ("mamba2", {"head_dim": 4, "num_groups": 3}, r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with"),
+    ("mamba2", {"state_dim": 0}, "state_dim is 0, expected at least 1"),
+    ("mamba2", {"expand": 0}, "expand is 0, expected at least 1"),
+    ("mamba2", {"head_dim": 4, "dt_min": 0}, "dt_min is 0, expected more than 0"),
+    ("mamba2", {"head_dim": 4, "dt_min": 1.0}, "dt_max is 0.1, expected at least dt_min=1.0"),
     ("gated_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("gated_deltanet", {"num_v_heads": 7}, "num_v_heads is 7, expected a multiple of num_heads=6"),
     ("gated_deltanet", {"head_dim": 3, "expand_v": 0.5}, "expand_v is 0.5, expected a whole number of channels of"),

@@ -71,14 +71,14 @@ def held(spans, xs):
 
 def mamba(layer, xs, spans=None):
     mixed = [layer.in_proj.weight @ x for x in xs]
-    us = [silu(v) for v in convolve([v[: layer.d_inner] for v in mixed], layer.conv1d)]
-    h, ys = torch.zeros(layer.d_inner, layer.d_state), []
+    us = [silu(v) for v in convolve([v[: layer.width] for v in mixed], layer.conv1d)]
+    h, ys = torch.zeros(layer.width, layer.state_dim), []
     A = -torch.exp(layer.A_log)
     for u, v, span in zip(us, mixed, held(spans, xs), strict=True):
-        low, B, C = (layer.x_proj.weight @ u).split([layer.dt_rank, layer.d_state, layer.d_state])
+        low, B, C = (layer.x_proj.weight @ u).split([layer.dt_rank, layer.state_dim, layer.state_dim])
         delta = torch.log(1 + torch.exp(layer.dt_proj.weight @ low + layer.dt_proj.bias)) * span
         h = torch.exp(delta[:, None] * A) * h + (delta * u)[:, None] * B
-        ys.append(layer.out_proj.weight @ ((h @ C + layer.D * u) * silu(v[layer.d_inner :])))
+        ys.append(layer.out_proj.weight @ ((h @ C + layer.D * u) * silu(v[layer.width :])))
     return ys
 
 
@@ -222,7 +222,7 @@ def h3(layer, xs):
 
 def hyena(layer, xs, shift=0.0):
     """The filters lag by lag, from the formula of the position, and every convolution as a sum."""
-    net, D, L, N = layer.filter_fn.implicit_filter, layer.dim, layer.l_max, layer.order
+    net, D, L, N = layer.filter_fn.implicit_filter, layer.dim, layer.max_length, layer.order
     rates = torch.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, D * (N - 1)).abs()
     filters = []
     for lag in range(L):
@@ -376,7 +376,7 @@ def mega_ema(layer, xs):
     h, ys = torch.zeros(layer.dim, layer.ndim), []
     for x in xs:
         h = q * h + p * layer.beta[..., 0] * x[:, None]
-        ys.append(silu((h * layer.gamma).sum(1) / math.sqrt(layer.ndim) + layer.omega * x))
+        ys.append(silu((h * layer.gamma).sum(1) / math.sqrt(layer.state_dim) + layer.omega * x))
     return ys
 
 
@@ -389,8 +389,8 @@ def dense_lti(layer, xs):
 
 
 EQUATIONS = {
-    "mamba": (lambda: Mamba(DIM, d_state=4, d_conv=3, dt_rank=2), mamba),
-    "mamba_without_a_bias": (lambda: Mamba(DIM, d_state=2, expand=1.5, conv_bias=False), mamba),
+    "mamba": (lambda: Mamba(DIM, state_dim=4, conv_size=3, dt_rank=2), mamba),
+    "mamba_without_a_bias": (lambda: Mamba(DIM, state_dim=2, expand=1.5, conv_bias=False), mamba),
     "s4d": (lambda: S4D(DIM, 6), s4d),
     "s4d_bilinear": (lambda: S4D(DIM, 4, discretization="bilinear", init="inv"), s4d),
     "s4d_dirac": (lambda: S4D(DIM, 4, discretization="dirac"), s4d),
@@ -434,12 +434,12 @@ EQUATIONS |= {
     "dlr_sum": (lambda: DLR(DIM, 5, "sum"), dlr),
     "h3": (lambda: H3(DIM, 6, 2), h3),
     "h3_alone": (lambda: H3(DIM, 4, discretization="zoh", init="legs"), h3),
-    "hyena": (lambda: Hyena(DIM, 5, filter_order=6), hyena),
+    "hyena": (lambda: Hyena(DIM, 5, hidden_dim=6), hyena),
     "hyena_dna": (
-        lambda: layers.build("hyena_dna", DIM, l_max=5, filter_order=6),
+        lambda: layers.build("hyena_dna", DIM, max_length=5, hidden_dim=6),
         lambda layer, xs: hyena(layer, xs, shift=0.05),
     ),
-    "hyena_of_order_four": (lambda: Hyena(DIM, 40, 4, 6, emb_dim=7, num_inner_mlps=1, w=3.0), hyena),
+    "hyena_of_order_four": (lambda: Hyena(DIM, 40, 4, 6, emb_dim=7, depth=1, frequency=3.0), hyena),
     "rglru": (lambda: RGLRU(DIM, 2), rglru),
     "hawk": (lambda: Hawk(DIM, 2, 6), hawk),
     "mega_ema": (lambda: MegaEMA(DIM, 3), mega_ema),
@@ -602,14 +602,14 @@ def test_rglru_bounds_the_derivative_of_its_root():
 
 @pytest.mark.usefixtures("double")
 def test_init_of_mamba():
-    layer = Mamba(64, d_state=5, expand=100)
+    layer = Mamba(64, state_dim=5, expand=100)
     torch.testing.assert_close(layer.A_log.exp(), torch.arange(1.0, 6).expand(6400, 5))
     torch.testing.assert_close(layer.D.detach(), torch.ones(6400))
     assert layer.dt_proj.weight.shape == (6400, 4)
     assert_uniform(layer.dt_proj.weight, -0.5, 0.5)
     assert_uniform(torch.log(torch.log(1 + layer.dt_proj.bias.exp())), math.log(1e-3), math.log(1e-1))
-    layer = Mamba(16, dt_init="constant", dt_scale=3.0, dt_rank=9, dt_min=1e-6, dt_max=1e-5)
-    torch.testing.assert_close(layer.dt_proj.weight.detach(), torch.ones(32, 9))
+    layer = Mamba(16, dt_init="constant", dt_rank=9, dt_min=1e-6, dt_max=1e-5)
+    torch.testing.assert_close(layer.dt_proj.weight.detach(), torch.full((32, 9), 1 / 3))
     torch.testing.assert_close(torch.log(1 + layer.dt_proj.bias.exp()), torch.full((32,), 1e-4))
 
 
@@ -844,7 +844,7 @@ def test_init_of_h3():
 
 @pytest.mark.usefixtures("double")
 def test_init_of_hyena():
-    layer = Hyena(2000, 64, emb_dim=7, w=14.0)
+    layer = Hyena(2000, 64, emb_dim=7, frequency=14.0)
     filters, t = layer.filter_fn, torch.arange(64.0)
     assert_normal(filters.bias, 1.0)
     assert (filters.implicit_filter["1"].freq == 14).all()
@@ -1040,11 +1040,11 @@ def test_init_of_mega_ema():
 # --- options
 
 WRONG = [
-    ("mamba", {"d_state": 0}, "mamba: dim, d_state, d_conv are 8, 0, 4, expected at least 1"),
+    ("mamba", {"state_dim": 0}, "mamba: state_dim is 0, expected at least 1"),
     ("mamba", {"expand": 0.1}, "mamba: expand is 0.1, expected at least 1/8 because of dim=8"),
-    ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected 'auto' or an integer of at least 1"),
-    ("mamba", {"dt_min": 0.2}, "mamba: dt_min is 0.2 and dt_max is 0.1, expected 0 < dt_min <= dt_max"),
-    ("mamba", {"dt_init": "zero"}, "mamba: dt_init is 'zero', expected 'random' or 'constant'"),
+    ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected an integer or None"),
+    ("mamba", {"dt_min": 0.2}, "mamba: dt_max is 0.1, expected at least dt_min=0.2"),
+    ("mamba", {"dt_init": "zero"}, "mamba: unknown dt_init 'zero'; known: random, constant"),
     ("s4d", {"state_dim": 3}, "s4d: state_dim is 3, expected an even number of at least 2"),
     ("s4d", {"init": "leg"}, r"s4d: unknown init 'leg'; did you mean 'legs'\?"),
     ("s4d", {"discretization": "euler"}, "s4d: unknown discretization 'euler'; known: zoh, bilinear"),
@@ -1065,7 +1065,8 @@ WRONG = [
     ("h3", {"dt_min": -1}, "h3: dt_min is -1, expected more than 0"),
     ("hyena", {"order": 1}, "hyena: order is 1, expected at least 2"),
     ("hyena", {"emb_dim": 4}, "hyena: emb_dim is 4, expected an odd number of at least 3"),
-    ("hyena", {"l_max": 0}, "hyena: l_max, filter_order, short_filter_order are 0, 64, 3, expected at least 1"),
+    ("hyena", {"max_length": 0}, "hyena: max_length is 0, expected at least 1"),
+    ("hyena", {"conv_size": 0}, "hyena: conv_size is 0, expected at least 1"),
     ("s4d", {"dt_max": 0.0}, "s4d: dt_max is 0.0, expected at least dt_min=0.001"),
 ]
 
@@ -1104,7 +1105,7 @@ def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
 @pytest.mark.usefixtures("double")
 def test_mamba3_mimo_in_pieces_of_time_is_the_whole():
     """A packed sequence is not cut; a row of a batch is. Values, states, and all gradients, the second one too."""
-    layer = shaken(layers.build("mamba3_mimo", DIM, d_state=8, headdim=4, expand=2, mimo_rank=2))
+    layer = shaken(layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=4, expand=2, mimo_rank=2))
     x = torch.randn(1, 150, DIM, requires_grad=True)
     results = []
     for more in ({}, {"cu_seqlens": torch.tensor([0, 150])}):

@@ -78,7 +78,7 @@ def test_mamba2_is_that_of_transformers(groups):
         hidden_size=DIM, num_heads=8, head_dim=4, state_size=6, n_groups=groups, chunk_size=16, num_hidden_layers=1
     )
     theirs = shaken(modeling_mamba2.Mamba2Mixer(config, 0))
-    layer = layers.build("mamba2", DIM, d_state=6, headdim=4, ngroups=groups)
+    layer = layers.build("mamba2", DIM, state_dim=6, head_dim=4, num_groups=groups)
     layer.load_state_dict(theirs.state_dict())
     agree(layer, theirs, dict(theirs.named_parameters()), 1e-5)  # it computes in float32
 

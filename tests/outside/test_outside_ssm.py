@@ -270,7 +270,7 @@ def test_hyena_of_stripedhyena(channels, window):
     config |= {"short_filter_length": window, "short_filter_bias": True}
     config |= {"state_size": 3, "hyena_filter_groups": DIM // channels}
     theirs = model.ParallelHyenaFilter(dotdict(config), 0)
-    layer = Hyena(DIM, T, short_filter_order=window)
+    layer = Hyena(DIM, T, conv_size=window)
     layer.filter_fn = ModalFilters(channels)
 
     def run(x, p):

@@ -21,13 +21,34 @@ def _fills_heads(expand: float, options: Mapping[str, Any]) -> bool:
 
 in_heads = Range("dim={dim} times it to be a multiple of num_heads={num_heads}", _fills_heads, relation=True)
 
+
+def _heads(options: Mapping[str, Any]) -> int:
+    return options["expand"] * options["dim"] // options["head_dim"]
+
+
+fits_expanded = Range(
+    "a divisor of expand * dim, with expand={expand} and dim={dim}",
+    lambda head_dim, options: options["expand"] * options["dim"] % head_dim == 0,
+    relation=True,
+)
+fits_heads = Range(
+    "a divisor of expand * dim / head_dim, with expand={expand}, dim={dim} and head_dim={head_dim}",
+    lambda num_groups, options: _heads(options) % num_groups == 0,
+    relation=True,
+)
+
 # sizes
 Dim = Annotated[int, at_least(1), "D, model width"]
 Heads = Annotated[int, divides("dim"), "H, number of heads; a divisor of dim"]
 FreeHeads = Annotated[int, at_least(1), "H, number of heads"]
 KeyValueHeads = Annotated[int, divides("num_heads"), "heads of keys and values, each for several of queries"]
 Groups = Annotated[int, at_least(1), "groups of heads or channels that share parameters"]
+ExpandedHeadDim = Annotated[int, at_least(1), fits_expanded, "P, channels of a head; a divisor of expand * dim"]
+ExpandedGroups = Annotated[
+    int, at_least(1), fits_heads, "G, groups of heads; the heads of a group use the same B and C"
+]
 HeadDim = Annotated[int, at_least(1), "channels of a head"]
+KeyDim = Annotated[int, at_least(1), "channels of queries and keys"]
 EvenStateDim = Annotated[int, multiple_of(2), "N, real numbers in the state of each channel, even"]
 StateDim = Annotated[int, at_least(1), "N, numbers in the state, or in the state of each channel"]
 Slots = Annotated[int, at_least(1), "M, slots of a head's memory"]
@@ -62,6 +83,7 @@ Variant = Annotated[str, "which of the published forms"]
 TimeStep = Annotated[float, above(0), "Δt, the duration of a step"]
 StepMin = Annotated[float, above(0), "lower end of the range of the initial step Δ"]
 StepMax = Annotated[float, at_least_option("dt_min"), "upper end of the range of the initial step Δ"]
+StepFloor = Annotated[float, above(0), "least initial step Δ"]
 Substeps = Annotated[int, at_least(1), "steps of the solver within one step of the sequence"]
 Discretization = Annotated[str, one_of(DISCRETIZATIONS), "how the system is discretized"]
 Method = Annotated[str, "method of the solver of the differential equation"]

@@ -29,6 +29,11 @@ def reversed_steps(cu_seqlens: Tensor, length: int) -> Tensor:
     return cu_seqlens[owner] + cu_seqlens[owner + 1] - 1 - torch.arange(length, device=cu_seqlens.device)
 
 
+def turned(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Reverse the time of x (B, T, ...), of each packed sequence by itself."""
+    return x.flip(1) if cu_seqlens is None else x[:, reversed_steps(cu_seqlens, x.shape[1])]
+
+
 def pack(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Pack the valid steps of x (B, T, ...). Return (1, total, ...) and the offsets (B+1,)."""
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:

@@ -32,9 +32,9 @@ def distil_model(
     if not made:
         names = [mixer.name for mixer in stack.mixers()]
         raise ConfigError(f"distil_model: layers are {names}, expected a model with hyena")
-    modes = max(layer.d_state for layer, _ in made.values())
+    modes = max(layer.state_dim for layer, _ in made.values())
     first = next(iter(made.values()))[0]
-    options = {"d_state": modes, "order": first.order, "short_filter_order": first.short_filter.kernel_size[0]}
+    options = {"state_dim": modes, "order": first.order, "conv_size": first.conv_size}
     config = dict(stack.config)
     layer = config["layer"]
     if isinstance(layer, str | type | Layer):
@@ -51,7 +51,7 @@ def distil_model(
     for i, (layer, _) in made.items():
         for name, value in layer.state_dict().items():
             if name in ("log_decay", "angle", "residue"):  # layers of fewer modes get further ones of weight 0
-                value = nn.functional.pad(value, (0, 0) * (name == "residue") + (0, modes - layer.d_state))
+                value = nn.functional.pad(value, (0, 0) * (name == "residue") + (0, modes - layer.state_dim))
             state[f"stack.blocks.{i}.mixer.{name}"] = value
     result.load_state_dict(state)
     return result, [fit for _, fit in made.values()]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanl.configured import at_least
 from scanl.errors import ConfigError
-from scanl.layers.packing import pack, reversed_steps, unpack
+from scanl.layers.packing import pack, turned, unpack
 from scanl.models.block import check_tokens, embedded
 from scanl.models.language_model import LanguageModel
 from scanl.models.saving import Saved
@@ -83,7 +83,7 @@ def hyena_dna(dim: int = 128, depth: int = 2, max_length: int = 1024, vocab_size
     if max_length < 1:
         raise ConfigError(f"hyena dna: max_length is {max_length}, expected at least 1")
     stack = Stack(
-        dim, depth, "hyena_dna", layer_options={"l_max": max_length + 2}, channel_mixer="mlp",
+        dim, depth, "hyena_dna", layer_options={"max_length": max_length + 2}, channel_mixer="mlp",
         norm="layernorm", norm_eps=1e-5, residual_in_float32=True,
     )  # fmt: skip
     model = LanguageModel(vocab_size, stack, tie_embeddings=True)
@@ -159,10 +159,10 @@ class StrandModel(Saved):
         if not self.both_strands:
             return [one]
         table = complements(self.vocab_size).to(tokens.device)
-        other = self._read(_turned(table[tokens], cu_seqlens), cu_seqlens)
+        other = self._read(turned(table[tokens], cu_seqlens), cu_seqlens)
         if self.swap_strands and len(self.stack.mixers()) % 2:  # each ends where the other began
             one, other = other, one
-        return [one, _turned(other, cu_seqlens)]
+        return [one, turned(other, cu_seqlens)]
 
     def _read(self, tokens: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         x = embedded("strand model", self.embedding, tokens)
@@ -170,7 +170,7 @@ class StrandModel(Saved):
             return self.stack(x, cu_seqlens=cu_seqlens)[0]
         assert isinstance(self.stack, Stack)
         for block in self.stack.blocks:
-            x, _ = block(_turned(x, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)
+            x, _ = block(turned(x, cu_seqlens).flip(-1), cu_seqlens=cu_seqlens)
         return self.stack.norm(x)
 
 
@@ -204,8 +204,3 @@ def caduceus(
     """
     stack = Stack(dim, depth, "caduceus", layer_options=layer_options, channel_mixer="none", norm_eps=1e-5)
     return StrandModel(vocab_size, stack, both_strands=both_strands, swap_strands=swap_strands)
-
-
-def _turned(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Reverse the places of x (B, T, ...), of each packed sequence by itself."""
-    return x.flip(1) if cu_seqlens is None else x[:, reversed_steps(cu_seqlens, x.shape[1])]

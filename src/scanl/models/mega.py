@@ -35,16 +35,16 @@ def mega(
         dim: D, width.
         depth: L, blocks.
         expand: the network between has int(expand D) features.
-        layer_options: options of `mega`; those not given are z_dim D / 4, chunk_size 2048 and bias "rotary".
+        layer_options: options of `mega`; those not given are z_dim D / 4, chunk_size 2048 and position_bias "rotary".
         tie_embeddings: use the embedding matrix for the output too.
 
-    The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden 1536,
+    The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden_dim 1536,
     z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
     Source: Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3, and its code.
     Initialisation as there: linear weights N(0, 0.02²), biases 0; the embedding, and a head of its own, N(0, 1/D);
     blocks as of `mega`.
     """
-    options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "bias": "rotary"} | dict(layer_options or {})
+    options = {"z_dim": max(1, dim // 8) * 2, "chunk_size": 2048, "position_bias": "rotary"} | dict(layer_options or {})
     stack = Stack(
         dim, depth, "mega", layer_options=options, channel_mixer="mlp",
         channel_options={"expand": expand, "activation": "silu"}, norm="layernorm", norm_eps=1e-5,
@@ -133,9 +133,9 @@ def megalodon(
         tie_embeddings: use the embedding matrix for the output too.
         options: further arguments of `MegalodonStack`.
 
-    Sizes of the authors: 200M, dim 1024, depth 12, expand 2.5, norm_groups 32. 1.3B, dim 2048, depth 24, expand 2.375,
-    num_heads 2, norm_groups 64; for PG-19 expand 1.75, with swiglu, scale_embedding and tie_embeddings. 7B, dim 4096,
-    depth 32, expand 2 with swiglu, num_heads 4, norm_groups 64. norm_groups and num_heads are options of the layer.
+    Sizes of the authors: 200M, dim 1024, depth 12, expand 2.5, num_groups 32. 1.3B, dim 2048, depth 24, expand 2.375,
+    num_heads 2, num_groups 64; for PG-19 expand 1.75, with swiglu, scale_embedding and tie_embeddings. 7B, dim 4096,
+    depth 32, expand 2 with swiglu, num_heads 4, num_groups 64. num_groups and num_heads are options of the layer.
     Source: Ma et al., "Megalodon: Efficient LLM Pretraining and Inference with Unlimited Context Length",
     arXiv:2404.08801, sec. 3, and its code.
     Initialisation as there: embedding and head normal with deviation 1/sqrt(D), cut off at three deviations; the stack

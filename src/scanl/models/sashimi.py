@@ -60,11 +60,11 @@ def sashimi(vocab_size: int = 256, dim: int = 64, **options: Any) -> LanguageMod
     Args:
         vocab_size: V, values of a sample; 256 for audio of 8 bits (mu-law, or linear).
         dim: D, width of the fastest tier.
-        options: options of `sashimi`. Those not given are the published ones: pool (4, 4), expand 2, n_layers 8, ff 2.
+        options: options of `sashimi`. Those not given are the published ones: pool (4, 4), expand 2, depth 8, ff 2.
 
     Source: Goel, Gu, Donahue and Ré, "It's Raw! Audio Generation with State-Space Models", arXiv:2202.09729, sec. 4.
     Initialisation: embedding and head N(0, 0.02²), as in `LanguageModel`. Differs: in the authors' program the
     embedding is N(0, 1), and the head has a bias and starts as in PyTorch.
     """
-    published = {"pool": (4, 4), "expand": 2, "n_layers": 8, "ff": 2}
+    published = {"pool": (4, 4), "expand": 2, "depth": 8, "ff": 2}
     return LanguageModel(vocab_size, SashimiStack(dim, layer_options={**published, **options}))

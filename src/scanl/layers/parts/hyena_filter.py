@@ -12,13 +12,15 @@ from torch.nn import functional as F
 from scanl.layers.base import widen
 from scanl.layers.module import Module
 
+TARGET, SLOW, FAST = 1e-2, 1.5, 0.3
+
 
 class Sin(Module):
     """sin(freq x); freq (1, width) is trained."""
 
-    def __init__(self, width: int, w: float) -> None:
+    def __init__(self, width: int, frequency: float) -> None:
         super().__init__()
-        self.freq = nn.Parameter(w * torch.ones(1, width))
+        self.freq = nn.Parameter(frequency * torch.ones(1, width))
 
 
 class WideLinear(nn.Linear):
@@ -36,23 +38,27 @@ class PositionalEmbedding(Module):
 
     t: Tensor
 
-    def __init__(self, emb_dim: int, l_max: int) -> None:
+    def __init__(self, emb_dim: int, max_length: int) -> None:
         super().__init__()
         bands = (emb_dim - 1) // 2
-        t = torch.linspace(0, 1, l_max)[None, :, None]
-        angles = torch.linspace(1e-4, bands - 1, bands) * (2 * math.pi / l_max * torch.arange(l_max))[None, :, None]
+        t = torch.linspace(0, 1, max_length)[None, :, None]
+        lags = (2 * math.pi / max_length * torch.arange(max_length))[None, :, None]
+        angles = torch.linspace(1e-4, bands - 1, bands) * lags
         self.z = nn.Parameter(torch.cat([t, angles.cos(), -angles.sin()], -1))
         self.register_buffer("t", t)
 
 
 class Modulation(Module):
-    """Decay of the filters. deltas: (1, 1, width), the rates, not trained."""
+    """Decay of the filters. deltas: (1, 1, width), the rates, not trained.
+
+    A filter decays to `TARGET` within a fraction of all lags: SLOW in the first channel, FAST in the last.
+    """
 
     deltas: Tensor
 
-    def __init__(self, width: int, fast_decay_pct: float, slow_decay_pct: float, target: float) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        slow, fast = math.log(target) / slow_decay_pct, math.log(target) / fast_decay_pct
+        slow, fast = math.log(TARGET) / SLOW, math.log(TARGET) / FAST
         self.register_buffer("deltas", torch.linspace(slow, fast, width)[None, None])
 
 
@@ -63,20 +69,19 @@ class HyenaFilter(Module):
     """
 
     def __init__(
-        self, width: int, emb_dim: int, order: int, l_max: int, w: float, inner: int,
-        fast_decay_pct: float, slow_decay_pct: float, target: float, shift: float,
-    ) -> None:  # fmt: skip
+        self, width: int, emb_dim: int, hidden_dim: int, max_length: int, frequency: float, depth: int, shift: float
+    ) -> None:
         super().__init__()
         self.shift = shift
         self.bias = nn.Parameter(torch.randn(width))
-        self.pos_emb = PositionalEmbedding(emb_dim, l_max)
+        self.pos_emb = PositionalEmbedding(emb_dim, max_length)
         # All layers use one sine. The released code saves its frequencies once for each layer.
-        self._repeats = [2 * i + 3 for i in range(inner)]
-        maps: dict[str, nn.Module] = {"0": WideLinear(emb_dim, order), "1": Sin(order, w)}
-        maps |= {str(2 * i + 2): WideLinear(order, order) for i in range(inner)}
-        maps[str(2 * inner + 2)] = WideLinear(order, width, bias=False)
+        self._repeats = [2 * i + 3 for i in range(depth)]
+        maps: dict[str, nn.Module] = {"0": WideLinear(emb_dim, hidden_dim), "1": Sin(hidden_dim, frequency)}
+        maps |= {str(2 * i + 2): WideLinear(hidden_dim, hidden_dim) for i in range(depth)}
+        maps[str(2 * depth + 2)] = WideLinear(hidden_dim, width, bias=False)
         self.implicit_filter = nn.ModuleDict(maps)
-        self.modulation = Modulation(width, fast_decay_pct, slow_decay_pct, target)
+        self.modulation = Modulation(width)
         self.register_load_state_dict_pre_hook(_drop_repeated_sines)
 
     def forward(self) -> Tensor:

@@ -1,12 +1,12 @@
 """Timestep normalisation: a group norm with the mean and variance of all steps so far."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
 from scanl.layers.base import widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.parts.positions import positions
 from scanl.ops import linear_scan
@@ -14,16 +14,14 @@ from scanl.ops.offsets import sequences
 
 
 class TimestepNormState(NamedTuple):
-    """State of `TimestepNorm`.
+    """State of `TimestepNorm`, of a layer with `num_groups`.
 
-    steps: number of steps read (B, 1), int64.   sums: over the steps, of the mean and of the mean square of each group
-    (B, 2, G).   rest: what `sums` are less than the exact sums (B, 2, G), for else the new steps of a long sequence
-    would be rounded away.
+    `rest` is what `sums` are less than the exact sums, for else the new steps of a long sequence would be rounded away.
     """
 
-    steps: Tensor
-    sums: Tensor
-    rest: Tensor
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
+    sums: Annotated[Tensor, Axes("2, num_groups", "over the steps, of the mean and of the mean square of each group")]
+    rest: Annotated[Tensor, Axes("2, num_groups", "the part of the sums that is rounded away")]
 
 
 class TimestepNorm(Module):
@@ -36,8 +34,6 @@ class TimestepNorm(Module):
 
     def __init__(self, dim: int, groups: int, eps: float = 1e-5) -> None:
         super().__init__()
-        if groups < 1 or dim % groups:
-            raise ConfigError(f"timestep norm: groups is {groups}, expected a divisor of dim={dim}")
         self.groups, self.eps = groups, eps
         self.weight, self.bias = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
 

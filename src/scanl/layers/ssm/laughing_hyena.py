@@ -4,32 +4,31 @@ r"""Laughing Hyena: Hyena whose filters are sums of modes, so that it streams wi
           y_t = \mathrm{Re}\, R \cdot s_t + b\, v_t
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least
 from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.hyena import Hyena
-from scanl.layers.state import Device, DType
 
-SPARE = 8  # directions of the search for singular vectors beyond those that are asked for
+SPARE = 8  # directions of the search for singular vectors beyond those that are needed
 ROUNDS = 4  # of that search
 LARGEST = 1 - 1e-7  # radius of a mode
 
 
 class LaughingHyenaState(NamedTuple):
-    """State of `LaughingHyena`.
+    """State of `LaughingHyena`."""
 
-    short: the last inputs of the short filter (B, W-1, (N+1) D).   modes: (B, N-1, D, M) complex.
-    """
-
-    short: Tensor
-    modes: Tensor
+    short: Annotated[Tensor, Axes("conv_size - 1, (order + 1) * dim", "the last inputs of the short filter")]
+    modes: Annotated[Tensor, Axes("order - 1, dim, state_dim", dtype=torch.complex64)]
 
 
 @register("laughing_hyena")
@@ -40,18 +39,10 @@ class LaughingHyena(Layer):
     A long sequence is computed as a convolution, a few steps as the recurrence. Both give the same function. `distil`
     makes this layer from a trained `hyena`. The layer can also be trained from the start.
 
-    Args:
-        dim: D, model width.
-        d_state: M, modes of each filter.
-        order: N, number of products; there are N - 1 long convolutions.
-        short_filter_order: window of the short convolution.
-        lr: learning rate of the modes; None for the optimiser's own.
-
     Parameters: in_proj, out_proj and short_filter as in `hyena`; log_decay = ln(-ln|λ|), angle and residue, R
     (N-1, D, M), the last with pairs of real numbers; bias (N-1, D). The modes have no weight decay.
     Initialisation: |λ| log-uniform in its decay from 1e-3 to 1 a step, angles uniform in [0, π]; R complex
     N(0, 1/M); bias N(0, 1); all else as in PyTorch.
-    State: LaughingHyenaState.
     """
 
     id = "S-laughinghyena"
@@ -63,43 +54,34 @@ class LaughingHyena(Layer):
     op = "linear_scan"
     reads: ClassVar = {"short_filter": nn.Conv1d}
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"d_state": 3, "order": 3}
+    state: ClassVar = LaughingHyenaState
+    sample: ClassVar = {"state_dim": 3, "order": 3}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("log_decay", "angle", "residue"), Hint(weight_decay=False, lr="lr"))
 
     def __init__(
-        self, dim: int, d_state: int = 16, order: int = 2, short_filter_order: int = 3, lr: float | None = 1e-3
+        self,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, "M, modes of each filter"] = 16,
+        order: Annotated[int, at_least(2), "N, number of products; there are N - 1 long convolutions"] = 2,
+        conv_size: options.ConvSize = 3,
+        lr: Annotated[options.LearningRate, "learning rate of the modes; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        if order < 2:
-            raise ConfigError(f"laughing_hyena: order is {order}, expected at least 2")
-        if min(d_state, short_filter_order) < 1:
-            sizes = f"{d_state}, {short_filter_order}"
-            raise ConfigError(f"laughing_hyena: d_state, short_filter_order are {sizes}, expected at least 1")
-        self.dim, self.d_state, self.order, self.lr = dim, d_state, order, lr
-        self.short_filter_order = short_filter_order
-        width, sizes = (order + 1) * dim, (order - 1, dim, d_state)
+        self.dim, self.state_dim, self.order, self.conv_size, self.lr = dim, state_dim, order, conv_size, lr
+        width, sizes = (order + 1) * dim, (order - 1, dim, state_dim)
         self.in_proj = nn.Linear(dim, width)
         self.out_proj = nn.Linear(dim, dim)
-        self.short_filter = nn.Conv1d(width, width, short_filter_order, groups=width, padding=short_filter_order - 1)
+        self.short_filter = nn.Conv1d(width, width, conv_size, groups=width, padding=conv_size - 1)
         self.log_decay = nn.Parameter(torch.empty(sizes).uniform_(-6.907755, 0.0))
         self.angle = nn.Parameter(torch.empty(sizes).uniform_(0.0, torch.pi))
-        self.residue = nn.Parameter(torch.randn(*sizes, 2) * (0.5 / d_state) ** 0.5)
+        self.residue = nn.Parameter(torch.randn(*sizes, 2) * (0.5 / state_dim) ** 0.5)
         self.bias = nn.Parameter(torch.randn(order - 1, dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LaughingHyenaState:
-        short = (self.short_filter_order - 1, (self.order + 1) * self.dim)
-        modes = (self.order - 1, self.dim, self.d_state)
-        return LaughingHyenaState(
-            self._zeros(batch_size, *short, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, *modes, device=device, dtype=dtype, at_least=torch.complex64),
-        )
-
-    def forward(
-        self, x: Tensor, state: LaughingHyenaState | None = None, *, cu_seqlens: Tensor | None = None
+    def run(
+        self, x: Tensor, state: LaughingHyenaState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LaughingHyenaState]:
-        self._check(x, state, cu_seqlens)
-        short, modes = (None, None) if state is None else state
+        short, modes = state or (None, None)
         mixed, short = convolve(self.short_filter, self.in_proj(x), short, cu_seqlens=cu_seqlens)
         first, *others, v = widen(mixed).split(self.dim, -1)
         A = torch.complex(-widen(self.log_decay).exp(), widen(self.angle))
@@ -117,7 +99,7 @@ class LaughingHyena(Layer):
 
 
 class Fit(NamedTuple):
-    """Modes of F filters, h_j = b [j = 0] + Re Σ R λ^j, and how they were found.
+    """Modes of F filters, h_j = b [j = 0] + Re Σ R λ^j, and how good they are.
 
     modes: λ (F, M) complex128.   residue: R (F, M) complex128, 0 for modes that are not used.   bias: b (F).
     order: (F,) real numbers of state of each.   error: (F,) norm of the difference over that of the filter.
@@ -147,12 +129,12 @@ def fit_modes(filters: Tensor, *, tolerance: float = 1e-4, largest: int = 64) ->
         raise ConfigError(f"distil: tolerance, largest are {tolerance}, {largest}, expected in (0, 1) and at least 1")
     if filters.shape[-1] < 3:
         raise ConfigError(f"distil: a filter has {filters.shape[-1]} lags, expected at least 3")
-    found = [_fit_one(h, tolerance, largest) for h in filters.detach().double()]
-    modes, residue, *rest = zip(*found, strict=True)
-    count = max(len(each) for each in modes)
+    fits = [_fit_one(h, tolerance, largest) for h in filters.detach().double()]
+    modes, residue, *rest = zip(*fits, strict=True)
+    count = max(map(len, modes))
     pad = [torch.stack([torch.cat([v, v.new_full((count - len(v),), 0.5)]) for v in modes])]
     pad += [torch.stack([torch.cat([v, v.new_zeros(count - len(v))]) for v in residue])]
-    return Fit(*pad, *(torch.stack(each) for each in rest))
+    return Fit(*pad, *map(torch.stack, rest))
 
 
 def _fit_one(h: Tensor, tolerance: float, largest: int) -> tuple[Tensor, ...]:
@@ -197,20 +179,20 @@ def _singular_vectors(h: Tensor, rows: int, count: int) -> tuple[Tensor, Tensor]
 def distil(layer: Hyena, *, tolerance: float = 1e-4, largest: int = 64) -> tuple[LaughingHyena, Fit]:
     """Return the recurrence of a trained Hyena, and the fit of its (N-1) D filters, with those of a channel adjacent.
 
-    Hyena's filters end at l_max lags. The filters of the result go on and fade. See `fit_modes` for the arguments.
+    Hyena's filters end at max_length lags. The filters of the result go on and fade. See `fit_modes` for the arguments.
     """
     fit = fit_modes(layer.filter_fn(), tolerance=tolerance, largest=largest)
     weight = layer.in_proj.weight
-    made = LaughingHyena(layer.dim, fit.modes.shape[1], layer.order, layer.short_filter.kernel_size[0])
-    made = made.to(weight.device, weight.dtype)
+    recurrence = LaughingHyena(layer.dim, fit.modes.shape[1], layer.order, layer.conv_size)
+    recurrence = recurrence.to(weight.device, weight.dtype)
     for name in ("in_proj", "out_proj", "short_filter"):
-        made.get_submodule(name).load_state_dict(layer.get_submodule(name).state_dict())
+        recurrence.get_submodule(name).load_state_dict(layer.get_submodule(name).state_dict())
 
     def by_convolution(values: Tensor) -> Tensor:
         return values.unflatten(0, (layer.dim, layer.order - 1)).transpose(0, 1)
 
-    made.log_decay.copy_(by_convolution((-fit.modes.abs().log()).log()))
-    made.angle.copy_(by_convolution(fit.modes.angle()))
-    made.residue.copy_(torch.view_as_real(by_convolution(fit.residue).contiguous()))
-    made.bias.copy_(by_convolution(fit.bias + layer.filter_fn.bias.double().flatten()))
-    return made, fit
+    recurrence.log_decay.copy_(by_convolution((-fit.modes.abs().log()).log()))
+    recurrence.angle.copy_(by_convolution(fit.modes.angle()))
+    recurrence.residue.copy_(torch.view_as_real(by_convolution(fit.residue).contiguous()))
+    recurrence.bias.copy_(by_convolution(fit.bias + layer.filter_fn.bias.double().flatten()))
+    return recurrence, fit

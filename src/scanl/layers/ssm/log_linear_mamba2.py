@@ -4,33 +4,29 @@ r"""Log-linear Mamba-2: a memory for each of O(log T) blocks of the past, each r
           \lambda_t^{(l)} = \mathrm{softplus}(L_l (W_\lambda x_t)_l)
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.levels import count_levels, divided, divisible, levels
 from scanl.layers.parts.positions import check_length, positions
 from scanl.layers.parts.short_convolution import convolve
 from scanl.layers.ssm.mamba2 import Mamba2
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_attention
 from scanl.ops.offsets import sequences
 
 
 class LogLinearMamba2State(NamedTuple):
-    """State of `LogLinearMamba2`.
+    """State of `LogLinearMamba2`."""
 
-    ssm: S of levels 1 to L - 1, (B, H, L - 1, N, P).   conv: the last inputs of the convolution.
-    position: (B, 1), the steps read.
-    """
-
-    ssm: Tensor
-    conv: Tensor
-    position: Tensor
+    ssm: Annotated[Tensor, Axes("num_heads, levels - 1, state_dim, head_dim", "S of levels 1 to L - 1")]
+    conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
+    position: Annotated[Tensor, Axes("1", "the steps read", dtype=torch.int64)]
 
 
 @register("log_linear_mamba2")
@@ -42,16 +38,9 @@ class LogLinearMamba2(Mamba2):
     Time is O(T log T). A sequence longer than `max_length` raises an error. In a compiled graph with a state the length
     is not known; there the highest level forgets older steps.
 
-    Args:
-        dim: D, model width.
-        d_state, d_conv, expand, headdim, ngroups: N, W, d_inner = expand * D, P and G as of `mamba2`.
-        max_length: length of the longest sequence; it takes L = ⌈log2 max_length⌉ + 1 levels.
-        norm_eps: epsilon of the norm.
-
     Parameters as in flash-linear-attention: those of `mamba2`, where in_proj has H L further rows; L (H, L), without
     weight decay.
     Initialisation: as of `mamba2`, with A_log = ln 1, ln 2, ..., ln H; L 1.
-    State: S of each level (B, H, L - 1, N, P), zeros, the last inputs of the convolution, and the position (B, 1).
     """
 
     id = "S-loglinear"
@@ -60,51 +49,40 @@ class LogLinearMamba2(Mamba2):
         "lambda_t^l = softplus(L_l (W_l x_t));  out = W_out RMSNorm((o + D x) * SiLU(z))"
     )
     source = 'Guo et al., "Log-Linear Attention", arXiv:2506.04761'
-    sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2, "max_length": 80}
+    state: ClassVar = LogLinearMamba2State
+    sample: ClassVar = {"state_dim": 3, "head_dim": 4, "num_groups": 2, "expand": 2, "max_length": 80}
     hints: ClassVar = {"L": UNDECAYED}
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 128,
-        d_conv: int = 4,
-        expand: int = 2,
-        headdim: int = 64,
-        ngroups: int = 1,
-        max_length: int = 16384,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        max_length: Annotated[
+            options.MaxLength, "length of the longest sequence; it takes L = ⌈log2 max_length⌉ + 1 levels"
+        ] = 16384,
+        **mamba2: Any,
     ) -> None:
-        if max_length < 1:
-            raise ConfigError(f"{self._who()}: max_length is {max_length}, expected at least 1")
-        super().__init__(dim, d_state, d_conv, expand, headdim, ngroups, norm_eps=norm_eps)
+        super().__init__(dim, **mamba2)
         self.max_length, self.levels = max_length, count_levels(max_length)
-        self.in_proj = nn.Linear(dim, self.in_proj.out_features + self.heads * self.levels, bias=False)
-        self.A_log = nn.Parameter(torch.arange(1.0, self.heads + 1).log())
-        self.L = nn.Parameter(torch.ones(self.heads, self.levels))
+        rows = self.in_proj.out_features + self.num_heads * self.levels
+        self.in_proj = nn.Linear(dim, rows, bias=self.in_proj.bias is not None)
+        self.A_log = nn.Parameter(torch.arange(1.0, self.num_heads + 1).log())
+        self.L = nn.Parameter(torch.ones(self.num_heads, self.levels))
 
-    def init_state(  # type: ignore[override]
-        self, batch_size: int, *, device: Device = None, dtype: DType = None
-    ) -> LogLinearMamba2State:
-        ssm, conv = super().init_state(batch_size, device=device, dtype=dtype)
-        several = ssm.new_zeros(batch_size, self.heads, self.levels - 1, self.d_state, self.headdim)
-        return LogLinearMamba2State(several, conv, torch.zeros(batch_size, 1, dtype=torch.int64, device=ssm.device))
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, state: LogLinearMamba2State | None = None, *, cu_seqlens: Tensor | None = None
+    def run(  # pyright: ignore[reportIncompatibleMethodOverride]: its state is another
+        self, x: Tensor, state: LogLinearMamba2State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LogLinearMamba2State]:
-        self._check(x, state, cu_seqlens)
         check_length(self._who(), x, None if state is None else state.position, cu_seqlens, self.max_length)
         begins = state is None and cu_seqlens is None
         if state is None:
-            state = self.init_state(sequences(x, cu_seqlens))
-        sizes = [self.widths[0], sum(self.widths), self.heads, self.heads * self.levels]
+            state = cast(LogLinearMamba2State, self.init_state(sequences(x, cu_seqlens)))
+        sizes = [self.width, sum(self.widths), self.num_heads, self.num_heads * self.levels]
         z, u, dt, weights = self.in_proj(x).split(sizes, -1)
         u, conv = convolve(self.conv1d, u, state.conv, cu_seqlens=cu_seqlens, silu=True)
         u, B, C = (widen(part) for part in u.split(self.widths, -1))
-        u = u.unflatten(-1, (self.heads, self.headdim))
-        B, C = (part.unflatten(-1, (self.ngroups, self.d_state)) for part in (B, C))
+        u = u.unflatten(-1, (self.num_heads, self.head_dim))
+        B, C = (part.unflatten(-1, (self.num_groups, self.state_dim)) for part in (B, C))
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
-        weights = F.softplus(widen(self.L) * widen(weights).unflatten(-1, (self.heads, self.levels)))
+        weights = F.softplus(widen(self.L) * widen(weights).unflatten(-1, (self.num_heads, self.levels)))
         written = dt[..., None] * u
         decay = dt * -widen(self.A_log).exp()
         places, position = positions(state.position, x.shape[1], cu_seqlens)
@@ -126,8 +104,8 @@ class LogLinearMamba2(Mamba2):
             cu_seqlens=cu_seqlens,
         )
         read = torch.where(at.reads[:, :, None], weights[..., 1:], 0)
-        y = (read[..., None] * o.unflatten(2, (self.heads, -1))).sum(3)
-        own = (C * B).sum(-1).repeat_interleave(self.heads // self.ngroups, 2)
+        y = (read[..., None] * o.unflatten(2, (self.num_heads, -1))).sum(3)
+        own = (C * B).sum(-1).repeat_interleave(self.num_heads // self.num_groups, 2)
         y = y + (weights[..., 0] * own)[..., None] * written + widen(self.D)[:, None] * u
         y = self.out_proj(self.norm(y.flatten(-2), z).to(z.dtype))
-        return y, LogLinearMamba2State(ssm.unflatten(1, (self.heads, -1)), conv, position)
+        return y, LogLinearMamba2State(ssm.unflatten(1, (self.num_heads, -1)), conv, position)

@@ -4,53 +4,36 @@ r"""Mamba-2: a state space model with one decay per head, computed as linear att
           \Delta_t = \mathrm{softplus}(\mathrm{dt}_t + b)
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.short_convolution import convolve
-from scanl.layers.parts.time_step import check_step_range, time_step_bias
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention
 
 
 class Mamba2State(NamedTuple):
-    """State of `Mamba2`.
+    """State of `Mamba2`."""
 
-    ssm: S (B, H, N, headdim).   conv: the last W-1 inputs of the convolution (B, W-1, d_inner + 2 G N).
-    """
-
-    ssm: Tensor
-    conv: Tensor
+    ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
+    conv: Annotated[Tensor, Axes("conv_size - 1, width + 2 * num_groups * state_dim", "the last inputs")]
 
 
 @register("mamba2")
 class Mamba2(Layer):
     """Mamba-2, the SSD layer: convolved x, B and C, one scalar decay per head, and a norm after the gate.
 
-    Args:
-        dim: D, model width.
-        d_state: N, rows of the state.
-        d_conv: W, window of the convolution.
-        expand: d_inner = expand * D channels, in H = d_inner / headdim heads.
-        headdim: P, channels of a head.
-        ngroups: G, groups of heads; the heads of a group use the same B and C, and the norm is over each group.
-        A_init_range: range of the initial decay rates e^{A_log}, uniform, per unit of Δ.
-        dt_min, dt_max, dt_init_floor: initial Δ, log-uniform in [dt_min, dt_max] and at least the floor.
-        bias: biases in in_proj and out_proj.
-        conv_bias: bias in the convolution.
-        norm_eps: epsilon of the norm.
-
-    Parameters as in mamba_ssm: in_proj (2 d_inner + 2 G N + H, D) for z, x, B, C and dt; conv1d.weight
-    (d_inner + 2 G N, 1, W) and its bias; dt_bias, A_log, D (H), without weight decay; norm.weight (d_inner);
-    out_proj (D, d_inner).
-    Initialisation: A_log = ln U(A_init_range), dt_bias = softplus⁻¹(Δ), D 1, norm 1, the rest as in PyTorch.
-    State: S (B, H, N, P), zeros, and the last inputs of the convolution.
+    Parameters as in mamba_ssm: in_proj (2 E + 2 G N + H, D) for z, x, B, C and dt; conv1d.weight (E + 2 G N, 1, W) and
+    its bias; dt_bias, A_log, D (H), without weight decay; norm.weight (E), for a norm over each group; out_proj (D, E).
+    Initialisation: A_log = ln U(1, 16), dt_bias = softplus⁻¹(Δ), D 1, norm 1, the rest as in PyTorch.
     """
 
     id = "S-mamba2"
@@ -62,68 +45,48 @@ class Mamba2(Layer):
     source = 'Dao and Gu, "Transformers are SSMs", arXiv:2405.21060, eq. (16) and sec. 7.1'
     op = "linear_attention"
     reads: ClassVar = {"conv1d": nn.Conv1d}
-    sample: ClassVar = {"d_state": 3, "headdim": 4, "ngroups": 2, "expand": 2}
+    state: ClassVar = Mamba2State
+    sample: ClassVar = {"state_dim": 3, "head_dim": 4, "num_groups": 2, "expand": 2}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("dt_bias", "A_log", "D"), UNDECAYED)
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 128,
-        d_conv: int = 4,
-        expand: int = 2,
-        headdim: int = 64,
-        ngroups: int = 1,
-        A_init_range: tuple[float, float] = (1, 16),
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        dt_init_floor: float = 1e-4,
-        bias: bool = False,
-        conv_bias: bool = True,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        state_dim: Annotated[options.StateDim, "N, rows of the state"] = 128,
+        conv_size: options.ConvSize = 4,
+        expand: Annotated[int, at_least(1), "E = expand * dim channels, in H = E / P heads"] = 2,
+        head_dim: options.ExpandedHeadDim = 64,
+        num_groups: options.ExpandedGroups = 1,
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        dt_init_floor: options.StepFloor = 1e-4,
+        bias: Annotated[options.Bias, "biases in in_proj and out_proj"] = False,
+        conv_bias: options.ConvBias = True,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        inner = expand * dim
-        if min(dim, expand, d_state, d_conv) < 1:
-            found = f"dim is {dim}, expand is {expand}, d_state is {d_state} and d_conv is {d_conv}"
-            raise ConfigError(f"mamba2: {found}, expected at least 1")
-        if headdim < 1 or inner % headdim:
-            raise ConfigError(f"mamba2: headdim is {headdim}, expected a divisor of expand * dim={inner}")
-        heads = inner // headdim
-        if ngroups < 1 or heads % ngroups:
-            raise ConfigError(f"mamba2: ngroups is {ngroups}, expected a divisor of expand * dim / headdim={heads}")
-        if not 0 < A_init_range[0] <= A_init_range[1]:
-            raise ConfigError(f"mamba2: A_init_range is {A_init_range}, expected 0 < low <= high")
-        check_step_range(self._who(), dt_min, dt_max)
-        self.heads, self.headdim, self.ngroups, self.d_state, self.d_conv = heads, headdim, ngroups, d_state, d_conv
-        self.widths = [inner, ngroups * d_state, ngroups * d_state]
+        width = expand * dim
+        heads = width // head_dim
+        self.dim, self.width, self.state_dim, self.conv_size = dim, width, state_dim, conv_size
+        self.num_heads, self.head_dim, self.num_groups = heads, head_dim, num_groups
+        self.widths = [width, num_groups * state_dim, num_groups * state_dim]
         convolved = sum(self.widths)
-        self.in_proj = nn.Linear(dim, inner + convolved + heads, bias=bias)
-        self.conv1d = nn.Conv1d(convolved, convolved, d_conv, groups=convolved, bias=conv_bias)
+        self.in_proj = nn.Linear(dim, width + convolved + heads, bias=bias)
+        self.conv1d = nn.Conv1d(convolved, convolved, conv_size, groups=convolved, bias=conv_bias)
         self.dt_bias = nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor))
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(*A_init_range).log())
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(heads))
-        self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True, groups=ngroups)
-        self.out_proj = nn.Linear(inner, dim, bias=bias)
+        self.norm = GatedRMSNorm(width, norm_eps, gate_first=True, groups=num_groups)
+        self.out_proj = nn.Linear(width, dim, bias=bias)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Mamba2State:
-        ssm, conv = (self.heads, self.d_state, self.headdim), (self.d_conv - 1, sum(self.widths))
-        return Mamba2State(
-            self._zeros(batch_size, *ssm, device=device, dtype=dtype, at_least=torch.float32),
-            self._zeros(batch_size, *conv, device=device, dtype=dtype, at_least=torch.float32),
-        )
-
-    def forward(
-        self, x: Tensor, state: Mamba2State | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Mamba2State]:
-        self._check(x, state, cu_seqlens)
-        ssm, conv = (None, None) if state is None else state
-        z, u, dt = self.in_proj(x).split([self.widths[0], sum(self.widths), self.heads], -1)
+    def run(self, x: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba2State]:
+        ssm, conv = state or (None, None)
+        z, u, dt = self.in_proj(x).split([self.width, sum(self.widths), self.num_heads], -1)
         u, conv = convolve(self.conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
         u, B, C = u.split(self.widths, -1)
-        u = u.unflatten(-1, (self.heads, self.headdim))
-        B, C = (part.unflatten(-1, (self.ngroups, self.d_state)) for part in (B, C))
+        u = u.unflatten(-1, (self.num_heads, self.head_dim))
+        B, C = (part.unflatten(-1, (self.num_groups, self.state_dim)) for part in (B, C))
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
         g = dt * -widen(self.A_log).exp()
         y, ssm = linear_attention(C, B, dt[..., None] * u, g, state=ssm, scale=1.0, cu_seqlens=cu_seqlens)

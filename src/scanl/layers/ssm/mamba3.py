@@ -8,37 +8,35 @@ r"""Mamba-3: a state space model with a trapezoidal rule and rotated keys and qu
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from scanl.errors import ConfigError
+from scanl.configured import Range, at_least
+from scanl.layers import options
 from scanl.layers.base import UNDECAYED, Layer, preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.norm import GatedRMSNorm
 from scanl.layers.parts.rotary import turn_pairs
 from scanl.layers.parts.short_convolution import token_shift
-from scanl.layers.parts.time_step import check_step_range, time_step_bias
-from scanl.layers.state import Device, DType
+from scanl.layers.parts.time_step import time_step_bias
 from scanl.ops import linear_attention, linear_scan
 from scanl.ops._frame.dispatch import transforming
+from scanl.ops.offsets import sequences
 
-PIECE = 64  # steps that a layer with several inputs handles at a time, so that its keys stay in the caches
+PIECE = 64  # steps that a layer with several inputs takes at a time, so that its keys stay in the caches
 
 
 class Mamba3State(NamedTuple):
-    """State of `Mamba3`.
+    """State of `Mamba3`."""
 
-    ssm: S (B, H, N, P).   angle: Θ in [0, 2π), (B, H, A).   key: the last rotated key, (B, 1, H R N).
-    value: the last x, (B, 1, H P).
-    """
-
-    ssm: Tensor
-    angle: Tensor
-    key: Tensor
-    value: Tensor
+    ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
+    angle: Annotated[Tensor, Axes("num_heads, pairs", "Θ in [0, 2π)")]
+    key: Annotated[Tensor, Axes("1, num_heads * mimo_rank * state_dim", "the last rotated key")]
+    value: Annotated[Tensor, Axes("1, num_heads * head_dim", "the last x")]
 
 
 @register("mamba3")
@@ -50,27 +48,13 @@ class Mamba3(Layer):
     and the newest write is added separately. `mamba3_mimo` has R inputs and R outputs a head. It has R
     times as many keys and queries, so it takes some steps at a time, whose keys the backward pass makes again.
 
-    Args:
-        dim: D, model width.
-        d_state: N, rows of the state.
-        expand: d_inner = expand * D channels, in H = d_inner / headdim heads.
-        headdim: P, channels of a head.
-        ngroups: G, groups of heads; the heads of a group use the same B and C.
-        rope_fraction: share of the N rows that is rotated, 0.5 or 1; in A pairs.
-        dt_min, dt_max, dt_init_floor: initial Δ, log-uniform in [dt_min, dt_max] and at least the floor.
-        A_floor: least decay rate per unit of Δ.
-        mimo_rank: R; 1 is the layer with one input.
-        outproj_norm: RMSNorm of each head before the gate.
-        norm_eps: ε of the norms.
-
-    Parameters as in mamba_ssm: in_proj (2 d_inner + 2 G R N + 3 H + A, D) for z, x, B, C, Δ, the decay rate, λ and θ;
+    Parameters as in mamba_ssm: in_proj (2 E + 2 G R N + 3 H + A, D) for z, x, B, C, Δ, the decay rate, λ and θ;
     dt_bias, D (H), without weight decay; B_bias, C_bias (H, R, N); B_norm.weight, C_norm.weight (N); mimo_x, mimo_z,
-    mimo_o (H, R, P) if R > 1; norm.weight (d_inner) for the norm; out_proj (D, d_inner).
+    mimo_o (H, R, P) if R > 1; norm.weight (E) for the norm; out_proj (D, E).
     The decay rate is softplus, as in mamba_ssm 2.3; a later version has another function with slower tails.
     With R = 1, pairs are neighbours; with R > 1, they are N/2 apart, as in mamba_ssm.
     Initialisation: dt_bias = softplus⁻¹(Δ); B_bias, C_bias, D and the norms 1; mimo_x, mimo_o 1/R, mimo_z 1; the rest
     as in PyTorch.
-    State: S (B, H, N, P), the angles (B, H, A), the last rotated key (B, 1, H R N) and the last x (B, 1, H P), zeros.
     """
 
     id = "S-mamba3"
@@ -84,71 +68,56 @@ class Mamba3(Layer):
         "arXiv:2603.15569, as in the authors' mamba_ssm"
     )
     op = "linear_attention"
-    sample: ClassVar = {"d_state": 8, "headdim": 4, "ngroups": 2, "expand": 2}
+    state: ClassVar = Mamba3State
+    sample: ClassVar = {"state_dim": 8, "head_dim": 4, "num_groups": 2, "expand": 2}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("dt_bias", "D"), UNDECAYED)
 
     def __init__(
         self,
-        dim: int,
-        d_state: int = 128,
-        expand: int = 2,
-        headdim: int = 64,
-        ngroups: int = 1,
-        rope_fraction: float = 0.5,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        dt_init_floor: float = 1e-4,
-        A_floor: float = 1e-4,
-        mimo_rank: int = 1,
-        outproj_norm: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        state_dim: Annotated[options.EvenStateDim, "N, rows of the state, even"] = 128,
+        expand: Annotated[int, at_least(1), "E = expand * dim channels, in H = E / P heads"] = 2,
+        head_dim: options.ExpandedHeadDim = 64,
+        num_groups: options.ExpandedGroups = 1,
+        rope_fraction: Annotated[
+            float,
+            Range("0.5 or 1", lambda value, _: value in (0.5, 1)),
+            "share of the N rows that is rotated, 0.5 or 1; in A pairs",
+        ] = 0.5,
+        dt_min: options.StepMin = 0.001,
+        dt_max: options.StepMax = 0.1,
+        dt_init_floor: options.StepFloor = 1e-4,
+        A_floor: Annotated[float, at_least(0), "least decay rate per unit of Δ"] = 1e-4,
+        mimo_rank: Annotated[options.Rank, "R; 1 is the layer with one input"] = 1,
+        outproj_norm: Annotated[bool, "RMSNorm of each head before the gate"] = False,
+        norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
-        inner = expand * dim
-        if min(dim, expand, mimo_rank) < 1:
-            found = f"dim is {dim}, expand is {expand} and mimo_rank is {mimo_rank}"
-            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
-        if headdim < 1 or inner % headdim:
-            raise ConfigError(f"{self._who()}: headdim is {headdim}, expected a divisor of expand * dim={inner}")
-        heads = inner // headdim
-        if ngroups < 1 or heads % ngroups:
-            raise ConfigError(
-                f"{self._who()}: ngroups is {ngroups}, expected a divisor of expand * dim / headdim={heads}"
-            )
-        if rope_fraction not in (0.5, 1.0) or d_state < 2 / rope_fraction or d_state % 2:
-            found = f"rope_fraction is {rope_fraction} and d_state is {d_state}"
-            raise ConfigError(
-                f"{self._who()}: {found}, expected 0.5 or 1, and an even d_state of at least 2 / rope_fraction"
-            )
-        check_step_range(self._who(), dt_min, dt_max)
-        self.dim, self.heads, self.headdim, self.ngroups, self.d_state = dim, heads, headdim, ngroups, d_state
-        self.mimo_rank, self.A_floor, self.pairs = mimo_rank, A_floor, int(d_state * rope_fraction) // 2
-        written = mimo_rank * ngroups * d_state
-        self.widths = [inner, inner, written, written, heads, heads, heads, self.pairs]
+        width = expand * dim
+        heads = width // head_dim
+        if state_dim * rope_fraction < 2:
+            self._refuse("state_dim", state_dim, f"at least 2 / rope_fraction={2 / rope_fraction:g}")
+        self.dim, self.state_dim = dim, state_dim
+        self.num_heads, self.head_dim, self.num_groups = heads, head_dim, num_groups
+        self.mimo_rank, self.A_floor, self.pairs = mimo_rank, A_floor, int(state_dim * rope_fraction) // 2
+        written = mimo_rank * num_groups * state_dim
+        self.widths = [width, width, written, written, heads, heads, heads, self.pairs]
         self.in_proj = nn.Linear(dim, sum(self.widths), bias=False)
         self.dt_bias = nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor))
-        self.B_bias, self.C_bias = (nn.Parameter(torch.ones(heads, mimo_rank, d_state)) for _ in range(2))
-        self.B_norm, self.C_norm = (GatedRMSNorm(d_state, norm_eps) for _ in range(2))
+        self.B_bias, self.C_bias = (nn.Parameter(torch.ones(heads, mimo_rank, state_dim)) for _ in range(2))
+        self.B_norm, self.C_norm = (GatedRMSNorm(state_dim, norm_eps) for _ in range(2))
         if mimo_rank > 1:
             self.mimo_x, self.mimo_o = (
-                nn.Parameter(torch.full((heads, mimo_rank, headdim), 1 / mimo_rank)) for _ in range(2)
+                nn.Parameter(torch.full((heads, mimo_rank, head_dim), 1 / mimo_rank)) for _ in range(2)
             )
-            self.mimo_z = nn.Parameter(torch.ones(heads, mimo_rank, headdim))
+            self.mimo_z = nn.Parameter(torch.ones(heads, mimo_rank, head_dim))
         self.D = nn.Parameter(torch.ones(heads))
-        self.norm = GatedRMSNorm(inner, norm_eps, groups=heads) if outproj_norm else None
-        self.out_proj = nn.Linear(inner, dim, bias=False)
+        self.norm = GatedRMSNorm(width, norm_eps, groups=heads) if outproj_norm else None
+        self.out_proj = nn.Linear(width, dim, bias=False)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Mamba3State:
-        H, N, P = self.heads, self.d_state, self.headdim
-        shapes = ((H, N, P), (H, self.pairs), (1, H * self.mimo_rank * N), (1, H * P))
-        parts = (self._zeros(batch_size, *s, device=device, dtype=dtype, at_least=torch.float32) for s in shapes)
-        return Mamba3State(*parts)
-
-    def forward(
-        self, x: Tensor, state: Mamba3State | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Mamba3State]:
-        before = self._begin(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Mamba3State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba3State]:
+        before = self.init_state(sequences(x, cu_seqlens)) if state is None else state
         parts = self.in_proj(x).split(self.widths, -1)
         at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
         if self.mimo_rank == 1 or at_once or x.shape[1] <= PIECE:
@@ -166,7 +135,7 @@ class Mamba3(Layer):
     def _mix(
         self, parts: Sequence[Tensor], state: Mamba3State, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Mamba3State]:
-        """Return what the output map reads, (B, T, d_inner), and the state after these steps."""
+        """Return what the output map reads, (B, T, E), and the state after these steps."""
         z, u, B, C, dt, a, trapezoid, turn = parts
         dtype = u.dtype
         dt = F.softplus(widen(dt) + widen(self.dt_bias))
@@ -181,17 +150,17 @@ class Mamba3(Layer):
         weight = now * dt
         before_k, key = token_shift(k.flatten(2), state.key, cu_seqlens=cu_seqlens)
         shifted = torch.cat([widen(u), weight], -1)
-        start = torch.cat([state.value, state.value.new_zeros(state.value.shape[0], 1, self.heads)], -1)
-        sizes = [state.value.shape[-1], self.heads]
+        start = torch.cat([state.value, state.value.new_zeros(state.value.shape[0], 1, self.num_heads)], -1)
+        sizes = [state.value.shape[-1], self.num_heads]
         shifted, final = token_shift(shifted, start, cu_seqlens=cu_seqlens)
         before_u, before = shifted.split(sizes, -1)
         value, final = final.split(sizes, -1)
-        write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.heads, -1))
+        write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.num_heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
         own = weight[..., None, None] * (q @ k.mT)
         skip = widen(self.D)[:, None, None] * torch.eye(self.mimo_rank, device=own.device, dtype=own.dtype)
-        o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.heads, -1)))
-        newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.heads, -1)))
+        o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
+        newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.num_heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
         angle = torch.remainder(last, 2 * math.pi).to(S.dtype)
         # The backward pass needs key and value, and a caller may change what is returned in place.
@@ -200,11 +169,11 @@ class Mamba3(Layer):
 
     def _turned(self, norm: GatedRMSNorm, x: Tensor, bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Norm x (B, T, R G N), add a bias for each head, rotate by angles (B, T, H, 1, A): return (B, T, H, R, N)."""
-        x = norm(widen(x).unflatten(-1, (self.mimo_rank, self.ngroups, self.d_state)), None).transpose(2, 3)
-        x = (x.unsqueeze(3) + widen(bias).unflatten(0, (self.ngroups, -1))).flatten(2, 3)
+        x = norm(widen(x).unflatten(-1, (self.mimo_rank, self.num_groups, self.state_dim)), None).transpose(2, 3)
+        x = (x.unsqueeze(3) + widen(bias).unflatten(0, (self.num_groups, -1))).flatten(2, 3)
         if self.mimo_rank == 1:
             return turn_pairs(x, cos, sin)
-        rest = self.d_state // 2 - self.pairs  # pairs are a half apart
+        rest = self.state_dim // 2 - self.pairs  # pairs are a half apart
         first, kept, second, last = x.split([self.pairs, rest, self.pairs, rest], -1)
         return torch.cat([first * cos - second * sin, kept, first * sin + second * cos, last], -1)
 
@@ -235,14 +204,14 @@ class Mamba3(Layer):
         return o.unflatten(1, (-1, R)).transpose(2, 3) + later, last
 
     def _gated(self, o: Tensor, z: Tensor) -> Tensor:
-        """Norm, gate and sum the R outputs: o (B, T, H, R, P), z (B, T, d_inner) to (B, T, d_inner)."""
-        z = widen(z).unflatten(-1, (self.heads, 1, -1))
+        """Norm, gate and sum the R outputs: o (B, T, H, R, P), z (B, T, E) to (B, T, E)."""
+        z = widen(z).unflatten(-1, (self.num_heads, 1, -1))
         z = z if self.mimo_rank == 1 else z * widen(self.mimo_z)
         if self.norm is None:
             o = o * F.silu(z)
         else:
             o, z = (part.transpose(2, 3).flatten(-2) for part in (o, z))
-            o = self.norm(o, z).unflatten(-1, (self.heads, -1)).transpose(2, 3)
+            o = self.norm(o, z).unflatten(-1, (self.num_heads, -1)).transpose(2, 3)
         o = o if self.mimo_rank == 1 else o * widen(self.mimo_o)
         return o.sum(-2).flatten(-2)
 
@@ -257,4 +226,4 @@ class Mamba3MIMO(Mamba3):
         "x^r = x * m_x^r,  o^r_t = S_t^T q^r_t + D x^r_t;  out = W_out sum_r m_o^r * o^r * SiLU(z * m_z^r)"
     )
     source = Mamba3.source
-    sample: ClassVar = {"d_state": 8, "headdim": 6, "expand": 2, "mimo_rank": 2}
+    sample: ClassVar = {"state_dim": 8, "head_dim": 6, "expand": 2, "mimo_rank": 2}

@@ -6,25 +6,23 @@ r"""Moving-average equipped gated attention: attention whose queries and keys re
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError, nearest
+from scanl.errors import ShapeError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes, Of
 from scanl.layers.module import Module
 from scanl.layers.parts.blocks import Blocks
 from scanl.layers.parts.positions import check_length
 from scanl.layers.parts.rotary import rotate
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.mega_ema import MegaEMA
-from scanl.layers.state import Device, DType
 from scanl.ops._frame.nonfinite import replaced
-
-FUNCTIONS = ("softmax", "relu2", "laplace")
-BIASES = ("simple", "rotary")
 
 
 class SimpleBias(Module):
@@ -58,16 +56,12 @@ class RotaryBias(Module):
 
 
 class MegaState(NamedTuple):
-    """State of `Mega`.
+    """State of `Mega`. Keys and values are those of the present chunk, zeros where it has no steps."""
 
-    average: of the moving average (B, D, N).   keys (B, W, Z), values (B, W, V): those of the present chunk, zeros
-    where it has no steps.   steps: number of steps read (B, 1), int64.
-    """
-
-    average: Tensor
-    keys: Tensor
-    values: Tensor
-    steps: Tensor
+    average: Annotated[Tensor, Of("move")]
+    keys: Annotated[Tensor, Axes("reach, z_dim", "keys of the present chunk, or of `max_length` steps")]
+    values: Annotated[Tensor, Axes("reach, hidden_dim", "their values")]
+    steps: Annotated[Tensor, Axes("1", "number of steps read", dtype=torch.int64)]
 
 
 @register("mega")
@@ -89,22 +83,11 @@ class Mega(Layer):
     Differs: a call may end anywhere in a chunk, because the state holds the present chunk. The whole model is
     `scanl.models.mega`.
 
-    Args:
-        dim: D, model width.
-        z_dim: Z, channels of queries and keys.
-        hidden: V, channels of values; by default 2 D.
-        ndim: N, leaky sums of each channel in the moving average.
-        chunk_size: W, steps of a chunk; None for attention to all of the past.
-        max_length: length of the longest sequence without chunks.
-        attention: "softmax", "relu2" or "laplace".
-        bias: "simple", a number for each distance, or "rotary", <R_i alpha, R_j beta>, for which Z is even.
-
     Parameters as in the released code: move.alpha, move.delta, move.beta (D, N, 1), move.gamma (D, N), move.omega (D);
     v_proj (V, D), mx_proj (2 D + Z + V, D), h_proj (D, V), with biases; gamma, beta (2, Z); rel_pos_bias.rel_pos_bias
     (2 W - 1), or rel_pos_bias.alpha and rel_pos_bias.beta (1, Z).
     Initialisation as there: linear weights, gamma and the bias N(0, 0.02²), beta and linear biases 0; the moving
     average as in `mega_ema`.
-    State: MegaState. Its size is that of a chunk, or of `max_length` steps.
     """
 
     id = "S-mega"
@@ -118,71 +101,59 @@ class Mega(Layer):
     op = "linear_scan"
     takes: ClassVar = frozenset({"residual"})
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"z_dim": 4, "hidden": 6, "ndim": 2, "chunk_size": 3}
+    state: ClassVar = MegaState
+    sample: ClassVar = {"z_dim": 4, "hidden_dim": 6, "state_dim": 2, "chunk_size": 3}
 
     def __init__(
         self,
-        dim: int,
-        z_dim: int = 64,
-        hidden: int | None = None,
-        ndim: int = 16,
-        chunk_size: int | None = None,
-        max_length: int = 1024,
-        attention: str = "softmax",
-        bias: str = "simple",
+        dim: options.Dim,
+        z_dim: Annotated[options.KeyDim, "Z, channels of queries and keys"] = 64,
+        hidden_dim: Annotated[options.HiddenDim | None, "V, channels of values; by default 2 D"] = None,
+        state_dim: Annotated[options.StateDim, "N, leaky sums of each channel in the moving average"] = 16,
+        chunk_size: Annotated[
+            options.ChunkSize | None, "W, steps of a chunk; None for attention to all of the past"
+        ] = None,
+        max_length: Annotated[options.MaxLength, "length of the longest sequence without chunks"] = 1024,
+        attention: Annotated[
+            Literal["softmax", "relu2", "laplace"], 'function of the scores: "softmax", "relu2" or "laplace"'
+        ] = "softmax",
+        position_bias: Annotated[
+            Literal["simple", "rotary"],
+            'b: "simple", a number for each distance, or "rotary", <R_i alpha, R_j beta>, for which Z is even',
+        ] = "simple",
     ) -> None:
         super().__init__()
-        hidden = 2 * dim if hidden is None else hidden
-        sizes = {"z_dim": z_dim, "hidden": hidden, "ndim": ndim, "chunk_size": chunk_size, "max_length": max_length}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ConfigError(f"mega: {name} is {size}, expected at least 1")
-        if attention not in FUNCTIONS:
-            raise nearest("attention of mega", attention, FUNCTIONS)
-        if bias not in BIASES:
-            raise nearest("bias of mega", bias, BIASES)
-        if bias == "rotary" and z_dim % 2:
-            raise ConfigError(f"mega: z_dim is {z_dim}, expected an even number because bias is 'rotary'")
-        self.dim, self.z_dim, self.hidden = dim, z_dim, hidden
+        hidden_dim = 2 * dim if hidden_dim is None else hidden_dim
+        if position_bias == "rotary" and z_dim % 2:
+            self._refuse("z_dim", z_dim, "an even number because position_bias is 'rotary'")
+        self.dim, self.z_dim, self.hidden_dim = dim, z_dim, hidden_dim
         self.chunk_size, self.max_length, self.attention = chunk_size, max_length, attention
         self.reach = max_length if chunk_size is None else chunk_size
-        self.move = MegaEMA(dim, ndim)
-        self.v_proj = nn.Linear(dim, hidden)
-        self.mx_proj = nn.Linear(dim, 2 * dim + z_dim + hidden)
-        self.h_proj = nn.Linear(hidden, dim)
+        self.move = MegaEMA(dim, state_dim)
+        self.v_proj = nn.Linear(dim, hidden_dim)
+        self.mx_proj = nn.Linear(dim, 2 * dim + z_dim + hidden_dim)
+        self.h_proj = nn.Linear(hidden_dim, dim)
         for project in (self.v_proj, self.mx_proj, self.h_proj):
             nn.init.normal_(project.weight, std=0.02)
             nn.init.zeros_(project.bias)
         self.gamma = nn.Parameter(0.02 * torch.randn(2, z_dim))
         self.beta = nn.Parameter(torch.zeros(2, z_dim))
-        self.rel_pos_bias = SimpleBias(self.reach) if bias == "simple" else RotaryBias(z_dim)
+        self.rel_pos_bias = SimpleBias(self.reach) if position_bias == "simple" else RotaryBias(z_dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> MegaState:
-        keys, values = (
-            self._zeros(batch_size, self.reach, width, device=device, dtype=dtype, at_least=torch.float32)
-            for width in (self.z_dim, self.hidden)
-        )
-        average = self.move.init_state(batch_size, device=device, dtype=dtype)
-        return MegaState(average, keys, values, self._zeros(batch_size, 1, device=device, dtype=torch.int64))
-
-    def forward(
-        self,
-        x: Tensor,
-        state: MegaState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        residual: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: MegaState | None, cu_seqlens: Tensor | None, residual: Tensor | None = None
     ) -> tuple[Tensor, MegaState]:
-        self._check(x, state, cu_seqlens)
         residual = x if residual is None else residual
         if residual.shape != x.shape:
-            raise ShapeError(f"mega: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x")
-        average, keys, values, read = (None, None, None, None) if state is None else state
+            raise ShapeError(
+                f"{self._who()}: residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} from x"
+            )
+        average, keys, values, read = state or (None, None, None, None)
         if self.chunk_size is None:
-            check_length("mega", x, read, cu_seqlens, self.max_length)
+            check_length(self._who(), x, read, cu_seqlens, self.max_length)
         blocks = Blocks(x, read, self.reach, cu_seqlens)
         averaged, average = self.move(x, average, cu_seqlens=cu_seqlens)
-        sizes = [self.dim, self.z_dim, self.hidden, self.dim]
+        sizes = [self.dim, self.z_dim, self.hidden_dim, self.dim]
         update, z, gate, ahead = self.mx_proj(averaged).split(sizes, -1)
         q, k = (F.silu(widen(z))[..., None, :] * widen(self.gamma) + widen(self.beta)).unbind(-2)
         k, v = blocks.keys(k, keys), blocks.keys(widen(F.silu(self.v_proj(x))), values)

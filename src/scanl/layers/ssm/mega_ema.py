@@ -6,17 +6,17 @@ r"""Multi-dimensional damped exponential moving average.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.diagonal_ssm import diagonal_ssm
 from scanl.layers.ssm._base import BY_CONVOLUTION
-from scanl.layers.state import Device, DType
 
 
 @register("mega_ema")
@@ -28,14 +28,9 @@ class MegaEMA(Layer):
     the recurrence. Both give the same function. Differs: the released code can truncate its kernels after `truncation`
     steps.
 
-    Args:
-        dim: D, channels.
-        ndim: N, leaky sums of each channel.
-
     Parameters as in the released code: alpha, delta, beta (D, N, 1); gamma (D, N); omega (D). There `delta` is the
     logit of the step p and `alpha` that of the damping; the paper uses the letters the other way round.
     Initialisation: alpha, delta N(0, 0.2²); beta 1, -1, 1, ... plus N(0, 0.02²); gamma, omega N(0, 1).
-    State: (B, D, N).
     """
 
     id = "S-mega"
@@ -46,31 +41,25 @@ class MegaEMA(Layer):
     source = 'Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3.1, and its code'
     op = "linear_scan"
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"ndim": 3}
+    state: ClassVar = Axes("dim, state_dim")
+    sample: ClassVar = {"state_dim": 3}
 
-    def __init__(self, dim: int, ndim: int = 16) -> None:
+    def __init__(
+        self, dim: options.Dim, state_dim: Annotated[options.StateDim, "N, leaky sums of each channel"] = 16
+    ) -> None:
         super().__init__()
-        if ndim < 1:
-            raise ConfigError(f"mega_ema: ndim is {ndim}, expected at least 1")
-        self.dim = dim
-        self.ndim = ndim
-        self.alpha = nn.Parameter(0.2 * torch.randn(dim, ndim, 1))
-        self.delta = nn.Parameter(0.2 * torch.randn(dim, ndim, 1))
-        sign = 1.0 - 2.0 * (torch.arange(ndim) % 2)
-        self.beta = nn.Parameter(sign[:, None] + 0.02 * torch.randn(dim, ndim, 1))
-        self.gamma = nn.Parameter(torch.randn(dim, ndim))
+        self.dim, self.state_dim = dim, state_dim
+        self.alpha = nn.Parameter(0.2 * torch.randn(dim, state_dim, 1))
+        self.delta = nn.Parameter(0.2 * torch.randn(dim, state_dim, 1))
+        sign = 1.0 - 2.0 * (torch.arange(state_dim) % 2)
+        self.beta = nn.Parameter(sign[:, None] + 0.02 * torch.randn(dim, state_dim, 1))
+        self.gamma = nn.Parameter(torch.randn(dim, state_dim))
         self.omega = nn.Parameter(torch.randn(dim))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        return self._zeros(batch_size, self.dim, self.ndim, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         p = widen(self.delta)[..., 0].sigmoid()
         A = torch.log1p(-p * widen(self.alpha)[..., 0].sigmoid())  # ln q: the system of steps of length 1
-        C, u = widen(self.gamma) / math.sqrt(self.ndim), widen(x)
+        C, u = widen(self.gamma) / math.sqrt(self.state_dim), widen(x)
         average, last = diagonal_ssm(
             u, A, p * self.beta[..., 0], C, torch.ones_like(p[:, 0]), state,
             discretization="dirac", cu_seqlens=cu_seqlens,

@@ -4,85 +4,81 @@ r"""SaShiMi: S4 at several resolutions. A slow tier reads pooled steps and answe
           f \text{ of the slowest tier: } \mathrm{blocks}(x) + x
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.module import Module
+from scanl.layers.initial_state import Axes, Of
 from scanl.layers.packing import each_alone
 from scanl.layers.ssm._base import BY_CONVOLUTION
 from scanl.layers.ssm.s4 import S4
-from scanl.layers.state import Device, DType, State, cat, index, map_leaves
+from scanl.layers.state import State, cat, index, map_leaves
 from scanl.ops.offsets import sequences
 
 PHASE = "which steps a slow tier takes depends on the position in the pool, a number in the state"
 
 
 class TierState(NamedTuple):
-    """State of one tier and of those below it.
+    """State of one tier and of those below it. The slowest tier has () for all but the first."""
 
-    blocks: state of each S4.   phase: (B,) int64, steps since the last pooled one.   read: (B, p-1, D), those steps,
-    zeros after them.   due: (B, p, D), what the tier below adds to the p steps of this pool.   slow: its state.
-    The slowest tier has () for all but the first.
-    """
-
-    blocks: tuple[Tensor, ...]
-    phase: State = ()
-    read: State = ()
-    due: State = ()
-    slow: State = ()
+    blocks: Annotated[tuple[Tensor, ...], Of("blocks")]
+    phase: Annotated[State, Axes("", "steps since the last pooled one", dtype=torch.int64, when="slow")]
+    read: Annotated[State, Axes("pool - 1, dim", "those steps, zeros after them", when="slow")]
+    due: Annotated[State, Axes("pool, dim", "what the tier below adds to the steps of this pool", when="slow")]
+    slow: Annotated[State, Of("slow")]
 
 
-class SashimiBlock(Module):
+class SashimiBlock(Layer):
     """x + S4(LN x), then x + W GELU(W' LN x)."""
 
-    def __init__(self, dim: int, d_state: int, ff: int, dropout: float, lr: float | None) -> None:
+    state: ClassVar = Of("mixer")
+
+    def __init__(self, dim: int, state_dim: int, ff: int, dropout: float, lr: float | None) -> None:
         super().__init__()
-        self.norm, self.mixer = nn.LayerNorm(dim), S4(dim, d_state, lr=lr)
+        self.dim = dim
+        self.norm, self.mixer = nn.LayerNorm(dim), S4(dim, state_dim, lr=lr)
         self.ff_norm = nn.LayerNorm(dim)
         self.ff = nn.Sequential(nn.Linear(dim, ff * dim), nn.GELU(), nn.Linear(ff * dim, dim))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, state = self.mixer(self.norm(x), state)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, state = self.mixer(self.norm(x), state, cu_seqlens=cu_seqlens)
         x = x + self.dropout(y)
         return x + self.dropout(self.ff(self.ff_norm(x))), state
 
 
-class Tier(Module):
+class Tier(Layer):
     """Blocks at one resolution, and the tier below, which takes one step for `pool` steps of this one."""
 
-    def __init__(self, dim: int, blocks: Sequence[SashimiBlock], pool: int = 1, slow: "Tier | None" = None) -> None:
+    state: ClassVar = TierState
+
+    def __init__(self, dim: int, pools: Sequence[int], expand: int, depth: int, block: Mapping[str, Any]) -> None:
         super().__init__()
-        self.dim, self.pool = dim, pool
-        self.blocks = nn.ModuleList(blocks)
+        self.dim, self.pool = dim, next(iter(pools), 1)
+        slow = Tier(dim * expand, pools[1:], expand, depth, block) if pools else None
+        self.blocks = nn.ModuleList([SashimiBlock(dim, **block) for _ in range(depth)])
         self.slow = slow
         if slow is not None:
-            self.down = nn.Linear(pool * dim, slow.dim)
-            self.up = nn.Linear(slow.dim, pool * dim)
+            self.down = nn.Linear(self.pool * dim, slow.dim)
+            self.up = nn.Linear(slow.dim, self.pool * dim)
 
-    def init_state(self, batch_size: int, *, device: torch.device, dtype: torch.dtype) -> TierState:
-        mixers = [cast(SashimiBlock, block).mixer for block in self.blocks]
-        blocks = tuple(mixer.init_state(batch_size, device=device, dtype=dtype) for mixer in mixers)
-        if self.slow is None:
-            return TierState(blocks)
-        wide = torch.promote_types(dtype, torch.float32)
-        zeros = torch.zeros(batch_size, self.pool, self.dim, device=device, dtype=wide)
-        phase = torch.zeros(batch_size, dtype=torch.int64, device=zeros.device)
-        return TierState(
-            blocks, phase, zeros[:, 1:], zeros, self.slow.init_state(batch_size, device=device, dtype=dtype)
-        )
+    def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
+        before = cast(TierState, self.init_state(sequences(x, cu_seqlens)) if state is None else state)
+        if cu_seqlens is not None:
+            return each_alone(self, x, before, cu_seqlens)
+        return self._run(x, before)
 
-    def forward(self, x: Tensor, state: TierState) -> tuple[Tensor, TierState]:
+    def _run(self, x: Tensor, state: TierState) -> tuple[Tensor, TierState]:
         if self.slow is not None:
             phases = torch.zeros(1) if state.phase.is_meta else state.phase
             if bool((phases != phases[:1]).any()):
-                rows = [self(x[n : n + 1], index(state, slice(n, n + 1))) for n in range(len(x))]
+                rows = [self._run(x[n : n + 1], index(state, slice(n, n + 1))) for n in range(len(x))]
                 return torch.cat([y for y, _ in rows]), cat([after for _, after in rows])
             x, phase, read, due, slow = self._through_slow(x, state, int(phases[0]) if len(phases) else 0)
         else:
@@ -124,19 +120,8 @@ class Sashimi(Layer):
     Differs: the released training code divides the weights of the pooling maps by their norms and learns the norms. The
     released standalone file does not do this, and neither does this layer.
 
-    Args:
-        dim: D, model width.
-        pool: p of each tier, the fastest first.
-        expand: factor of the width from a tier to the slower one.
-        n_layers: blocks of each tier.
-        ff: factor of the width inside the feed-forward maps.
-        d_state: N, numbers of state of each S4.
-        dropout: dropout of what blocks add, in training only.
-        lr: learning rate of Λ, P, B and Δ of each S4; None for the optimiser's own.
-
     Parameters: tier: blocks; down (expand D, p D) and up (p D, expand D), whose p steps of one channel are adjacent;
     slow, the next tier; norm, a LayerNorm.   Initialisation: as in `s4`, all else as in PyTorch.
-    State: TierState.
     """
 
     id = "S-sashimi"
@@ -154,44 +139,29 @@ class Sashimi(Layer):
         "compiles_to_one_graph": PHASE,
         "an_exported_layer_takes_any_length": PHASE,
     }
-    sample: ClassVar = {"pool": (2,), "n_layers": 1, "d_state": 2, "ff": 1}
+    state: ClassVar = Of("tier")
+    sample: ClassVar = {"pool": (2,), "depth": 1, "state_dim": 2, "ff": 1}
 
     def __init__(
         self,
-        dim: int = 64,
-        pool: Sequence[int] = (4,),
-        expand: int = 1,
-        n_layers: int = 1,
-        ff: int = 1,
-        d_state: int = 64,
-        dropout: float = 0.0,
-        lr: float | None = 1e-3,
+        dim: options.Dim = 64,
+        pool: Annotated[Sequence[Annotated[int, at_least(1)]], "p of each tier, the fastest first"] = (4,),
+        expand: Annotated[int, at_least(1), "factor of the width from a tier to the slower one"] = 1,
+        depth: Annotated[options.Depth, "blocks of each tier"] = 1,
+        ff: Annotated[int, at_least(1), "factor of the width inside the feed-forward maps"] = 1,
+        state_dim: Annotated[options.EvenStateDim, "N, numbers of state of each S4, even"] = 64,
+        dropout: Annotated[options.Dropout, "dropout of what blocks add, in training only"] = 0.0,
+        lr: Annotated[
+            options.LearningRate, "learning rate of Λ, P, B and Δ of each S4; None for the optimizer's"
+        ] = 1e-3,
     ) -> None:
         super().__init__()
-        if min((expand, n_layers, ff, *pool)) < 1:
-            sizes = f"{tuple(pool)}, {expand}, {n_layers}, {ff}"
-            raise ConfigError(f"sashimi: pool, expand, n_layers, ff are {sizes}, expected at least 1")
         self.dim = dim
-        tier = None
-        for level in reversed(range(len(pool) + 1)):
-            width = dim * expand**level
-            blocks = [SashimiBlock(width, d_state, ff, dropout, lr) for _ in range(n_layers)]
-            tier = Tier(width, blocks, pool[level] if tier is not None else 1, tier)
-        assert tier is not None
-        self.tier = tier
+        self.tier = Tier(dim, pool, expand, depth, {"state_dim": state_dim, "ff": ff, "dropout": dropout, "lr": lr})
         self.norm = nn.LayerNorm(dim)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TierState:
-        like = self._zeros(0, device=device, dtype=dtype)
-        return self.tier.init_state(batch_size, device=like.device, dtype=like.dtype)
-
-    def forward(
-        self, x: Tensor, state: TierState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, TierState]:
-        self._check(x, state, cu_seqlens)
-        if state is None:
-            before = self.init_state(sequences(x, cu_seqlens))
-        else:  # a tier that does not run in this call keeps its state, in the layer's own dtype
-            before = cast(TierState, map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form()))
-        y, after = self.tier(x, before) if cu_seqlens is None else each_alone(self.tier, x, before, cu_seqlens)
-        return self.norm(y), cast(TierState, after)
+    def run(self, x: Tensor, state: TierState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TierState]:
+        if state is not None:  # a tier that does not run in this call keeps its state, in the layer's own dtype
+            state = cast(TierState, map_leaves(lambda leaf, own: leaf.to(own.dtype), state, self._state_form()))
+        y, after = self.tier(x, state, cu_seqlens=cu_seqlens)
+        return self.norm(y), after
