@@ -456,7 +456,7 @@ def srwm(layer, xs):
     for x in xs:
         o = []
         for h, part in enumerate(x.view(H, K)):
-            part = torch.exp(part) / torch.exp(part).sum() if layer.use_input_softmax else part
+            part = torch.exp(part) / torch.exp(part).sum() if layer.softmax else part
             y, q, k, b = (weight.T @ part for weight in now[h])
             q, k = torch.exp(q) / torch.exp(q).sum(), torch.exp(k) / torch.exp(k).sum()
             now[h] = [
@@ -556,7 +556,7 @@ def mlstm_large(layer, xs):
 
 
 def gateloop(layer, xs):
-    H, K = layer.heads, layer.size
+    H, K = layer.num_heads, layer.head_dim
     S, ys = torch.zeros(H, K, K, dtype=torch.complex128), []
     for x in xs:
         q, k, v = linear(layer.to_qkv, x).view(3, H, K)
@@ -753,14 +753,14 @@ EQUATIONS = {
     "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=7, eps=0.5), arelit),
     "rdn": (lambda: layers.build("rdn", DIM, num_heads=2), rdn),
     "srwm": (lambda: layers.build("srwm", DIM, num_heads=2), srwm),
-    "srwm_softmax": (lambda: layers.build("srwm", DIM, num_heads=1, use_input_softmax=True), srwm),
+    "srwm_softmax": (lambda: layers.build("srwm", DIM, num_heads=1, softmax=True), srwm),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
-    "gateloop_heads": (lambda: layers.build("gateloop", DIM, heads=2, dim_inner=6), gateloop),
+    "gateloop_heads": (lambda: layers.build("gateloop", DIM, num_heads=2, width=6), gateloop),
     "gateloop_polar": (
-        lambda: layers.build("gateloop", DIM, polar=True, sub_ln=False, add_swish_gating=False),
+        lambda: layers.build("gateloop", DIM, polar=True, sub_ln=False, output_gate=False),
         gateloop,
     ),
-    "gateloop_polar_heads": (lambda: layers.build("gateloop", DIM, polar=True, heads=4), gateloop),
+    "gateloop_polar_heads": (lambda: layers.build("gateloop", DIM, polar=True, num_heads=4), gateloop),
 }
 
 
@@ -1068,7 +1068,7 @@ def test_init_of_relit(name):
 @pytest.mark.usefixtures("double")
 def test_arelit_with_many_frequencies_has_a_decay_of_rows_times_one_of_columns():
     torch.manual_seed(0)
-    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=128, eps=0.0)
+    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=128, eps=1e-30)
     torch.nn.init.ones_(layer.linear_kqvbetagammas.bias)  # so that no denominator is 0
     torch.nn.init.ones_(layer.linear_p1p2p3.bias)
     xs, S, s = list(torch.randn(20, DIM)), 0, 0
@@ -1093,10 +1093,9 @@ def test_init_of_rdn():
 
 
 def test_init_of_srwm():
-    layer = layers.build("srwm", 512, beta_init=-1.0)
-    for weight in (layer.W_y, layer.W_q, layer.W_k):
+    layer = layers.build("srwm", 512)
+    for weight in (layer.W_y, layer.W_q, layer.W_k, layer.w_b):
         assert_normal(weight, 1 / 8)
-    assert_normal(layer.w_b, 1 / 8, -1.0)
     assert_uniform(layer.out_linear.weight, -(512**-0.5), 512**-0.5)
 
 
@@ -1217,12 +1216,13 @@ WRONG = [
     ("norm_attention", {"activation": "relu"}, "unknown activation 'relu'"),
     ("diag_attention", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("diag_attention", {"window": 0}, "window is 0, expected at least 1"),
-    ("relit", {"eta": 0}, "dim is 8, num_heads is 4, head_dim is 2 and eta is 0, expected at least 1"),
-    ("arelit", {"head_dim": 0}, "dim is 8, num_heads is 4, head_dim is 0 and eta is 4, expected at least 1"),
+    ("relit", {"eta": 0}, "eta is 0, expected at least 1"),
+    ("arelit", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("arelit", {"r": 0}, "r is 0, expected at least 1"),
     ("rdn", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("srwm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
-    ("gateloop", {"heads": 3}, "heads is 3, expected a divisor of dim_inner=8"),
+    ("gateloop", {"num_heads": 3}, "num_heads is 3, expected a divisor of width=8"),
+    ("gateloop", {"width": 0}, "width is 0, expected at least 1"),
 ]
 
 

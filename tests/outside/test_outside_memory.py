@@ -324,8 +324,9 @@ def gateloop():
     ("sub_ln", "gating", "inner"), [(True, True, 24), (False, True, DIM), (True, False, 24), (False, False, 8)]
 )
 def test_gateloop_is_that_of_gateloop_transformer(gateloop, sub_ln, gating, inner):
-    options = {"dim_inner": inner, "add_swish_gating": gating, "sub_ln": sub_ln}
-    other = gateloop(**options)
+    theirs = {"dim_inner": inner, "add_swish_gating": gating, "sub_ln": sub_ln}
+    options = {"width": inner, "output_gate": gating, "sub_ln": sub_ln}
+    other = gateloop(**theirs)
     layer = layers.build("gateloop", DIM, polar=True, **options).double()
     layer.load_state_dict(other.state_dict())
     agree(layer, other, dict(other.named_parameters()), 1e-9)
@@ -335,7 +336,7 @@ def test_gateloop_is_that_of_gateloop_transformer(gateloop, sub_ln, gating, inne
 def test_gateloop_of_larger_heads_is_that_of_gateloop_transformer(gateloop, heads):
     """Theirs has one transition a head; with one for each key channel, as in the paper, it is ours."""
     other = gateloop(heads=heads)
-    layer = layers.build("gateloop", DIM, heads=heads, sub_ln=False, polar=True).double()
+    layer = layers.build("gateloop", DIM, num_heads=heads, sub_ln=False, polar=True).double()
     other.to_a[0] = nn.Linear(DIM, 2 * DIM).double()
     other.to_a[1].forward = lambda a: a.view(B, T, heads, -1, 1, 2).transpose(1, 2).flatten(0, 1)
     layer.load_state_dict(other.state_dict())

@@ -6,29 +6,28 @@ r"""Approximate recurrent linear transformer: traces of keys and values, modulat
 """
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.memory.relit import GatedOuterProducts, expand
+from scanl.layers.initial_state import Axes
+from scanl.layers.memory.relit import Eta, GatedOuterProducts, HeadDim, expand
 from scanl.layers.parts.positions import positions
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
+from scanl.ops.offsets import sequences
 
 
 class AReLiTState(NamedTuple):
-    """State of `AReLiT`.
+    """State of `AReLiT`."""
 
-    keys: (B, r, H, η K).   values: (B, r, H, K).   normaliser: s (B, H, η K).   steps: (B, 1), int64.
-    """
-
-    keys: Tensor
-    values: Tensor
-    normaliser: Tensor
-    steps: Tensor
+    keys: Annotated[Tensor, Axes("r, num_heads, eta * head_dim", "traces of keys")]
+    values: Annotated[Tensor, Axes("r, num_heads, head_dim", "traces of values")]
+    normalizer: Annotated[Tensor, Axes("num_heads, eta * head_dim", "s")]
+    steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64)]
 
 
 @register("arelit")
@@ -39,19 +38,9 @@ class AReLiT(GatedOuterProducts):
     `relit`; W_o can learn the factor. As in the released code, the frequencies are linspace(-π, π, r), and the count τ
     is 2 at the first step. As for `relit`, the authors' block is not part of this layer.
 
-    Args:
-        dim: D, model width.
-        num_heads: H.
-        head_dim: K, channels of keys, queries and values before their expansion; by default D / H, rounded down. The
-            authors have 64 for a D of 128.
-        eta: η, factor of the expansion.
-        r: number of frequencies.
-        eps: ε of the denominator.
-
     Parameters as in the released code: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together;
     linear_p1p2p3 (3 H η, D); project (D, H K); all with biases.
     Initialisation: orthogonal with gain sqrt(2), biases 0.
-    State: traces of keys (B, r, H, η K) and of values (B, r, H, K), s (B, H, η K), zeros, and the count of steps.
     """
 
     id = "S-arelit"
@@ -64,28 +53,24 @@ class AReLiT(GatedOuterProducts):
         'Reinforcement Learning", arXiv:2310.15719, sec. 4'
     )
     op = "linear_scan"
+    expansions = 3
+    state: ClassVar = AReLiTState
     sample: ClassVar = {"num_heads": 2, "head_dim": 5, "eta": 3}
 
     def __init__(
-        self, dim: int, num_heads: int = 4, head_dim: int | None = None, eta: int = 4, r: int = 2, eps: float = 1e-5
+        self,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 4,
+        head_dim: HeadDim = None,
+        eta: Eta = 4,
+        r: Annotated[int, at_least(1), "number of frequencies"] = 2,
+        eps: options.Eps = 1e-5,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim, eta, 3)
-        if r < 1:
-            raise ConfigError(f"arelit: r is {r}, expected at least 1")
+        super().__init__(dim, num_heads, head_dim, eta)
         self.r, self.eps = r, eps
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> AReLiTState:
-        def zeros(*shape: int) -> Tensor:
-            return self._zeros(batch_size, *shape, device=device, dtype=dtype, at_least=torch.float32)
-
-        H, K, wide = self.num_heads, self.head_dim, self.eta * self.head_dim
-        steps = self._zeros(batch_size, 1, device=device, dtype=torch.int64)
-        return AReLiTState(zeros(self.r, H, wide), zeros(self.r, H, K), zeros(H, wide), steps)
-
-    def forward(
-        self, x: Tensor, state: AReLiTState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, AReLiTState]:
-        keys, values, normaliser, read = self._begin(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: AReLiTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, AReLiTState]:
+        keys, values, normalizer, read = state or self.init_state(sequences(x, cu_seqlens))
         steps, read = positions(read, x.shape[1], cu_seqlens)
         k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
         q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())
@@ -94,7 +79,7 @@ class AReLiT(GatedOuterProducts):
         waves = ((steps[..., None] + 2) * omegas).cos().to(k.dtype)[..., None, None]
         ks, keys = linear_scan(waves * k.unsqueeze(2), 1 - gamma.unsqueeze(2), keys, cu_seqlens=cu_seqlens)
         vs, values = linear_scan(waves * v.unsqueeze(2), 1 - beta.unsqueeze(2), values, cu_seqlens=cu_seqlens)
-        s, normaliser = linear_scan(k, 1 - gamma, normaliser, cu_seqlens=cu_seqlens)
+        s, normalizer = linear_scan(k, 1 - gamma, normalizer, cu_seqlens=cu_seqlens)
         top = torch.einsum("btrh,btrhv->bthv", torch.einsum("btrhk,bthk->btrh", ks, q), vs)
         o = top / (2 * self.r * (s * q).sum(-1, keepdim=True) + self.eps)
-        return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normaliser, read)
+        return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normalizer, read)

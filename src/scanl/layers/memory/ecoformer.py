@@ -5,15 +5,17 @@ r"""EcoFormer: linear attention over binary codes of queries and keys, so that i
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, ShapeError
+from scanl.configured import at_least
+from scanl.errors import ShapeError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import normalized_linear_attention
 
 
@@ -44,18 +46,10 @@ class EcoFormer(Layer):
     own value stands there. A step reads itself and the past; the paper's attention is for images and reads all steps. c
     is r + 1, as in the program; in the paper it is a power of two.
 
-    Args:
-        dim: D, model width; H heads of K = D / H channels.
-        num_heads: H.
-        num_bits: r, length of a code.
-        num_anchors: m, anchors of the kernel.
-        bias: biases of to_qk and to_v.
-
     Parameters as in the authors' program: to_qk, to_v, proj (D, D), proj with a bias. Buffers: A (H, r, m), the hash
     functions; anchor (H, m, K); mvec (H, m), the mean of κ; scale (H), s.
     Initialisation: linear weights and biases as in PyTorch; A N(0, 1); anchors of unit length in all directions; mvec
     and scale their means over the anchors.
-    State: sums over steps (B, H, r + 1, K + 1), zeros: a row for each bit and one for c, a column for the denominator.
     """
 
     id = "S-ecoformer"
@@ -65,6 +59,10 @@ class EcoFormer(Layer):
     )
     source = 'Liu et al., "EcoFormer: Energy-Saving Attention with Linear Complexity", arXiv:2209.09004, sec. 4'
     op = "linear_attention"
+    state: ClassVar = Axes(
+        "num_heads, num_bits + 1, head_dim + 1",
+        "sums over steps: a row for each bit and one for c, a column for the denominator",
+    )
     sample: ClassVar = {"num_heads": 2, "num_bits": 4, "num_anchors": 5}
     residual_out = "proj"
     excused: ClassVar = {
@@ -78,14 +76,14 @@ class EcoFormer(Layer):
     scale: Tensor
 
     def __init__(
-        self, dim: int, num_heads: int = 8, num_bits: int = 16, num_anchors: int = 25, bias: bool = False
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[options.Heads, "H heads of K = D / H channels; a divisor of dim"] = 8,
+        num_bits: Annotated[int, at_least(1), "r, length of a code"] = 16,
+        num_anchors: Annotated[int, at_least(1), "m, anchors of the kernel"] = 25,
+        bias: Annotated[options.Bias, "biases of to_qk and to_v"] = False,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ConfigError(f"{self._who()}: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        if min(num_bits, num_anchors) < 1:
-            found = f"num_bits is {num_bits} and num_anchors is {num_anchors}"
-            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
         self.dim, self.num_heads, self.head_dim, self.num_bits = dim, num_heads, dim // num_heads, num_bits
         self.to_qk, self.to_v = (nn.Linear(dim, dim, bias=bias) for _ in range(2))
         self.proj = nn.Linear(dim, dim)
@@ -95,14 +93,7 @@ class EcoFormer(Layer):
         self.register_buffer("scale", torch.ones(num_heads))
         self._measure(self.anchor)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        shape = (batch_size, self.num_heads, self.num_bits + 1, self.head_dim + 1)
-        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         kernel = self._kernel(self._hashed(x))
         codes = _Sign.apply(torch.einsum("bthm,hrm->bthr", kernel, widen(self.A)))
         codes = F.pad(codes, (0, 1), value=math.sqrt(self.num_bits + 1))

@@ -4,15 +4,15 @@ r"""GateLoop: a linear recurrence with a complex transition that depends on the 
           a_t = \sigma(\alpha_t) e^{i \beta_t}, \; (\alpha_t, \beta_t) = W_a x_t + b_a
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
-from scanl.layers.state import Device, DType
+from scanl.layers.initial_state import Axes
 from scanl.ops import linear_attention, linear_scan
 
 
@@ -20,21 +20,11 @@ from scanl.ops import linear_attention, linear_scan
 class GateLoop(Layer):
     """GateLoop: a complex decay that depends on the input. By default a head has one channel and one complex state.
 
-    Args:
-        dim: D, model width.
-        heads: H, of K = dim_inner / H channels each; by default dim_inner, the best choice in the paper.
-        dim_inner: channels of q, k and v, and of the transition; by default D.
-        add_swish_gating: a SiLU gate on the output.
-        sub_ln: LayerNorm over the channels before the gate.
-        polar: the transition has the angle of the complex number α + iβ and the magnitude σ(|α + iβ|), which is at
-            least 1/2, as in gateloop-transformer.
-
-    Parameters as in the gateloop-transformer of PyPI: to_qkv (3 dim_inner, D); to_a.0 (2 dim_inner, D) with a bias, α
-    and β adjacent; maybe_sub_ln, weight and bias (dim_inner); to_gates.0 (dim_inner, D); to_out (D, dim_inner).
+    Parameters as in the gateloop-transformer of PyPI: to_qkv (3 width, D); to_a.0 (2 width, D) with a bias, α and β
+    adjacent; maybe_sub_ln, weight and bias (width); to_gates.0 (width, D); to_out (D, width).
     Differs: when heads have several channels, that program has one transition for each head. This layer has one for
     each key channel, as the paper does. That program also scales the transition's gradient by 0.9; this layer does not.
     Initialisation: as in PyTorch.
-    State: S (B, H, K, K) complex, zeros.
     """
 
     id = "S-gateloop"
@@ -46,45 +36,48 @@ class GateLoop(Layer):
         'Katsch, "GateLoop: Fully Data-Controlled Linear Recurrence for Sequence Modeling", arXiv:2311.01927, sec. 3'
     )
     op = "linear_scan"
-    sample: ClassVar = {"dim_inner": 10}
+    state: ClassVar = Axes("num_heads, head_dim, head_dim", "S", dtype=torch.complex64)
+    sample: ClassVar = {"width": 10}
     residual_out = "to_out"
 
     def __init__(
         self,
-        dim: int,
-        heads: int | None = None,
-        dim_inner: int | None = None,
-        add_swish_gating: bool = True,
-        sub_ln: bool = True,
-        polar: bool = False,
+        dim: options.Dim,
+        num_heads: Annotated[
+            options.FreeHeads | None,
+            "H heads of K = width / H channels; by default width, the best in the paper",
+        ] = None,
+        width: Annotated[
+            options.Width | None, "channels of queries, keys, values and of the transition; by default dim"
+        ] = None,
+        output_gate: Annotated[options.OutputGate, "a SiLU gate on the output"] = True,
+        sub_ln: Annotated[bool, "LayerNorm over the channels before the gate"] = True,
+        polar: Annotated[
+            bool,
+            "the transition has the angle of the complex number α + iβ and the magnitude σ(|α + iβ|), which is at "
+            "least 1/2, as in gateloop-transformer",
+        ] = False,
     ) -> None:
         super().__init__()
-        inner = dim if dim_inner is None else dim_inner
-        heads = inner if heads is None else heads
-        if inner < 1 or heads < 1 or inner % heads:
-            raise ConfigError(f"gateloop: heads is {heads}, expected a divisor of dim_inner={inner}")
-        self.dim, self.heads, self.size, self.polar = dim, heads, inner // heads, polar
-        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
-        self.to_a = nn.Sequential(nn.Linear(dim, 2 * inner))
-        self.maybe_sub_ln = nn.LayerNorm(inner) if sub_ln else nn.Identity()
-        self.to_gates = nn.Sequential(nn.Linear(dim, inner, bias=False), nn.SiLU()) if add_swish_gating else None
-        self.to_out = nn.Linear(inner, dim, bias=False)
+        width = width or dim
+        num_heads = num_heads or width
+        if width % num_heads:
+            self._refuse("num_heads", num_heads, f"a divisor of width={width}")
+        self.dim, self.num_heads, self.head_dim, self.polar = dim, num_heads, width // num_heads, polar
+        self.to_qkv = nn.Linear(dim, 3 * width, bias=False)
+        self.to_a = nn.Sequential(nn.Linear(dim, 2 * width))
+        self.maybe_sub_ln = nn.LayerNorm(width) if sub_ln else nn.Identity()
+        self.to_gates = nn.Sequential(nn.Linear(dim, width, bias=False), nn.SiLU()) if output_gate else None
+        self.to_out = nn.Linear(width, dim, bias=False)
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        shape = (batch_size, self.heads, self.size, self.size)
-        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.complex64)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
-        heads = (self.heads, self.size)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        heads = (self.num_heads, self.head_dim)
         q, k, v = (part.unflatten(-1, heads) for part in widen(self.to_qkv(x)).chunk(3, -1))
         alpha, phase = widen(self.to_a(x)).unflatten(-1, (*heads, 2)).unbind(-1)
         if self.polar:
             number = torch.complex(alpha, phase)
             alpha, phase = number.abs(), number.angle()
-        if self.size == 1:
+        if self.head_dim == 1:
             kv = torch.complex(k * v, torch.zeros_like(v))[..., None]
             S, last = linear_scan(kv, torch.polar(alpha.sigmoid(), phase)[..., None], state, cu_seqlens=cu_seqlens)
             o = q * S.real[..., 0]

@@ -5,13 +5,14 @@ r"""Recurrent delta network: a fast weight programmer whose slow network also re
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -53,28 +54,26 @@ class RDN(CellLayer):
 
     The feedback is not linear, so the steps cannot be computed in parallel.
 
-    Args:
-        dim: D, model width; H queries, keys and values of K = D / H channels.
-        num_heads: H.
-
     Parameters as in the authors' program: slow_net (H (3K + 1), D), of each head q, k, v and b; R_q, R_k, R_v
     (1, H, K, K), each (inputs, outputs), the transpose of the equation's R; r_b (1, H, 1, K); out_linear (D, D).
     Their block also has a norm before the layer, and a sum with its input after it.
     Initialisation: R_q, R_k, R_v and r_b N(0, 1/K), the others as in PyTorch.
-    State: (B, H, K + 1, K), S with the last output as one more row, zeros.
     """
 
     id = "S-rdn"
     equation = EQUATION
     source = SOURCE
     cell = rdn_cell
+    state: ClassVar = Axes("num_heads, head_dim + 1, head_dim", "S, with the last output as one more row")
     residual_out = "out_linear"
     sample: ClassVar = {"num_heads": 3}
 
-    def __init__(self, dim: int, num_heads: int = 8) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[options.Heads, "H queries, keys and values of K = D / H channels; a divisor of dim"] = 8,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"rdn: num_heads is {num_heads}, expected a divisor of dim={dim}")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
         width = self.head_dim
         self.slow_net = nn.Linear(dim, num_heads * (3 * width + 1), bias=False)
@@ -83,9 +82,6 @@ class RDN(CellLayer):
         self.out_linear = nn.Linear(dim, dim, bias=False)
         for weight in (self.R_q, self.R_k, self.R_v, self.r_b):
             nn.init.normal_(weight, std=width**-0.5)
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.num_heads, self.head_dim + 1, self.head_dim)
 
     def operands(self, x: Tensor) -> list[Tensor]:
         width = self.head_dim

@@ -7,16 +7,17 @@ r"""Recurrent linear transformer: an outer-product memory whose every entry has 
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import Layer, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import samples
-from scanl.layers.state import Device, DType
 from scanl.ops import linear_scan
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -72,6 +73,14 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({**operands, "state": v[:, 0]}), "state has shape (2, 2, 4), expected (B, H, V, K)"
 
 
+HeadDim = Annotated[
+    options.HeadDim | None,
+    "K, channels of keys, queries and values before their expansion; by default dim / num_heads, rounded down. The "
+    "authors have 64 for a dim of 128",
+]
+Eta = Annotated[int, at_least(1), "η, factor of the expansion"]
+
+
 class GatedOuterProducts(Layer):
     """Base class of `relit` and `arelit`: expanded keys and gates.
 
@@ -81,17 +90,14 @@ class GatedOuterProducts(Layer):
     """
 
     residual_out = "project"
+    expansions: ClassVar[int]  # vectors of η numbers that linear_p1p2p3 gives for each head
 
-    def __init__(self, dim: int, num_heads: int, head_dim: int | None, eta: int, expansions: int) -> None:
-        """expansions: number of vectors of η numbers that linear_p1p2p3 gives for each head."""
+    def __init__(self, dim: options.Dim, num_heads: options.FreeHeads, head_dim: HeadDim, eta: Eta) -> None:
         super().__init__()
-        head_dim = max(1, dim // max(1, num_heads)) if head_dim is None else head_dim
-        if min(dim, num_heads, head_dim, eta) < 1:
-            found = f"dim is {dim}, num_heads is {num_heads}, head_dim is {head_dim} and eta is {eta}"
-            raise ConfigError(f"{self._who()}: {found}, expected at least 1")
+        head_dim = head_dim or max(1, dim // num_heads)
         self.dim, self.num_heads, self.head_dim, self.eta = dim, num_heads, head_dim, eta
         self.linear_kqvbetagammas = nn.Linear(dim, 5 * num_heads * head_dim)
-        self.linear_p1p2p3 = nn.Linear(dim, expansions * num_heads * eta)
+        self.linear_p1p2p3 = nn.Linear(dim, self.expansions * num_heads * eta)
         self.project = nn.Linear(num_heads * head_dim, dim)
         for linear in (self.linear_kqvbetagammas, self.linear_p1p2p3, self.project):
             nn.init.orthogonal_(linear.weight, math.sqrt(2))
@@ -118,19 +124,10 @@ class ReLiT(GatedOuterProducts):
     things are not part of it: the authors' block, which has gates in place of residual sums, and their reset at the
     start of an episode.
 
-    Args:
-        dim: D, model width.
-        num_heads: H.
-        head_dim: K, channels of keys, queries and values before their expansion; by default D / H, rounded down. The
-            authors have 64 for a D of 128.
-        eta: η, factor of the expansion.
-        eps: ε of the denominator.
-
     Parameters: linear_kqvbetagammas (5 H K, D), in which the rows of a head are together; linear_p1p2p3 (2 H η, D);
     query_weight (H, K + η, K) and query_bias (H, K + η), the second map of the queries; project (D, H K).
     Initialisation: of each head the maps to k, q, v, β, γ and to each vector of the expansions orthogonal with gain
     sqrt(2), as in the released code, where they are apart; project likewise; biases 0.
-    State: (B, H, K + 1, η K), C with s as its last row, zeros.
     """
 
     id = "S-relit"
@@ -140,12 +137,19 @@ class ReLiT(GatedOuterProducts):
     )
     source = SOURCE
     op = "gated_outer_product_cell"
+    expansions = 2
+    state: ClassVar = Axes("num_heads, head_dim + 1, eta * head_dim", "C, with s as its last row")
     sample: ClassVar = {"num_heads": 2, "head_dim": 9, "eta": 8}  # with few channels, all ReLUs of a step may be 0
 
     def __init__(
-        self, dim: int, num_heads: int = 4, head_dim: int | None = None, eta: int = 2, eps: float = 1e-10
+        self,
+        dim: options.Dim,
+        num_heads: options.FreeHeads = 4,
+        head_dim: HeadDim = None,
+        eta: Eta = 2,
+        eps: options.Eps = 1e-10,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim, eta, 2)
+        super().__init__(dim, num_heads, head_dim, eta)
         self.eps = eps
         width = self.head_dim
         self.query_weight = nn.Parameter(torch.empty(num_heads, width + eta, width))
@@ -156,14 +160,7 @@ class ReLiT(GatedOuterProducts):
         for each in maps:
             nn.init.orthogonal_(each.detach(), math.sqrt(2))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> Tensor:
-        shape = (batch_size, self.num_heads, self.head_dim + 1, self.eta * self.head_dim)
-        return self._zeros(*shape, device=device, dtype=dtype, at_least=torch.float32)
-
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         k, q, v, beta, gamma, p1, p3 = self._project(x)
         k, gamma = expand(k.relu(), p1.relu()), expand(gamma.sigmoid(), p3.sigmoid())
         q = torch.einsum("...hk,hmk->...hm", q, widen(self.query_weight)) + widen(self.query_bias)

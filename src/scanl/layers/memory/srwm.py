@@ -6,13 +6,14 @@ r"""Self-referential weight matrix: one matrix computes the output and its own c
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.parts.cell_layer import CellLayer, Draw, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -54,16 +55,9 @@ class SRWM(CellLayer):
     The learning rates are those of the columns of y, q, k and of the rates themselves. The output is read before the
     change. The feedback is not linear, so the steps cannot be computed in parallel.
 
-    Args:
-        dim: D, model width; each of the H heads reads K = D / H channels of the input, without a projection.
-        num_heads: H.
-        use_input_softmax: softmax of the input of each head, as in the authors' reinforcement learning.
-        beta_init: mean of the initial weights of the learning rates.
-
     Parameters as in the authors' program: W_y, W_q, W_k (1, H, K, K), w_b (1, H, K, 4), each (inputs, outputs);
     out_linear (D, D).
-    Initialisation: W_y, W_q and W_k N(0, 1/K), w_b N(beta_init, 1/K), out_linear as in PyTorch.
-    State: what was added to the weights, (B, H, K, 3K + 4), zeros.
+    Initialisation: W_y, W_q, W_k and w_b N(0, 1/K), out_linear as in PyTorch.
     """
 
     id = "S-srwm"
@@ -71,28 +65,33 @@ class SRWM(CellLayer):
     equation = EQUATION
     source = SOURCE
     cell = srwm_cell
+    state: ClassVar = Axes("num_heads, head_dim, 3 * head_dim + 4", "what was added to the weights")
     residual_out = "out_linear"
     sample: ClassVar = {"num_heads": 3}
 
-    def __init__(self, dim: int, num_heads: int = 8, use_input_softmax: bool = False, beta_init: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        num_heads: Annotated[
+            options.Heads, "H heads, each of which reads K = D / H channels of x without a projection; a divisor of dim"
+        ] = 8,
+        softmax: Annotated[
+            bool, "softmax of the input of each head, as in the authors' reinforcement learning"
+        ] = False,
+    ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"srwm: num_heads is {num_heads}, expected a divisor of dim={dim}")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
-        self.use_input_softmax, width = use_input_softmax, dim // num_heads
+        self.softmax, width = softmax, dim // num_heads
         self.W_y, self.W_q, self.W_k = (nn.Parameter(torch.empty(1, num_heads, width, width)) for _ in range(3))
         self.w_b = nn.Parameter(torch.empty(1, num_heads, width, 4))
         self.out_linear = nn.Linear(dim, dim, bias=False)
-        for weight, mean in ((self.W_y, 0.0), (self.W_q, 0.0), (self.W_k, 0.0), (self.w_b, beta_init)):
-            nn.init.normal_(weight, mean, width**-0.5)
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.num_heads, self.head_dim, 3 * self.head_dim + 4)
+        for weight in (self.W_y, self.W_q, self.W_k, self.w_b):
+            nn.init.normal_(weight, std=width**-0.5)
 
     def operands(self, x: Tensor) -> list[Tensor]:
         weights = torch.cat([self.W_y, self.W_q, self.W_k, self.w_b], -1)[0]
         x = widen(x).unflatten(-1, (self.num_heads, -1))
-        return [x.softmax(-1) if self.use_input_softmax else x, weights]
+        return [x.softmax(-1) if self.softmax else x, weights]
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_linear(h.flatten(-2))
