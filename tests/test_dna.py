@@ -44,7 +44,7 @@ def test_init_of_hyena_dna():
             std = 0.02 / (math.sqrt(4) if written else 1)
             assert abs(parameter.std().item() / std - 1) < 0.1, name
     mixer = model.stack.blocks[0].mixer
-    assert mixer.l_max == 32
+    assert mixer.max_length == 32
     assert mixer.filter_fn.implicit_filter["1"].freq.unique().tolist() == [10.0]
     assert not mixer.out_proj.bias.any()
     assert model.vocab_size == 16

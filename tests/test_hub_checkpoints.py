@@ -665,7 +665,7 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
 
 def test_a_width_is_saved_however_it_was_given(tmp_path):
     """As a multiple of dim, and as a number of channels: the weights have the same shapes."""
-    for name, options in (("expand", {"expand": 3}), ("size", {"intermediate_size": 24})):
+    for name, options in (("expand", {"expand": 3}), ("size", {"hidden_dim": 24})):
         model = LanguageModel(
             9, Stack(8, 1, "attention", layer_options={"num_heads": 2, "max_length": 64}, channel_options=options)
         )

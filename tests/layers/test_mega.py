@@ -48,7 +48,7 @@ def position_bias(module, i, j):
 
 
 def mega(layer, xs):
-    sizes, ys, ks, vs = [layer.dim, layer.z_dim, layer.hidden, layer.dim], [], [], []
+    sizes, ys, ks, vs = [layer.dim, layer.z_dim, layer.hidden_dim, layer.dim], [], [], []
     for t, (x, m) in enumerate(zip(xs, mega_ema(layer.move, xs), strict=True)):
         start = t - t % layer.reach
         update, z, gate, ahead = linear(layer.mx_proj, m).split(sizes)
@@ -72,10 +72,10 @@ def mega(layer, xs):
 
 def cema(layer, xs):
     p = sigmoid(layer.alpha[..., 0])
-    turn = torch.arange(1, layer.ndim + 1) * sigmoid(layer.theta[..., 0]) * 2 * math.pi / layer.ndim
+    turn = torch.arange(1, layer.state_dim + 1) * sigmoid(layer.theta[..., 0]) * 2 * math.pi / layer.state_dim
     q = (1 - p * sigmoid(layer.delta[..., 0])) * torch.complex(turn.cos(), turn.sin())
-    gamma = torch.complex(layer.gamma[..., 0], layer.gamma[..., 1]) / math.sqrt(layer.ndim)
-    h, ys = torch.zeros(layer.dim, layer.ndim, dtype=torch.complex128), []
+    gamma = torch.complex(layer.gamma[..., 0], layer.gamma[..., 1]) / math.sqrt(layer.state_dim)
+    h, ys = torch.zeros(layer.dim, layer.state_dim, dtype=torch.complex128), []
     for x in xs:
         h = q * h + p * x[:, None]
         ys.append((gamma * h).sum(1).real + layer.omega[:, 0] * x)

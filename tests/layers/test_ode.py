@@ -74,7 +74,7 @@ def lipschitz(layer, xs):
 
     def slope(h, x):
         change = layer.alpha * (h @ a) + torch.tanh(h @ w + linear(layer.E, x))
-        return change * sigmoid(h @ w + linear(layer.E_gate, x)) if layer.gated else change
+        return change * sigmoid(h @ w + linear(layer.E_gate, x)) if layer.config["gated"] else change
 
     for x in xs:
         half = h + layer.dt / 2 * slope(h, x)
@@ -87,7 +87,7 @@ def antisym(layer, xs):
     h, ys = torch.zeros(DIM), []
     w = layer.W - layer.W.T - layer.gamma * torch.eye(DIM)
     for x in xs:
-        gate = sigmoid(w @ h + linear(layer.V_z, x)) if layer.gated else 1
+        gate = sigmoid(w @ h + linear(layer.V_z, x)) if layer.config["gated"] else 1
         h = h + layer.dt * gate * torch.tanh(w @ h + linear(layer.V, x))
         ys.append(h)
     return ys

@@ -373,7 +373,7 @@ def mega_ema(layer, xs):
     """The released code, a step at a time: h = q h + p beta x, its step p the logit `delta`, its damping `alpha`."""
     p = sigmoid(layer.delta[..., 0])
     q = 1 - p * sigmoid(layer.alpha[..., 0])
-    h, ys = torch.zeros(layer.dim, layer.ndim), []
+    h, ys = torch.zeros(layer.dim, layer.state_dim), []
     for x in xs:
         h = q * h + p * layer.beta[..., 0] * x[:, None]
         ys.append(silu((h * layer.gamma).sum(1) / math.sqrt(layer.state_dim) + layer.omega * x))

@@ -72,7 +72,7 @@ def exponential(a):
 def ornn(layer, xs):
     a, eye, h, ys = skew(layer.recurrent_kernel.A), torch.eye(DIM), torch.zeros(DIM), []
     w = exponential(a) if layer.recurrent_kernel.variant == "exp" else torch.linalg.inv(eye + a) @ (eye - a)
-    count = round(layer.negative * DIM)
+    count = round(layer.config["negative"] * DIM)
     w = layer.recurrent_kernel.base @ w @ torch.diag(torch.cat([torch.ones(DIM - count), -torch.ones(count)]))
     for x in xs:
         h = real_modrelu(h @ w + layer.input_kernel.weight @ x, layer.nonlinearity.b)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from scanl.configured import Configured, check_names, refuse, who
 from scanl.errors import ConfigError, ShapeError, nearest
 from scanl.layers.adapters import check_read
-from scanl.layers.initial_state import Form, initial, rows
+from scanl.layers.initial_state import Form, declare, initial, rows
 from scanl.layers.module import Module
 from scanl.layers.parts.timespans import check_timespans
 from scanl.layers.state import Device, DType, State, leaves
@@ -89,6 +89,8 @@ class Layer(Module, metaclass=Configured):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.preset_of, cls.preset_options, cls.own_path = None, {}, vars(cls).get("own_path", False)
+        if cls.state is not None:
+            declare(cls.state)
         for argument in cls.takes:
             if argument not in TAKES:
                 raise nearest(f"argument in takes of {cls.__name__}", argument, TAKES)

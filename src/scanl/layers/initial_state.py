@@ -5,11 +5,10 @@ NamedTuple whose fields are annotated with one of these: `conv: Annotated[Tensor
 `Fields` is for the NamedTuple of another module.
 """
 
-import functools
+import ast
 import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import CodeType
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -37,6 +36,10 @@ class Axes:
     fill: float | tuple[float, ...] = 0.0
     dtype: torch.dtype = torch.float32
     when: str = ""
+    sizes: Callable[["Layer"], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", _compiled(self.axes))
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
     if isinstance(form, Axes):
         if form.when and getattr(layer, form.when) in (None, False):
             return ()
-        sizes = (batch_size, *eval(_sizes(form.axes), {"__builtins__": {}}, _Attributes(layer)))
+        sizes = (batch_size, *form.sizes(layer))
         if not isinstance(form.fill, tuple):
             return layer._filled(form.fill, sizes, device, dtype, form.dtype)
         return torch.stack(
@@ -90,21 +93,27 @@ def initial(layer: "Layer", form: Form, batch_size: int, device: Device, dtype: 
     return state(*(initial(layer, part, batch_size, device, dtype) for _, part in fields(form)))
 
 
-def fields(form: Fields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
-    """Return the fields of a NamedTuple and what each declares."""
-    return list(form.parts.items()) if isinstance(form, Fields) else _annotated(form)
+DECLARED: dict[type[tuple[Any, ...]], list[tuple[str, Form]]] = {}  # what the fields of NamedTuples declare
 
 
-@functools.cache
-def _annotated(form: type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
-    declared = []
+def declare(form: Form) -> None:
+    """Read the annotations of a NamedTuple, and of those in its fields, before a state of this form is made."""
+    if not inspect.isclass(form) or form in DECLARED:
+        return
+    declared: list[tuple[str, Form]] = []
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        declared += [
-            (name, note) for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)
-        ]
+        parts: list[Form] = [note for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)]
+        declared += [(name, part) for part in parts]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
-    return declared
+    DECLARED[form] = declared
+    for _, part in declared:
+        declare(part)
+
+
+def fields(form: Fields | type[tuple[Any, ...]]) -> list[tuple[str, Form]]:
+    """Return the fields of a NamedTuple and what each declares."""
+    return list(form.parts.items()) if isinstance(form, Fields) else DECLARED[form]
 
 
 def rows(form: Form, name: str = "state") -> Iterator[str]:
@@ -127,25 +136,15 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
             yield from rows(inner, part)
 
 
-@functools.cache
-def _sizes(axes: str) -> CodeType:
-    return compile(f"({axes},)" if axes else "()", f"<axes {axes!r}>", "eval")
+class _OfLayer(ast.NodeTransformer):
+    """Make each name in an expression the attribute of that name of `layer`."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802: the name that `ast` calls
+        return ast.Attribute(ast.Name("layer", ast.Load()), node.id, ast.Load())
 
 
-class _Attributes(Mapping[str, Any]):
-    """The attributes of a layer, by name."""
-
-    def __init__(self, layer: "Layer") -> None:
-        self.layer = layer
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self.layer, name)
-        except AttributeError as error:
-            raise KeyError(name) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self.layer))
-
-    def __len__(self) -> int:
-        return len(vars(self.layer))
+def _compiled(axes: str) -> Callable[["Layer"], tuple[int, ...]]:
+    """Return the function of a layer that gives the sizes of axes. It is plain Python, which `torch.compile` traces."""
+    tree = ast.parse(f"lambda layer: ({axes},)" if axes else "lambda layer: ()", mode="eval")
+    tree.body = ast.Lambda(tree.body.args, _OfLayer().visit(tree.body.body))  # pyright: ignore[reportAttributeAccessIssue]
+    return eval(compile(ast.fix_missing_locations(tree), f"<axes {axes!r}>", "eval"))

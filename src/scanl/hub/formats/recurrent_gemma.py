@@ -167,7 +167,7 @@ class RecurrentGemmaFormat(Format):
                     "rope_parameters": {
                         **ROPE,
                         "rope_theta": mixer.rope_base,
-                        "partial_rotary_factor": mixer.rope_fraction,
+                        "partial_rotary_factor": mixer.config["rope_fraction"],
                     },
                 }
         if len(heads) > 1:
