@@ -24,7 +24,7 @@ from primitives import attention, both, decay, draw, medians, theirs
 from run import RESULTS, machine
 from scanl import layers, ops
 from scanl.layers.attention import path_attention
-from scanl.layers.memory import _mini_batches, mesanet, ttt
+from scanl.layers.memory import _mini_batches, mesanet, ttt_linear
 from scanl.layers.parts.levels import count_levels, levels
 
 SHAPE = (1, 2048, 8, 64)
@@ -242,7 +242,7 @@ def taught(hidden: int) -> Row:
 
     def ours(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, *weights: Tensor) -> Tensor:
         zeros = [torch.zeros_like(each) for each in weights]
-        return ttt._ttt(q, k, v, gate, factor, *norm, list(weights), zeros, None, 16)[0]
+        return ttt_linear._ttt(q, k, v, gate, factor, *norm, list(weights), zeros, None, 16)[0]
 
     def other(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, *weights: Tensor) -> Tensor:
         outputs, last = [], list(weights)

@@ -63,12 +63,6 @@ def test_published_scale_counts_every_layer_of_a_hybrid_and_reaches_what_is_wrap
     assert_std(map(written, inner), PUBLISHED[name](inner[0], DEPTH))
 
 
-def test_given_blocks_of_mlstm_count_in_place_of_the_stack_s():
-    torch.manual_seed(0)
-    found = mixers(Stack(DIM, 2, "mlstm", layer_options={"num_blocks": 24}))
-    assert_std(map(written, found), 2 / 24 / math.sqrt(DIM))
-
-
 @pytest.mark.parametrize("name", [name for name in WRITERS if name not in PUBLISHED])
 def test_without_a_published_scale_the_stream_does_not_grow(name):
     """Divided by the root of the number of writes: here of 4, and of 16, so that nothing is rounded."""

@@ -125,7 +125,7 @@ def gradients(matrices, biases, norm, k, v):
 
 
 def ttt(layer, xs):
-    H, K, b, count = layer.num_heads, layer.head_dim, layer.mini_batch_size, len(layer.hidden) + 1
+    H, K, b, count = layer.num_heads, layer.head_dim, layer.chunk_size, len(layer.hidden) + 1
     rates = layer.rope_base ** (-torch.arange(0, K, 2) / K)
     norms = list(zip(layer.ttt_norm_weight, layer.ttt_norm_bias, strict=True))
     W = [[layer.get_parameter(f"W{n + 1}")[h] for n in range(count)] for h in range(H)]
@@ -286,12 +286,12 @@ EQUATIONS = {
         ),
         log_linear_gated_deltanet,
     ),
-    "ttt_linear": (lambda: layers.build("ttt_linear", DIM, num_heads=2, mini_batch_size=3), ttt),
-    "ttt_linear_whole": (lambda: layers.build("ttt_linear", DIM, use_gate=True, base_lr=3.0, rope_base=100.0), ttt),
-    "ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, mini_batch_size=3, base_lr=2.0), ttt),
+    "ttt_linear": (lambda: layers.build("ttt_linear", DIM, num_heads=2, chunk_size=3), ttt),
+    "ttt_linear_whole": (lambda: layers.build("ttt_linear", DIM, output_gate=True, base_lr=3.0, rope_base=100.0), ttt),
+    "ttt_mlp": (lambda: layers.build("ttt_mlp", DIM, num_heads=2, chunk_size=3, base_lr=2.0), ttt),
     "titans": (lambda: layers.build("titans", DIM, num_heads=2, chunk_size=3), titans),
     "titans_each_step": (
-        lambda: layers.build("titans", DIM, num_heads=1, depth=1, chunk_size=1, use_short_conv=False),
+        lambda: layers.build("titans", DIM, num_heads=1, depth=1, chunk_size=1, conv_size=None),
         titans,
     ),
     "mesanet": (lambda: layers.build("mesanet", DIM, num_heads=2, head_dim=3, cg_steps=6), mesanet),
@@ -438,7 +438,7 @@ def test_init_of_ttt():
     zeros = (layer.b1, layer.b2, layer.learnable_ttt_lr_bias, layer.learnable_token_idx, layer.ttt_norm_bias)
     assert not any(part.any() for part in zeros)
     assert (layer.ttt_norm_weight == 1).all()
-    assert (layer.num_heads, layer.base_lr, layer.mini_batch_size) == (4, 0.1, 16)
+    assert (layer.num_heads, layer.base_lr, layer.chunk_size) == (4, 0.1, 16)
     assert (layer.W1.shape, layer.b2.shape) == ((4, 64, 256), (4, 1, 64))
 
 
@@ -540,12 +540,12 @@ WRONG = [
     ("log_linear_mamba2", {"max_length": 0}, "max_length is 0, expected at least 1"),
     ("log_linear_gated_deltanet", {"max_length": 0}, "max_length is 0, expected at least 1"),
     ("ttt_linear", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim/2=4"),
-    ("ttt_mlp", {"mini_batch_size": 0}, "mini_batch_size is 0, expected at least 1"),
+    ("ttt_mlp", {"chunk_size": 0}, "chunk_size is 0, expected at least 1"),
     ("titans", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     (
         "titans",
         {"depth": 3},
-        "depth is 3, chunk_size is 16 and conv_size is 4, expected a depth of 1 or 2, and at least 1 for",
+        "depth is 3, expected 1 or 2",
     ),
     ("mesanet", {"cg_steps": 0}, "cg_steps is 0, expected at least 1"),
     ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected less than 1"),

@@ -677,7 +677,7 @@ EQUATIONS = {
     "cosformer": attention("cosformer", horizon=20),
     "linear_attention_cosformer_bidirectional": attention(feature_map="cosine_reweighting", horizon=20, causal=False),
     "mlstm": (
-        lambda: layers.build("mlstm", DIM, num_heads=2, proj_factor=1.5, round_proj_up_to_multiple_of=4),
+        lambda: layers.build("mlstm", DIM, num_heads=2, expand=1.5, multiple_of=4),
         mlstm,
     ),
     "mlstm_bias": (
@@ -685,10 +685,10 @@ EQUATIONS = {
             "mlstm",
             DIM,
             num_heads=4,
-            round_proj_up_to_multiple_of=8,
-            qkv_proj_blocksize=2,
+            multiple_of=8,
+            block_size=2,
             bias=True,
-            conv1d_kernel_size=2,
+            conv_size=2,
         ),
         mlstm,
     ),
@@ -698,8 +698,8 @@ EQUATIONS = {
             "mlstm_large",
             DIM,
             num_heads=4,
-            qk_dim_factor=1.5,
-            v_dim_factor=2.0,
+            expand_k=1.5,
+            expand_v=2.0,
             gate_soft_cap=5.0,
             norm_eps=0.1,
             eps=0.1,
@@ -1109,7 +1109,8 @@ def test_srwm_that_does_not_learn_is_a_linear_layer():
 
 
 def test_init_of_mlstm():
-    layer = layers.build("mlstm", 200, num_blocks=3)
+    layer = layers.build("mlstm", 200)
+    layer.enter_stack(0, [layer] * 3)
     assert layer.width == 448
     small = math.sqrt(2 / 1000)
     for project in (layer.proj_up, layer.q_proj, layer.k_proj, layer.v_proj):
@@ -1120,7 +1121,7 @@ def test_init_of_mlstm():
     assert (layer.mlstm_cell.fgate.bias == torch.linspace(3, 6, 4)).all()
     assert (layer.learnable_skip == 1).all()
     assert not layer.mlstm_cell.outnorm.weight.any()
-    wide = layers.build("mlstm", 2, num_heads=4000, round_proj_up_to_multiple_of=4000)
+    wide = layers.build("mlstm", 2, num_heads=4000, multiple_of=4000)
     assert_normal(wide.mlstm_cell.igate.bias, 0.1)
 
 
@@ -1141,7 +1142,7 @@ def test_init_of_mlstm_large():
 def test_gates_of_mlstm_stay_in_range():
     """Input gates of e^±40 and forget gates of nearly 0 and nearly 1, in float32, as in float64."""
     torch.manual_seed(0)
-    layer = layers.build("mlstm", DIM, num_heads=4, round_proj_up_to_multiple_of=8)
+    layer = layers.build("mlstm", DIM, num_heads=4, multiple_of=8)
     with torch.no_grad():
         layer.mlstm_cell.igate.weight.normal_(std=30)
         layer.mlstm_cell.fgate.weight.normal_(std=30)
@@ -1187,11 +1188,12 @@ WRONG = [
         "forget_gate is True, expected False because of causal=False",
     ),
     ("linear_attention", {"output_norm": "l2"}, "unknown output_norm 'l2'"),
-    ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of proj_factor"),
-    ("mlstm", {"qkv_proj_blocksize": 0}, "qkv_proj_blocksize is 0, expected a divisor of 64 channels"),
-    ("mlstm", {"proj_factor": 0}, "proj_factor is 0, round_proj_up_to_multiple_of is 64, conv1d_kernel_size is 4 and"),
-    ("mlstm_large", {"num_heads": 3}, "num_heads is 3, expected a divisor of 4 channels because of qk_dim_factor=0.5"),
-    ("mlstm_large", {"num_heads": 4, "v_dim_factor": 0}, "of 0 channels because of v_dim_factor=0"),
+    ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of expand=2.0"),
+    ("mlstm", {"block_size": 0}, "block_size is 0, expected at least 1"),
+    ("mlstm", {"block_size": 3}, "block_size is 3, expected a divisor of 64 channels because of expand=2.0"),
+    ("mlstm", {"expand": 0}, "expand is 0, expected more than 0"),
+    ("mlstm_large", {"num_heads": 3}, "expand_k is 0.5, expected dim=8 times it to be a multiple of num_heads=3"),
+    ("mlstm_large", {"num_heads": 4, "expand_v": 0}, "expand_v is 0, expected more than 0"),
     ("mlstm_large", {"num_heads": 4, "gate_soft_cap": 0}, "gate_soft_cap is 0, expected more than 0"),
     (
         "decaying_fast_weights",

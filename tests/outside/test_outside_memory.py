@@ -272,9 +272,11 @@ def test_mlstm_is_that_of_xlstm(options):
     theirs = pytest.importorskip("xlstm.blocks.mlstm.layer", reason=XLSTM)
     from xlstm.blocks.mlstm.backends import recurrent_step_stabilized_simple
 
+    names = {"proj_factor": "expand", "conv1d_kernel_size": "conv_size", "qkv_proj_blocksize": "block_size"}
+    own = {"multiple_of": 8, **{names.get(name, name): value for name, value in options.items()}}
     options = {"round_proj_up_to_multiple_of": 8, **options}
     other = shaken(theirs.mLSTMLayer(theirs.mLSTMLayerConfig(embedding_dim=DIM, context_length=T, **options))).double()
-    layer = layers.build("mlstm", DIM, **options).double()
+    layer = layers.build("mlstm", DIM, **own).double()
     layer.load_state_dict(other.state_dict())
     # their whole sequence has no m before the first step, their steps have 0, as ours: the 1e-6 differs by e^m
     agree(layer, other, dict(other.named_parameters()), 1e-6)
@@ -303,7 +305,9 @@ def test_mlstm_large_is_that_of_xlstm(options):
     )  # fmt: skip
     config = theirs.mLSTMLayerConfig(DIM, norm_reduction_force_float32=False, mlstm_backend=backend, **options)
     other = shaken(theirs.mLSTMLayer(config)).double()
-    layer = layers.build("mlstm_large", DIM, **options).double()
+    names = {"qk_dim_factor": "expand_k", "v_dim_factor": "expand_v"}
+    own = {names.get(name, name): value for name, value in options.items()}
+    layer = layers.build("mlstm_large", DIM, **own).double()
     layer.load_state_dict(other.state_dict())
     agree(layer, lambda x: other(x)[0], dict(other.named_parameters()), 1e-9)
 

@@ -72,8 +72,8 @@ from scanl.layers.memory.srwm import SRWM as SRWM
 from scanl.layers.memory.t2r import T2R as T2R
 from scanl.layers.memory.titans import Titans as Titans
 from scanl.layers.memory.transnormerllm import TransNormerLLM as TransNormerLLM
-from scanl.layers.memory.ttt import TTTLinear as TTTLinear
-from scanl.layers.memory.ttt import TTTMLP as TTTMLP
+from scanl.layers.memory.ttt_linear import TTTLinear as TTTLinear
+from scanl.layers.memory.ttt_mlp import TTTMLP as TTTMLP
 from scanl.layers.multi_scale import MultiScale as MultiScale
 from scanl.layers.ode.antisym import AntisymmetricRNN as AntisymmetricRNN
 from scanl.layers.ode.cfc import CfC as CfC

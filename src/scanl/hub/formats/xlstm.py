@@ -1,5 +1,6 @@
 """xLSTMForCausalLM: xLSTM-7B."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -62,8 +63,8 @@ class XLSTMFormat(Format):
             "layer": "mlstm_large",
             "layer_options": {
                 "num_heads": config["num_heads"],
-                "qk_dim_factor": config["qk_dim_factor"],
-                "v_dim_factor": config["v_dim_factor"],
+                "expand_k": int(config["hidden_size"] * config["qk_dim_factor"]) / config["hidden_size"],
+                "expand_v": int(config["hidden_size"] * config["v_dim_factor"]) / config["hidden_size"],
                 "gate_soft_cap": config["gate_soft_cap"],
                 "norm_eps": config["norm_eps"],
                 "eps": config["eps"],
@@ -106,8 +107,8 @@ class XLSTMFormat(Format):
             "num_hidden_layers": len(blocks(model)),
             "num_blocks": len(blocks(model)),
             "num_heads": mixer.num_heads,
-            "qk_dim_factor": mixer.qk_dim_factor,
-            "v_dim_factor": mixer.v_dim_factor,
+            "qk_dim_factor": _factor(mixer.q.out_features, mixer.dim),
+            "v_dim_factor": _factor(mixer.v.out_features, mixer.dim),
             "gate_soft_cap": mixer.gate_soft_cap,
             "norm_eps": block.mixer_norm.eps,
             "eps": mixer.eps,
@@ -115,3 +116,9 @@ class XLSTMFormat(Format):
             "ffn_round_up_to_multiple_of": channel.config["multiple_of"],
             "output_logit_soft_cap": model.logit_cap,
         }
+
+
+def _factor(channels: int, dim: int) -> float:
+    """Return the factor of which the authors' int(dim * factor) is the number of channels."""
+    factor = channels / dim
+    return factor if int(dim * factor) == channels else math.nextafter(factor, math.inf)

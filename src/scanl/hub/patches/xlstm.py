@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from scanl.hub import call
 from scanl.hub.patches.base import Patch, register
 from scanl.layers.base import widen
-from scanl.layers.memory.mlstm import stabiliser
+from scanl.layers.memory._exponential_gates import stabilizer
 from scanl.ops import linear_attention
 from scanl.ops.offsets import sequences
 
@@ -47,7 +47,7 @@ class XLSTMPatch(Patch):
             now = torch.maximum(log_f + before, i)
             m = now[:, 0]
         else:
-            now, before, m = stabiliser(i, log_f, m, rows.cu_seqlens)
+            now, before, m = stabilizer(i, log_f, m, rows.cu_seqlens)
         memory, sums = (None, None) if state is None else (state[0], state[1][..., None])
         q, k, g = widen(q), k * (i - now).exp()[..., None], log_f + before - now
         ones = torch.ones_like(v[..., :1])

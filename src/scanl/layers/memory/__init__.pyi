@@ -46,5 +46,5 @@ from scanl.layers.memory.srwm import SRWM as SRWM
 from scanl.layers.memory.t2r import T2R as T2R
 from scanl.layers.memory.titans import Titans as Titans
 from scanl.layers.memory.transnormerllm import TransNormerLLM as TransNormerLLM
-from scanl.layers.memory.ttt import TTTLinear as TTTLinear
-from scanl.layers.memory.ttt import TTTMLP as TTTMLP
+from scanl.layers.memory.ttt_linear import TTTLinear as TTTLinear
+from scanl.layers.memory.ttt_mlp import TTTMLP as TTTMLP

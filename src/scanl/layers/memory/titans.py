@@ -6,13 +6,13 @@ r"""Titans' neural memory: a model that learns each token with momentum, and for
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
@@ -99,16 +99,8 @@ class Titans(QueryKeyValue):
     The gradients of all steps of a chunk are taken at the memory before the chunk, so its steps are computed together.
     With chunks of one step this is the equation. A sequence may be cut anywhere.
 
-    Args:
-        dim: D, model width.
-        num_heads: H heads of K = D / H channels; by default D / 64.
-        depth: matrices of the memory, M(x) = x + LN(f(x)): 1 for a linear f, 2 for a hidden layer of 4 K channels with
-            GELU by tanh, as in TTT. The authors have no program. PyPI's titans-pytorch has the exact GELU and a norm
-            without a bias.
-        chunk_size: steps of a chunk.
-        use_short_conv: convolutions over q, k and v.
-        conv_size, conv_bias: W, the window of the convolutions, and their bias.
-        norm_eps: ε of the norm of the output.
+    With depth 2 the memory's activation is GELU by tanh, as in TTT. The authors have no program. PyPI's titans-pytorch
+    has the exact GELU and a norm without a bias.
 
     Queries and keys are convolved, pass through SiLU and have unit length. α, η and θ are sigmoids of linear maps, for
     each head and step.
@@ -129,47 +121,44 @@ class Titans(QueryKeyValue):
         "M(x) = x + LN(f(x)),  o_t = M_t(q_t);  y = W_o (RMSNorm(o) * sigmoid(W_g x))"
     )
     source = 'Behrouz, Zhong and Mirrokni, "Titans: Learning to Memorize at Test Time", arXiv:2501.00663'
+    state: ClassVar = None  # `init_state` starts from parameters
     sample: ClassVar = {"num_heads": 2}
     residual_out = "o_proj"
     excused: ClassVar = {"default_sizes_are_in_proportion": "its state is three models with hidden layers"}
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int | None = None,
-        depth: int = 2,
-        chunk_size: int = 16,
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        norm_eps: float = 1e-5,
+        dim: options.Dim,
+        num_heads: Annotated[options.FreeHeads | None, "H heads of K = D / H channels; by default dim / 64"] = None,
+        depth: Annotated[
+            Literal[1, 2],
+            "matrices of the memory, M(x) = x + LN(f(x)): 1 for a linear f, 2 for a hidden layer of 4 K channels",
+        ] = 2,
+        chunk_size: options.ChunkSize = 16,
+        conv_size: Annotated[
+            options.ConvSizeOrNone, "W, window of the convolutions over q, k and v; None for none"
+        ] = 4,
+        conv_bias: options.ConvBias = False,
+        norm_eps: Annotated[options.NormEps, "ε in the norm of the output"] = 1e-5,
     ) -> None:
         super().__init__()
-        heads = max(1, dim // 64) if num_heads is None else num_heads
-        if heads < 1 or dim % heads:
-            raise ConfigError(f"{self._who()}: num_heads is {heads}, expected a divisor of dim={dim}")
-        if depth not in (1, 2) or min(chunk_size, conv_size) < 1:
-            found = f"depth is {depth}, chunk_size is {chunk_size} and conv_size is {conv_size}"
-            raise ConfigError(f"{self._who()}: {found}, expected a depth of 1 or 2, and at least 1 for the others")
-        self.dim, self.num_heads, self.head_dim, self.depth, self.chunk_size = (
-            dim,
-            heads,
-            dim // heads,
-            depth,
-            chunk_size,
-        )
-        self._make_projections((dim, dim, dim), conv_size if use_short_conv else None, conv_bias)
-        self.alpha_proj, self.eta_proj, self.theta_proj = (nn.Linear(dim, heads) for _ in range(3))
+        num_heads = num_heads or max(1, dim // 64)
+        if dim % num_heads:
+            self._refuse("num_heads", num_heads, f"a divisor of dim={dim}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.depth, self.chunk_size = depth, chunk_size
+        self._make_projections((dim, dim, dim), conv_size, conv_bias)
+        self.alpha_proj, self.eta_proj, self.theta_proj = (nn.Linear(dim, num_heads) for _ in range(3))
         for linear, start in ((self.alpha_proj, 0.01), (self.eta_proj, 0.5), (self.theta_proj, 0.01)):
             nn.init.constant_(linear.bias, math.log(start / (1 - start)))
         width, hidden = self.head_dim, 4 * self.head_dim
         shapes = ((width, width),) if depth == 1 else ((width, hidden), (hidden, width))
         for index, (rows, columns) in enumerate(shapes, 1):
             bound = (6 / (rows + columns)) ** 0.5
-            matrix = torch.empty(heads, rows, columns).uniform_(-bound, bound)
+            matrix = torch.empty(num_heads, rows, columns).uniform_(-bound, bound)
             self.register_parameter(f"M{index}", nn.Parameter(matrix))
-        self.memory_norm_weight = nn.Parameter(torch.ones(heads, width))
-        self.memory_norm_bias = nn.Parameter(torch.zeros(heads, width))
+        self.memory_norm_weight = nn.Parameter(torch.ones(num_heads, width))
+        self.memory_norm_bias = nn.Parameter(torch.zeros(num_heads, width))
         self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.o_norm = GatedRMSNorm(width, norm_eps, activation=torch.sigmoid)
 
@@ -181,10 +170,7 @@ class Titans(QueryKeyValue):
         windows = self._init_windows(batch_size, device, dtype)
         return TitansState(Learned(start, start, momentum, torch.zeros_like(like, dtype=torch.int64)), windows)
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, state: TitansState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, TitansState]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: TitansState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TitansState]:
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
         fresh = state is None

@@ -1,4 +1,4 @@
-r"""TTT layers: the state is a model that takes a step of gradient descent on every token.
+r"""TTT-Linear: the state is a linear model that takes a step of gradient descent on every token.
 
 .. math:: W_t = W - c_i \sum_{j \le i} g_j \nabla_W \tfrac12 |k_j + \mathrm{LN}(f_W(k_j)) - v_j|^2, \quad
           o_t = q_t + \mathrm{LN}(f_{W_t}(q_t))
@@ -6,13 +6,14 @@ r"""TTT layers: the state is a model that takes a step of gradient descent on ev
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.memory._mini_batches import Norm, Rates, in_mini_batches, learn, rates
 from scanl.layers.packing import each_alone
@@ -31,6 +32,14 @@ class TTTState(NamedTuple):
     weights: tuple[Tensor, ...]
     sums: tuple[Tensor, ...]
     position: Tensor
+
+
+Heads = Annotated[options.FreeHeads | None, "H heads of K = D / H channels, K even; by default dim / 64"]
+BaseRate = Annotated[
+    float,
+    at_least(0),
+    "learning rate η, constant; the authors of TTT-MLP raise it from 0.01 in the first steps of training",
+]
 
 
 @opaque(
@@ -93,20 +102,11 @@ class TTTLinear(Layer):
     be cut anywhere: the state keeps the gradients of an unfinished mini-batch. `ttt_mlp` has a model with a hidden
     layer.
 
-    Args:
-        dim: D, model width.
-        num_heads: H heads of K = D / H channels; by default D / 64.
-        mini_batch_size: b, steps of a mini-batch.
-        base_lr: learning rate η. The authors raise it from 0.01 in the first steps of training TTT-MLP; here it is
-            constant.
-        use_gate: a GELU gate on the output.
-        rope_base: base of the rotary angles. Positions count from the start of the mini-batch.
-
     g_j = η σ(w_h x_j + b_h) / K is the learning rate of step j. c_i = max(1/i + learnable_token_idx_i, 0) is the factor
     of the sum at step i of the mini-batch.
     Parameters as in the authors' program: q_proj, k_proj, v_proj, o_proj (D, D); W1 (H, K, K), b1 (H, 1, K);
     learnable_ttt_lr_weight (H, 1, D), learnable_ttt_lr_bias (H, 1); learnable_token_idx (b); ttt_norm_weight,
-    ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the gate. The form in which q and k have one projection, for
+    ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the output gate. The form in which q and k have one projection, for
     the backbone of Mamba, is not part of this layer.
     Initialisation: linear weights, W1 and learnable_ttt_lr_weight N(0, 0.02²), norms 1, biases and learnable_token_idx
     0.
@@ -129,32 +129,32 @@ class TTTLinear(Layer):
 
     def __init__(
         self,
-        dim: int,
-        num_heads: int | None = None,
-        mini_batch_size: int = 16,
-        base_lr: float = 1.0,
-        use_gate: bool = False,
-        rope_base: float = 10000.0,
+        dim: options.Dim,
+        num_heads: Heads = None,
+        chunk_size: Annotated[options.ChunkSize, "b, steps of a mini-batch"] = 16,
+        base_lr: BaseRate = 1.0,
+        output_gate: Annotated[options.OutputGate, "a GELU gate on the output"] = False,
+        rope_base: Annotated[
+            options.RopeBase, "base of the rotary angles; positions count from the start of the mini-batch"
+        ] = 10000.0,
     ) -> None:
         super().__init__()
-        heads = max(1, dim // 64) if num_heads is None else num_heads
-        if heads < 1 or dim % (2 * heads):
-            raise ConfigError(f"{self._who()}: num_heads is {heads}, expected a divisor of dim/2={dim / 2:g}")
-        if mini_batch_size < 1:
-            raise ConfigError(f"{self._who()}: mini_batch_size is {mini_batch_size}, expected at least 1")
-        self.dim, self.num_heads, self.head_dim = dim, heads, dim // heads
-        self.mini_batch_size, self.base_lr, self.rope_base = mini_batch_size, base_lr, rope_base
+        num_heads = num_heads or max(1, dim // 64)
+        if dim % (2 * num_heads):
+            self._refuse("num_heads", num_heads, f"a divisor of dim/2={dim / 2:g}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.chunk_size, self.base_lr, self.rope_base = chunk_size, base_lr, rope_base
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.g_proj = nn.Linear(dim, dim, bias=False) if use_gate else None
+        self.g_proj = nn.Linear(dim, dim, bias=False) if output_gate else None
         widths = [self.head_dim * width for width in (1, *self.hidden, 1)]
         for index, (rows, columns) in enumerate(pairwise(widths), 1):
-            self.register_parameter(f"W{index}", nn.Parameter(torch.empty(heads, rows, columns).normal_(std=0.02)))
-            self.register_parameter(f"b{index}", nn.Parameter(torch.zeros(heads, 1, columns)))
-        self.learnable_ttt_lr_weight = nn.Parameter(torch.empty(heads, 1, dim).normal_(std=0.02))
-        self.learnable_ttt_lr_bias = nn.Parameter(torch.zeros(heads, 1))
-        self.learnable_token_idx = nn.Parameter(torch.zeros(mini_batch_size))
-        self.ttt_norm_weight = nn.Parameter(torch.ones(heads, self.head_dim))
-        self.ttt_norm_bias = nn.Parameter(torch.zeros(heads, self.head_dim))
+            self.register_parameter(f"W{index}", nn.Parameter(torch.empty(num_heads, rows, columns).normal_(std=0.02)))
+            self.register_parameter(f"b{index}", nn.Parameter(torch.zeros(num_heads, 1, columns)))
+        self.learnable_ttt_lr_weight = nn.Parameter(torch.empty(num_heads, 1, dim).normal_(std=0.02))
+        self.learnable_ttt_lr_bias = nn.Parameter(torch.zeros(num_heads, 1))
+        self.learnable_token_idx = nn.Parameter(torch.zeros(chunk_size))
+        self.ttt_norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
+        self.ttt_norm_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
         self.post_norm = nn.LayerNorm(dim, eps=1e-6)
         for module in self.children():
             if isinstance(module, nn.Linear):
@@ -168,15 +168,12 @@ class TTTLinear(Layer):
         position = torch.zeros(batch_size, dtype=torch.int64, device=like.device)
         return TTTState(weights, tuple(torch.zeros_like(each) for each in weights), position)
 
-    def forward(
-        self, x: Tensor, state: TTTState | None = None, *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, TTTState]:
-        self._check(x, state, cu_seqlens)
+    def run(self, x: Tensor, state: TTTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, TTTState]:
         if cu_seqlens is not None:
             return each_alone(self.forward, x, state or self.init_state(cu_seqlens.shape[0] - 1), cu_seqlens)
         fresh = state is None
         state = self.init_state(x.shape[0]) if state is None else state
-        steps, size = x.shape[1], self.mini_batch_size
+        steps, size = x.shape[1], self.chunk_size
         if steps == 0:
             return self.o_proj(x), state
         place = (state.position[:, None] + torch.arange(steps, device=x.device)) % size
@@ -208,40 +205,3 @@ class TTTLinear(Layer):
         y = y if self.g_proj is None else F.gelu(self.g_proj(x), approximate="tanh") * y
         count = len(weights)
         return self.o_proj(y), TTTState(tuple(after[:count]), tuple(after[count:]), (state.position + steps) % size)
-
-
-@register("ttt_mlp")
-class TTTMLP(TTTLinear):
-    """TTT-MLP: TTT-Linear whose model has a hidden layer of 4 K channels with GELU.
-
-    Args:
-        dim: D, model width.
-        num_heads: H heads of K = D / H channels; by default D / 64.
-        mini_batch_size: b, steps of a mini-batch.
-        base_lr: learning rate η, constant; the authors raise it from 0.01 in the first steps of training.
-        use_gate: a GELU gate on the output.
-        rope_base: base of the rotary angles. Positions count from the start of the mini-batch.
-
-    Parameters, initialisation and state: as of `ttt_linear`, with W1 (H, K, 4 K), b1 (H, 1, 4 K), W2 (H, 4 K, K) and
-    b2 (H, 1, K).
-    """
-
-    id = "S-ttt"
-    equation = (
-        "W_t = W - c_i sum_{j<=i} g_j grad |k_j + LN(f(k_j)) - v_j|^2 / 2,  f(x) = W2^T GELU(W1^T x + b1) + b2,  "
-        "o_t = q_t + LN(f_t(q_t));  y = W_o LN(o)"
-    )
-    source = TTTLinear.source
-    hidden = (4,)
-    excused: ClassVar = {"default_sizes_are_in_proportion": "its state is a model with a hidden layer in each head"}
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int | None = None,
-        mini_batch_size: int = 16,
-        base_lr: float = 0.1,
-        use_gate: bool = False,
-        rope_base: float = 10000.0,
-    ) -> None:
-        super().__init__(dim, num_heads, mini_batch_size, base_lr, use_gate, rope_base)
