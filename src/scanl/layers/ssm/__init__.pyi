@@ -1,6 +1,5 @@
-from scanl.layers.ssm.vim import BiMamba as BiMamba
 from scanl.layers.ssm.caduceus import CaduceusMixer as CaduceusMixer
-from scanl.layers.ssm.reverse_complement import ReverseComplement as ReverseComplement
+from scanl.layers.ssm.cema import ComplexEMA as ComplexEMA
 from scanl.layers.ssm.dense_lti import DenseLTI as DenseLTI
 from scanl.layers.ssm.dlr import DLR as DLR
 from scanl.layers.ssm.dss import DSS as DSS
@@ -28,8 +27,8 @@ from scanl.layers.ssm.mamba3 import Mamba3 as Mamba3
 from scanl.layers.ssm.mamba3 import Mamba3MIMO as Mamba3MIMO
 from scanl.layers.ssm.mega import Mega as Mega
 from scanl.layers.ssm.mega_ema import MegaEMA as MegaEMA
-from scanl.layers.ssm.cema import ComplexEMA as ComplexEMA
 from scanl.layers.ssm.megalodon import Megalodon as Megalodon
+from scanl.layers.ssm.reverse_complement import ReverseComplement as ReverseComplement
 from scanl.layers.ssm.rglru import RGLRU as RGLRU
 from scanl.layers.ssm.s4 import S4 as S4
 from scanl.layers.ssm.s4d import S4D as S4D
@@ -39,3 +38,4 @@ from scanl.layers.ssm.s7_full import S7Full as S7Full
 from scanl.layers.ssm.sashimi import Sashimi as Sashimi
 from scanl.layers.ssm.sgconv import SGConv as SGConv
 from scanl.layers.ssm.spacetime import SpaceTime as SpaceTime
+from scanl.layers.ssm.vim import BiMamba as BiMamba
