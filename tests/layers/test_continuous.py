@@ -122,16 +122,16 @@ def ltc(layer, xs, spans=None):
     own = layer.rnn_cell
     made_positive = softplus if layer.implicit_param_constraints else lambda v: torch.where(v > 0, v, 0)
     w, g, c, sensory_w = (made_positive(v) for v in (own.w, own.gleak, own.cm, own.sensory_w))
-    v, ys = torch.zeros(layer.units), []
+    v, ys = torch.zeros(layer.width), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
         u = own.input_w * x + own.input_b
-        for _ in range(layer.ode_unfolds):
+        for _ in range(layer.substeps):
             new = []
-            for i in range(layer.units):
+            for i in range(layer.width):
                 a = own.sparsity_mask[:, i] * w[:, i] * sigmoid(own.sigma[:, i] * (v - own.mu[:, i]))
                 b = sensory_w[:, i] * sigmoid(own.sensory_sigma[:, i] * (u - own.sensory_mu[:, i]))
                 b = own.sensory_sparsity_mask[:, i] * b
-                inertia = c[i] * layer.ode_unfolds / span
+                inertia = c[i] * layer.substeps / span
                 above = inertia * v[i] + g[i] * own.vleak[i] + a @ own.erev[:, i] + b @ own.sensory_erev[:, i]
                 new.append(above / (inertia + g[i] + a.sum() + b.sum() + 1e-8))
             v = torch.stack(new)
@@ -142,8 +142,8 @@ def ltc(layer, xs, spans=None):
 def ltc_fused(layer, xs, spans=None):
     h, ys = torch.zeros(DIM), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
-        dt = span / layer.unfolds
-        for _ in range(layer.unfolds):
+        dt = span / layer.substeps
+        for _ in range(layer.substeps):
             f = sigmoid(linear(layer.input_map, x) + layer.recurrent_map.weight @ h)
             h = (h + dt * f * layer.A) / (1 + dt * (1 / torch.exp(layer.log_tau) + f))
         ys.append(h)
@@ -197,7 +197,7 @@ def tarnn(layer, xs, spans=None):
         held = before @ layer.U2 + x @ layer.W1 + last @ layer.W2 + layer.b1
         h = before
         for a in layer.A1[:, 0] * span:
-            flow = phi(layer.nonlinearity, h @ layer.U1 + held) - h - before + x @ layer.B1 + before @ layer.B2
+            flow = phi(layer.activation, h @ layer.U1 + held) - h - before + x @ layer.B1 + before @ layer.B2
             h = (1 - a) * h + a * flow if layer.variant == "b" else h + a * g * flow
         before = (1 - g) * before + g * h if layer.variant == "b" else h
         ys.append(before)
@@ -290,7 +290,7 @@ EQUATIONS = {
     "cfc_ncp": (lambda: CfCNCP(DIM), cfc_ncp),
     "cfc_ncp_pure": (lambda: CfCNCP(DIM, 15, 0.2, 3, "pure"), cfc_ncp),
     "cfc_ncp_mixed": (lambda: CfCNCP(DIM, 13, variant="no_gate", mixed_memory=True), cfc_ncp),
-    "ltc": (lambda: LTC(DIM, ode_unfolds=2), ltc),
+    "ltc": (lambda: LTC(DIM, substeps=2), ltc),
     "ncp": (lambda: NCP(DIM), ltc),
     "ltc_softplus": (lambda: LTC(DIM, 10, 3, True), ltc),
     "ltc_ncp": (lambda: NCP(DIM, 14, 2), ltc),
@@ -753,23 +753,23 @@ def test_init_of_fields():
 
 WRONG = [
     (lambda: ODEFWP(8, 3), "odefwp: num_heads is 3, expected a divisor of dim=8"),
-    (lambda: ODEFWP(8, rule="heb"), "unknown rule of odefwp 'heb'; did you mean 'hebb'"),
-    (lambda: ODEFWP(8, method="rk5"), "unknown method of odefwp 'rk5'; did you mean 'rk4'"),
+    (lambda: ODEFWP(8, variant="heb"), "odefwp: unknown variant 'heb'; did you mean 'hebb'"),
+    (lambda: ODEFWP(8, method="rk5"), "odefwp: unknown method 'rk5'; did you mean 'rk4'"),
     (lambda: ODEFWP(8, substeps=0), "odefwp: substeps is 0, expected at least 1"),
-    (lambda: ODERNN(8, method="eulr"), "unknown method of odernn 'eulr'; did you mean 'euler'"),
+    (lambda: ODERNN(8, method="eulr"), "odernn: unknown method 'eulr'; did you mean 'euler'"),
     (lambda: ODERNN(8, substeps=0), "odernn: substeps is 0, expected at least 1"),
-    (lambda: ODERNN(8, layers=-1), "odernn: layers is -1, expected at least 0"),
-    (lambda: NeuralODE(8, method="dopri"), "unknown method of neuralode 'dopri'; did you mean 'dopri"),
-    (lambda: NeuralODE(8, units=0), "neuralode: units is 0, expected at least 1"),
+    (lambda: ODERNN(8, depth=-1), "odernn: depth is -1, expected at least 0"),
+    (lambda: NeuralODE(8, method="dopri"), "neuralode: unknown method 'dopri'; did you mean 'dopri"),
+    (lambda: NeuralODE(8, hidden_dim=0), "neuralode: hidden_dim is 0, expected at least 1"),
     (lambda: NeuralODE(8, rtol=0.0), "neuralode: rtol is 0.0, expected more than 0"),
     (lambda: NeuralODE(8, adjoint=True), "neuralode: adjoint is True, expected False because of method='rk4'"),
     (lambda: IRNN(8, 0), "irnn: substeps is 0, expected at least 1"),
     (lambda: IRNN(8, rank=0), "irnn: rank is 0, expected at least 1"),
     (lambda: IRNN(8, activation="rel"), "irnn: unknown activation 'rel'; did you mean 'relu'"),
     (lambda: IRNN(8, start="stat"), "irnn: unknown start 'stat'; did you mean 'state'"),
-    (lambda: TARNN(8, 0), "tarnn: rounds is 0, expected at least 1"),
-    (lambda: TARNN(8, variant="plan"), "unknown variant of tarnn 'plan'; did you mean 'plain'"),
-    (lambda: TARNN(8, nonlinearity="tan"), "unknown nonlinearity of tarnn 'tan'; did you mean 'tanh'"),
+    (lambda: TARNN(8, 0), "tarnn: substeps is 0, expected at least 1"),
+    (lambda: TARNN(8, variant="plan"), "tarnn: unknown variant 'plan'; did you mean 'plain'"),
+    (lambda: TARNN(8, activation="tan"), "tarnn: unknown activation 'tan'; did you mean 'tanh'"),
     (lambda: CfC(8, 0), "cfc: width is 0, expected at least 1"),
     (lambda: CfC(8, depth=-1), "cfc: depth is -1, expected at least 0"),
     (lambda: CfC(8, variant="nogate"), "cfc: unknown variant 'nogate'; did you mean 'no_gate'"),
@@ -778,10 +778,10 @@ WRONG = [
     (lambda: CfCNCP(8, sparsity_level=1.0), "cfc_ncp: sparsity_level is 1.0, expected less than 1"),
     (lambda: CfCNCP(8, seed=-1), "cfc_ncp: seed is -1, expected 0 to 4294967295"),
     (lambda: CfCNCP(8, variant="pur"), "cfc_ncp: unknown variant 'pur'; did you mean 'pure'"),
-    (lambda: LTC(8, 7), "ltc: units is 7, expected at least 8 because of dim=8"),
-    (lambda: LTC(8, wiring="nc"), "unknown wiring of ltc 'nc'; did you mean 'ncp'"),
-    (lambda: NCP(8, 10), "ncp: units is 10, expected at least 3 more than dim=8"),
-    (lambda: LTC(8, ode_unfolds=0), "ltc: ode_unfolds is 0, expected at least 1"),
+    (lambda: LTC(8, 7), "ltc: width is 7, expected at least dim=8"),
+    (lambda: LTC(8, wiring="nc"), "ltc: unknown wiring 'nc'; did you mean 'ncp'"),
+    (lambda: NCP(8, 10), "ncp: width is 10, expected at least 3 more than dim=8"),
+    (lambda: LTC(8, substeps=0), "ltc: substeps is 0, expected at least 1"),
     (lambda: LTCFused(8, tau=0.0), "ltc_fused: tau is 0.0, expected more than 0"),
     (lambda: CTRNN(8, 0), "ctrnn: substeps is 0, expected at least 1"),
     (lambda: CTRNN(8, dt=0.0), r"ctrnn: dt is 0.0, expected more than 0"),

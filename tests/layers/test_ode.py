@@ -105,7 +105,7 @@ def noisy(layer, xs):
 def nwm(layer, xs):
     size = layer.side
     y, z, ys = torch.zeros(size, size), torch.zeros(size, size), []
-    dt, gamma, epsilon = layer.dt, getattr(layer, "gamma", 0), getattr(layer, "epsilon", 0)
+    dt, gamma, epsilon = layer.dt, getattr(layer, "gamma", 0), getattr(layer, "damping", 0)
     if layer.trained:
         dt, gamma, epsilon = sigmoid(layer.dt), torch.relu(layer.gamma), torch.relu(layer.alpha)
 
@@ -131,18 +131,18 @@ def nwm(layer, xs):
 
 
 def wrnn(layer, xs):
-    act = {"relu": lambda v: torch.where(v > 0, v, 0), "tanh": torch.tanh, "ident": lambda v: v}[layer.act]
-    size, reach = layer.n_hid, layer.ksize // 2
-    h, ys = torch.zeros(layer.n_ch, size), []
+    act = {"relu": lambda v: torch.where(v > 0, v, 0), "tanh": torch.tanh, "ident": lambda v: v}[layer.activation]
+    size, kernel = layer.width, layer.Wy.kernel_size[0]
+    h, ys = torch.zeros(layer.num_channels, size), []
     for x in xs:
-        given, new = linear(layer.Wx, x).view(layer.n_ch, size), torch.zeros(layer.n_ch, size)
-        for o in range(layer.n_ch):
+        given, new = linear(layer.Wx, x).view(layer.num_channels, size), torch.zeros(layer.num_channels, size)
+        for o in range(layer.num_channels):
             for n in range(size):
                 new[o, n] = act(
                     given[o, n] + layer.Wy.bias[o] + sum(
-                        layer.Wy.weight[o, i, k] * h[i, (n + k - reach) % size]
-                        for i in range(layer.n_ch)
-                        for k in range(layer.ksize)
+                        layer.Wy.weight[o, i, k] * h[i, (n + k - kernel // 2) % size]
+                        for i in range(layer.num_channels)
+                        for k in range(kernel)
                     )
                 )  # fmt: skip
         h = new
@@ -164,7 +164,7 @@ EQUATIONS = {
     "nwm": (lambda: NeuralWaveMachine(DIM, 3, dt=0.3), nwm),
     "nwm_rings": (lambda: NeuralWaveMachine(DIM, 3, "rings", trained=True), nwm),
     "wrnn": (lambda: WaveRNN(DIM, 4, 2, 5), wrnn),
-    "wrnn_tanh": (lambda: WaveRNN(DIM, act="tanh"), wrnn),
+    "wrnn_tanh": (lambda: WaveRNN(DIM, activation="tanh"), wrnn),
 }
 
 
@@ -251,10 +251,10 @@ def test_noise_has_its_declared_distribution():
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("topology", ["torus", "rings"])
-def test_nwm_is_a_cornn_with_circulant_weights(topology):
+@pytest.mark.parametrize("variant", ["torus", "rings"])
+def test_nwm_is_a_cornn_with_circulant_weights(variant):
     size = 3
-    layer, dense = NeuralWaveMachine(9, size, topology, dt=0.3), CoRNN(9, 0.3)
+    layer, dense = NeuralWaveMachine(9, size, variant, dt=0.3), CoRNN(9, 0.3)
     rows, columns = layer.Wy.kernel_size
     eye = torch.eye(9).view(9, 1, size, size)
     padded = torch.nn.functional.pad(eye, (columns // 2, columns // 2, rows // 2, rows // 2), mode="circular")
@@ -271,7 +271,7 @@ def test_nwm_is_a_cornn_with_circulant_weights(topology):
 
 
 def test_a_pulse_of_a_wave_rnn_travels_one_site_each_step():
-    layer = WaveRNN(3, n_hid=5)
+    layer = WaveRNN(3, width=5)
     torch.nn.init.zeros_(layer.Wy.bias)
     _, state = layer(torch.tensor([[[0.0, 2.0, 0.0]]]))
     places = []
@@ -324,8 +324,7 @@ def test_init_of_waves():
     assert not layer.Wx.bias.any()
     assert torch.equal(layer.Wy.weight, torch.eye(2)[..., None] * torch.tensor([0.0, 0.0, 1.0]))
     assert layer.Wy.bias.any()
-    layer = WaveRNN(64, 32, 2, init="eye", solo_init=False)
-    assert_normal(layer.Wx.weight, 0.001)
+    layer = WaveRNN(64, 32, 2, init="eye")
     assert torch.equal(layer.Wy.weight, torch.eye(2)[..., None] * torch.tensor([0.0, 1.0, 0.0]))
     assert_uniform(WaveRNN(64, 1, 32, init="rand").Wy.weight, -1 / math.sqrt(96), 1 / math.sqrt(96))
 
@@ -344,11 +343,11 @@ WRONG = [
     (lambda: NoisyRNN(8, mult_noise=2), "noisy: mult_noise is 2, expected 0 to 1"),
     (lambda: NoisyRNN(8, add_noise=-2), "noisy: add_noise is -2, expected at least 0"),
     (lambda: NeuralWaveMachine(8, 0), "nwm: side is 0, expected at least 1"),
-    (lambda: NeuralWaveMachine(8, topology="rngs"), r"unknown topology of nwm 'rngs'; did you mean 'rings'\?"),
-    (lambda: WaveRNN(8, n_ch=9), "wrnn: n_hid is 0, expected at least 1"),
-    (lambda: WaveRNN(8, ksize=4), "wrnn: ksize is 4, expected an odd number above 0"),
-    (lambda: WaveRNN(8, act="rel"), r"unknown act of wrnn 'rel'; did you mean 'relu'\?"),
-    (lambda: WaveRNN(8, init="fw"), r"unknown init of wrnn 'fw'; did you mean 'fwd'\?"),
+    (lambda: NeuralWaveMachine(8, variant="rngs"), r"nwm: unknown variant 'rngs'; did you mean 'rings'\?"),
+    (lambda: WaveRNN(8, num_channels=9), "wrnn: num_channels is 9, expected at most dim=8 where width is None"),
+    (lambda: WaveRNN(8, conv_size=4), "wrnn: conv_size is 4, expected an odd number of at least 1"),
+    (lambda: WaveRNN(8, activation="rel"), r"wrnn: unknown activation 'rel'; did you mean 'relu'\?"),
+    (lambda: WaveRNN(8, init="fw"), r"wrnn: unknown init 'fw'; did you mean 'fwd'\?"),
 ]
 
 

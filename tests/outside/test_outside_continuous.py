@@ -32,12 +32,12 @@ CASES = {
         {"width": 15, "sparsity_level": 0.3, "seed": 3, "variant": "pure", "mixed_memory": True},
         lambda: ncps.torch.CfC(DIM, AutoNCP(15, DIM, 0.3, 3), mode="pure", mixed_memory=True),
     ),
-    "ltc": ({"units": 10}, lambda: ncps.torch.LTC(DIM, FullyConnected(10, DIM), **PLAIN)),
+    "ltc": ({"width": 10}, lambda: ncps.torch.LTC(DIM, FullyConnected(10, DIM), **PLAIN)),
     "ltc_softplus": (
-        {"implicit_param_constraints": True, "ode_unfolds": 3},
+        {"implicit_param_constraints": True, "substeps": 3},
         lambda: ncps.torch.LTC(DIM, DIM, ode_unfolds=3),
     ),
-    "ncp": ({"units": 14, "seed": 5}, lambda: ncps.torch.LTC(DIM, AutoNCP(14, DIM, seed=5), **PLAIN)),
+    "ncp": ({"width": 14, "seed": 5}, lambda: ncps.torch.LTC(DIM, AutoNCP(14, DIM, seed=5), **PLAIN)),
 }
 
 

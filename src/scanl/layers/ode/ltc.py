@@ -4,16 +4,18 @@ r"""Liquid time-constant network: neurons that leak and are driven through synap
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.configured import at_least_option
+from scanl.layers import options
 from scanl.layers.base import preset, register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.layers.ode._wiring import Sparsity, WiredWidth, WiringSeed, default_neurons, neural_circuit_policy
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -31,16 +33,16 @@ EPSILON = 1e-8
     source=SOURCE,
 )
 def ltc_cell(
-    x: Tensor, dt: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, unfolds: int = 6
+    x: Tensor, dt: Tensor, synapse: Tensor, leak: Tensor, state: Tensor, *, substeps: int = 6
 ) -> tuple[Tensor, Tensor]:
-    """Take `unfolds` semi-implicit steps of length dt. x: Σ a_j E_j and Σ a_j over the inputs, held meanwhile.
+    """Take `substeps` semi-implicit steps of length dt. x: Σ a_j E_j and Σ a_j over the inputs, held meanwhile.
 
     synapse: σ, μ, w and w E, from rows to columns.   leak: c, g and g v_leak.
     """
     sharpness, middle, w, driven = synapse.unbind(0)
     c, g, resting = leak.unbind(0)
     drive, conductance = x[:, 0] + resting, x[:, 1] + g + EPSILON
-    for _ in range(unfolds):
+    for _ in range(substeps):
         open_ = torch.sigmoid(sharpness * (state[:, :, None] - middle))
         above, below = drive + (open_ * driven).sum(1), conductance + (open_ * w).sum(1)
         state = (c * state + dt * above) / (c + dt * below)
@@ -67,9 +69,9 @@ class Neurons(Module):
         def uniform(low: float, high: float, *shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape).uniform_(low, high))
 
-        inputs, units = sensory.shape
-        self.gleak, self.vleak = uniform(0.001, 1, units), uniform(-0.2, 0.2, units)
-        self.cm = uniform(0.4, 0.6, units)
+        inputs, neurons = sensory.shape
+        self.gleak, self.vleak = uniform(0.001, 1, neurons), uniform(-0.2, 0.2, neurons)
+        self.cm = uniform(0.4, 0.6, neurons)
         for prefix, signs in (("", synapses), ("sensory_", sensory)):
             self.register_parameter(f"{prefix}sigma", uniform(3, 8, *signs.shape))
             self.register_parameter(f"{prefix}mu", uniform(0.3, 0.8, *signs.shape))
@@ -84,19 +86,9 @@ class Neurons(Module):
 class LTC(TimedCell):
     """Liquid time-constant network: a neuron's time constant depends on what it receives.
 
-    Args:
-        dim: D, inputs and outputs.
-        units: N, neurons, of which the first D are read out; by default D, or 3/2 D for the wiring "ncp".
-        ode_unfolds: semi-implicit steps for each input.
-        implicit_param_constraints: softplus makes w, sensory_w, cm and gleak positive; otherwise max(., 0).
-        wiring: "full", or "ncp", a neural circuit policy: sparse, from inputs over inter and command neurons to D motor
-            neurons.
-        sparsity_level: share of the synapses of "ncp" that are absent.
-        seed: of the wiring "ncp".
-
     `forward` also takes `timespans` (B, T), the duration of each step.
 
-    A step of one sequence takes `ode_unfolds` N² + D N logistic functions forwards, and as many backwards. With N = D =
+    A step of one sequence takes `substeps` N² + D N logistic functions forwards, and as many backwards. With N = D =
     256 these are 918,000 exponentials, where an LSTM of this width takes 1,280 forwards. No kernel can avoid them. The
     absent synapses of "ncp" are computed too, so with 3/2 D neurons it takes 2.1 times as many as "full".
 
@@ -105,7 +97,6 @@ class LTC(TimedCell):
     sparsity_mask and sensory_sparsity_mask.
     Initialisation as there: gleak and w U(0.001, 1), vleak U(-0.2, 0.2), cm U(0.4, 0.6), sigma U(3, 8), mu
     U(0.3, 0.8); erev ±1, in "full" +1 with probability 2/3, in "ncp" as the wiring has it; the affine maps are 1 and 0.
-    State: v (B, N).
     Differs: ncps sets negative parameters to 0 after each step of the optimiser, and they can rise again. Here they
     count as 0 and stay negative, without a gradient. ncps draws the signs of "full" from one fixed seed. Its class LTC
     has implicit_param_constraints=True by default, and multiplies the time spans of a batch along the neurons.
@@ -116,37 +107,40 @@ class LTC(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = ltc_cell
-    sample: ClassVar = {"ode_unfolds": 2}
+    state: ClassVar = Axes("width", "v")
+    sample: ClassVar = {"substeps": 2}
 
     def __init__(
         self,
-        dim: int,
-        units: WiredWidth | None = None,
-        ode_unfolds: int = 6,
-        implicit_param_constraints: bool = False,
-        wiring: str = "full",
-        sparsity_level: Sparsity = 0.5,
-        seed: WiringSeed = 22222,
+        dim: options.Dim,
+        width: Annotated[
+            WiredWidth | None,
+            at_least_option("dim"),
+            'N, neurons, of which the first D are read out; by default D, or 3/2 D for the wiring "ncp"',
+        ] = None,
+        substeps: Annotated[options.Substeps, "semi-implicit steps for each input"] = 6,
+        implicit_param_constraints: Annotated[
+            bool, "softplus makes w, sensory_w, cm and gleak positive; if False, max(., 0)"
+        ] = False,
+        wiring: Annotated[
+            Literal["full", "ncp"],
+            '"full", or "ncp", a neural circuit policy: sparse, from inputs over inter and command neurons to D motor '
+            "neurons",
+        ] = "full",
+        sparsity_level: Annotated[Sparsity, 'share of the synapses of "ncp" that are absent'] = 0.5,
+        seed: Annotated[WiringSeed, 'seed of the wiring "ncp"'] = 22222,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, ode_unfolds=ode_unfolds)
-        if wiring not in ("full", "ncp"):
-            raise nearest(f"wiring of {self._who()}", wiring, ["full", "ncp"])
-        if units is None:
-            units = dim if wiring == "full" else default_neurons(dim)
-        if units < dim:
-            raise ConfigError(f"{self._who()}: units is {units}, expected at least {dim} because of dim={dim}")
-        self.dim, self.units, self.ode_unfolds = dim, units, ode_unfolds
+        if width is None:
+            width = dim if wiring == "full" else default_neurons(dim)
+        self.dim, self.width, self.substeps = dim, width, substeps
         self.implicit_param_constraints = implicit_param_constraints
         if wiring == "full":
-            sensory, synapses = (torch.where(torch.rand(rows, units) < 2 / 3, 1.0, -1.0) for rows in (dim, units))
+            sensory, synapses = (torch.where(torch.rand(rows, width) < 2 / 3, 1.0, -1.0) for rows in (dim, width))
         else:
-            drawn = neural_circuit_policy(dim, units, dim, sparsity_level, seed)
+            drawn = neural_circuit_policy(dim, width, dim, sparsity_level, seed)
             sensory, synapses = (torch.tensor(each, dtype=torch.get_default_dtype()) for each in drawn[:2])
         self.rnn_cell = Neurons(sensory, synapses, dim)
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.units,)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         own = self.rnn_cell
@@ -157,10 +151,10 @@ class LTC(TimedCell):
         sensed = torch.stack([(open_ * (w * own.sensory_erev)).sum(2), (open_ * w).sum(2)], 2)
         w, g = positive(own.w) * own.sparsity_mask, positive(own.gleak)
         synapse = torch.stack([own.sigma, own.mu, w, w * own.erev])
-        return [sensed, spans / self.ode_unfolds, synapse, torch.stack([positive(own.cm), g, g * own.vleak])]
+        return [sensed, spans / self.substeps, synapse, torch.stack([positive(own.cm), g, g * own.vleak])]
 
     def options(self) -> dict[str, int]:
-        return {"unfolds": self.ode_unfolds}
+        return {"substeps": self.substeps}
 
     def output(self, h: Tensor) -> Tensor:
         return h[..., : self.dim] * self.rnn_cell.output_w + self.rnn_cell.output_b
@@ -185,7 +179,7 @@ def _samples() -> Iterator[Sample]:
         timed = {"x": draw(batch, steps, 2, 3).abs(), "dt": draw(batch, steps, 1).abs()}
         return {**timed, "synapse": draw(4, 3, 3).abs(), "leak": draw(3, 3).abs(), "state": draw(rows, 3)}
 
-    return samples(make, unfolds=2)
+    return samples(make, substeps=2)
 
 
 @ltc_cell.errors

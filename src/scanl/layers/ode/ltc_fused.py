@@ -5,13 +5,15 @@ r"""Liquid time-constant network with one nonlinearity, solved by the fused semi
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import above
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, positive, samples
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -24,10 +26,10 @@ SOURCE = 'Hasani et al., "Liquid Time-constant Networks", arXiv:2006.04439, eq. 
     source=SOURCE,
 )
 def ltc_fused_cell(
-    x: Tensor, dt: Tensor, u: Tensor, rate: Tensor, a: Tensor, state: Tensor, *, unfolds: int = 6
+    x: Tensor, dt: Tensor, u: Tensor, rate: Tensor, a: Tensor, state: Tensor, *, substeps: int = 6
 ) -> tuple[Tensor, Tensor]:
-    """Take `unfolds` fused steps of length dt with the input held. x: W x + b.   rate: 1/τ.   a: A."""
-    for _ in range(unfolds):
+    """Take `substeps` fused steps of length dt with the input held. x: W x + b.   rate: 1/τ.   a: A."""
+    for _ in range(substeps):
         f = torch.sigmoid(x + state @ u.T)
         state = (state + dt * f * a) / (1 + dt * (rate + f))
     return state, state
@@ -37,16 +39,10 @@ def ltc_fused_cell(
 class LTCFused(TimedCell):
     """Liquid time-constant network whose f is one layer: h stays between 0 and A, its time constant is τ / (1 + τ f).
 
-    Args:
-        dim: D, inputs and state.
-        unfolds: fused steps for each input.
-        tau: initial time constant τ of every channel.
-
     `forward` also takes `timespans` (B, T), the duration of each step, which the fused steps divide.
 
     Parameters: input_map (W and b), recurrent_map (U), (D, D) each; A (D), log_tau (D), the natural logarithm of τ.
     Initialisation: there is no program of the authors with this f. W, U and b as in `nn.Linear`, A ±1 evenly.
-    State: (B, D). The output is the state itself.
     """
 
     id = "S-ltc"
@@ -54,22 +50,25 @@ class LTCFused(TimedCell):
     source = SOURCE
     cell = ltc_fused_cell
     reads: ClassVar = {"recurrent_map": nn.Linear}
-    sample: ClassVar = {"unfolds": 2}
+    sample: ClassVar = {"substeps": 2}
 
-    def __init__(self, dim: int, unfolds: int = 6, tau: float = 1.0) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        substeps: Annotated[options.Substeps, "fused steps for each input"] = 6,
+        tau: Annotated[float, above(0), "initial time constant τ of every channel"] = 1.0,
+    ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, unfolds=unfolds)
-        positive(self._who(), tau=tau)
-        self.dim, self.unfolds = dim, unfolds
+        self.dim, self.substeps = dim, substeps
         self.input_map, self.recurrent_map = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
         self.A = nn.Parameter(torch.where(torch.rand(dim) < 0.5, 1.0, -1.0))
         self.log_tau = nn.Parameter(torch.full((dim,), math.log(tau)))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        return [self.input_map(x), spans / self.unfolds, self.recurrent_map.weight, torch.exp(-self.log_tau), self.A]
+        return [self.input_map(x), spans / self.substeps, self.recurrent_map.weight, torch.exp(-self.log_tau), self.A]
 
     def options(self) -> dict[str, int]:
-        return {"unfolds": self.unfolds}
+        return {"substeps": self.substeps}
 
 
 @ltc_fused_cell.samples
@@ -78,7 +77,7 @@ def _samples() -> Iterator[Sample]:
         timed = {"x": draw(batch, steps, 3), "dt": draw(batch, steps, 1).abs()}
         return {**timed, "u": draw(3, 3), "rate": draw(3).abs(), "a": draw(3), "state": draw(rows, 3)}
 
-    return samples(make, unfolds=2)
+    return samples(make, substeps=2)
 
 
 @ltc_fused_cell.errors

@@ -4,16 +4,18 @@ r"""Neural ordinary differential equation, driven by the inputs.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import ConfigError, nearest
+from scanl.configured import above, one_of
+from scanl.errors import ConfigError
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
-from scanl.layers.ode._field import METHODS, Field, derivative, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, positive, samples
+from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.layers.packing import each_alone
 from scanl.ops.cell import cell
 from scanl.ops.offsets import sequences
@@ -52,17 +54,6 @@ def neuralode_cell(
 class NeuralODE(TimedCell):
     """Neural ODE: the state follows a perceptron's derivative while each input is held.
 
-    Args:
-        dim: D, inputs and state.
-        units: U, width of the perceptron f; by default D.
-        layers: its layers from U to U.
-        method: "euler", "midpoint" or "rk4", with steps of fixed length; or a solver of torchdiffeq (the extra `ode`)
-            whose steps adapt: "dopri5", "dopri8", "bosh3", "fehlberg2" or "adaptive_heun".
-        substeps: steps of fixed length for each input.
-        rtol, atol: relative and absolute tolerance of each step of an adaptive solver. The errors of its steps add up.
-        adjoint: True: the gradients of an adaptive solver come from the adjoint equation, which is solved backwards in
-            constant memory. False: they come from the solver's own steps.
-
     `forward` also takes `timespans` (B, T), the duration of each step.
 
     An adaptive solver chooses one length of step for the whole batch. So the result for a row depends on the other
@@ -70,7 +61,6 @@ class NeuralODE(TimedCell):
 
     Parameters: func.first (U, 2D) of h and x, func.deep.0 (U, U) and further ones, func.last (D, U).
     Initialisation: N(0, 0.01), biases 0, as the perceptrons of the authors' program for irregular series.
-    State: (B, D). The output is the state itself.
     Differs: f does not see the time itself.
     """
 
@@ -83,31 +73,39 @@ class NeuralODE(TimedCell):
 
     def __init__(
         self,
-        dim: int,
-        units: int | None = None,
-        layers: int = 0,
-        method: str = "rk4",
-        substeps: int = 1,
-        rtol: float = 1e-7,
-        atol: float = 1e-9,
-        adjoint: bool = False,
+        dim: options.Dim,
+        hidden_dim: Annotated[FieldWidth | None, "U, width of the perceptron f; by default D"] = None,
+        depth: FieldDepth = 0,
+        method: Annotated[
+            options.Method,
+            one_of((*METHODS, *SOLVERS)),
+            '"euler", "midpoint" or "rk4", with steps of fixed length; or a solver of torchdiffeq (the extra `ode`) '
+            'whose steps adapt: "dopri5", "dopri8", "bosh3", "fehlberg2" or "adaptive_heun"',
+        ] = "rk4",
+        substeps: Annotated[options.Substeps, "steps of fixed length for each input"] = 1,
+        rtol: Annotated[
+            float,
+            above(0),
+            "relative tolerance of each step of an adaptive solver. The errors of its steps add up",
+        ] = 1e-7,
+        atol: Annotated[float, above(0), "absolute tolerance of each step of an adaptive solver"] = 1e-9,
+        adjoint: Annotated[
+            bool,
+            "the gradients of an adaptive solver come from the adjoint equation, which is solved backwards in constant "
+            "memory. If False, they come from the solver's own steps",
+        ] = False,
     ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, units=units, substeps=substeps)
-        at_least(self._who(), 0, layers=layers)
-        positive(self._who(), rtol=rtol, atol=atol)
-        if method not in (*METHODS, *SOLVERS):
-            raise nearest("method of neuralode", method, (*METHODS, *SOLVERS))
         if adjoint and method in METHODS:
-            raise ConfigError(f"neuralode: adjoint is True, expected False because of method={method!r}")
+            self._refuse("adjoint", adjoint, f"False because of method={method!r}")
         self.dim, self.method, self.substeps = dim, method, substeps
         self.rtol, self.atol, self.adjoint = rtol, atol, adjoint
-        self.func = Field(dim, dim, units or dim, layers)
+        self.func = Field(dim, dim, hidden_dim or dim, depth)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        return [self._given(x), spans, *self.func.operands()]
+        return [self._drive(x), spans, *self.func.operands()]
 
-    def _given(self, x: Tensor) -> Tensor:
+    def _drive(self, x: Tensor) -> Tensor:
         return F.linear(x, self.func.first.weight[:, self.dim :], self.func.first.bias)
 
     def options(self) -> dict[str, Any]:
@@ -118,7 +116,7 @@ class NeuralODE(TimedCell):
             return super()._scan(x, spans, state, cu_seqlens)
         rows = sequences(x, cu_seqlens)
         state = widen(self.init_state(rows, device=x.device, dtype=x.dtype) if state is None else state)
-        given = widen(self._given(x))
+        drive = widen(self._drive(x))
         field = [each if each is None else widen(each) for each in self.func.operands()]
 
         def run(timed: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,27 +127,27 @@ class NeuralODE(TimedCell):
             return torch.stack(hs, 1) if hs else timed.new_zeros(*timed.shape[:2], self.dim), h
 
         with as_widened(x):
-            timed = torch.cat([spans, given], 2)
+            timed = torch.cat([spans, drive], 2)
             return run(timed, state) if cu_seqlens is None else each_alone(run, timed, state, cu_seqlens)
 
-    def _solve(self, h: Tensor, given: Tensor, span: Tensor, field: list[Any]) -> Tensor:
+    def _solve(self, h: Tensor, drive: Tensor, span: Tensor, field: list[Any]) -> Tensor:
         """Solve over one step, in time divided by its duration, which may differ between rows."""
         try:
             import torchdiffeq  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError(
-                f"neuralode: method is {self.method!r}, expected one of {', '.join(METHODS)} because torchdiffeq is "
-                "not installed; pip install scanl[ode]"
+                f"{self._who()}: method is {self.method!r}, expected one of {', '.join(METHODS)} because torchdiffeq "
+                "is not installed; pip install scanl[ode]"
             ) from error
 
         def flow(_: Tensor, h: Tensor) -> Tensor:
-            return span * derivative(h, given, *field)
+            return span * derivative(h, drive, *field)
 
         times = h.new_tensor([0.0, 1.0])
         # A solver's step ends at 1, and the adjoint's at 0. A step beyond is interpolated less exactly than rtol.
         chosen = {"rtol": self.rtol, "atol": self.atol, "method": self.method, "options": {"step_t": times}}
         if self.adjoint:
-            needed = tuple(each for each in (given, span, *field) if each is not None and each.requires_grad)
+            needed = tuple(each for each in (drive, span, *field) if each is not None and each.requires_grad)
             path: Any = torchdiffeq.odeint_adjoint(flow, h, times, adjoint_params=needed, **chosen)
         else:
             path = torchdiffeq.odeint(flow, h, times, **chosen)

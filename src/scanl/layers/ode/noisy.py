@@ -5,13 +5,16 @@ r"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in tr
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least, between
+from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
-from scanl.layers.parts.cell_layer import at_least, positive, samples, share
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -62,20 +65,9 @@ class NoisyRNN(TimedCell):
     `forward` also takes `timespans` (B, T), which multiply the steps. Noise is drawn afresh for each step and unit in
     training mode. In evaluation mode there is none. By default both levels are 0; the authors set them for each run.
 
-    Args:
-        dim: D, inputs and state.
-        eps: initial length of a step.
-        beta: skew-symmetric share of A and W, from 0 (symmetric) to 1.
-        gamma_A, gamma_W: damping, subtracted from the diagonals of A and W.
-        alpha: factor of A.
-        add_noise: standard deviation of ν, normal numbers added to the state.
-        mult_noise: m from 0 to 1; each step is multiplied by μ, uniform between 1 - m and 1.
-        init_std: scale of the initial B and C.
-
     Parameters as in the authors' program: B, C (D, D); d (D), the lengths of steps; E (D, D) with bias. A and W
     multiply a row h from the right, as there.
-    Initialisation: B and C N(0, (init_std / D)²); d = eps; E as in PyTorch.
-    State: h (B, D), which is also the output.
+    Initialisation: B and C N(0, (init_std / D)²); d = dt; E as in PyTorch.
     """
 
     id = "S-noisy"
@@ -85,26 +77,24 @@ class NoisyRNN(TimedCell):
 
     def __init__(
         self,
-        dim: int,
-        eps: float = 0.1,
-        beta: float = 0.75,
-        gamma_A: float = 0.001,
-        gamma_W: float = 0.001,
-        alpha: float = 1.0,
-        add_noise: float = 0.0,
-        mult_noise: float = 0.0,
-        init_std: float = 0.1,
+        dim: options.Dim,
+        dt: Annotated[options.TimeStep, "initial length of a step"] = 0.1,
+        beta: Annotated[float, between(0, 1), "β, skew-symmetric share of A and W, from 0 (symmetric) to 1"] = 0.75,
+        gamma_A: Annotated[float, at_least(0), "damping, subtracted from the diagonal of A"] = 0.001,
+        gamma_W: Annotated[float, at_least(0), "damping, subtracted from the diagonal of W"] = 0.001,
+        alpha: Annotated[float, "α, factor of A"] = 1.0,
+        add_noise: Annotated[float, at_least(0), "standard deviation of ν, normal numbers added to the state"] = 0.0,
+        mult_noise: Annotated[
+            float, between(0, 1), "m from 0 to 1; each step is multiplied by μ, uniform between 1 - m and 1"
+        ] = 0.0,
+        init_std: Annotated[options.InitStd, "scale of the initial B and C"] = 0.1,
     ) -> None:
         super().__init__()
-        positive("noisy", eps=eps)
-        at_least("noisy", 0, gamma_A=gamma_A, gamma_W=gamma_W, add_noise=add_noise, init_std=init_std)
-        share("noisy", beta=beta, mult_noise=mult_noise)
-        self.dim, self.eps, self.beta, self.alpha = dim, eps, beta, alpha
-        self.gamma_A, self.gamma_W, self.init_std = gamma_A, gamma_W, init_std
+        self.dim, self.beta, self.alpha, self.gamma_A, self.gamma_W = dim, beta, alpha, gamma_A, gamma_W
         self.add_noise, self.mult_noise = add_noise, mult_noise
         self.E = nn.Linear(dim, dim)
         self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
-        self.d = nn.Parameter(torch.full((dim,), eps))
+        self.d = nn.Parameter(torch.full((dim,), dt))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         a, w = part_skew(self.B, self.beta, self.gamma_A).T, part_skew(self.C, self.beta, self.gamma_W).T

@@ -7,15 +7,17 @@ r"""Neural wave machine: oscillators on a torus or on rings, coupled with their 
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import nearest
+from scanl.configured import at_least, one_of
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -74,20 +76,9 @@ class NeuralWaveMachine(TimedCell):
 
     `forward` also takes `timespans` (B, T), which multiply dt.
 
-    Args:
-        dim: D, model width.
-        side: S; the state has S rings of S oscillators, in each of y and z. By default the largest with S² <= D.
-        topology: "torus" (kernels of 3 × 3), or "rings" that do not touch (kernels of 1 × 3).
-        dt: length of a step.
-        gamma: stiffness of an oscillator without coupling.
-        epsilon: damping.
-        trained: dt, gamma and epsilon are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the authors'
-            σ(-1.95), 1 and 0.5. The three arguments then have no effect.
-
     Parameters as in the authors' program: Wx (S², D); Wy, Wz (1, 1, 3, 3) or (1, 1, 1, 3); readout (D, S²); all with
     biases; if trained dt, gamma, alpha (1).
-    Initialisation: as in PyTorch. The defaults of dt, gamma and epsilon are those of coRNN for sMNIST.
-    State: y and z (B, 2, S, S).
+    Initialisation: as in PyTorch. The defaults of dt, gamma and damping are those of coRNN for sMNIST.
     """
 
     id = "S-nwm"
@@ -98,50 +89,55 @@ class NeuralWaveMachine(TimedCell):
     source = SOURCE
     cell = nwm_cell
     reads: ClassVar = {"Wy": nn.Conv2d, "Wz": nn.Conv2d}
+    state: ClassVar = Axes("2, side, side", "y and z")
     sample: ClassVar = {"side": 3}
     residual_out = "readout"
 
     def __init__(
         self,
-        dim: int,
-        side: int | None = None,
-        topology: str = "torus",
-        dt: float = 0.042,
-        gamma: float = 2.7,
-        epsilon: float = 4.7,
-        trained: bool = False,
+        dim: options.Dim,
+        side: Annotated[
+            int | None,
+            at_least(1),
+            "S; the state has S rings of S oscillators, in each of y and z. By default the largest with S² <= D",
+        ] = None,
+        variant: Annotated[
+            str,
+            one_of(KERNELS),
+            '"torus" (kernels of 3 × 3), or "rings" that do not touch (kernels of 1 × 3)',
+        ] = "torus",
+        dt: Annotated[options.TimeStep, "Δt, the length of a step"] = 0.042,
+        gamma: Annotated[float, at_least(0), "γ, stiffness of an oscillator without coupling"] = 2.7,
+        damping: Annotated[float, at_least(0), "ε, damping"] = 4.7,
+        trained: Annotated[
+            bool,
+            "dt, gamma and damping are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the authors' "
+            "σ(-1.95), 1 and 0.5. The three options then have no effect",
+        ] = False,
     ) -> None:
         super().__init__()
         side = math.isqrt(dim) if side is None else side
-        at_least("nwm", 1, side=side)
-        if topology not in KERNELS:
-            raise nearest("topology of nwm", topology, KERNELS)
-        positive("nwm", dt=dt)
-        at_least("nwm", 0, gamma=gamma, epsilon=epsilon)
-        self.dim, self.side, self.topology, self.trained = dim, side, topology, trained
+        self.dim, self.side, self.trained = dim, side, trained
         self.Wx = nn.Linear(dim, side * side)
-        self.Wy = nn.Conv2d(1, 1, KERNELS[topology])  # these hold the kernels; the cell applies them
-        self.Wz = nn.Conv2d(1, 1, KERNELS[topology])
+        self.Wy = nn.Conv2d(1, 1, KERNELS[variant])  # these hold the kernels; the cell applies them
+        self.Wz = nn.Conv2d(1, 1, KERNELS[variant])
         self.readout = nn.Linear(side * side, dim)
         if trained:
             self.dt, self.gamma, self.alpha = (nn.Parameter(torch.tensor([start])) for start in (-1.95, 1.0, 0.5))
         else:
-            self.dt, self.gamma, self.epsilon = dt, gamma, epsilon
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.side, self.side)
+            self.dt, self.gamma, self.damping = dt, gamma, damping
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         assert self.Wy.bias is not None
         assert self.Wz.bias is not None
-        given = self.Wx(x) + (self.Wy.bias + self.Wz.bias)
+        drive = self.Wx(x) + (self.Wy.bias + self.Wz.bias)
         if self.trained:
             dt, gamma, alpha = map(self.get_parameter, ("dt", "gamma", "alpha"))
             dt, rates = dt.sigmoid(), torch.cat([gamma, alpha]).relu()
         else:
-            dt, rates = self.dt, torch.stack([spans.new_tensor(rate) for rate in (self.gamma, self.epsilon)])
+            dt, rates = self.dt, torch.stack([spans.new_tensor(rate) for rate in (self.gamma, self.damping)])
         kernels = torch.cat([self.Wy.weight[0], self.Wz.weight[0]])
-        return [given.unflatten(-1, (self.side, self.side)), dt * spans, kernels, rates]
+        return [drive.unflatten(-1, (self.side, self.side)), dt * spans, kernels, rates]
 
     def output(self, h: Tensor) -> Tensor:
         return self.readout(h.flatten(2))

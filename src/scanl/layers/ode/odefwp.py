@@ -4,16 +4,18 @@ r"""Continuous-time fast weight programmer: a learning rule as a differential eq
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scanl.errors import ConfigError, nearest
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import register, widen
+from scanl.layers.initial_state import Axes
 from scanl.layers.module import Module
 from scanl.layers.ode._field import METHODS, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.ops import delta_rule, linear_attention
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
@@ -26,7 +28,6 @@ SOURCE = (
     'Irie, Faccio and Schmidhuber, "Neural Differential Equations for Learning to Program Neural Nets Through '
     "Continuous Learning Rules\", arXiv:2206.01649, eq. (13) to (18), as in the authors' program"
 )
-RULES = ("delta", "delta_linear", "oja", "hebb")
 
 
 @cell(
@@ -42,14 +43,14 @@ def odefwp_cell(
     dt: Tensor,
     state: Tensor,
     *,
-    rule: str = "delta",
+    variant: str = "delta",
     method: str = "rk4",
     substeps: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Let the weights W (K, V) evolve for dt under a rule that is not linear in them, then read them at q."""
 
     def flow(w: Tensor) -> Tensor:
-        if rule == "delta":
+        if variant == "delta":
             key, value = k, torch.tanh(v - (k[..., None] * w).sum(2))
         else:
             key, value = torch.softmax(k - (w * v[:, :, None]).sum(3), -1), v
@@ -87,13 +88,6 @@ class UpdateNet(Module):
 class ODEFWP(TimedCell):
     """Continuous-time fast weight programmer: between inputs a differential equation changes the weights that are read.
 
-    Args:
-        dim: D, model width.
-        num_heads: H; keys and values have D/H channels.
-        rule: "delta", with tanh around the error v - W k; "delta_linear", with tanh around v alone; "oja"; or "hebb".
-        method: steps of fixed length, "euler", "midpoint" or "rk4".
-        substeps: their number for each input.
-
     `forward` also takes `timespans` (B, T), the duration of each step, over which the input is held.
 
     With k and q the softmax of a linear map, v a linear map (in "oja" and "hebb" its tanh) and β its sigmoid. The rules
@@ -101,7 +95,6 @@ class ODEFWP(TimedCell):
 
     Parameters as in the authors' program: update_net.input_proj, update_net.input_layer_norm, update_net.kvb_net
     (H (2D/H + 1), D), of each head k, v and β; query_net, out_proj (D, D). Initialisation as in PyTorch.
-    State: the transpose of W, (B, H, D/H, D/H).
     Differs: here W starts at 0, is read at every step, and each input is held until the next one. In the authors'
     program the rule at the first input gives the initial W. W is read once, after the last input, and a feed-forward
     block follows. Inputs are interpolated. Their NCDE variants, which use the derivative of the input, are left out.
@@ -112,48 +105,50 @@ class ODEFWP(TimedCell):
     equation = EQUATION
     source = SOURCE
     cell = odefwp_cell
+    state: ClassVar = Axes("num_heads, head_dim, head_dim", "the transpose of W")
     residual_out = "out_proj"
     sample: ClassVar = {"num_heads": 3}
 
     def __init__(
-        self, dim: int, num_heads: int = 8, rule: str = "delta", method: str = "rk4", substeps: int = 1
+        self,
+        dim: options.Dim,
+        num_heads: options.Heads = 8,
+        variant: Annotated[
+            Literal["delta", "delta_linear", "oja", "hebb"],
+            'the rule: "delta", with tanh around the error v - W k; "delta_linear", with tanh around v alone; "oja"; '
+            'or "hebb"',
+        ] = "delta",
+        method: Annotated[
+            options.Method, one_of(METHODS), 'steps of fixed length, "euler", "midpoint" or "rk4"'
+        ] = "rk4",
+        substeps: Annotated[options.Substeps, "steps of the method for each input"] = 1,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise ConfigError(f"odefwp: num_heads is {num_heads}, expected a divisor of dim={dim}")
-        at_least(self._who(), 1, substeps=substeps)
-        if rule not in RULES:
-            raise nearest("rule of odefwp", rule, RULES)
-        if method not in METHODS:
-            raise nearest("method of odefwp", method, METHODS)
-        self.dim, self.num_heads, self.rule = dim, num_heads, rule
-        self.method, self.substeps = method, substeps
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.variant, self.method, self.substeps = variant, method, substeps
         self.update_net = UpdateNet(dim, num_heads)
         self.query_net, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.num_heads, self.dim // self.num_heads, self.dim // self.num_heads)
-
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
-        net, width = self.update_net, self.dim // self.num_heads
+        net, width = self.update_net, self.head_dim
         h = net.input_layer_norm(net.input_proj(x))
         k, v, beta = widen(net.kvb_net(h)).unflatten(-1, (self.num_heads, -1)).split([width, width, 1], -1)
         q = widen(self.query_net(h)).unflatten(-1, (self.num_heads, -1)).softmax(-1)
-        k = k if self.rule == "oja" else k.softmax(-1)
-        v = v if self.rule == "delta" else v.tanh()
+        k = k if self.variant == "oja" else k.softmax(-1)
+        v = v if self.variant == "delta" else v.tanh()
         return [q, k, v, beta[..., 0].sigmoid(), spans]
 
     def options(self) -> dict[str, Any]:
-        return {"rule": self.rule, "method": self.method, "substeps": self.substeps}
+        return {"variant": self.variant, "method": self.method, "substeps": self.substeps}
 
     def output(self, h: Tensor) -> Tensor:
         return self.out_proj(h.flatten(-2))
 
     def _scan(self, x: Tensor, spans: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.rule in ("delta", "oja"):
+        if self.variant in ("delta", "oja"):
             return super()._scan(x, spans, state, cu_seqlens)
         q, k, v, beta, _ = self.operands(x, spans)
-        if self.rule == "hebb":
+        if self.variant == "hebb":
             v = v * (beta * spans)[..., None]
             return linear_attention(q, k, v, state=state, scale=1.0, cu_seqlens=cu_seqlens)
         beta = effective_rate(beta, k, spans, self.method, self.substeps)
@@ -168,7 +163,7 @@ def _samples() -> Iterator[Sample]:
         return {**timed, "state": draw(rows, 2, 3, 4)}
 
     yield from samples(make)
-    yield from samples(make, rule="oja", method="euler", substeps=2)
+    yield from samples(make, variant="oja", method="euler", substeps=2)
 
 
 @odefwp_cell.errors

@@ -4,16 +4,17 @@ r"""ODE-RNN: the state follows an ordinary differential equation between the inp
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import nearest
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import register
-from scanl.layers.ode._field import METHODS, Field, derivative, evolve
-from scanl.layers.ode._timed import Draw, TimedCell, at_least, samples
+from scanl.layers.ode._field import METHODS, Field, FieldDepth, FieldWidth, derivative, evolve
+from scanl.layers.ode._timed import Draw, TimedCell, samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -22,8 +23,8 @@ SOURCE = 'Rubanova, Chen and Duvenaud, "Latent ODEs for Irregularly-Sampled Time
 
 
 @cell(
-    "x: B T 3 D, dt: B T 1, u: 3 D D, u_bias: 3 D, given: U, first: U D, deep?: L U U, deep_bias?: L U, last: D U, "
-    "last_bias: D, state: B D -> B T D",
+    "x: B T 3 D, dt: B T 1, u: 3 D D, u_bias: 3 D, first_bias: U, first: U D, deep?: L U U, deep_bias?: L U, "
+    "last: D U, last_bias: D, state: B D -> B T D",
     equation=EQUATION,
     source=SOURCE,
     static=("L",),
@@ -33,7 +34,7 @@ def odernn_cell(
     dt: Tensor,
     u: Tensor,
     u_bias: Tensor,
-    given: Tensor,
+    first_bias: Tensor,
     first: Tensor,
     deep: Tensor | None,
     deep_bias: Tensor | None,
@@ -46,10 +47,10 @@ def odernn_cell(
 ) -> tuple[Tensor, Tensor]:
     """Let the state evolve for dt, then step a GRU. x: what the input gives to its gates r, z and n.   u: recurrent.
 
-    given, first, deep, last: the perceptron f, where `given` is the bias of its first layer.
+    first, deep, last: the perceptron f.
     """
     h = evolve(
-        lambda h: derivative(h, given, first, deep, deep_bias, last, last_bias), state, dt, method, substeps
+        lambda h: derivative(h, first_bias, first, deep, deep_bias, last, last_bias), state, dt, method, substeps
     )  # fmt: skip
     from_h = torch.einsum("bd,ged->bge", h, u) + u_bias
     r, z = torch.sigmoid(x[:, 0] + from_h[:, 0]), torch.sigmoid(x[:, 1] + from_h[:, 1])
@@ -61,19 +62,11 @@ def odernn_cell(
 class ODERNN(TimedCell):
     """ODE-RNN: a GRU whose state changes between inputs by a differential equation, for irregularly sampled series.
 
-    Args:
-        dim: D, inputs and state.
-        units: U, width of the perceptron f.
-        layers: its layers from U to U.
-        method: steps of f, "euler", "midpoint" or "rk4".
-        substeps: their number between two inputs.
-
     `forward` also takes `timespans` (B, T), the time since the input before, or since the start.
 
     Parameters: GRU_update as `torch.nn.GRUCell`: weight_ih, weight_hh (3D, D), bias_ih, bias_hh (3D), gates r, z, n;
     ode_func.first (U, D), ode_func.deep.0 (U, U) and further ones, ode_func.last (D, U).
     Initialisation: f as in the authors' program, N(0, 0.01), biases 0; the GRU as in PyTorch.
-    State: (B, D). The output is the state itself.
     Differs: the authors' GRU carries a standard deviation beside the mean, has a hidden layer in each gate and no tanh
     in the candidate, and takes a mask of observed features; their number of Euler steps grows with the time.
     """
@@ -84,23 +77,26 @@ class ODERNN(TimedCell):
     source = SOURCE
     cell = odernn_cell
     reads: ClassVar = {"GRU_update": nn.GRUCell, "ode_func": nn.Linear}
-    sample: ClassVar = {"units": 6, "substeps": 2}
+    sample: ClassVar = {"hidden_dim": 6, "substeps": 2}
 
-    def __init__(self, dim: int, units: int = 100, layers: int = 1, method: str = "euler", substeps: int = 4) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        hidden_dim: FieldWidth = 100,
+        depth: FieldDepth = 1,
+        method: Annotated[options.Method, one_of(METHODS), 'steps of f, "euler", "midpoint" or "rk4"'] = "euler",
+        substeps: Annotated[options.Substeps, "steps of f between two inputs"] = 4,
+    ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, units=units, substeps=substeps)
-        at_least(self._who(), 0, layers=layers)
-        if method not in METHODS:
-            raise nearest("method of odernn", method, METHODS)
         self.dim, self.method, self.substeps = dim, method, substeps
         self.GRU_update = nn.GRUCell(dim, dim)
-        self.ode_func = Field(dim, 0, units, layers)
+        self.ode_func = Field(dim, 0, hidden_dim, depth)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
         gru = self.GRU_update
-        given = F.linear(x, gru.weight_ih, gru.bias_ih).unflatten(-1, (3, -1))
+        gates = F.linear(x, gru.weight_ih, gru.bias_ih).unflatten(-1, (3, -1))
         recurrent = [gru.weight_hh.unflatten(0, (3, -1)), gru.bias_hh.unflatten(0, (3, -1))]
-        return [given, spans, *recurrent, self.ode_func.first.bias, *self.ode_func.operands()]
+        return [gates, spans, *recurrent, self.ode_func.first.bias, *self.ode_func.operands()]
 
     def options(self) -> dict[str, Any]:
         return {"method": self.method, "substeps": self.substeps}
@@ -110,7 +106,7 @@ class ODERNN(TimedCell):
 def _samples() -> Iterator[Sample]:
     def make(draw: Draw, batch: int, steps: int, rows: int) -> dict[str, Tensor]:
         timed = {"x": draw(batch, steps, 3, 3), "dt": draw(batch, steps, 1).abs()}
-        field = {"given": draw(4), "first": draw(4, 3), "last": draw(3, 4), "last_bias": draw(3)}
+        field = {"first_bias": draw(4), "first": draw(4, 3), "last": draw(3, 4), "last_bias": draw(3)}
         deep = {"deep": draw(1, 4, 4), "deep_bias": draw(1, 4)}
         return {**timed, "u": draw(3, 3, 3), "u_bias": draw(3, 3), **field, **deep, "state": draw(rows, 3)}
 
@@ -121,5 +117,8 @@ def _samples() -> Iterator[Sample]:
 def _errors() -> Iterator[tuple[Sample, str]]:
     given = {"x": torch.zeros(2, 5, 3, 4), "dt": torch.zeros(2, 5, 1), "u": torch.zeros(3, 4, 4)}
     yield Sample({**given, "u_bias": torch.zeros(3, 3)}), "u_bias has shape (3, 3), expected (3, D) with D=4 from x"
-    given |= {"u_bias": torch.zeros(3, 4), "given": torch.zeros(5)}
-    yield Sample({**given, "first": torch.zeros(4, 5)}), "first has shape (4, 5), expected (U, D) with U=5 from given"
+    given |= {"u_bias": torch.zeros(3, 4), "first_bias": torch.zeros(5)}
+    yield (
+        Sample({**given, "first": torch.zeros(4, 5)}),
+        "first has shape (4, 5), expected (U, D) with U=5 from",
+    )

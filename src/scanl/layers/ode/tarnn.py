@@ -5,19 +5,20 @@ r"""Time adaptive RNN: the input and the state decide how far each step moves th
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.errors import nearest
+from scanl.configured import one_of
+from scanl.layers import options
 from scanl.layers.base import as_widened, register, widen
-from scanl.layers.ode._timed import ACTIVATIONS, Draw, at_least, samples
+from scanl.layers.initial_state import Axes
+from scanl.layers.ode._timed import ACTIVATIONS, Draw, samples
 from scanl.layers.parts.cell_layer import SolvedLayer
 from scanl.layers.parts.short_convolution import token_shift
 from scanl.layers.parts.timespans import durations
-from scanl.layers.state import Device, DType
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -39,7 +40,7 @@ def tarnn_cell(
     state: Tensor,
     *,
     variant: str = "b",
-    nonlinearity: str = "relu",
+    activation: str = "relu",
 ) -> tuple[Tensor, Tensor]:
     """Move the state by K Euler rounds from where it is. u1: U_1.   rate: a, of each round.   dt: how long they last.
 
@@ -50,35 +51,27 @@ def tarnn_cell(
     if variant == "plain":
         leak, pace = 1, dt * g
     for size in rate.unbind(0):
-        z = z + size * pace * (ACTIVATIONS[nonlinearity](z @ u1 + inside) - leak * z - state + beside)
+        z = z + size * pace * (ACTIVATIONS[activation](z @ u1 + inside) - leak * z - state + beside)
     h = z if variant == "plain" else (1 - g) * state + g * z
     return h, h
 
 
 class TARNNState(NamedTuple):
-    """State of `TARNN`. h: (B, D).   shift: the last input (B, 1, D)."""
+    """State of `TARNN`."""
 
-    h: Tensor
-    shift: Tensor
+    h: Annotated[Tensor, Axes("dim")]
+    shift: Annotated[Tensor, Axes("1, dim", "the last input")]
 
 
 @register("tarnn")
 class TARNN(SolvedLayer):
     """Time adaptive RNN: a closed gate skips an input, so noise does not change the state.
 
-    Args:
-        dim: D, inputs and state.
-        rounds: K, Euler rounds for each input.
-        variant: "b", with g between the old state and the new; or "plain", with g in each round and a leak -z
-            instead of -2 z.
-        nonlinearity: φ, "relu" or "tanh".
-
     `forward` also takes `timespans` (B, T), the duration of each step, which multiplies the lengths a of its rounds.
 
     Parameters as in the authors' PyTorch program, for row vectors, x W1: W1, W2, Wg, U1, U2, Ug, B1, B2 (D, D); b1,
     bg (D); A1 (K, 1), the lengths a.
     Initialisation as there: matrices N(0, 0.01), b1 = 0, bg = -3 (0 in "plain"), a = 0.01.
-    State: TARNNState, 2D numbers per sequence.
     Differs: the authors' A1 has a column for each step, so their sequences have one length. The input before the first
     is 0, as in their TensorFlow program; their PyTorch program takes the first input twice.
     """
@@ -92,7 +85,8 @@ class TARNN(SolvedLayer):
     source = SOURCE
     op = "tarnn_cell"
     takes: ClassVar = frozenset({"timespans"})
-    sample: ClassVar = {"rounds": 2}
+    state: ClassVar = TARNNState
+    sample: ClassVar = {"substeps": 2}
 
     W1: Tensor
     W2: Tensor
@@ -103,41 +97,36 @@ class TARNN(SolvedLayer):
     B1: Tensor
     B2: Tensor
 
-    def __init__(self, dim: int, rounds: int = 1, variant: str = "b", nonlinearity: str = "relu") -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        substeps: Annotated[options.Substeps, "K, Euler rounds for each input"] = 1,
+        variant: Annotated[
+            Literal["b", "plain"],
+            '"b", with g between the old state and the new; or "plain", with g in each round and a leak -z in place of '
+            "-2 z",
+        ] = "b",
+        activation: Annotated[options.Activation, one_of(ACTIVATIONS), 'φ, "relu" or "tanh"'] = "relu",
+    ) -> None:
         super().__init__()
-        at_least(self._who(), 1, dim=dim, rounds=rounds)
-        if variant not in ("b", "plain"):
-            raise nearest("variant of tarnn", variant, ["b", "plain"])
-        if nonlinearity not in ACTIVATIONS:
-            raise nearest("nonlinearity of tarnn", nonlinearity, ACTIVATIONS)
-        self.dim, self.variant, self.nonlinearity = dim, variant, nonlinearity
+        self.dim, self.variant, self.activation = dim, variant, activation
         for name in ("W1", "W2", "Wg", "U1", "U2", "Ug", "B1", "B2"):
             self.register_parameter(name, nn.Parameter(torch.empty(dim, dim).normal_(0, 0.1)))
         self.b1 = nn.Parameter(torch.zeros(dim))
         self.bg = nn.Parameter(torch.full((dim,), -3.0 if variant == "b" else 0.0))
-        self.A1 = nn.Parameter(torch.full((rounds, 1), 0.01))
+        self.A1 = nn.Parameter(torch.full((substeps, 1), 0.01))
 
-    def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> TARNNState:
-        kind = {"device": device, "dtype": dtype, "at_least": torch.float32}
-        return TARNNState(self._zeros(batch_size, self.dim, **kind), self._zeros(batch_size, 1, self.dim, **kind))
-
-    def forward(
-        self,
-        x: Tensor,
-        state: TARNNState | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        timespans: Tensor | None = None,
+    def run(
+        self, x: Tensor, state: TARNNState | None, cu_seqlens: Tensor | None, timespans: Tensor | None = None
     ) -> tuple[Tensor, TARNNState]:
-        self._check(x, state, cu_seqlens)
-        spans = durations("tarnn", timespans, x)
-        h, shift = (None, None) if state is None else state
+        spans = durations(self._who(), timespans, x)
+        h, shift = state or (None, None)
         before, shift = token_shift(x, shift, cu_seqlens=cu_seqlens)
         bias = F.pad(torch.cat([self.b1, self.bg]), (0, self.dim))
-        given = F.linear(x, torch.cat([self.W1, self.Wg, self.B1], 1).T, bias).unflatten(-1, (3, -1))
-        given = given + F.pad((before @ self.W2)[..., None, :], (0, 0, 0, 2))
-        operands = [given, spans, self.U1, torch.stack([self.U2, self.Ug, self.B2]), self.A1[:, 0]]
-        options = {"variant": self.variant, "nonlinearity": self.nonlinearity}
+        drive = F.linear(x, torch.cat([self.W1, self.Wg, self.B1], 1).T, bias).unflatten(-1, (3, -1))
+        drive = drive + F.pad((before @ self.W2)[..., None, :], (0, 0, 0, 2))
+        operands = [drive, spans, self.U1, torch.stack([self.U2, self.Ug, self.B2]), self.A1[:, 0]]
+        options = {"variant": self.variant, "activation": self.activation}
         with as_widened(x):
             y, h = self.run_cell(tarnn_cell, *map(widen, operands), h, cu_seqlens=cu_seqlens, **options)
         return y.to(x.dtype), TARNNState(h, shift)

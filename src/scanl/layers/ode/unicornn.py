@@ -6,13 +6,17 @@ r"""UnICORNN: undamped oscillators that are not coupled with each other, so no s
 """
 
 from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from scanl.configured import at_least
+from scanl.layers import options
 from scanl.layers.base import register
+from scanl.layers.initial_state import Axes
 from scanl.layers.ode._timed import TimedCell
-from scanl.layers.parts.cell_layer import at_least, positive, samples
+from scanl.layers.parts.cell_layer import samples
 from scanl.ops.cell import cell
 from scanl.ops.registry import Sample
 
@@ -65,15 +69,9 @@ class UnICORNN(TimedCell):
     `forward` also takes `timespans` (B, T), which multiply dt. The authors' levels are a stack of these layers, and
     their dropout is the dropout of the stack.
 
-    Args:
-        dim: D, inputs and oscillators.
-        dt: the longest step; oscillator j makes steps of dt σ(c_j).
-        alpha: stiffness of an oscillator without its nonlinearity.
-
     Parameters as in the authors' program: fc (D, D) with bias; weight_hh, c_ (D).
     Initialisation: fc Kaiming uniform with a = 8, bias 0; weight_hh U(0, 1); c_ U(±0.1). The defaults of dt and alpha
     are the authors' for psMNIST.
-    State: y and z (B, 2, D).
     """
 
     id = "S-unicornn"
@@ -83,20 +81,21 @@ class UnICORNN(TimedCell):
     )
     source = SOURCE
     cell = unicornn_cell
+    state: ClassVar = Axes("2, dim", "y and z")
 
-    def __init__(self, dim: int, dt: float = 0.19, alpha: float = 30.65) -> None:
+    def __init__(
+        self,
+        dim: options.Dim,
+        dt: Annotated[options.TimeStep, "Δt, the longest step; oscillator j makes steps of Δt σ(c_j)"] = 0.19,
+        alpha: Annotated[float, at_least(0), "α, stiffness of an oscillator without its nonlinearity"] = 30.65,
+    ) -> None:
         super().__init__()
-        positive("unicornn", dt=dt)
-        at_least("unicornn", 0, alpha=alpha)
         self.dim, self.dt, self.alpha = dim, dt, alpha
         self.fc = nn.Linear(dim, dim)
         nn.init.kaiming_uniform_(self.fc.weight, a=8)
         nn.init.zeros_(self.fc.bias)
         self.weight_hh = nn.Parameter(torch.rand(dim))
         self.c_ = nn.Parameter(torch.empty(dim).uniform_(-0.1, 0.1))
-
-    def state_shape(self) -> tuple[int, ...]:
-        return (2, self.dim)
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor]:
         return [self.fc(x), self.dt * spans, self.weight_hh, self.c_.sigmoid()]
