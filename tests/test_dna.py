@@ -28,7 +28,7 @@ from scanl.models import (
 from scanl.models.dna import complement, decode, encode
 from scanl.models.saving import recorded
 
-OPTIONS = {"d_state": 2, "dt_rank": 2}
+OPTIONS = {"state_dim": 2, "dt_rank": 2}
 
 
 def strand(text="ACGTNAACGTTGCA"):
@@ -205,8 +205,8 @@ def test_the_mlp_by_hand():
     expected = layer.fc2.weight @ (hidden * hidden.sigmoid()) + layer.fc2.bias
     torch.testing.assert_close(layer(x)[0][0, 0], expected)
     for options, message in (
-        ({"activation": "gelu"}, "activation of mlp 'gelu'"),
-        ({"expand": 0}, "mlp: expand is 0, expected at least 1/2 because of dim=2"),
+        ({"activation": "gelu"}, "mlp: unknown activation 'gelu'"),
+        ({"expand": 0}, "mlp: expand is 0, expected more than 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             MLP(2, **options)

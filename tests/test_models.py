@@ -570,11 +570,11 @@ WRONG = [
     ),
     (lambda: Stack(8, 1, channel_mixer="gated"), ConfigError, r"channel mixer 'gated'; did you mean 'gated_mlp'\?"),
     (lambda: Stack(8, 1, channel_options={"expnd": 2}), ConfigError, r"option of gated_mlp 'expnd'; did you mean"),
-    (lambda: Stack(8, 1, channel_options={"expand": 0}), ConfigError, "gated_mlp: expand is 0, expected at least 1/8"),
+    (lambda: Stack(8, 1, channel_options={"expand": 0}), ConfigError, "gated_mlp: expand is 0, expected more than 0"),
     (
         lambda: Stack(8, 1, channel_options={"activation": "gelu"}),
         ConfigError,
-        r"unknown activation of gated_mlp 'gelu'; did you mean 'gelu_tanh'\?",
+        r"gated_mlp: unknown activation 'gelu'; did you mean 'gelu_tanh'\?",
     ),
     (lambda: GatedMLP(8, hidden_dim=0), ConfigError, "hidden_dim is 0, expected at least 1"),
     (lambda: GatedMLP(8, multiple_of=0), ConfigError, "multiple_of is 0, expected at least 1"),

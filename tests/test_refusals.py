@@ -240,6 +240,7 @@ def test_no_message_of_matplotlib_is_before_a_refusal(tmp_path):
         "-m",
         "scanl.cli",
         "train",
+        "--data",
         str(tmp_path / "t.txt"),
         "--precision",
         "none",

@@ -134,8 +134,8 @@ def test_refusals(tmp_path, monkeypatch):
         read_corpus([folder])
     with pytest.raises(DataError, match=r"nothing.txt does not exist; name a file or a folder"):
         read_corpus([tmp_path / "nothing.txt"])
-    with pytest.raises(DataError, match=r"held_out is 1, expected between 0 and 1"):
-        read_corpus([text], held_out=1)
+    with pytest.raises(DataError, match=r"held_out is 1.5, expected above 0 and at most 1"):
+        read_corpus([text], held_out=1.5)
     with pytest.raises(DataError, match=re.escape("8 bytes to train on, expected more than 8 because of the sequence")):
         read_corpus([text], held_out=0.15).check(8)
     with pytest.raises(DataError, match=r"0 bytes held out, expected at least 2; give more text"):

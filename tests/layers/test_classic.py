@@ -215,8 +215,8 @@ WRONG = [
     (lambda: ESN(8, input_connectivity=2.0), "esn: input_connectivity is 2.0, expected 0 to 1"),
     (lambda: Implicit(0), "implicit: dim is 0, expected at least 1"),
     (lambda: Implicit(8, gain=1.0), "implicit: gain is 1.0, expected less than 1"),
-    (lambda: LinRNNLTI(8, 0), "linrnn_lti: dim is 8 and state_dim is 0, expected at least 1"),
-    (lambda: LinRNNLTI(8, r_max=1.0), "linrnn_lti: r_max is 1.0, expected 0 < r_max < 1"),
+    (lambda: LinRNNLTI(8, 0), "linrnn_lti: state_dim is 0, expected at least 1"),
+    (lambda: LinRNNLTI(8, r_max=1.0), "linrnn_lti: r_max is 1.0, expected less than 1"),
     (lambda: ExpDecay(8, 3), "expdecay: num_heads is 3, expected a divisor of dim=8"),
 ]
 

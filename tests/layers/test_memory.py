@@ -208,7 +208,7 @@ def kernel(layer, q, k, apart, h):
     if name == "arc_cosine_features":
         return F.relu(fm.projection @ q) @ F.relu(fm.projection @ k) / len(fm.projection)
     if name == "polynomial":
-        return (1 + q @ k) ** 2
+        return (1 + q @ k) ** fm.degree
     if name == "cosine_reweighting":
         return F.relu(q) @ F.relu(k) * math.cos(math.pi / 2 * apart / fm.horizon)
     if name == "positive_random_features":
@@ -305,7 +305,7 @@ def gsa(layer, xs):
 
 def abc(layer, xs):
     """A mean over so many weights keeps the part that the ones before are of all."""
-    H, K = layer.num_heads, layer.head_dim
+    H, K = layer.num_heads, layer.head_k_dim
     weights = [torch.exp(linear(layer.s_proj, x).clamp(-layer.clamp, layer.clamp)).view(H, -1) for x in xs]
     sums = [sum(weights[: t + 1]) for t in range(len(xs))]
 

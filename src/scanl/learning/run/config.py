@@ -231,8 +231,14 @@ class TrainConfig:
 
         Raises CheckpointError for an unknown name or a wrong type, and ConfigError as `check` does.
         """
-        if not isinstance(values, dict) or not all(isinstance(part, dict) for part in values.values()):
+        parts = [part.name for part in fields(cls)]
+        if not isinstance(values, dict):
             raise CheckpointError(f"run: {path} is no configuration of a training run: it is {values!r}; put it back")
+        odd = [name for name, part in values.items() if name not in parts or not isinstance(part, dict)]
+        if odd:
+            raise CheckpointError(
+                f"run: {path} is no configuration of a training run: {odd} is not known, expected parts among {parts}"
+            )
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         add_options(parser, cls())
         try:
