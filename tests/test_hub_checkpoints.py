@@ -634,7 +634,9 @@ def test_save_refuses_what_transformers_has_not(stored, tmp_path):
         unsaved("the model is built of", LanguageModel(9, stack))
     unsaved("differs from MambaForCausalLM", LanguageModel(9, Stack(8, 1, "mamba", **plain), embedding_norm=True))
     unsaved("expand is 1.5", LanguageModel(9, Stack(8, 1, "mamba", layer_options={"expand": 1.5}, **plain)))
-    unsaved("norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"head_dim": 4}, **plain)))
+    unsaved(
+        "norm_eps of the layers is", LanguageModel(9, Stack(8, 1, "mamba2", layer_options={"head_dim": 4}, **plain))
+    )
     rwkv = {"channel_mixer": "rwkv4", "norm": "layernorm"}
     unsaved(
         "layer_norm_epsilon is 1e-06, expected 1e-05",

@@ -262,14 +262,14 @@ def odefwp(layer, xs, spans=None):
             k, v, beta = part[:K], part[K : 2 * K], sigmoid(part[2 * K])
 
             def rule(w, k=k, v=v, beta=beta):
-                if layer.rule == "oja":
+                if layer.variant == "oja":
                     return torch.outer(torch.tanh(v), beta * torch.softmax(k - w.T @ torch.tanh(v), 0))
                 k = torch.softmax(k, 0)
                 missing = {
                     "hebb": torch.tanh(v),
                     "delta": torch.tanh(v - w @ k),
                     "delta_linear": torch.tanh(v) - w @ k,
-                }[layer.rule]
+                }[layer.variant]
                 return beta * torch.outer(missing, k)
 
             ws[head] = moved(rule, ws[head], span, layer.method, layer.substeps)

@@ -551,7 +551,11 @@ WRONG = [
     ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected less than 1"),
     ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("mamba3", {"head_dim": 5}, r"head_dim is 5, expected a divisor of expand \* dim, with expand=2 and dim=8"),
-    ("mamba3", {"head_dim": 4, "num_groups": 3}, r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with"),
+    (
+        "mamba3",
+        {"head_dim": 4, "num_groups": 3},
+        r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with",
+    ),
     ("mamba3", {"mimo_rank": 0}, "mimo_rank is 0, expected at least 1"),
     ("mamba3", {"head_dim": 4, "rope_fraction": 0.3}, "rope_fraction is 0.3, expected 0.5 or 1"),
     ("mamba3", {"head_dim": 4, "state_dim": 2}, "state_dim is 2, expected at least 2 / rope_fraction=4"),

@@ -243,7 +243,10 @@ def test_init_of_the_whole_models():
         (lambda: Mega(8, 0), "mega: z_dim is 0, expected at least 1"),
         (lambda: Mega(8, attention="soft"), "attention of mega"),
         (lambda: Mega(8, bias="none"), "bias of mega"),
-        (lambda: Mega(8, 3, position_bias="rotary"), "mega: z_dim is 3, expected an even number because position_bias is 'rotary'"),
+        (
+            lambda: Mega(8, 3, position_bias="rotary"),
+            "mega: z_dim is 3, expected an even number because position_bias is 'rotary'",
+        ),
         (lambda: Megalodon(8, 6, num_heads=2), "megalodon: z_dim is 6, expected a multiple of 2 num_heads=4"),
         (lambda: Megalodon(8, 8, 5, 2), "megalodon: hidden_dim is 5, expected a multiple of num_heads=2"),
         (lambda: Megalodon(8, chunk_size=0), "megalodon: chunk_size is 0, expected at least 1"),

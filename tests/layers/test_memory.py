@@ -578,7 +578,9 @@ def gateloop(layer, xs):
 EQUATIONS = {
     "mamba2": (lambda: layers.build("mamba2", DIM, state_dim=3, head_dim=4), mamba2),
     "mamba2_groups": (
-        lambda: layers.build("mamba2", DIM, state_dim=3, head_dim=2, num_groups=4, conv_size=1, bias=True, conv_bias=False),
+        lambda: layers.build(
+            "mamba2", DIM, state_dim=3, head_dim=2, num_groups=4, conv_size=1, bias=True, conv_bias=False
+        ),
         mamba2,
     ),
     "gated_deltanet": (lambda: layers.build("gated_deltanet", DIM, head_dim=3, num_heads=2), gated_deltanet),
@@ -1161,7 +1163,11 @@ def test_init_of_gateloop():
 
 WRONG = [
     ("mamba2", {"head_dim": 5}, r"head_dim is 5, expected a divisor of expand \* dim, with expand=2 and dim=8"),
-    ("mamba2", {"head_dim": 4, "num_groups": 3}, r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with"),
+    (
+        "mamba2",
+        {"head_dim": 4, "num_groups": 3},
+        r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with",
+    ),
     ("mamba2", {"state_dim": 0}, "state_dim is 0, expected at least 1"),
     ("mamba2", {"expand": 0}, "expand is 0, expected at least 1"),
     ("mamba2", {"head_dim": 4, "dt_min": 0}, "dt_min is 0, expected more than 0"),

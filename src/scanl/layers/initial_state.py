@@ -103,7 +103,9 @@ def declare(form: Form) -> None:
     declared: list[tuple[str, Form]] = []
     for name, hint in get_type_hints(form, include_extras=True).items():
         notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        parts: list[Form] = [note for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)]
+        parts: list[Any] = [
+            note for note in notes if isinstance(note, Axes | Each | Of | Fields) or inspect.isclass(note)
+        ]
         declared += [(name, part) for part in parts]
     assert [name for name, _ in declared] == list(getattr(form, "_fields", ())), f"{form.__name__}: a field lacks Axes"
     DECLARED[form] = declared
@@ -139,7 +141,7 @@ def rows(form: Form, name: str = "state") -> Iterator[str]:
 class _OfLayer(ast.NodeTransformer):
     """Make each name in an expression the attribute of that name of `layer`."""
 
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802: the name that `ast` calls
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Attribute(ast.Name("layer", ast.Load()), node.id, ast.Load())
 
 

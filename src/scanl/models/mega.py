@@ -38,8 +38,8 @@ def mega(
         layer_options: options of `mega`; those not given are z_dim D / 4, chunk_size 2048 and position_bias "rotary".
         tie_embeddings: use the embedding matrix for the output too.
 
-    The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden_dim 1536,
-    z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
+    The defaults are the authors' base model of enwik8; their large one has dim 1024, depth 24, expand 1.5, hidden_dim
+    1536, z_dim 128, and that of wikitext-103 dim 1024, depth 16, z_dim 256, chunk_size 1024.
     Source: Ma et al., "Mega: Moving Average Equipped Gated Attention", arXiv:2209.10655, sec. 3, and its code.
     Initialisation as there: linear weights N(0, 0.02²), biases 0; the embedding, and a head of its own, N(0, 1/D);
     blocks as of `mega`.

@@ -62,8 +62,9 @@ class MLSTM(Layer):
     blocks of P channels;
     conv1d.conv.weight (width, 1, W) and its bias; mlstm_cell.igate and .fgate (H, 3 width) with biases;
     mlstm_cell.outnorm.weight, learnable_skip (width); proj_down (D, width).
-    Initialisation: proj_up, q, k and v N(0, 2/(5D)); in a stack of L layers proj_down N(0, (2/L)²/D), and alone L = 1; the gates' weights 0, their
-    biases N(0, 0.1²) for i and linspace(3, 6) over the heads for f; the skip 1; the convolution as in PyTorch.
+    Initialisation: proj_up, q, k and v N(0, 2/(5D)); in a stack of L layers proj_down N(0, (2/L)²/D), and alone L = 1;
+    the gates' weights 0, their biases N(0, 0.1²) for i and linspace(3, 6) over the heads for f; the skip 1; the
+    convolution as in PyTorch.
     """
 
     id = "S-mlstm"

@@ -106,8 +106,8 @@ class TTTLinear(Layer):
     of the sum at step i of the mini-batch.
     Parameters as in the authors' program: q_proj, k_proj, v_proj, o_proj (D, D); W1 (H, K, K), b1 (H, 1, K);
     learnable_ttt_lr_weight (H, 1, D), learnable_ttt_lr_bias (H, 1); learnable_token_idx (b); ttt_norm_weight,
-    ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the output gate. The form in which q and k have one projection, for
-    the backbone of Mamba, is not part of this layer.
+    ttt_norm_bias (H, K); post_norm (D); g_proj (D, D) for the output gate. The form in which q and k have one
+    projection, for the backbone of Mamba, is not part of this layer.
     Initialisation: linear weights, W1 and learnable_ttt_lr_weight N(0, 0.02²), norms 1, biases and learnable_token_idx
     0.
     State: TTTState, which starts from W1 and b1: weights and sums, (B, H, K + 1, K) each, and the position (B).
