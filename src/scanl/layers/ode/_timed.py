@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from scanl.layers.base import widen
 from scanl.layers.parts.cell_layer import CellBase
 from scanl.layers.parts.cell_layer import Draw as Draw
-from scanl.layers.parts.cell_layer import at_least as at_least
-from scanl.layers.parts.cell_layer import positive as positive
 from scanl.layers.parts.cell_layer import samples as samples
 from scanl.layers.parts.timespans import durations
 

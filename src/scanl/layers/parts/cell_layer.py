@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
 from scanl.layers.base import Layer, as_widened, widen
 from scanl.layers.initial_state import Axes
 from scanl.ops._frame.draws import Draws
@@ -46,8 +45,6 @@ class CellBase(SolvedLayer):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.op = cls.cell.name
-        if "state_shape" in vars(cls):  # until all of them declare `state`
-            cls.state = Axes("*state_shape()")
 
     def options(self) -> Mapping[str, Any]:
         """Return the options of the cell."""
@@ -76,27 +73,6 @@ class CellLayer(CellBase):
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         h, last = self._run(x, self.operands(x), state, cu_seqlens)
         return self.output(h.to(x.dtype)), last
-
-
-def at_least(who: str, least: float, **sizes: float | None) -> None:
-    """Raise ConfigError for a number below `least`; None is allowed."""
-    for name, size in sizes.items():
-        if size is not None and not size >= least:
-            raise ConfigError(f"{who}: {name} is {size}, expected at least {least}")
-
-
-def positive(who: str, **values: float) -> None:
-    """Raise ConfigError for a number that is not above 0."""
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{who}: {name} is {value}, expected more than 0")
-
-
-def share(who: str, **values: float) -> None:
-    """Raise ConfigError for a number that is not from 0 to 1."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ConfigError(f"{who}: {name} is {value}, expected 0 to 1")
 
 
 Draw = Callable[..., Tensor]

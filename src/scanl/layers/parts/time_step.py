@@ -5,14 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from scanl.errors import ConfigError
-
-
-def check_step_range(who: str, dt_min: float, dt_max: float) -> None:
-    """Raise ConfigError unless 0 < dt_min <= dt_max."""
-    if not 0 < dt_min <= dt_max:
-        raise ConfigError(f"{who}: dt_min is {dt_min} and dt_max is {dt_max}, expected 0 < dt_min <= dt_max")
-
 
 def log_uniform(count: int, low: float, high: float) -> Tensor:
     """Draw ln Δ (count,) uniformly between ln low and ln high."""
