@@ -531,12 +531,12 @@ def test_unknown_names_get_the_nearest():
         (lambda: layers.build("rglru", 8, num_heads=3), "rglru: num_heads is 3, expected a divisor of dim=8"),
         (lambda: layers.build("mega_ema", 8, state_dim=0), "mega_ema: state_dim is 0, expected at least 1"),
         (lambda: layers.build("mingru", 8, expand=0.1), "mingru: expand is 0.1, expected at least 1/8"),
-        (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: dim is 8 and expand is 0, expected at least 1"),
+        (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: expand is 0, expected at least 1"),
         (lambda: layers.build("hawk", 8, num_heads=0), "hawk: num_heads is 0, expected at least 1"),
         (lambda: ShortConvolution(8, 0), "short_convolution: conv_size is 0, expected at least 1"),
-        (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: combine is 'mean', expected 'sum'"),
+        (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: unknown combine 'mean'; known: sum, concat"),
         (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
-        (lambda: Bidirectional(8, LinearRNN, "sum", {"expand": 1}), "expected none because layer is a function"),
+        (lambda: Bidirectional(8, lambda dim: LinearRNN(dim), "sum", {"expand": 1}), "expected none because layer is a function"),
     ],
 )
 def test_wrong_options_are_refused(build, message):

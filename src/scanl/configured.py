@@ -303,7 +303,13 @@ def _refused(annotation: Any, name: str, value: object, config: Mapping[str, Any
         return fitting[0] if fitting else f"{name} is {shown(value)}, expected {' or '.join(map(described, arms))}"
     if get_origin(annotation) is Literal and isinstance(value, str):
         return "" if value in get_args(annotation) else unknown(name, value, map(str, get_args(annotation)))
-    return "" if _is(value, annotation) else f"{name} is {shown(value)}, expected {described(annotation)}"
+    if not _is(value, annotation):
+        return f"{name} is {shown(value)}, expected {described(annotation)}"
+    if get_origin(annotation) is Sequence and isinstance(value, Sequence):
+        (arm,) = get_args(annotation)
+        parts = (_refused(arm, f"{name}[{i}]", part, config, relation) for i, part in enumerate(value))
+        return next(filter(None, parts), "")
+    return ""
 
 
 def _is(value: object, annotation: Any) -> bool:

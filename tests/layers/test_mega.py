@@ -219,7 +219,7 @@ def test_init_of_mega_and_megalodon():
 def test_init_of_the_whole_models():
     model = models.mega(300, 64, 2, tie_embeddings=False)
     mixer, channel = model.stack.blocks[1].mixer, model.stack.blocks[1].channel
-    assert (mixer.z_dim, mixer.hidden, mixer.chunk_size) == (16, 128, 2048)
+    assert (mixer.z_dim, mixer.hidden_dim, mixer.chunk_size) == (16, 128, 2048)
     for weight in (channel.fc1.weight, channel.fc2.weight, mixer.v_proj.weight):
         assert_normal(weight, 0.02)
     for matrix in (model.embedding, model.head):
@@ -241,8 +241,8 @@ def test_init_of_the_whole_models():
     ("make", "message"),
     [
         (lambda: Mega(8, 0), "mega: z_dim is 0, expected at least 1"),
-        (lambda: Mega(8, attention="soft"), "attention of mega"),
-        (lambda: Mega(8, bias="none"), "bias of mega"),
+        (lambda: Mega(8, attention="soft"), "mega: unknown attention 'soft'; did you mean 'softmax'"),
+        (lambda: Mega(8, position_bias="none"), "mega: unknown position_bias 'none'"),
         (
             lambda: Mega(8, 3, position_bias="rotary"),
             "mega: z_dim is 3, expected an even number because position_bias is 'rotary'",

@@ -71,5 +71,5 @@ def test_the_model_generates_what_it_reads():
 
 
 def test_wrong_options():
-    with pytest.raises(ConfigError, match=r"sashimi: pool, expand, n_layers, ff are \(4, 0\), 1, 1, 1, expected at"):
+    with pytest.raises(ConfigError, match=r"sashimi: pool\[1\] is 0, expected at least 1"):
         Sashimi(8, (4, 0))

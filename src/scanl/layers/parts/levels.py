@@ -52,9 +52,9 @@ def levels(positions: Tensor, count: int) -> Levels:
 def divisible(*operands: Tensor) -> bool:
     """Return whether `divided` can take these operands (B, T, ·): finite ones on a CPU, of more than one chunk."""
     return (
-        operands[0].shape[1] > SIZE
+        readable(*operands)  # first: a length that is open in an exported program is not compared
+        and operands[0].shape[1] > SIZE
         and not {"auto", "parallel"}.isdisjoint(preferred())
-        and readable(*operands)
         and not suspected(*operands)
     )
 
