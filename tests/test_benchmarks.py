@@ -20,6 +20,7 @@ import mackey_glass
 import recall
 import run
 import seen_to_learn
+import slow_corners
 import tasks
 from scanl import cli, layers
 from scanl.layers import state as states
@@ -303,3 +304,13 @@ def test_memories_of_recall_have_heads_at_every_width():
         for name, options in recall.memories(dim, 16).items():
             with torch.device("meta"):
                 layers.build(name, dim, **options)
+
+
+def test_slow_corners_times_a_layer_beside_the_lstm(monkeypatch, capsys):
+    monkeypatch.setattr(slow_corners, "BATCH", 2)
+    monkeypatch.setattr(slow_corners, "STEPS", 8)
+    monkeypatch.setattr(slow_corners, "DIM", 16)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
+    monkeypatch.setattr(sys, "argv", ["slow_corners", "gru", "--rounds", "1"])
+    slow_corners.main()
+    assert re.search(r"^gru +\d", capsys.readouterr().out, re.MULTILINE)

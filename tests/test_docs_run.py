@@ -301,6 +301,7 @@ ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts pr
     "evidence": "tests/test_evidence.py",
     "gpu": "tests/test_benchmarks.py",
     "run": "tests/test_benchmarks.py",
+    "slow_corners": "tests/test_benchmarks.py",
     "kill_and_resume": "tests/test_training.py",
     "recall": "tests/test_benchmarks.py",
 }

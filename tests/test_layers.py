@@ -534,9 +534,15 @@ def test_unknown_names_get_the_nearest():
         (lambda: layers.build("linear_rnn", 8, expand=0), "linear_rnn: expand is 0, expected at least 1"),
         (lambda: layers.build("hawk", 8, num_heads=0), "hawk: num_heads is 0, expected at least 1"),
         (lambda: ShortConvolution(8, 0), "short_convolution: conv_size is 0, expected at least 1"),
-        (lambda: layers.build("bidirectional", 8, combine="mean"), "bidirectional: unknown combine 'mean'; known: sum, concat"),
+        (
+            lambda: layers.build("bidirectional", 8, combine="mean"),
+            "bidirectional: unknown combine 'mean'; known: sum, concat",
+        ),
         (lambda: layers.build("multi_scale", 8, scales=0), "multi_scale: scales is 0, expected at least 1"),
-        (lambda: Bidirectional(8, lambda dim: LinearRNN(dim), "sum", {"expand": 1}), "expected none because layer is a function"),
+        (
+            lambda: Bidirectional(8, lambda dim: LinearRNN(dim), "sum", {"expand": 1}),
+            "expected none because layer is a function",
+        ),
     ],
 )
 def test_wrong_options_are_refused(build, message):
