@@ -272,16 +272,14 @@ def step_cost(layer: Layer | Stack) -> int:
     layer = copy.deepcopy(layer).double()  # in float64 rounding does not decide how often a solver iterates
     x, state = torch.zeros(1, 1, layer.dim, dtype=torch.float64), layer.init_state(1)
     cell = isinstance(layer, Layer) and layer.op in {each.name for each in registry.cells()}
-    fused, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
+    fused = torch.backends.mkldnn.enabled
     try:
-        torch.set_num_threads(1)  # sums over threads round otherwise, and a solver may iterate once more
         torch.backends.mkldnn.enabled = False  # the counter misses its fused LSTM, and not every machine has it
         # the products of a cell are inside its kernels; the loop shows them, and compiles nothing
         with FlopCounterMode(display=False) as counter, backend("reference" if cell else "auto"):
             layer(x, state)
     finally:
         torch.backends.mkldnn.enabled = fused
-        torch.set_num_threads(threads)
     return counter.get_total_flops() // 2
 
 
