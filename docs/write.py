@@ -3,10 +3,13 @@
 docs/layers.md as a whole, the table of each page in TABLES, and the public names of each package in PACKAGES.
 """
 
+import os
 import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a solver may iterate once more
 
 from scanl import faces
 from scanl.cli import accelerate, data, layers, ops
