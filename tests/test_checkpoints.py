@@ -126,7 +126,7 @@ def test_a_checkpoint_with_an_option_of_another_version_is_refused(run, tmp_path
     stored["scanl"]["config"]["momentum"] = 0.9
     write_checkpoint(stored, folder.checkpoint)
     assert main(["train", "--resume", str(folder.path)]) == 2
-    assert "checkpoint.ckpt is no configuration of a training run: ['momentum'] is not known" in capfd.readouterr().err
+    assert "checkpoint.ckpt is no configuration of a training run: momentum is 0.9, expected" in capfd.readouterr().err
 
 
 def test_no_part_of_a_checkpoint_is_unknown(run):

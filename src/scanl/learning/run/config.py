@@ -234,11 +234,12 @@ class TrainConfig:
         parts = [part.name for part in fields(cls)]
         if not isinstance(values, dict):
             raise CheckpointError(f"run: {path} is no configuration of a training run: it is {values!r}; put it back")
-        odd = [name for name, part in values.items() if name not in parts or not isinstance(part, dict)]
-        if odd:
-            raise CheckpointError(
-                f"run: {path} is no configuration of a training run: {odd} is not known, expected parts among {parts}"
-            )
+        for name, part in values.items():
+            if not isinstance(part, dict):
+                raise CheckpointError(
+                    f"run: {path} is no configuration of a training run: {name} is {part!r}, expected the options of one "
+                    f"of the parts {', '.join(parts)}"
+                )
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         add_options(parser, cls())
         try:
