@@ -237,8 +237,8 @@ class TrainConfig:
         for name, part in values.items():
             if not isinstance(part, dict):
                 raise CheckpointError(
-                    f"run: {path} is no configuration of a training run: {name} is {part!r}, expected the options of one "
-                    f"of the parts {', '.join(parts)}"
+                    f"run: {path} is no configuration of a training run: {name} is {part!r}, expected the options "
+                    f"of one of the parts {', '.join(parts)}"
                 )
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         add_options(parser, cls())
