@@ -24,11 +24,13 @@ from torch import Tensor
 
 from primitives import both, medians
 from run import RESULTS, machine
-from scanl.layers import build
+from scanl.layers import build, names
 from scanl.layers.ode._timed import TimedCell
 from scanl.ops.registry import REGISTRY, Cell
 
 SHARE = 8  # the loop runs over this part of the steps
+
+names()  # imports all layers, which registers their cells
 
 
 class Timed(NamedTuple):
