@@ -25,7 +25,7 @@ WiringSeed = Annotated[options.Seed, between(0, 2**32 - 1), "seed of the wiring"
 
 
 class Wiring(NamedTuple):
-    """Synapses from rows to columns: +1 excites, -1 inhibits, 0 is none. WiredWidth: motor, then command, then inter.
+    """Synapses from rows to columns: +1 excites, -1 inhibits, 0 is none. Neurons: motor, then command, then inter.
 
     sensory: from inputs to neurons (I, N).   synapses: between neurons (N, N).   motor, command, inter: their numbers.
     """

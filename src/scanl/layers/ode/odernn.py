@@ -120,5 +120,5 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     given |= {"u_bias": torch.zeros(3, 4), "first_bias": torch.zeros(5)}
     yield (
         Sample({**given, "first": torch.zeros(4, 5)}),
-        "first has shape (4, 5), expected (U, D) with U=5 from",
+        "first has shape (4, 5), expected (U, D) with U=5 from first_bias",
     )
