@@ -12,12 +12,18 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests: with more, a solver may iterate once more
 
 from scanl import faces
-from scanl.cli import accelerate, data, layers, ops
+from scanl.cli import accelerate, algorithms, data, layers, ops
 from scanl.layers import classes
 from scanl.layers.base import channel_mixers
+from scanl.learning.algorithms import algorithms as learning
 
 DOCS = Path(__file__).parent
-TABLES: dict[str, Callable[[], str]] = {"data.md": data.table, "hub.md": accelerate.table, "ops.md": ops.table}
+TABLES: dict[str, Callable[[], str]] = {
+    "data.md": data.table,
+    "hub.md": accelerate.table,
+    "learning_online.md": algorithms.table,
+    "ops.md": ops.table,
+}
 FAMILIES = ("attention", "channel", "memory", "ode", "rnn", "rwkv", "ssm")
 PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
 
@@ -25,6 +31,9 @@ PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
 def stubs() -> dict[Path, str]:
     """Return the stub of each package whose public names come from a registry."""
     registered = dict.fromkeys(PACKAGES, classes())
+    registered["scanl.learning.algorithms"] = [
+        registered_algorithms.get(name) for name in registered_algorithms.names()
+    ]
     registered["scanl.layers.channel"] = [channel_mixers.get(name) for name in channel_mixers.names()]
     return {
         Path(str(import_module(package).__file__)).with_suffix(".pyi"): faces.stub(package, every)

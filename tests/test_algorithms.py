@@ -42,7 +42,9 @@ def test_bptt_of_whole_sequences_is_the_gradient_of_the_sum_over_their_steps(len
     algorithm = BPTT(answerer(BYTES).loss)
     learner = algorithm.init(model, 3)
     found, learner = algorithm.update(model, learner, Batch(x, target))
-    assert learner is None
+    for (name, leaf), (same, expected) in zip(leaves(learner), leaves(state), strict=True):
+        assert name == same
+        torch.testing.assert_close(leaf, expected.detach())
     found.backward()
     torch.testing.assert_close(found, total, rtol=1e-14, atol=0)
     assert_same(gradients(model), gradients(plain))
@@ -52,7 +54,7 @@ def test_bptt_over_streams_carries_the_state_and_cuts_its_gradient():
     """Three updates, a step of the optimiser after each; the plain loop detaches the state where a chunk begins."""
     model, (x, target) = tiny(), torch.randint(7, (2, 3, 12))
     plain = copy.deepcopy(model)
-    algorithm = BPTT(answerer(BYTES).loss, carry=True)
+    algorithm = BPTT(answerer(BYTES).loss)
     learner, state = algorithm.init(model, 3), None
     optimisers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
     for start in range(0, 12, 4):

@@ -16,6 +16,7 @@ COMMANDS = {  # name: (module and function, what it does)
     "list": ("layers:list_layers", "print every layer"),
     "show": ("layers:show_layer", "print one layer: equation, source, options, size, backends"),
     "tasks": ("tasks:list_tasks", "print the synthetic tasks, and what guessing and solving them scores"),
+    "algorithms": ("algorithms:list_algorithms", "print the learning algorithms, what they compute and cost"),
     "data": ("data:run", "print the sources of real data and whether they are there; get and check their files"),
     "ops": ("ops:list_ops", "print the ops and what each of their backends can do"),
     "warmup": ("warmup:run", "compile and tune the GPU kernels of a layer or of ops"),
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: scanl COMMAND ...",

@@ -1,13 +1,20 @@
-"""The protocol of a learning algorithm."""
+"""The protocol of a learning algorithm, and the registry of algorithms.
 
-from abc import ABC, abstractmethod
-from typing import Any, Protocol
+A new algorithm is one new file of this folder. It defines a subclass of `Algorithm` and registers it with
+`@algorithm("name")`.
+"""
 
-from torch import Tensor
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
+import torch
+from torch import Tensor, nn
+
+from scanl.configured import Configured, who
 from scanl.data.batch import Batch
 from scanl.layers.state import State
 from scanl.learning.questions import Model
+from scanl.registry import Registry
 
 
 class Loss(Protocol):
@@ -16,25 +23,66 @@ class Loss(Protocol):
     def __call__(self, model: Model, batch: Batch, state: State) -> tuple[Tensor, State]: ...
 
 
-class Algorithm(ABC):
+class Algorithm(metaclass=Configured):
     """Computes gradients of the parameters, one update after another.
 
     The learner is what an algorithm keeps between two updates: nested tensors like a state, batch first, so that it
-    can be saved, moved and split over processes. It is None when the algorithm keeps nothing. An update covers the
-    steps of a batch; an online algorithm may be given one step at a time.
+    can be saved, moved and split over processes. An update covers the steps of a batch, which may be a single step.
+    Whoever calls it makes the optimizer's step, and begins a new sequence with a new learner.
+
+    A subclass annotates the options of its constructor with ranges and meanings, as layers do, and declares what it
+    computes and what it costs. The formulas are in B sequences, T steps of an update, d inputs, e numbers of the state
+    and p parameters of the recurrence, and the algorithm's options by name. They are read by sympy.
     """
+
+    name: ClassVar[str] = ""  # set by `algorithm`
+    id: ClassVar[str] = ""  # a short name by which maintainers find a published algorithm; it is never printed
+    equation: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    computes: ClassVar[Literal["", "exact", "truncation", "estimate"]] = ""
+    error: ClassVar[str] = ""  # which terms a truncation leaves out; the bias and the variance of an estimate
+    memory: ClassVar[str] = ""  # numbers that are kept beside the parameters while an update runs
+    operations: ClassVar[str] = ""  # multiplications of an update
+    works_for: ClassVar[str] = "every layer"
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
-    @abstractmethod
     def init(self, model: Model, batch_size: int) -> Any:
-        """Return the learner before the first update, on the device of the model."""
+        """Return the learner before the first step of `batch_size` sequences, on the device of the model.
 
-    @abstractmethod
+        Raises ConfigError for a model that the algorithm cannot train.
+        """
+        raise NotImplementedError(f"{who(type(self))}: its class defines no init")
+
     def update(self, model: Model, learner: Any, batch: Batch) -> tuple[Tensor, Any]:
         """Return the loss over the steps of a batch, and the learner after them.
 
-        `loss.backward()` adds the exact gradient, a truncated one or an estimate to each parameter's `grad`. The
-        caller makes the optimizer's step.
+        `loss.backward()` adds the exact gradient, a truncated one or an estimate to each parameter's `grad`.
         """
+        raise NotImplementedError(f"{who(type(self))}: its class defines no update")
+
+
+algorithms: Registry[Algorithm] = Registry("algorithm", package="scanl.learning.algorithms")
+algorithm = algorithms.add
+
+
+def with_gradients(loss: Tensor, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return a loss of the same value, whose `backward` adds these gradients to the parameters.
+
+    None stands for a gradient of zero.
+    """
+    return _WithGradients.apply(loss.detach(), gradients, *parameters)
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *_: nn.Parameter) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (scale,) = cotangents
+        return None, None, *(None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.gradients)

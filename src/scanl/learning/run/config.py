@@ -12,12 +12,13 @@ import torch
 import yaml
 
 import scanl.tasks  # registers the tasks as sources  # noqa: F401
-from scanl.configured import Range, above, at_least, below, check, one_of, options
+from scanl.configured import Range, above, at_least, below, check, check_names, one_of, options
 from scanl.data import Folders, OwnSignals, Question, Source, Table, Text, sources
 from scanl.data.base import Entry
 from scanl.data.columns import KINDS
 from scanl.data.table import ASKS
 from scanl.errors import CheckpointError, ConfigError, ScanlError, nearest
+from scanl.learning.algorithms import algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
 from scanl.models import Stack
@@ -117,6 +118,10 @@ class TrainingConfig:
     accumulate: Annotated[
         int, at_least(1), "batches for an optimizer step, which takes the mean of their gradients"
     ] = 1
+    algorithm: Annotated[
+        str, "how the gradient is computed: a registered algorithm, such as bptt; docs/learning_online.md lists them"
+    ] = "bptt"
+    algorithm_options: Annotated[dict[str, Any], "options of the algorithm"] = field(default_factory=dict)
     optimizer: Annotated[str, one_of(OPTIMIZERS), f"how the weights change: {', '.join(OPTIMIZERS)}"] = "adamw"
     lr: Annotated[float, above(0), "peak learning rate"] = 3e-3
     warmup: Annotated[int, at_least(0), "steps of linear warm-up, at most a tenth; a cosine to zero follows"] = 50
@@ -191,6 +196,9 @@ class TrainConfig:
                 if not allowed.holds(value, {}):
                     raise ConfigError(f"train: {allowed.explained(name, value, {})}")
         check(Stack, vars(self.stack))
+        chosen = algorithms.get(self.training.algorithm)
+        check_names(self.training.algorithm, chosen, self.training.algorithm_options)
+        check(chosen, self.training.algorithm_options)
         if self.training.steps is not None and self.training.minutes is not None:
             raise ConfigError("train: steps and minutes are both given, expected one of them; leave one out")
 

@@ -14,7 +14,7 @@ from scanl.data.batch import Batch
 from scanl.errors import CheckpointError, DivergenceError
 from scanl.layers.base import Layer
 from scanl.layers.state import leaves, map_leaves
-from scanl.learning.algorithms import BPTT
+from scanl.learning.algorithms import algorithms
 from scanl.learning.optimizers import OPTIMIZERS
 from scanl.learning.questions import Model, answerer
 from scanl.learning.run.config import TrainConfig
@@ -36,7 +36,8 @@ class Learning(pl.LightningModule):
         self.model = model
         self.config = config
         self.source = source
-        self.algorithm = BPTT(answerer(source.question).loss, carry=config.source.carry_state)
+        make = algorithms.get(config.training.algorithm)
+        self.algorithm = make(answerer(source.question).loss, **config.training.algorithm_options)
         self.plan = UNKNOWN if config.training.steps is None else Plan(config.training.steps)
         self.seconds = 0.0  # duration of the run so far
         self.learner: Any = None
@@ -52,7 +53,8 @@ class Learning(pl.LightningModule):
 
     def on_train_start(self) -> None:
         size = self.config.source.batch_size
-        self.learner = self.algorithm.init(self.model, size)
+        if self.config.source.carry_state:
+            self.learner = self.algorithm.init(self.model, size)
         if self.restored is not None:
             mine = iter([leaf[self.global_rank * size :][:size] for leaf in self.restored.values()])
             self.learner = map_leaves(lambda like: next(mine).to(like), self.learner)
@@ -72,7 +74,7 @@ class Learning(pl.LightningModule):
         return self.read == self.config.training.accumulate
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, learner = self.algorithm.update(self.model, self.learner, batch)
+        loss, learner = self._update(batch)
         value = loss.item()
         finite = math.isfinite(value)
         stop, save, steps, failed, total = self.sum(*self.wishes.values(), not finite, value)
@@ -87,6 +89,13 @@ class Learning(pl.LightningModule):
         self.learner = learner
         self.read += 1
         return loss
+
+    def _update(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Make an update of the algorithm. Unless a batch goes on where the last one ended, it begins sequences."""
+        if self.config.source.carry_state:
+            return self.algorithm.update(self.model, self.learner, batch)
+        loss, _ = self.algorithm.update(self.model, self.algorithm.init(self.model, batch.size), batch)
+        return loss, None
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
@@ -165,7 +174,7 @@ class Learning(pl.LightningModule):
         layers = [module for module in self.model.modules() if isinstance(module, Layer)]
         read = {module for layer in layers for module in layer.read_modules()}  # a layer refuses hooks on these
         hooks = [watch(name, module) for name, module in self.model.named_modules() if name and module not in read]
-        self.algorithm.update(self.model, self.learner, batch)
+        self._update(batch)
         for hook in hooks:
             hook.remove()
         return found[0] if found else "the loss itself"
