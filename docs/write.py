@@ -31,9 +31,7 @@ PACKAGES = ("scanl.layers", *(f"scanl.layers.{family}" for family in FAMILIES))
 def stubs() -> dict[Path, str]:
     """Return the stub of each package whose public names come from a registry."""
     registered = dict.fromkeys(PACKAGES, classes())
-    registered["scanl.learning.algorithms"] = [
-        registered_algorithms.get(name) for name in registered_algorithms.names()
-    ]
+    registered["scanl.learning.algorithms"] = [learning.get(name) for name in learning.names()]
     registered["scanl.layers.channel"] = [channel_mixers.get(name) for name in channel_mixers.names()]
     return {
         Path(str(import_module(package).__file__)).with_suffix(".pyi"): faces.stub(package, every)
