@@ -109,7 +109,7 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def _cells_by_their_loop(request):
-    """Cells of marked tests run their loop: the kernels take seconds to compile, and test_cell_laws.py tests them."""
+    """Cells of marked tests run their loop: the kernels take seconds to compile, and laws of cells test them."""
     from scanl import ops
 
     mark = request.node.get_closest_marker("cells_by_loop")
@@ -129,6 +129,14 @@ def _has_cell(node, parameters):
         prefixes = [each for each in layers.names() if f"{name}_".startswith(f"{each}_")]
         return bool(prefixes) and layers.get(max(prefixes, key=len)).op in {cell.name for cell in ops.registry.cells()}
     return not parameters
+
+
+@pytest.fixture
+def double():
+    """float64 wherever no dtype is said."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Tiny models of transformers with random weights, one for each class that a patch replaces.
 
-`CASES[name].build()` builds one for the laws of `test_hub.py`. Its `wrong` says which laws the original breaks: there
+`CASES[name].build()` builds one for the laws of `tests/hub`. Its `wrong` says which laws the original breaks: there
 the patch is compared with the whole prompt at once, or with each sequence alone.
 """
 

@@ -17,7 +17,7 @@ from scanl.errors import ConfigError
 from scanl.layers import CfC, CfCNCP
 from scanl.layers.base import Layer
 from scanl.models import LanguageModel, Stack
-from test_layers import CASES, DIM, REGISTERED, inputs, make
+from tests.test_layers import CASES, DIM, REGISTERED, inputs, make
 
 pytestmark = pytest.mark.cells_by_loop("name")
 

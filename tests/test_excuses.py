@@ -6,10 +6,8 @@ from functools import partial
 
 import pytest
 
-import test_layer_robustness
-import test_layers
-import test_nonfinite
 from scanl import layers
+from tests import test_layer_robustness, test_layers, test_nonfinite
 
 MODULES = (test_layers, test_layer_robustness, test_nonfinite)
 LAWS = {

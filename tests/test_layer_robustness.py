@@ -17,7 +17,7 @@ from scanl.layers import state as states
 from scanl.learning import RunFolder
 from scanl.learning.run.metrics import read_metrics
 from scanl.models import Stack
-from test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, stood_for
+from tests.test_layers import CASES, DIM, LAYERS, REGISTERED, STREAMING, inputs, make, shapes, stood_for
 
 pytestmark = [pytest.mark.early(4), pytest.mark.cells_by_loop("name")]
 

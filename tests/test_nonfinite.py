@@ -10,7 +10,7 @@ import torch
 import laws
 import scanl
 from scanl.layers import state as states
-from test_layers import LAYERS, STREAMING, inputs, make, make_like
+from tests.test_layers import LAYERS, STREAMING, inputs, make, make_like
 
 CASES = [pytest.param(op, backend, id=f"{op.name}-{backend}") for op in laws.OPS for backend in laws.backends(op)]
 INTERPRETED = not torch.cuda.is_available()

@@ -222,7 +222,7 @@ def test_every_order_of_derivative(op, backend, reverse):
                 return y, *(v for v in laws.leaves({op.state: last}).values() if v.dtype == y.dtype)
 
             assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-            # The reference's are torch's own; those of Triton's kernels are tested in test_triton.py.
+            # The reference's are torch's own; those of Triton's kernels are tested in tests/ops/_triton.
             excused = {**op.excused, **op.backends[backend].excused}
             if backend != "reference" and not interpreted and "second derivatives" not in excused:
                 assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)

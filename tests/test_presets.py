@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-import test_layers as laws
+import tests.test_layers as laws
 from scanl import layers
 from scanl.cli import main
 from scanl.cli.layers import describe, options_of, state_size

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from by_hand import DIM, T, assert_uniform, convolve, layer_norm, sigmoid, silu
-from test_ssm import lru
 from torch.nn import functional as F
 
+from by_hand import DIM, T, assert_uniform, convolve, layer_norm, sigmoid, silu
 from scanl.layers import Bidirectional, LinearRNN, MultiScale
 from scanl.layers.parts.short_convolution import ShortConvolution
+from tests.layers.ssm.test_ssm import lru
 
 
 def linear_rnn(layer, xs):

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from by_hand import DIM, T, shaken
 
+from by_hand import DIM, T, shaken
 from scanl import layers
 from scanl.layers import state as states
 
 pytestmark = pytest.mark.cells_by_loop("name")
 
+TESTS = Path(__file__).parents[1]
 FAMILIES = [
-    importlib.import_module(path.stem)
-    for path in sorted(Path(__file__).parent.glob("test_*.py"))
-    if path.stem != Path(__file__).stem
+    importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
+    for path in sorted((TESTS / "layers").rglob("test_*.py"))
+    if path != Path(__file__) and "\nEQUATIONS = {" in path.read_text("utf-8")
 ]
 EQUATIONS = {name: case for family in FAMILIES for name, case in family.EQUATIONS.items()}
 

@@ -1,0 +1,83 @@
+"""CONTRIBUTING.md, followed as a stranger would: its model is the one new file of a copy of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAWS = "tokens_equal or any_cut or packed or declares or refused or gradients_are"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project with the page's model in it, and nothing else changed."""
+    copy = tmp_path_factory.mktemp("stranger")
+    for folder in ("src", "tests", "docs"):
+        # What is compiled already need not be compiled again: Python and numba know it by the time of its file.
+        shutil.copytree(ROOT / folder, copy / folder)
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, copy)
+    block, _source = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+    file = re.match(r"# (src/\S+)\n", block)
+    assert file is not None
+    assert not (copy / file[1]).exists()
+    (copy / file[1]).write_text(block, "utf-8")
+    return copy
+
+
+def run(folder, *arguments):
+    """The output of `python ...` there; fails with all that it said."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def rewritten(project):
+    """The pages that the command of `make docs` changes."""
+    before = {path: path.read_bytes() for path in (project / "docs").iterdir()}
+    run(project, "docs/write.py")
+    return [path for path in (project / "docs").iterdir() if path.read_bytes() != before.get(path)]
+
+
+def test_the_model_of_the_page_passes_lint(project):
+    run(project, "-m", "ruff", "check", "--no-cache", "src")
+    run(project, "-m", "ruff", "format", "--check", "--no-cache", "src")
+
+
+def test_the_table_has_the_model_of_the_page(rewritten):
+    (page,) = rewritten
+    assert page.name == "layers.md"
+    assert "\n| [`moving_average`](#moving_average) |" in page.read_text("utf-8")
+
+
+@pytest.mark.usefixtures("rewritten")
+def test_the_model_of_the_page_passes_the_laws(project):
+    """Some of them; a law that never names it would be no law over it. The documents are up to date, too."""
+    said = run(
+        project, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA",
+        "tests/test_layers.py", "tests/docs/test_docs.py",
+        "-k", f"({LAWS}) and moving_average or pages_are_the_registries",
+    )  # fmt: skip
+    for law in ("tokens_equal_the_whole", "packed_sequences_equal_each_alone", "every_layer_declares_what_it_is"):
+        assert re.search(rf"PASSED \S+::test_{law}\[\S*moving_average\S*\]", said), said
+    assert "PASSED tests/docs/test_docs.py::test_pages_are_the_registries" in said
+
+
+def test_the_command_line_knows_the_model_of_the_page(project, tmp_path):
+    """`scanl list` prints it and `scanl train` takes a step with it."""
+    (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
+    tiny = "--accelerator cpu --dim 16 --depth 1 --batch-size 2 --sequence-length 16 --eval-bytes 64 --steps 1"
+    train = ["train", "--data", str(tmp_path / "book.txt"), "--layer", "moving_average", *tiny.split()]
+    train += ["--out", str(tmp_path / "run")]
+    short = "from scanl.learning.questions import next_token; next_token.SAMPLE_BYTES = 20"
+    said = run(project, "-c", f"{short}; from scanl.cli import main; raise SystemExit(main(['list']) or main({train}))")
+    assert "\nmoving_average " in said
+    assert (tmp_path / "run" / "model.safetensors").is_file()

@@ -1,0 +1,85 @@
+"""What the documents say of the code and of each other is read here; test_docs_run.py runs their examples."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from scanl.ops import registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_pages_are_the_registries(write):
+    """docs/layers.md, and the tables of ops and of patches."""
+    pages = write.pages()
+    assert [path.name for path in pages] == ["layers.md", "data.md", "hub.md", "ops.md"]
+    stale = [path.name for path, text in pages.items() if _text(path) != text]
+    assert not stale, f"{', '.join(stale)} differ from the code: run `make docs` (python docs/write.py)"
+
+
+def test_a_table_replaces_the_one_of_its_header(write):
+    old, new = "a\n\n| x |\n|---|\n| 1 |\n\n| y |\n", "| x |\n|---|\n| 2 |\n| 3 |"
+    assert write.with_table(old, new) == "a\n\n| x |\n|---|\n| 2 |\n| 3 |\n\n| y |\n"
+    with pytest.raises(AssertionError, match="0 tables begin with"):
+        write.with_table("| y |\n", new)
+
+
+def test_first_block_of_the_readme_is_short():
+    block = re.findall(r"```python\n(.*?)```", _text(ROOT / "README.md"), re.DOTALL)[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+
+
+def _anchors(path: Path) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", _text(path), flags=re.DOTALL | re.MULTILINE), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^):]+)\)", _text(page)):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_readme_leads_to_every_page():
+    links = {(ROOT / link).resolve() for link in re.findall(r"\]\(([^):#]+)\)", _text(ROOT / "README.md"))}
+    assert set(PAGES) - {ROOT / "README.md"} <= links
+
+
+def test_changes_are_written_down():
+    text = _text(ROOT / "CHANGELOG.md")
+    assert "## [Unreleased]" in text or re.search(r"## \[\d", text)
+    for before, after in itertools.pairwise(re.findall(r"## \[(\d[^\]]*)\]", text)):
+        assert before > after
+
+
+def test_design_has_every_folder():
+    """The tree of docs/design.md, which is indented by two, and the folders that there are."""
+    tree = re.search(r"^    src/scanl/\n((?:    .*\n)+)", _text(ROOT / "docs" / "design.md"), re.MULTILINE)
+    assert tree is not None
+    named, parents = set(), [ROOT / "src" / "scanl"]
+    for indent, name in re.findall(r"^    ( +)(\w+)/ ", tree[1], re.MULTILINE):
+        depth = len(indent) // 2
+        parents = [*parents[:depth], parents[depth - 1] / name]
+        named.add(parents[-1])
+    found = {path.parent for path in (ROOT / "src" / "scanl").rglob("*.py") if "__pycache__" not in path.parts}
+    assert named == found - {ROOT / "src" / "scanl"}
+
+
+def test_every_op_is_explained(write):
+    """Each op of the table of backends stands in the text above it, too; a layer's cell is explained by the layer."""
+    above = _text(ROOT / "docs" / "ops.md").split("## Choosing a backend")[0]
+    ops = {row.split("`")[1] for row in write.TABLES["ops.md"]().splitlines()[2:]}
+    ops -= {cell.name for cell in registry.cells()}
+    assert len(ops) > 10
+    assert not [op for op in ops if not re.search(rf"`{op}[`(]", above)]

@@ -1,0 +1,435 @@
+"""Every command and every block of Python in the README and the pages runs, in small where it would take long.
+
+Those of a page run in their order, in one folder and one namespace, as a newcomer would type them. A command of a kind
+that is not known here fails, so that none goes untried.
+"""
+
+import argparse
+import functools
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import published
+from scanl.cli import COMMANDS, main
+from scanl.cli.train import parse
+from scanl.data import sources
+from scanl.data.files import folders
+from scanl.learning import build_model
+from scanl.ops import registry
+
+pytestmark = pytest.mark.usefixtures("short_sample")
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+TINY = "--accelerator cpu --dim 16 --depth 1 --batch-size 2"
+TEXT = "--sequence-length 16 --eval-bytes 64"
+TASK = "--data-options.length 10 --eval-examples 4"
+MNIST = "--data-options.aside 4 --eval-examples 2"
+TABLE = "--sequence-length 16 --horizon 3"
+KERNELS = "--dim 8 --steps 3 --heads 1 --key 3 --value 3"
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """What a reader would run, in order, each with its language."""
+    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language not in ("text", "toml")]
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every command of a page, as words."""
+    return [words for language, text in blocks(page) if language == "console" for words in lines(text)]
+
+
+def lines(text: str) -> list[list[str]]:
+    """The commands of a block, as words."""
+    return [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def spans(page: str) -> list[str]:
+    """What stands in the running text as code."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", FENCE.sub("", PAGES[page]))]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """A command of scanl with what makes it short after it, where the later option counts."""
+    command, options = words[0], words[1:]
+    more = ""
+    if command == "train" and "--resume" not in options:
+        named = "--data" in options and options[options.index("--data") + 1] in sources.names()
+        own = TASK if named else TABLE if "--question" in options else TEXT
+        own = MNIST if {"mnist", "mnist_pixels"} & {*options} else "" if "letters" in options else own
+        own = own.removesuffix(" --horizon 3") if "generate" in options else own
+        more = f"{TINY} {own}"
+        more += " --minutes 0.001" if "--minutes" in options else " --steps 2"
+        if own == TEXT and "--data" not in options:
+            more += " --data book.txt"  # in place of the standard library
+    elif command == "generate":
+        more = {"runs/pixels": "", "runs/co2-next": "--steps 3", "runs/songs": "--steps 3"}.get(options[0], "--bytes 3")
+    elif command == "lr":
+        more = f"{TINY} {TEXT} --trials 20"
+    elif command == "eval" and "--length" in options:
+        more = "--length 20 --count 2"
+    elif command == "warmup" and not torch.cuda.is_available():
+        more = KERNELS + (" --dtype float32" if "--autocast" not in options else "")
+    return [*words, *more.split()]
+
+
+class Parsed(Exception):
+    """A benchmark's options have been read."""
+
+
+def parse_benchmark(words: list[str], monkeypatch) -> None:
+    """Read the options of `python benchmarks/NAME.py ...` with its own parser, and go no further."""
+    script = ROOT / words[1]
+    assert script.is_file(), words
+    if script.stem == "ahead_of_time":
+        pytest.importorskip("triton")
+    read = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, *given):
+        read(self, *given)
+        raise Parsed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patched.setattr(sys, "argv", words[1:])
+        patched.delenv("TRITON_INTERPRET", raising=False)
+        with pytest.raises(Parsed):
+            __import__(script.stem).main()
+
+
+def try_command(words: list[str], monkeypatch) -> None:
+    program = words[0].removeprefix(".venv/bin/")
+    if program == "make":
+        assert re.search(rf"^{words[1]}:", MAKEFILE, re.MULTILINE), words
+    elif program == "python":
+        parse_benchmark(words, monkeypatch)
+    elif program == "pytest":
+        assert (ROOT / words[1]).is_file(), words
+    elif program == "pip":
+        extra = re.fullmatch(r"install -e \.(?:\[([\w,]+)\])?", " ".join(words[1:]))
+        assert extra is not None, words
+        assert set((extra[1] or "").split(",")) <= {"", *EXTRAS}, words
+    elif words[:3] == ["scanl", "data", "get"]:
+        assert words[3] in folders, words  # a test downloads nothing
+    elif program == "scanl":
+        assert main(shortened(words[1:])) == 0, words
+    else:
+        pytest.fail(f"nobody knows how to try {shlex.join(words)}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_are_of_known_kinds(page):
+    assert {language for language, _ in FENCE.findall(PAGES[page])} <= {"python", "console", "text", "toml"}
+
+
+def test_records_are_tried_by_the_tests_of_their_pages():
+    """tests/data/test_get.py reads those of CONTRIBUTING.md, tests/data/test_records.py those of docs/data.md."""
+    pages = {page for page in PAGES for language, _ in FENCE.findall(PAGES[page]) if language == "toml"}
+    assert pages == {"CONTRIBUTING.md", "docs/data.md"}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Without a GPU the references run in the place of Triton's kernels."""
+    for op in () if torch.cuda.is_available() else registry.every():
+        if "triton" in op.backends:
+
+            def run(*operands, op=op, cu_seqlens=None, **more):
+                y_shape = op.output_shape(op.sizes(dict(zip(op.names, operands, strict=True)), cu_seqlens))
+                return op.evaluate("reference", operands, y_shape, cu_seqlens=cu_seqlens, **more)
+
+            monkeypatch.setitem(op.backends, "triton", replace(op.backends["triton"], run=run))
+
+
+# What makes the Python of a page small: the text that is replaced must be there.
+SMALLER = {
+    "docs/hub.md": {
+        "hidden_size=768": "hidden_size=32",
+        "vocab_size=8192": "vocab_size=64",
+        "8192, (1, 1024)": "64, (1, 32)",
+    },
+}
+OWN_TEST = {"CONTRIBUTING.md"}  # tests/docs/test_contributing.py follows this page
+
+
+@pytest.fixture
+def registered():
+    """Takes the cells that a page declares out of the registry."""
+    before = dict(registry.REGISTRY)
+    yield
+    registry.REGISTRY.clear()
+    registry.REGISTRY.update(before)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in OWN_TEST])
+@pytest.mark.usefixtures("kernels", "registered")
+def test_examples_run(page, tmp_path, monkeypatch, capfd):
+    """As a reader runs them who has some notes, a book and recordings."""
+    if page == "docs/forecasting.md":
+        pytest.importorskip("pandas", reason="pandas is not installed: pip install 'scanl[series]'")
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'scanl[sklearn]'")
+    if any(language == "python" and "transformers" in text for language, text in blocks(page)):
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "today.txt").write_text("Once more, then. " * 40)
+    (tmp_path / "book.txt").write_text("Once upon a time there was a state. " * 40)
+    for number in range(24):
+        (letter := tmp_path / "letters" / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
+        letter.write_text("Dear " + "AB"[number % 2] + ", " * number)
+    (tmp_path / "songs").mkdir()
+    for number in range(6):
+        published.wav(tmp_path / "songs" / f"{number}.wav", bytes(range(80)))
+    saturdays = [date(1958, 3, 29) + timedelta(weeks=week) for week in range(48)]
+    weeks = [f"{day:%Y%m%d},{week % 13}" for week, day in enumerate(saturdays)]
+    (tmp_path / "co2.csv").write_text("\n".join(["date,co2", *weeks]))
+    if page == "docs/data.md":
+        monkeypatch.setenv("SCANL_DATA", str(tmp_path / "downloads"))
+        monkeypatch.setattr(folders["mnist"], "sha256", {})
+        monkeypatch.setattr(folders["mnist"], "counts", {})
+        (tmp_path / "downloads" / "mnist").mkdir(parents=True)
+        published.WRITERS["mnist"](tmp_path / "downloads" / "mnist")
+        Image.new("L", (28, 28)).save(tmp_path / "seven.png")
+    if page == "docs/kernels.md":
+        monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # the page sets it; the test sets it back
+    if page == "docs/hub.md":
+        _checkpoint("state-spaces/mamba-130m-hf")
+    smaller = dict(SMALLER.get(page, {}))
+    namespace: dict = {}
+    for language, text in blocks(page):
+        if language == "console":
+            for words in lines(text):
+                try_command(words, monkeypatch)
+            continue
+        if file := re.match(r"# (\w+\.py)\n", text):  # a file of the reader's own
+            (tmp_path / file[1]).write_text(text)
+            continue
+        for long in [long for long in smaller if long in text]:
+            text = text.replace(long, smaller.pop(long))
+        exec(compile(text, page, "exec"), namespace)
+    assert not smaller
+    out = capfd.readouterr().out
+    if page == "README.md":
+        assert [words[:2] for words in commands(page) if words[0] != "make"][:3] == [
+            ["pip", "install"],
+            ["scanl", "train"],
+            ["scanl", "generate"],
+        ]
+        assert namespace["logits"].shape == (1, 35, 256)
+        assert "Once " in out
+        assert "cpu: can run" in out
+    if page == "docs/kernels.md":
+        assert "define " in out
+    if page == "docs/hub.md":
+        assert re.search(r"MambaMixer .*selective_scan.* s before, .* times as fast", out, re.DOTALL)
+        assert (tmp_path / "tuned" / "model.safetensors").is_file()
+
+
+def _checkpoint(path: str) -> None:
+    """A tiny Mamba, where the page names one of the hub."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=64)
+    MambaForCausalLM(config).save_pretrained(path)
+
+
+def test_parity_is_learnt_for_any_length(tmp_path, monkeypatch, capfd):
+    """The first example of docs/tasks.md as it stands, but for the number of examples that are scored: seconds."""
+    monkeypatch.chdir(tmp_path)
+    train, evaluate = commands("docs/tasks.md")
+    assert main([*train[1:], "--accelerator", "cpu"]) == 0
+    assert "the score is as good as --until 0.99 after step" in capfd.readouterr().err
+    assert main([*evaluate[1:], "--count", "20"]) == 0
+    title, score, _, _ = capfd.readouterr().out.splitlines()
+    assert "length=10000" in title
+    assert float(score.split()[-1]) >= 0.99
+
+
+def test_commands_in_the_text_are_right(tmp_path, monkeypatch, capfd):
+    """Those between the lines stand for many, with NAME and PATH in them: their names and options are there."""
+    helps = {}
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        helps[name] = set(re.findall(r"--[\w-]+", capfd.readouterr().out))
+    of_benchmarks = {option for path in (ROOT / "benchmarks").glob("*.py") for option in _options(path)}
+    tried = 0
+    for page in PAGES:
+        for span in spans(page):
+            words = span.split()
+            program = words[0].removeprefix(".venv/bin/")
+            if program == "scanl" and words[1:2] and words[1] != "COMMAND":
+                known = {"--help", "--version"} if words[1].startswith("-") else helps[words[1]]
+                assert {_stem(word) for word in words if word.startswith("--")} <= known, (page, span)
+            elif program == "make" and words[1:]:
+                try_command(words, monkeypatch)
+            elif program == "python" and words[1:2] and words[1].startswith("benchmarks/"):
+                parse_benchmark([word.replace("NAME", "mqar-gated_deltanet") for word in words], monkeypatch)
+            elif re.fullmatch(r"benchmarks/\w+\.py", program):
+                assert (ROOT / program).is_file(), (page, span)
+            elif program.startswith("--"):
+                assert _stem(program) in of_benchmarks.union(*helps.values()), (page, span)
+            elif words[0] != program:
+                assert program in ("pre-commit", "pytest"), (page, span)
+            else:
+                continue
+            tried += 1
+    assert tried > 40
+
+
+ELSEWHERE = {  # where a benchmark runs that needs a GPU, compiles, or starts processes
+    "ahead_of_time": "tests/benchmarks/test_ahead_of_time.py",
+    "evidence": "tests/benchmarks/test_evidence.py",
+    "gpu": "tests/benchmarks/test_benchmarks.py",
+    "run": "tests/benchmarks/test_benchmarks.py",
+    "slow_corners": "tests/benchmarks/test_benchmarks.py",
+    "kill_and_resume": "tests/learning/run/test_train.py",
+    "recall": "tests/benchmarks/test_benchmarks.py",
+}
+
+
+def run_primitives(monkeypatch):
+    import primitives
+
+    return primitives, ["--only", "overhead", "--rounds", "1"]
+
+
+def run_cells(monkeypatch):
+    import cells
+
+    small = ["--batch", "2", "--steps", "9", "--width", "8", "--newton-steps", "9", "--newton-widths", "4"]
+    return cells, ["--only", "ornn_cell", "indrnn", "--rounds", "1", *small]
+
+
+def run_hub(monkeypatch):
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'scanl[hub]'")
+    import hub
+
+    return hub, ["--families", "short_convolution", "--tokens", "8", "--rounds", "1"]
+
+
+def run_forecast_stream(monkeypatch):
+    import forecast_stream
+
+    monkeypatch.setattr(forecast_stream.sys, "exit", lambda code: pytest.fail("a forecast is wrong") if code else None)
+    return forecast_stream, ["--steps", "250", "--layers", "lru"]
+
+
+def run_rnn(monkeypatch):
+    import rnn
+
+    monkeypatch.setattr(rnn, "SHAPES", ((2, 5, 3),))
+    return rnn, ["--rounds", "1"]
+
+
+def run_tasks(monkeypatch):
+    import tasks
+
+    monkeypatch.setitem(tasks.QUICK, "steps", 2)
+    monkeypatch.setattr(tasks, "COUNT", 4)
+    return tasks, ["--quick", "--layers", "elman", "--tasks", "parity"]
+
+
+def run_seen_to_learn(monkeypatch):
+    """Its commands, whose training takes long, are read, and their models built. All score the same."""
+    import mackey_glass
+    import seen_to_learn
+
+    def scanl(command, *arguments):
+        if command == "train":
+            config, _ = parse(arguments)
+            config.check()
+            build_model(config, config.open_source().question)
+        return "  this model  0.5\n"
+
+    monkeypatch.setattr(seen_to_learn, "scanl", scanl)
+    monkeypatch.setattr(mackey_glass, "run", lambda sizes, below: below > 0)
+    return seen_to_learn, ["mqar-gated_deltanet"]
+
+
+@pytest.mark.parametrize(
+    "make", [run_primitives, run_cells, run_forecast_stream, run_hub, run_rnn, run_tasks, run_seen_to_learn]
+)
+def test_benchmarks_run(make, tmp_path, monkeypatch, capfd):
+    benchmark, arguments = make(monkeypatch)
+    if hasattr(benchmark, "RESULTS"):
+        monkeypatch.setattr(benchmark, "RESULTS", tmp_path)
+    names = benchmark.SEEN if make is run_seen_to_learn else [""]
+    for name in names:
+        monkeypatch.setattr(sys, "argv", [make.__name__, *([name] if name else arguments)])
+        benchmark.main()
+
+
+SMALL = {  # what is made smaller in a benchmark, its arguments, and the package that it needs
+    "memories": (
+        {"LONG": (1, 20, 2, 4), "LOOP": (1, 5, 8)},
+        ["--only", "linear attention, 4096 steps", "rdn", "--rounds", "1"],
+        "torch",
+    ),
+    "capacity": ({"KEYS": (4, 8), "TIMES": (1, 2)}, ["--steps", "2"], "matplotlib"),
+    "state_space": ({"beside_lstm": (1, 20, 4), "beside_authors": (1, 20, 4)}, ["--rounds", "1"], "torch"),
+    "spacetime": (
+        {},
+        ["--series", "nile", "--horizon", "2", "--window", "6", "--steps", "2", "--seeds", "1", "--dim", "16"],
+        "statsmodels",
+    ),
+    "sashimi": ({}, ["--samples", "20", "--dim", "2", "--blocks", "1"], "torch"),
+    "laughing_hyena": (
+        {"TRAINED": 8},
+        ["--context", "16", "--dim", "4", "--depth", "1", "--steps", "1", "--rounds", "1"],
+        "torch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_benchmarks_run(name, tmp_path, monkeypatch, capsys):
+    sizes, arguments, package = SMALL[name]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    benchmark = importlib.import_module(name)
+    for key, size in sizes.items():
+        whole = getattr(benchmark, key)
+        monkeypatch.setattr(benchmark, key, functools.partial(whole, shape=size) if callable(whole) else size)
+    written = {"PICTURE": tmp_path / "picture.png", "RESULTS": tmp_path}
+    for key in written.keys() & vars(benchmark):
+        monkeypatch.setattr(benchmark, key, written[key])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # it would hold for all later tests
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    benchmark.main()
+    assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
+    assert capsys.readouterr().out
+
+
+def test_every_benchmark_of_the_pages_runs():
+    named = set(re.findall(r"benchmarks/(\w+)\.py", "\n".join(PAGES.values())))
+    here = {"primitives", "cells", "forecast_stream", "hub", "rnn", "tasks", "seen_to_learn", *SMALL}
+    assert named <= here | ELSEWHERE.keys()
+    for name, test in ELSEWHERE.items():
+        assert name in (ROOT / test).read_text(encoding="utf-8")
+
+
+def _options(path: Path) -> list[str]:
+    return re.findall(r'add_argument\("(--[\w-]+)"', path.read_text(encoding="utf-8"))
+
+
+def _stem(option: str) -> str:
+    return re.split(r"[=.]", option)[0]
