@@ -34,7 +34,7 @@ BESIDE_AUTHORS = {
     "s4": {"state_dim": MODES},
     "s4d": {"state_dim": MODES},
     "dss": {"state_dim": MODES // 2},  # conjugate pairs are not used: as many complex numbers as the others have
-    "sgconv": {"max_length": 4096, "kernel_dim": MODES},
+    "sgconv": {"max_length": 4096, "conv_size": MODES},
 }
 
 

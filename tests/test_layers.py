@@ -76,7 +76,7 @@ CASES |= {
     "short_convolution": lambda: ShortConvolution(DIM),
     "short_convolution_1": lambda: ShortConvolution(DIM, conv_size=1, bias=False),
     "short_convolution_centred": lambda: ShortConvolution(DIM, conv_size=3, causal=False),
-    "linear_rnn_without_conv": lambda: LinearRNN(DIM, bias=False, use_short_conv=False),
+    "linear_rnn_without_conv": lambda: LinearRNN(DIM, bias=False, conv_size=None),
     "user_vector": lambda: WeightedDecay(DIM, 1),
     "user_matrix": lambda: MatrixDecay(DIM, 1),
     "bidirectional_concat": lambda: Bidirectional(DIM, "hgrn", combine="concat"),

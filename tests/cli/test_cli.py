@@ -1,5 +1,6 @@
 """The `scanl` command: what it prints, and one line for every mistake."""
 
+import inspect
 import io
 import os
 import subprocess
@@ -209,6 +210,11 @@ def test_list_and_help_name_every_layer_and_option(capfd):
 def test_every_option_says_what_it_means(name):
     """In its annotation, from which the docstring, `show` and `train --help` take it."""
     assert all(option.meaning for option in options_of(name))
+
+
+def test_layers_share_the_names_of_their_options():
+    """At most 150 names in all: a concept has the name that `scanl.layers.options` gives it."""
+    assert len({parameter for name in names() for parameter in inspect.signature(get(name)).parameters}) <= 150
 
 
 @pytest.mark.parametrize("name", names())

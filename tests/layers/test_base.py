@@ -106,7 +106,7 @@ def test_init_of_linear_rnn():
 
 
 def test_example_1_trains_and_decodes():
-    model = LinearRNN(dim=512, expand=2, use_short_conv=True, conv_size=4)
+    model = LinearRNN(dim=512, expand=2, conv_size=4)
     output, state = model(torch.randn(2, 100, 512))
     assert output.shape == (2, 100, 512)
     assert state.shape == (2, 1024)

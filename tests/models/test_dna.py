@@ -28,7 +28,7 @@ from scanl.models import (
 from scanl.models.dna import complement, decode, encode
 from scanl.models.saving import recorded
 
-OPTIONS = {"state_dim": 2, "dt_rank": 2}
+OPTIONS = {"state_dim": 2, "rank": 2}
 
 
 def strand(text="ACGTNAACGTTGCA"):

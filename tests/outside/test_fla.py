@@ -238,7 +238,7 @@ def test_path_attention(monkeypatch, options):
     monkeypatch.setattr("fla.layers.path_attn.l2_norm", lambda x, **_: unit(x))
     theirs = shaken(fla.layers.PaTHAttention(hidden_size=DIM, num_heads=4, **options))
     ours = {"num_kv_heads": options.get("num_kv_heads"), "qk_norm": "use_qk_norm" in options}
-    layer = layers.build("path_attention", DIM, num_heads=4, w_rank=None if "use_low_rank_w" in options else 32, **ours)
+    layer = layers.build("path_attention", DIM, num_heads=4, rank=None if "use_low_rank_w" in options else 32, **ours)
     if "use_qk_norm" in options:
         layer.maybe_q_norm.eps = layer.maybe_k_norm.eps = theirs.maybe_q_norm.eps
     layer.load_state_dict(theirs.state_dict())

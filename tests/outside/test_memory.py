@@ -236,10 +236,10 @@ def test_retnet_is_that_of_torchscale_without_its_scales(torchscale, monkeypatch
     ("options", "theirs"),
     [
         ({"feature_map": "elu_plus_one"}, {"feature_map": "elu", "output_norm": "identity"}),
-        ({"feature_map": "identity", "normalize": False, "output_norm": "rmsnorm"}, {"feature_map": "identity"}),
+        ({"feature_map": "identity", "normalize": False, "output_norm": True}, {"feature_map": "identity"}),
         # not normalised: of features so sparse the denominator may be nearly 0, and float32 then tells nothing
         (
-            {"feature_map": "dpfp", "nu": 4, "norm_q": True, "norm_k": True, "normalize": False},
+            {"feature_map": "dpfp", "nu": 4, "qk_norm": "sum", "normalize": False},
             {"feature_map": "dpfp", "norm_q": True, "norm_k": True, "output_norm": "identity"},
         ),
     ],
@@ -329,7 +329,7 @@ def gateloop():
 )
 def test_gateloop_is_that_of_gateloop_transformer(gateloop, sub_ln, gating, inner):
     theirs = {"dim_inner": inner, "add_swish_gating": gating, "sub_ln": sub_ln}
-    options = {"width": inner, "output_gate": gating, "sub_ln": sub_ln}
+    options = {"width": inner, "output_gate": gating, "output_norm": sub_ln}
     other = gateloop(**theirs)
     layer = layers.build("gateloop", DIM, polar=True, **options).double()
     layer.load_state_dict(other.state_dict())

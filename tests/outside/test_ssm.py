@@ -35,7 +35,7 @@ def test_mamba_of_transformers(bias):
         hidden_size=DIM, state_size=6, conv_kernel=3, expand=2, time_step_rank=3, use_bias=bias, num_hidden_layers=1
     )
     theirs = modeling.MambaMixer(config, 0).float()
-    ours = Mamba(DIM, 6, 3, dt_rank=3, bias=bias).float()
+    ours = Mamba(DIM, 6, 3, rank=3, bias=bias).float()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     agree(ours, theirs, lambda x: ours(x)[0], theirs, 1e-5)
 

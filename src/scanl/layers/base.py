@@ -23,11 +23,11 @@ from scanl.registry import Registry
 class Hint(NamedTuple):
     """How an optimiser should train a parameter.
 
-    weight_decay: False for no weight decay.   lr: name of the layer's attribute that holds the learning rate.
+    weight_decay: False for no weight decay.   lr: a learning rate, or the name of the layer's attribute that holds it.
     """
 
     weight_decay: bool = True
-    lr: str | None = None
+    lr: float | str | None = None
 
 
 S = TypeVar("S")

@@ -61,15 +61,14 @@ class LinearRNN(Layer):
         dim: options.Dim,
         expand: Annotated[int, at_least(1), "hidden_dim = expand * dim channels in the recurrence"] = 2,
         bias: Annotated[options.Bias, "biases in the projections and the convolution"] = True,
-        use_short_conv: Annotated[bool, "a short causal convolution before the recurrence"] = True,
-        conv_size: options.ConvSize = 4,
+        conv_size: options.ConvSizeOrNone = 4,
         norm_before_gate: Annotated[bool, "y = LN(rec) * SiLU(z); if False, y = LN(rec * SiLU(z))"] = True,
     ) -> None:
         super().__init__()
         self.dim, self.conv_size, self.norm_before_gate = dim, conv_size, norm_before_gate
         self.hidden_dim = width = dim * expand
         self.in_proj = nn.Linear(dim, 2 * self.hidden_dim, bias=bias)
-        self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=bias) if use_short_conv else None
+        self.conv = None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=bias)
         self.norm = nn.LayerNorm(self.hidden_dim)
         self.out_proj = nn.Linear(self.hidden_dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.in_proj.weight)
@@ -96,7 +95,7 @@ class LinearRNN(Layer):
 
     def init_state(self, batch_size: int, *, device: Device = None, dtype: DType = None) -> LinearRNNState:
         conv, kind = None, {"device": device, "dtype": dtype, "at_least": torch.float32}
-        if self.conv is not None:
+        if self.conv_size is not None:
             conv = self._zeros(batch_size, self.conv_size - 1, self.hidden_dim, **kind)
         if self._custom:  # only the subclass knows the form of its state; it begins with None
             return LinearRNNState(None, conv)

@@ -69,6 +69,7 @@ ConvSize = Annotated[int, at_least(1), "W, window of the causal convolution"]
 ConvSizeOrNone = Annotated[int | None, at_least(1), "W, window of the causal convolution; None for no convolution"]
 ConvBias = Annotated[bool, "a bias in the convolution"]
 Bias = Annotated[bool, "biases in the linear maps"]
+OutputNorm = Annotated[bool, "a norm of the output"]
 OutputGate = Annotated[bool, "a gate on the output"]
 NegativeEigenvalues = Annotated[bool, "write strengths up to 2 instead of 1"]
 NormEps = Annotated[float, above(0), "ε in the norm"]
@@ -88,7 +89,11 @@ Substeps = Annotated[int, at_least(1), "steps of the solver within one step of t
 Discretization = Annotated[str, one_of(DISCRETIZATIONS), "how the system is discretized"]
 Method = Annotated[str, "method of the solver of the differential equation"]
 
+RelativeTolerance = Annotated[float, above(0), "relative error of a solution at most"]
+MaxIterations = Annotated[int, at_least(1), "iterations of the solver at most"]
+
 # start and training
+Trained = Annotated[bool, "constants of the dynamics are trained"]
 Init = Annotated[str, "the initial values"]
 DiagonalInit = Annotated[
     str, one_of(DIAGONAL_STARTS), 'imaginary parts of A: "lin", "inv", "legs"; or "real", A = -1, -2, ...'

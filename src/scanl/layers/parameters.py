@@ -47,6 +47,6 @@ def _hinted(layer: Module) -> dict[int, tuple[bool, float | None]]:
             raise ConfigError(
                 f"{type(layer).__name__}: hints name {path!r}, expected a parameter or a module of the layer"
             )
-        lr = None if hint.lr is None else getattr(layer, hint.lr)
+        lr = getattr(layer, hint.lr) if isinstance(hint.lr, str) else hint.lr
         found |= dict.fromkeys(here, (hint.weight_decay, lr))
     return found

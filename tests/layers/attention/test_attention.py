@@ -116,12 +116,12 @@ def multi_state_attention(layer, xs):
 
 EQUATIONS = {
     "path_attention": (
-        lambda: layers.build("path_attention", DIM, num_heads=4, num_kv_heads=2, max_length=T, w_rank=3),
+        lambda: layers.build("path_attention", DIM, num_heads=4, num_kv_heads=2, max_length=T, rank=3),
         path_attention,
     ),
     "path_attention_normed": (
         lambda: layers.build(
-            "path_attention", DIM, num_heads=2, max_length=64, w_rank=None, conv_bias=True, qk_norm=True
+            "path_attention", DIM, num_heads=2, max_length=64, rank=None, conv_bias=True, qk_norm=True
         ),
         path_attention,
     ),
@@ -278,7 +278,7 @@ def test_a_full_cache_beside_an_empty_one():
 WRONG = [
     ("path_attention", {"num_heads": 3}, "path_attention: num_heads is 3, expected a divisor of dim=8"),
     ("path_attention", {"num_kv_heads": 3}, "path_attention: num_kv_heads is 3, expected a divisor of num_heads=8"),
-    ("path_attention", {"w_rank": 0}, "path_attention: w_rank is 0, expected at least 1"),
+    ("path_attention", {"rank": 0}, "path_attention: rank is 0, expected at least 1"),
     ("multi_state_attention", {"window": 0}, "multi_state_attention: window is 0, expected at least 1"),
     ("multi_state_attention", {"variant": "h2o"}, "multi_state_attention: unknown variant 'h2o'"),
     ("forgetting_attention", {"max_length": 0}, "forgetting_attention: max_length is 0, expected at least 1"),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cells_by_loop("name")
 
 
 def mamba3(layer, xs):
-    H, N, P, R, A = layer.num_heads, layer.state_dim, layer.head_dim, layer.mimo_rank, layer.pairs
+    H, N, P, R, A = layer.num_heads, layer.state_dim, layer.head_dim, layer.rank, layer.pairs
     S, angle = torch.zeros(H, N, P), torch.zeros(H, A)
     before_k, before_x = torch.zeros(H, R, N), torch.zeros(H, R, P)
     ys = []
@@ -294,10 +294,10 @@ EQUATIONS = {
         lambda: layers.build("titans", DIM, num_heads=1, depth=1, chunk_size=1, conv_size=None),
         titans,
     ),
-    "mesanet": (lambda: layers.build("mesanet", DIM, num_heads=2, head_dim=3, cg_steps=6), mesanet),
+    "mesanet": (lambda: layers.build("mesanet", DIM, num_heads=2, head_dim=3, max_iterations=6), mesanet),
     "mesanet_gated": (
         lambda: layers.build(
-            "mesanet", DIM, head_dim=4, output_gate=True, conv_size=None, lambda_lower_bound=0.1, cg_steps=8
+            "mesanet", DIM, head_dim=4, output_gate=True, conv_size=None, lambda_lower_bound=0.1, max_iterations=8
         ),
         mesanet,
     ),
@@ -310,12 +310,12 @@ EQUATIONS = {
     ),
     "mamba3": (lambda: layers.build("mamba3", DIM, state_dim=8, head_dim=4, num_groups=2), mamba3),
     "mamba3_normed": (
-        lambda: layers.build("mamba3", DIM, state_dim=6, head_dim=8, rope_fraction=1.0, outproj_norm=True, A_floor=0.5),
+        lambda: layers.build("mamba3", DIM, state_dim=6, head_dim=8, rope_fraction=1.0, output_norm=True, A_floor=0.5),
         mamba3,
     ),
-    "mamba3_mimo": (lambda: layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=8, mimo_rank=3), mamba3),
+    "mamba3_mimo": (lambda: layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=8, rank=3), mamba3),
     "mamba3_mimo_normed": (
-        lambda: layers.build("mamba3_mimo", DIM, state_dim=4, head_dim=4, num_groups=2, mimo_rank=2, outproj_norm=True),
+        lambda: layers.build("mamba3_mimo", DIM, state_dim=4, head_dim=4, num_groups=2, rank=2, output_norm=True),
         mamba3,
     ),
 }
@@ -355,7 +355,7 @@ def test_init_of_mesanet():
     assert not torch.cat([layer.a_proj.bias, layer.b_proj.bias]).any()
     torch.testing.assert_close(softplus(layer.lambda_params) + 0.25, torch.ones(256))
     assert {"lambda_params"} <= undecayed(layer)
-    assert (layer.num_heads, layer.v_conv1d, layer.cg_steps) == (2, None, 30)
+    assert (layer.num_heads, layer.v_conv1d, layer.max_iterations) == (2, None, 30)
 
 
 @pytest.mark.usefixtures("double")
@@ -547,7 +547,7 @@ WRONG = [
         {"depth": 3},
         "depth is 3, expected 1 or 2",
     ),
-    ("mesanet", {"cg_steps": 0}, "cg_steps is 0, expected at least 1"),
+    ("mesanet", {"max_iterations": 0}, "max_iterations is 0, expected at least 1"),
     ("mesanet", {"lambda_lower_bound": 1.0}, "lambda_lower_bound is 1.0, expected less than 1"),
     ("momentum_deltanet", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
     ("mamba3", {"head_dim": 5}, r"head_dim is 5, expected a divisor of expand \* dim, with expand=2 and dim=8"),
@@ -556,7 +556,7 @@ WRONG = [
         {"head_dim": 4, "num_groups": 3},
         r"num_groups is 3, expected a divisor of expand \* dim / head_dim, with",
     ),
-    ("mamba3", {"mimo_rank": 0}, "mimo_rank is 0, expected at least 1"),
+    ("mamba3", {"rank": 0}, "rank is 0, expected at least 1"),
     ("mamba3", {"head_dim": 4, "rope_fraction": 0.3}, "rope_fraction is 0.3, expected 0.5 or 1"),
     ("mamba3", {"head_dim": 4, "state_dim": 2}, "state_dim is 2, expected at least 2 / rope_fraction=4"),
 ]

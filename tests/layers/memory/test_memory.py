@@ -414,7 +414,7 @@ def relit(layer, xs):
 
 
 def arelit(layer, xs):
-    H, r = layer.num_heads, layer.r
+    H, r = layer.num_heads, layer.rank
     omegas = [-math.pi + 2 * math.pi * m / max(1, r - 1) for m in range(r)]
     ks, vs, s, ys = [[0] * r for _ in range(H)], [[0] * r for _ in range(H)], [0] * H, []
     for t, x in enumerate(xs):
@@ -724,7 +724,7 @@ EQUATIONS = {
     "abc": (lambda: layers.build("abc", DIM, num_heads=2, num_slots=3), abc),
     "abc_plain": (
         lambda: layers.build(
-            "abc", DIM, num_heads=2, num_slots=5, expand_k=0.75, use_rope=False, output_gate=False, clamp=0.5
+            "abc", DIM, num_heads=2, num_slots=5, expand_k=0.75, rope_base=None, output_gate=False, clamp=0.5
         ),
         abc,
     ),
@@ -752,14 +752,14 @@ EQUATIONS = {
     "relit": (lambda: layers.build("relit", DIM, num_heads=2, head_dim=5, eta=3), relit),
     "relit_narrow": (lambda: layers.build("relit", DIM, num_heads=1, head_dim=6, eps=0.5), relit),
     "arelit": (lambda: layers.build("arelit", DIM, num_heads=2, head_dim=5), arelit),
-    "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=7, eps=0.5), arelit),
+    "arelit_seven": (lambda: layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, rank=7, eps=0.5), arelit),
     "rdn": (lambda: layers.build("rdn", DIM, num_heads=2), rdn),
     "srwm": (lambda: layers.build("srwm", DIM, num_heads=2), srwm),
     "srwm_softmax": (lambda: layers.build("srwm", DIM, num_heads=1, softmax=True), srwm),
     "gateloop": (lambda: layers.build("gateloop", DIM), gateloop),
     "gateloop_heads": (lambda: layers.build("gateloop", DIM, num_heads=2, width=6), gateloop),
     "gateloop_polar": (
-        lambda: layers.build("gateloop", DIM, polar=True, sub_ln=False, output_gate=False),
+        lambda: layers.build("gateloop", DIM, polar=True, output_norm=False, output_gate=False),
         gateloop,
     ),
     "gateloop_polar_heads": (lambda: layers.build("gateloop", DIM, polar=True, num_heads=4), gateloop),
@@ -876,7 +876,7 @@ def test_retention_does_not_care_where_it_starts():
 
 
 def test_init_of_linear_attention():
-    layer = layers.build("performer", 64, num_heads=1, forget_gate=True, norm_qk=True)
+    layer = layers.build("performer", 64, num_heads=1, forget_gate=True, qk_norm="layernorm")
     for project in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gate_proj):
         assert_uniform(project.weight, -1 / 8, 1 / 8)
     for norm in (layer.q_norm, layer.k_norm):
@@ -1070,7 +1070,7 @@ def test_init_of_relit(name):
 @pytest.mark.usefixtures("double")
 def test_arelit_with_many_frequencies_has_a_decay_of_rows_times_one_of_columns():
     torch.manual_seed(0)
-    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, r=128, eps=1e-30)
+    layer = layers.build("arelit", DIM, num_heads=1, head_dim=6, eta=3, rank=128, eps=1e-30)
     torch.nn.init.ones_(layer.linear_kqvbetagammas.bias)  # so that no denominator is 0
     torch.nn.init.ones_(layer.linear_p1p2p3.bias)
     xs, S, s = list(torch.randn(20, DIM)), 0, 0
@@ -1193,7 +1193,7 @@ WRONG = [
         {"forget_gate": True, "causal": False},
         "forget_gate is True, expected False because of causal=False",
     ),
-    ("linear_attention", {"output_norm": "l2"}, "unknown output_norm 'l2'"),
+    ("linear_attention", {"qk_norm": "l2"}, "unknown qk_norm 'l2'"),
     ("mlstm", {"num_heads": 3}, "num_heads is 3, expected a divisor of 64 channels because of expand=2.0"),
     ("mlstm", {"block_size": 0}, "block_size is 0, expected at least 1"),
     ("mlstm", {"block_size": 3}, "block_size is 3, expected a divisor of 64 channels because of expand=2.0"),
@@ -1214,7 +1214,7 @@ WRONG = [
     (
         "abc",
         {"num_heads": 4},
-        "expand_k is 0.5, expected an even number of channels of a head because of use_rope, not 1",
+        "expand_k is 0.5, expected an even number of channels of a head because of rope_base, not 1",
     ),
     ("hgrn2", {"head_dim": 3}, "head_dim is 3, expected a divisor of dim=8"),
     ("lightning", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8 without head_dim"),
@@ -1226,7 +1226,7 @@ WRONG = [
     ("diag_attention", {"window": 0}, "window is 0, expected at least 1"),
     ("relit", {"eta": 0}, "eta is 0, expected at least 1"),
     ("arelit", {"head_dim": 0}, "head_dim is 0, expected at least 1"),
-    ("arelit", {"r": 0}, "r is 0, expected at least 1"),
+    ("arelit", {"rank": 0}, "rank is 0, expected at least 1"),
     ("rdn", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("srwm", {"num_heads": 3}, "num_heads is 3, expected a divisor of dim=8"),
     ("gateloop", {"num_heads": 3}, "num_heads is 3, expected a divisor of width=8"),

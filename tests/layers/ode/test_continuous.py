@@ -174,7 +174,7 @@ def phi(name, v):
 def irnn(layer, xs, spans=None):
     before, ys = torch.zeros(DIM), []
     for x, span in zip(xs, spans if spans is not None else ones(xs), strict=True):
-        h = before if layer.start == "state" else torch.zeros(DIM)
+        h = before if layer.init == "state" else torch.zeros(DIM)
         for eta in layer.eta:
             if layer.rank is None:
                 inner = layer.U.weight @ (h + before) + linear(layer.W, x)
@@ -281,7 +281,7 @@ def odefwp(layer, xs, spans=None):
 EQUATIONS = {
     "ctrnn": (lambda: CTRNN(DIM), ctrnn),
     "ctrnn_linear": (lambda: CTRNN(DIM, 3, tau=2.0, global_feedback=False), ctrnn),
-    "ctrnn_trained_tau": (lambda: CTRNN(DIM, 2, 0.3, fix_tau=False), ctrnn),
+    "ctrnn_trained_tau": (lambda: CTRNN(DIM, 2, 0.3, trained=True), ctrnn),
     "cfc": (lambda: CfC(DIM, hidden_dim=6), cfc),
     "cfc_no_gate": (lambda: CfC(DIM, 5, "no_gate", 6, 2, "silu"), cfc),
     "cfc_pure": (lambda: CfC(DIM, variant="pure", hidden_dim=6, activation="gelu"), cfc),
@@ -766,7 +766,7 @@ WRONG = [
     (lambda: IRNN(8, 0), "irnn: substeps is 0, expected at least 1"),
     (lambda: IRNN(8, rank=0), "irnn: rank is 0, expected at least 1"),
     (lambda: IRNN(8, activation="rel"), "irnn: unknown activation 'rel'; did you mean 'relu'"),
-    (lambda: IRNN(8, start="stat"), "irnn: unknown start 'stat'; did you mean 'state'"),
+    (lambda: IRNN(8, init="stat"), "irnn: unknown init 'stat'; did you mean 'state'"),
     (lambda: TARNN(8, 0), "tarnn: substeps is 0, expected at least 1"),
     (lambda: TARNN(8, variant="plan"), "tarnn: unknown variant 'plan'; did you mean 'plain'"),
     (lambda: TARNN(8, activation="tan"), "tarnn: unknown activation 'tan'; did you mean 'tanh'"),

@@ -95,7 +95,7 @@ def antisym(layer, xs):
 
 def noisy(layer, xs):
     h, ys = torch.zeros(DIM), []
-    a, w = part_skew(layer.B, layer.beta, layer.gamma_A), part_skew(layer.C, layer.beta, layer.gamma_W)
+    a, w = part_skew(layer.B, layer.beta, layer.gamma), part_skew(layer.C, layer.beta, layer.gamma)
     for x in xs:
         h = h + layer.d * (layer.alpha * (h @ a) + torch.tanh(h @ w + linear(layer.E, x)))
         ys.append(h)

@@ -66,7 +66,7 @@ def ligru(layer, xs):
     h, ys = torch.zeros(DIM), []
     for x in xs:
         raw = layer.w.weight @ x
-        if layer.normalization == "batchnorm":
+        if layer.variant == "batchnorm":
             scaled = (raw - layer.norm.running_mean) / torch.sqrt(layer.norm.running_var + layer.norm.eps)
             raw = scaled * layer.norm.weight + layer.norm.bias
         else:
@@ -207,7 +207,7 @@ WRONG = [
     (lambda: LayerNormElman(0), "layernorm_elman: dim is 0, expected at least 1"),
     (lambda: LayerNormElman(8, "rel"), r"layernorm_elman: unknown activation 'rel'; did you mean 'relu'\?"),
     (lambda: GRU(8, False, 9), "gru: t_max is 9, expected None because of bias=False"),
-    (lambda: LiGRU(8, "batch"), r"ligru: unknown normalization 'batch'; did you mean 'batchnorm'\?"),
+    (lambda: LiGRU(8, "batch"), r"ligru: unknown variant 'batch'; did you mean 'batchnorm'\?"),
     (lambda: layers.build("ligru", 0), "ligru: dim is 0, expected at least 1"),
 ]
 

@@ -14,7 +14,7 @@ def direction(layer, us, zs, suffix):
     A_log, D = (layer.A_b_log, layer.D_b) if suffix else (layer.A_log, layer.D)
     h, ys = torch.zeros_like(A_log), []
     for u, z in zip([silu(u) for u in by_hand_convolve(us, conv)], zs, strict=True):
-        low, B, C = (x_proj.weight @ u).split([layer.dt_rank, layer.state_dim, layer.state_dim])
+        low, B, C = (x_proj.weight @ u).split([layer.rank, layer.state_dim, layer.state_dim])
         delta = softplus(dt_proj.weight @ low + dt_proj.bias)
         h = torch.exp(-delta[:, None] * torch.exp(A_log)) * h + (delta * u)[:, None] * B
         ys.append((h @ C + D * u) * silu(z))
@@ -36,7 +36,7 @@ def reverse_complement(layer, xs):
     return [torch.cat([a, b.flip(0)]) for a, b in zip(one, other, strict=True)]
 
 
-SIZES = {"state_dim": 3, "conv_size": 3, "dt_rank": 2}
+SIZES = {"state_dim": 3, "conv_size": 3, "rank": 2}
 EQUATIONS = {
     "vim": (lambda: BiMamba(DIM, **SIZES), bimamba),
     "caduceus": (lambda: CaduceusMixer(DIM, **SIZES), bimamba),

@@ -56,13 +56,13 @@ def mega(layer, xs):
         ks, vs = [*ks, k], [*vs, silu(linear(layer.v_proj, x))]
         bias = [position_bias(layer.rel_pos_bias, t - start, j - start) for j in range(start, t + 1)]
         scores = torch.stack([q @ k for k in ks[start:]])
-        if layer.attention == "softmax":
+        if layer.activation == "softmax":
             weights = (scores / math.sqrt(layer.z_dim) + torch.stack(bias)).exp()
             weights = weights / weights.sum()
         else:
             scores = scores / (t - start + 1) + torch.stack(bias)
             weights = torch.where(scores > 0, scores, 0) ** 2
-            if layer.attention == "laplace":
+            if layer.activation == "laplace":
                 weights = 0.5 * (1 + torch.erf((scores - 0.707107) / (0.282095 * math.sqrt(2))))
         read_out = (weights[:, None] * torch.stack(vs[start:])).sum(0)
         h = silu(ahead + linear(layer.h_proj, silu(gate) * read_out))
@@ -112,8 +112,8 @@ def megalodon(layer, xs):
 
 EQUATIONS = {
     "mega": (lambda: Mega(DIM, 4, 6, 3, max_length=24), mega),
-    "mega_chunk_laplace_rotary": (lambda: Mega(DIM, 4, 6, 3, 3, attention="laplace", position_bias="rotary"), mega),
-    "mega_relu2": (lambda: Mega(DIM, 5, None, 2, max_length=24, attention="relu2"), mega),
+    "mega_chunk_laplace_rotary": (lambda: Mega(DIM, 4, 6, 3, 3, activation="laplace", position_bias="rotary"), mega),
+    "mega_relu2": (lambda: Mega(DIM, 5, None, 2, max_length=24, activation="relu2"), mega),
     "cema": (lambda: ComplexEMA(DIM, 3), cema),
     "megalodon": (lambda: Megalodon(DIM, 4, 6, 2, 3, 3, 4), megalodon),
     "megalodon_of_one_chunk": (lambda: Megalodon(DIM, 6, None, 1, 3, 24), megalodon),
@@ -241,7 +241,7 @@ def test_init_of_the_whole_models():
     ("make", "message"),
     [
         (lambda: Mega(8, 0), "mega: z_dim is 0, expected at least 1"),
-        (lambda: Mega(8, attention="soft"), "mega: unknown attention 'soft'; did you mean 'softmax'"),
+        (lambda: Mega(8, activation="soft"), "mega: unknown activation 'soft'; did you mean 'softmax'"),
         (lambda: Mega(8, position_bias="none"), "mega: unknown position_bias 'none'"),
         (
             lambda: Mega(8, 3, position_bias="rotary"),

@@ -75,7 +75,7 @@ def mamba(layer, xs, spans=None):
     h, ys = torch.zeros(layer.width, layer.state_dim), []
     A = -torch.exp(layer.A_log)
     for u, v, span in zip(us, mixed, held(spans, xs), strict=True):
-        low, B, C = (layer.x_proj.weight @ u).split([layer.dt_rank, layer.state_dim, layer.state_dim])
+        low, B, C = (layer.x_proj.weight @ u).split([layer.rank, layer.state_dim, layer.state_dim])
         delta = torch.log(1 + torch.exp(layer.dt_proj.weight @ low + layer.dt_proj.bias)) * span
         h = torch.exp(delta[:, None] * A) * h + (delta * u)[:, None] * B
         ys.append(layer.out_proj.weight @ ((h @ C + layer.D * u) * silu(v[layer.width :])))
@@ -325,7 +325,7 @@ def lssl(layer, xs, spans=None):
 
 def sgconv(layer, xs):
     """The kernel lag by lag: between the middles of two stretched numbers runs a line."""
-    k, scales, lags = layer.kernel_dim, len(layer.kernel_list), []
+    k, scales, lags = layer.conv_size, len(layer.kernel_list), []
     for i, w in enumerate(layer.kernel_list):
         stretch = 2 ** max(0, i - 1)
         for j in range(k * stretch):
@@ -389,7 +389,7 @@ def dense_lti(layer, xs):
 
 
 EQUATIONS = {
-    "mamba": (lambda: Mamba(DIM, state_dim=4, conv_size=3, dt_rank=2), mamba),
+    "mamba": (lambda: Mamba(DIM, state_dim=4, conv_size=3, rank=2), mamba),
     "mamba_without_a_bias": (lambda: Mamba(DIM, state_dim=2, expand=1.5, conv_bias=False), mamba),
     "s4d": (lambda: S4D(DIM, 6), s4d),
     "s4d_bilinear": (lambda: S4D(DIM, 4, discretization="bilinear", init="inv"), s4d),
@@ -608,7 +608,7 @@ def test_init_of_mamba():
     assert layer.dt_proj.weight.shape == (6400, 4)
     assert_uniform(layer.dt_proj.weight, -0.5, 0.5)
     assert_uniform(torch.log(torch.log(1 + layer.dt_proj.bias.exp())), math.log(1e-3), math.log(1e-1))
-    layer = Mamba(16, dt_init="constant", dt_rank=9, dt_min=1e-6, dt_max=1e-5)
+    layer = Mamba(16, dt_init="constant", rank=9, dt_min=1e-6, dt_max=1e-5)
     torch.testing.assert_close(layer.dt_proj.weight.detach(), torch.full((32, 9), 1 / 3))
     torch.testing.assert_close(torch.log(1 + layer.dt_proj.bias.exp()), torch.full((32,), 1e-4))
 
@@ -811,7 +811,7 @@ def test_init_of_gss():
         ("dlr", {"variant": "rael"}, "dlr: unknown variant 'rael'; did you mean 'real'?"),
         ("dlr", {"dt_max": 1e-9}, "dlr: dt_max is 1e-09, expected at least dt_min=0.0001"),
         ("sgconv", {"max_length": 0}, "sgconv: max_length is 0, expected at least 1"),
-        ("sgconv", {"kernel_dim": 0}, "sgconv: kernel_dim is 0, expected at least 1"),
+        ("sgconv", {"conv_size": 0}, "sgconv: conv_size is 0, expected at least 1"),
         ("sgconv", {"decay_min": 3.0}, "sgconv: decay_max is 2.0, expected at least decay_min=3.0"),
         ("liquid_s4", {"degree": 0}, "liquid_s4: degree is 0, expected at least 1"),
         ("liquid_s4", {"state_dim": 3}, "liquid_s4: state_dim is 3, expected an even number"),
@@ -1042,7 +1042,7 @@ def test_init_of_mega_ema():
 WRONG = [
     ("mamba", {"state_dim": 0}, "mamba: state_dim is 0, expected at least 1"),
     ("mamba", {"expand": 0.1}, "mamba: expand is 0.1, expected at least 1/8 because of dim=8"),
-    ("mamba", {"dt_rank": "all"}, "mamba: dt_rank is 'all', expected an integer or None"),
+    ("mamba", {"rank": "all"}, "mamba: rank is 'all', expected an integer or None"),
     ("mamba", {"dt_min": 0.2}, "mamba: dt_max is 0.1, expected at least dt_min=0.2"),
     ("mamba", {"dt_init": "zero"}, "mamba: unknown dt_init 'zero'; known: random, constant"),
     ("s4d", {"state_dim": 3}, "s4d: state_dim is 3, expected an even number of at least 2"),
@@ -1105,7 +1105,7 @@ def test_a_dense_system_is_a_convolution_and_a_diagonal_system():
 @pytest.mark.usefixtures("double")
 def test_mamba3_mimo_in_pieces_of_time_is_the_whole():
     """A packed sequence is not cut; a row of a batch is. Values, states, and all gradients, the second one too."""
-    layer = shaken(layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=4, expand=2, mimo_rank=2))
+    layer = shaken(layers.build("mamba3_mimo", DIM, state_dim=8, head_dim=4, expand=2, rank=2))
     x = torch.randn(1, 150, DIM, requires_grad=True)
     results = []
     for more in ({}, {"cu_seqlens": torch.tensor([0, 150])}):

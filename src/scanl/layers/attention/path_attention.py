@@ -119,8 +119,8 @@ class PaTHAttention(Layer):
     `max_length` raises an error, as for `attention`. The forget gate, which the paper combines with this attention, is
     not part of this layer.
 
-    Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (w_rank, D),
-    w_proj.1 (G K, w_rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
+    Parameters as in flash-linear-attention: q_proj, o_proj (D, D); k_proj, v_proj (G K, D); w_proj.0 (rank, D),
+    w_proj.1 (G K, rank), or w_proj (G K, D); w_conv1d (G K, 1, W); bt_proj (G, D) with a bias; maybe_q_norm,
     maybe_k_norm (K) for the norms.
     Initialisation: linear weights N(0, 0.02²), their bias 0, norms 1, the convolution as in PyTorch and
     in fla's layers. (fla's models draw it from N(0, 0.02²).)
@@ -137,7 +137,7 @@ class PaTHAttention(Layer):
     )
     state: ClassVar = PaTHState
     reads: ClassVar = {"w_conv1d": nn.Conv1d}
-    sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "w_rank": 3}
+    sample: ClassVar = {"num_heads": 4, "num_kv_heads": 2, "max_length": 80, "rank": 3}
     residual_out = "o_proj"
 
     def __init__(
@@ -148,7 +148,7 @@ class PaTHAttention(Layer):
             options.KeyValueHeads | None, "heads of keys, values and reflections; by default num_heads"
         ] = None,
         max_length: Annotated[options.MaxLength, "length of the longest sequence in tokens"] = 2048,
-        w_rank: Annotated[options.Rank | None, "rank of the projection to w; None for a full one"] = 32,
+        rank: Annotated[options.Rank | None, "rank of the projection to w; None for a full one"] = 32,
         conv_size: Annotated[options.ConvSize, "W, window of the convolution over w"] = 3,
         conv_bias: options.ConvBias = False,
         qk_norm: Annotated[bool, "RMSNorm of each head of queries and of keys"] = False,
@@ -160,10 +160,10 @@ class PaTHAttention(Layer):
         self.reach, self.conv_size, width = max_length, conv_size, shared * (dim // num_heads)
         self.q_proj = nn.Linear(dim, dim, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=False) for _ in range(2))
-        if w_rank is None:
+        if rank is None:
             self.w_proj = nn.Linear(dim, width, bias=False)
         else:
-            self.w_proj = nn.Sequential(nn.Linear(dim, w_rank, bias=False), nn.Linear(w_rank, width, bias=False))
+            self.w_proj = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, width, bias=False))
         self.w_conv1d = nn.Conv1d(width, width, conv_size, groups=width, bias=conv_bias)
         self.bt_proj = nn.Linear(dim, shared)
         self.maybe_q_norm, self.maybe_k_norm = (

@@ -60,19 +60,20 @@ class ABC(Layer):
         expand_v: options.ExpandValues = 1.0,
         num_heads: options.FreeHeads = 4,
         num_slots: options.Slots = 64,
-        use_rope: Annotated[bool, "rotate queries and keys by their position; K must then be even"] = True,
-        rope_base: options.RopeBase = 10000.0,
+        rope_base: Annotated[
+            options.RopeBase | None, "base of the rotary positions' wavelengths, for which K is even; None for none"
+        ] = 10000.0,
         output_gate: Annotated[options.OutputGate, "a SiLU gate after the norm"] = True,
         clamp: Annotated[float, above(0), "the logits of the weights are clipped to ±clamp"] = 32.0,
         norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
         self.head_k_dim, self.head_v_dim = (round(expand * dim) // num_heads for expand in (expand_k, expand_v))
-        if use_rope and self.head_k_dim % 2:
-            expected = f"an even number of channels of a head because of use_rope, not {self.head_k_dim}"
+        if rope_base is not None and self.head_k_dim % 2:
+            expected = f"an even number of channels of a head because of rope_base, not {self.head_k_dim}"
             self._refuse("expand_k", expand_k, expected)
         self.dim, self.num_heads, self.num_slots, self.clamp = dim, num_heads, num_slots, clamp
-        self.rotated, self.rope_base = self.head_k_dim if use_rope else 0, rope_base
+        self.rope_base = rope_base
         key, value = num_heads * self.head_k_dim, num_heads * self.head_v_dim
         self.q_proj, self.k_proj = nn.Linear(dim, key, bias=False), nn.Linear(dim, key, bias=False)
         self.v_proj = nn.Linear(dim, value, bias=False)
@@ -89,7 +90,8 @@ class ABC(Layer):
         steps, read = positions(read, x.shape[1], cu_seqlens)
         projections = (self.q_proj, self.k_proj, self.v_proj, self.s_proj)
         q, k, v, s = (widen(project(x)).unflatten(-1, (self.num_heads, -1)) for project in projections)
-        q, k = (rotate(part, steps, self.rotated, self.rope_base) for part in (q, k))
+        if self.rope_base is not None:
+            q, k = (rotate(part, steps, self.head_k_dim, self.rope_base) for part in (q, k))
         e = s.clamp(-self.clamp, self.clamp).exp()
         z, weights = linear_scan(e, e.new_ones(()), weights, cu_seqlens=cu_seqlens)
         sums, keys = linear_attention(q, k, e, state=keys, cu_seqlens=cu_seqlens)

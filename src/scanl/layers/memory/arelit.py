@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from scanl.configured import at_least
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.initial_state import Axes
@@ -24,8 +23,8 @@ from scanl.ops.offsets import sequences
 class AReLiTState(NamedTuple):
     """State of `AReLiT`."""
 
-    keys: Annotated[Tensor, Axes("r, num_heads, eta * head_dim", "traces of keys")]
-    values: Annotated[Tensor, Axes("r, num_heads, head_dim", "traces of values")]
+    keys: Annotated[Tensor, Axes("rank, num_heads, eta * head_dim", "traces of keys")]
+    values: Annotated[Tensor, Axes("rank, num_heads, head_dim", "traces of values")]
     normalizer: Annotated[Tensor, Axes("num_heads, eta * head_dim", "s")]
     steps: Annotated[Tensor, Axes("1", "count of steps", dtype=torch.int64)]
 
@@ -63,11 +62,11 @@ class AReLiT(GatedOuterProducts):
         num_heads: options.FreeHeads = 4,
         head_dim: HeadDim = None,
         eta: Eta = 4,
-        r: Annotated[int, at_least(1), "number of frequencies"] = 2,
+        rank: Annotated[options.Rank, "r, number of frequencies"] = 2,
         eps: options.Eps = 1e-5,
     ) -> None:
         super().__init__(dim, num_heads, head_dim, eta)
-        self.r, self.eps = r, eps
+        self.rank, self.eps = rank, eps
 
     def run(self, x: Tensor, state: AReLiTState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, AReLiTState]:
         keys, values, normalizer, read = state or self.init_state(sequences(x, cu_seqlens))
@@ -75,11 +74,11 @@ class AReLiT(GatedOuterProducts):
         k, q, v, beta, gamma, p1, p2, p3 = self._project(x)
         q, beta, gamma = expand(q.relu(), p2.relu()), beta.sigmoid(), expand(gamma.sigmoid(), p3.sigmoid())
         k, v = gamma * expand(k.relu(), p1.relu()), beta * v
-        omegas = torch.linspace(-math.pi, math.pi, self.r, device=x.device, dtype=torch.float64)
+        omegas = torch.linspace(-math.pi, math.pi, self.rank, device=x.device, dtype=torch.float64)
         waves = ((steps[..., None] + 2) * omegas).cos().to(k.dtype)[..., None, None]
         ks, keys = linear_scan(waves * k.unsqueeze(2), 1 - gamma.unsqueeze(2), keys, cu_seqlens=cu_seqlens)
         vs, values = linear_scan(waves * v.unsqueeze(2), 1 - beta.unsqueeze(2), values, cu_seqlens=cu_seqlens)
         s, normalizer = linear_scan(k, 1 - gamma, normalizer, cu_seqlens=cu_seqlens)
         top = torch.einsum("btrh,btrhv->bthv", torch.einsum("btrhk,bthk->btrh", ks, q), vs)
-        o = top / (2 * self.r * (s * q).sum(-1, keepdim=True) + self.eps)
+        o = top / (2 * self.rank * (s * q).sum(-1, keepdim=True) + self.eps)
         return self.project(o.flatten(-2).to(x.dtype)), AReLiTState(keys, values, normalizer, read)

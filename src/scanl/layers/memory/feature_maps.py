@@ -18,7 +18,7 @@ class NoncausalLinearAttention(LinearAttention):
     bidirectional = True
 
 
-@preset("unnormalised_linear_attention", feature_map="identity", normalize=False, output_norm="rmsnorm")
+@preset("unnormalised_linear_attention", feature_map="identity", normalize=False, output_norm=True)
 class UnnormalisedLinearAttention(LinearAttention):
     """Linear attention without a feature map; a norm of each head replaces the denominator."""
 
@@ -132,7 +132,7 @@ class Based(LinearAttention):
     source = 'Arora et al., "Simple Linear Attention Language Models", arXiv:2402.18668, sec. 4.1'
 
 
-@preset("rebased", feature_map="quadratic", head_dim=16, norm_qk=True, eps=1e-12)
+@preset("rebased", feature_map="quadratic", head_dim=16, qk_norm="layernorm", eps=1e-12)
 class ReBased(LinearAttention):
     """ReBased: linear attention whose kernel is the square of the inner product, of normed queries and keys.
 
@@ -147,7 +147,7 @@ class ReBased(LinearAttention):
     )
 
 
-@preset("dpfp", feature_map="dpfp", nu=2, norm_q=True, norm_k=True, normalize=False)
+@preset("dpfp", feature_map="dpfp", nu=2, qk_norm="sum", normalize=False)
 class DPFP(LinearAttention):
     """Fast weights with a deterministic parameter-free projection; the features of a key sum to 1.
 

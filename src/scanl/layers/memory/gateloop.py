@@ -51,7 +51,7 @@ class GateLoop(Layer):
             options.Width | None, "channels of queries, keys, values and of the transition; by default dim"
         ] = None,
         output_gate: Annotated[options.OutputGate, "a SiLU gate on the output"] = True,
-        sub_ln: Annotated[bool, "LayerNorm over the channels before the gate"] = True,
+        output_norm: Annotated[options.OutputNorm, "LayerNorm over the channels before the gate"] = True,
         polar: Annotated[
             bool,
             "the transition has the angle of the complex number α + iβ and the magnitude σ(|α + iβ|), which is at "
@@ -66,7 +66,7 @@ class GateLoop(Layer):
         self.dim, self.num_heads, self.head_dim, self.polar = dim, num_heads, width // num_heads, polar
         self.to_qkv = nn.Linear(dim, 3 * width, bias=False)
         self.to_a = nn.Sequential(nn.Linear(dim, 2 * width))
-        self.maybe_sub_ln = nn.LayerNorm(width) if sub_ln else nn.Identity()
+        self.maybe_sub_ln = nn.LayerNorm(width) if output_norm else nn.Identity()
         self.to_gates = nn.Sequential(nn.Linear(dim, width, bias=False), nn.SiLU()) if output_gate else None
         self.to_out = nn.Linear(width, dim, bias=False)
 

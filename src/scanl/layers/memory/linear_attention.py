@@ -67,17 +67,17 @@ class LinearAttention(Layer):
         horizon: Horizon = 4096,
         degree: Degree = 2,
         normalize: Annotated[bool, "divide by z_t · φ(q_t), clipped to at least eps"] = True,
-        norm_q: Annotated[bool, "divide the features of each query by their sum plus 1e-4"] = False,
-        norm_k: Annotated[bool, "divide the features of each key by their sum plus 1e-4"] = False,
+        qk_norm: Annotated[
+            Literal["sum", "layernorm"] | None,
+            'norm of queries and keys: "sum" divides the features of each by their sum plus 1e-4; "layernorm" is over '
+            "the channels of all heads, before the split into heads",
+        ] = None,
         forget_gate: Annotated[
             bool,
             "S_t = g_t S_{t-1} + (1 - g_t) φ(k_t) v_tᵀ, and z_t likewise, with g_t = σ(W_g x_t + b_g) for each head",
         ] = False,
         causal: Annotated[bool, "if False, every step reads all steps, including future ones"] = True,
-        norm_qk: Annotated[
-            bool, "LayerNorm of the channels of all heads' queries, and of their keys, before the split into heads"
-        ] = False,
-        output_norm: Annotated[Literal["identity", "rmsnorm"], "norm of each head's output"] = "identity",
+        output_norm: Annotated[options.OutputNorm, "RMSNorm of each head's output"] = False,
         bias: Annotated[options.Bias, "biases in q_proj, k_proj, v_proj and o_proj"] = False,
         init: Annotated[
             Literal["torch", "rfa"],
@@ -93,15 +93,15 @@ class LinearAttention(Layer):
         self.head_dim = round(expand_k * dim) // num_heads if head_dim is None else head_dim
         self.head_v_dim = round(expand_v * dim) // num_heads
         self.dim, self.num_heads, self.normalize, self.eps = dim, num_heads, normalize, eps
-        self.norm_q, self.norm_k, self.causal, self.bidirectional = norm_q, norm_k, causal, not causal
+        self.qk_norm, self.causal, self.bidirectional = qk_norm, causal, not causal
         key, value = num_heads * self.head_dim, num_heads * self.head_v_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, width, bias=bias) for width in (key, key, value))
-        self.q_norm, self.k_norm = (nn.LayerNorm(key) if norm_qk else None for _ in range(2))
+        self.q_norm, self.k_norm = (nn.LayerNorm(key) if qk_norm == "layernorm" else None for _ in range(2))
         self.feature_map = FeatureMap(feature_map, num_heads, self.head_dim, num_features, nu, horizon, degree)
-        plain = causal and not (forget_gate or norm_q or norm_k)
+        plain = causal and not (forget_gate or qk_norm == "sum")
         self.by_kernel = plain and self.feature_map.has_kernel and self.feature_map.width > MANY
         self.gate_proj = nn.Linear(dim, num_heads) if forget_gate else None
-        self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm == "rmsnorm" else None
+        self.norm = GatedRMSNorm(self.head_v_dim, norm_eps) if output_norm else None
         self.o_proj = nn.Linear(value, dim, bias=bias)
         if init == "rfa":
             for project in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
@@ -141,8 +141,8 @@ class LinearAttention(Layer):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, S: Tensor, steps: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         q, k = self.feature_map(q, steps), self.feature_map(k, steps)
-        q = q / (q.sum(-1, keepdim=True) + 1e-4) if self.norm_q else q
-        k = k / (k.sum(-1, keepdim=True) + 1e-4) if self.norm_k else k
+        if self.qk_norm == "sum":
+            q, k = (features / (features.sum(-1, keepdim=True) + 1e-4) for features in (q, k))
         if not self.causal:
             return _all(q, k, widen(v), S, cu_seqlens)
         g = None

@@ -64,7 +64,7 @@ class MesaNet(QueryKeyValue):
     )
     op = "linear_attention"
     state: ClassVar = MesaState
-    sample: ClassVar = {"num_heads": 2, "head_dim": 3, "cg_steps": 4}
+    sample: ClassVar = {"num_heads": 2, "head_dim": 3, "max_iterations": 4}
     residual_out = "o_proj"
     hints: ClassVar = {"lambda_params": UNDECAYED}
 
@@ -79,7 +79,9 @@ class MesaNet(QueryKeyValue):
         ] = 4,
         conv_bias: options.ConvBias = False,
         lambda_lower_bound: Annotated[float, at_least(0), below(1), "least λ"] = 0.25,
-        cg_steps: Annotated[int, at_least(1), "iterations at most; in exact arithmetic K of them are enough"] = 30,
+        max_iterations: Annotated[
+            options.MaxIterations, "iterations at most; in exact arithmetic K of them are enough"
+        ] = 30,
         norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class MesaNet(QueryKeyValue):
         torch.compiler.allow_in_graph(_solve)
         heads = max(1, dim // head_dim) if num_heads is None else num_heads
         self.dim, self.num_heads, self.head_dim = dim, heads, head_dim
-        self.lambda_lower_bound, self.cg_steps = lambda_lower_bound, cg_steps
+        self.lambda_lower_bound, self.max_iterations = lambda_lower_bound, max_iterations
         width = heads * head_dim
         self.memory = (heads, head_dim, head_dim)
         self._make_projections((width, width, width), conv_size, conv_bias)
@@ -111,7 +113,7 @@ class MesaNet(QueryKeyValue):
         write = widen(self.b_proj(x)).sigmoid()[..., None] * k
         damping = F.softplus(widen(self.lambda_params)) + self.lambda_lower_bound
         keys, values = (None, None) if sums is None else (each.to(q.dtype) for each in sums)
-        solved = _solve(q, k, write, g, damping.view(self.num_heads, -1), keys, cu_seqlens, self.cg_steps)
+        solved = _solve(q, k, write, g, damping.view(self.num_heads, -1), keys, cu_seqlens, self.max_iterations)
         _, keys = linear_attention(solved, k, write, g, state=keys, scale=1.0, cu_seqlens=cu_seqlens)
         o, values = linear_attention(solved, write, v, g, state=values, scale=1.0, cu_seqlens=cu_seqlens)
         o = self.o_norm(o, None if self.g_proj is None else self.g_proj(x).view_as(o))

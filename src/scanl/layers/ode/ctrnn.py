@@ -61,7 +61,7 @@ class CTRNN(TimedCell):
         substeps: Annotated[options.Substeps, "Euler steps for each input"] = 6,
         dt: Annotated[options.TimeStep, "length of an Euler step"] = 0.1,
         tau: Annotated[float, above(0), "time constant τ"] = 1.0,
-        fix_tau: Annotated[bool, "τ is not trained"] = True,
+        trained: Annotated[options.Trained, "τ is trained"] = False,
         global_feedback: Annotated[
             bool, "the state enters the tanh. If False, the equation is linear in h, and h averages tanh(W x + b)"
         ] = True,
@@ -73,10 +73,10 @@ class CTRNN(TimedCell):
         self.weight_hh = nn.Parameter(torch.empty(dim, dim).uniform_(-limit, limit)) if global_feedback else None
         self.bias = nn.Parameter(torch.zeros(dim))
         raw = torch.full((1,), math.log(math.expm1(tau)))
-        if fix_tau:
-            self.register_buffer("raw_tau", raw)
-        else:
+        if trained:
             self.raw_tau = nn.Parameter(raw)
+        else:
+            self.register_buffer("raw_tau", raw)
 
     def time_constant(self) -> Tensor:
         """Return τ (1), which softplus keeps above 0."""

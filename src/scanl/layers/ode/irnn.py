@@ -78,7 +78,7 @@ class IRNN(TimedCell):
         substeps: Annotated[options.Substeps, "K, fixed-point rounds for each input"] = 3,
         alpha: Annotated[float, "α"] = 1.0,
         activation: Annotated[str, one_of(ACTIVATIONS), "φ"] = "relu",
-        start: Annotated[
+        init: Annotated[
             Literal["state", "zero"],
             'where the rounds start: "state", at h_{t-1}, as in public programs; or "zero", as the equation has it',
         ] = "state",
@@ -89,7 +89,7 @@ class IRNN(TimedCell):
         ] = None,
     ) -> None:
         super().__init__()
-        self.dim, self.alpha, self.activation, self.start, self.rank = dim, alpha, activation, start, rank
+        self.dim, self.alpha, self.activation, self.init, self.rank = dim, alpha, activation, init, rank
         self.W = nn.Linear(dim, dim)
         if rank is None:
             self.U = nn.Linear(dim, dim, bias=False)
@@ -109,7 +109,7 @@ class IRNN(TimedCell):
         return (torch.eye(self.dim, dtype=v.dtype, device=v.device) + v2 @ v).T
 
     def options(self) -> dict[str, float | str | bool]:
-        options = {"alpha": self.alpha, "activation": self.activation, "start": self.start}
+        options = {"alpha": self.alpha, "activation": self.activation, "start": self.init}
         return {**options, "twice": self.rank is not None}
 
 

@@ -84,8 +84,7 @@ class NeuralODE(TimedCell):
         ] = "rk4",
         substeps: Annotated[options.Substeps, "steps of fixed length for each input"] = 1,
         rtol: Annotated[
-            float,
-            above(0),
+            options.RelativeTolerance,
             "relative tolerance of each step of an adaptive solver. The errors of its steps add up",
         ] = 1e-7,
         atol: Annotated[float, above(0), "absolute tolerance of each step of an adaptive solver"] = 1e-9,

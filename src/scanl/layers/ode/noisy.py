@@ -4,13 +4,13 @@ r"""Noisy recurrent network: a Lipschitz network whose steps are disturbed in tr
    h_t = h_{t-1} + \delta \odot \mu_t \odot (\alpha A h_{t-1} + \tanh(W h_{t-1} + E x_t + b)) + \nu_t
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import at_least, between
+from scanl.configured import Range, at_least, between
 from scanl.layers import options
 from scanl.layers.base import register
 from scanl.layers.ode._timed import TimedCell, part_skew, square_normal
@@ -58,6 +58,13 @@ def _errors() -> Iterator[tuple[Sample, str]]:
     yield Sample({"x": x, "dt": x, "a": w}), "w is missing, expected a tensor (D, D)"
 
 
+def _pair(gamma: float | Sequence[float]) -> Sequence[float]:
+    return gamma if isinstance(gamma, Sequence) else (gamma, gamma)
+
+
+dampings = Range("at least 0", lambda gamma, _: min(_pair(gamma)) >= 0)
+
+
 @register("noisy")
 class NoisyRNN(TimedCell):
     """NoisyRNN: a Lipschitz RNN with noise in training, and with a learned step for each unit.
@@ -80,8 +87,11 @@ class NoisyRNN(TimedCell):
         dim: options.Dim,
         dt: Annotated[options.TimeStep, "initial length of a step"] = 0.1,
         beta: Annotated[float, between(0, 1), "β, skew-symmetric share of A and W, from 0 (symmetric) to 1"] = 0.75,
-        gamma_A: Annotated[float, at_least(0), "damping, subtracted from the diagonal of A"] = 0.001,
-        gamma_W: Annotated[float, at_least(0), "damping, subtracted from the diagonal of W"] = 0.001,
+        gamma: Annotated[
+            float | tuple[float, float],
+            dampings,
+            "γ, damping, subtracted from the diagonals of A and W; or a pair, of A and of W",
+        ] = 0.001,
         alpha: Annotated[float, "α, factor of A"] = 1.0,
         add_noise: Annotated[float, at_least(0), "standard deviation of ν, normal numbers added to the state"] = 0.0,
         mult_noise: Annotated[
@@ -90,14 +100,14 @@ class NoisyRNN(TimedCell):
         init_std: Annotated[options.InitStd, "scale of the initial B and C"] = 0.1,
     ) -> None:
         super().__init__()
-        self.dim, self.beta, self.alpha, self.gamma_A, self.gamma_W = dim, beta, alpha, gamma_A, gamma_W
+        self.dim, self.beta, self.alpha, self.gamma = dim, beta, alpha, gamma
         self.add_noise, self.mult_noise = add_noise, mult_noise
         self.E = nn.Linear(dim, dim)
         self.B, self.C = square_normal(dim, init_std), square_normal(dim, init_std)
         self.d = nn.Parameter(torch.full((dim,), dt))
 
     def operands(self, x: Tensor, spans: Tensor) -> list[Tensor | None]:
-        a, w = part_skew(self.B, self.beta, self.gamma_A).T, part_skew(self.C, self.beta, self.gamma_W).T
+        a, w = (part_skew(m, self.beta, gamma).T for m, gamma in zip((self.B, self.C), _pair(self.gamma), strict=True))
         step, noise = self.d * spans, None
         if self.training and self.mult_noise:
             step = step * (1 - self.mult_noise * torch.rand_like(step))

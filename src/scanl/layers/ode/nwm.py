@@ -110,7 +110,7 @@ class NeuralWaveMachine(TimedCell):
         gamma: Annotated[float, at_least(0), "γ, stiffness of an oscillator without coupling"] = 2.7,
         damping: Annotated[float, at_least(0), "ε, damping"] = 4.7,
         trained: Annotated[
-            bool,
+            options.Trained,
             "dt, gamma and damping are learned, as σ(dt), ReLU(gamma) and ReLU(alpha). They start at the authors' "
             "σ(-1.95), 1 and 0.5. The three options then have no effect",
         ] = False,

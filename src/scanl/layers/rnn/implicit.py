@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from scanl.configured import above, at_least, below
+from scanl.configured import above, below
 from scanl.layers import options
 from scanl.layers.base import Layer, as_widened, register, widen
 from scanl.layers.initial_state import Axes
@@ -62,11 +62,13 @@ class Implicit(Layer):
         method: Annotated[
             Literal["anderson", "broyden", "iteration"], "method of `scanl.ops.fixed_point`"
         ] = "anderson",
-        tolerance: Annotated[float | None, above(0), "relative residual of a solution; None for four roundings"] = None,
-        max_iterations: Annotated[int, at_least(1), "the most evaluations of the map"] = 100,
+        rtol: Annotated[
+            options.RelativeTolerance | None, "relative residual of a solution; None for four roundings"
+        ] = None,
+        max_iterations: Annotated[options.MaxIterations, "evaluations of the map at most"] = 100,
     ) -> None:
         super().__init__()
-        self.dim, self.method, self.tolerance, self.max_iterations = dim, method, tolerance, max_iterations
+        self.dim, self.method, self.rtol, self.max_iterations = dim, method, rtol, max_iterations
         self.W = nn.Parameter(gain * nn.init.orthogonal_(torch.empty(dim, dim)))
         self.U = nn.Linear(dim, dim)
 
@@ -91,7 +93,7 @@ class Implicit(Layer):
 
         if given.is_meta:
             return step(first, given)
-        tolerance = 4 * torch.finfo(given.dtype).eps if self.tolerance is None else self.tolerance
+        tolerance = 4 * torch.finfo(given.dtype).eps if self.rtol is None else self.rtol
         options = {"method": self.method, "tolerance": tolerance, "max_iterations": self.max_iterations}
         unknown = (given + first).isnan().any(1, keepdim=True)  # without a solution; the other rows have theirs
         given, first = (torch.where(unknown, 0, each) for each in (given, first))

@@ -54,20 +54,20 @@ class LiGRU(SolvedLayer):
     op = "ligru"
     state: ClassVar = Axes("dim")
     reads: ClassVar = {"u": nn.Linear}
-    sample: ClassVar = {"normalization": "layernorm"}  # in training, batch norm looks at the steps to come
+    sample: ClassVar = {"variant": "layernorm"}  # in training, batch norm looks at the steps to come
 
     def __init__(
         self,
         dim: options.Dim,
-        normalization: Annotated[
+        variant: Annotated[
             Literal["batchnorm", "layernorm"], 'norm of the input; "layernorm" is over the 2D numbers of a step'
         ] = "batchnorm",
     ) -> None:
         super().__init__()
-        self.dim, self.normalization = dim, normalization
+        self.dim, self.variant = dim, variant
         self.w, self.u = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
         nn.init.orthogonal_(self.u.weight)
-        batch = normalization == "batchnorm"
+        batch = variant == "batchnorm"
         self.norm = _BatchNorm(2 * dim, momentum=0.05) if batch else nn.LayerNorm(2 * dim)
 
     def run(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,8 @@ class Hyena(Layer):
 
     Parameters as in safari: in_proj ((N+1) D, D), out_proj (D, D), short_filter ((N+1) D, 1, W), with biases;
     filter_fn: bias ((N-1) D), implicit_filter.0, .2, ... (linear) and .1.freq (1, width), pos_emb.z (1, L, emb_dim),
-    and as buffers pos_emb.t, modulation.deltas. The network and the embedding have no weight decay.
+    and as buffers pos_emb.t, modulation.deltas. The network and the embedding have no weight decay,
+    and the embedding the learning rate 1e-5.
     Initialisation: filter_fn.bias N(0, 1); freq = frequency; z = (t, cos, -sin) of bands from 1e-4 up to
     (emb_dim-1)/2 - 1; deltas from ln(1/100)/1.5 to ln(1/100)/0.3; all else as in PyTorch.
     The filters of one channel are adjacent, as in safari's package. In its standalone_hyena.py the channels of one
@@ -58,7 +59,7 @@ class Hyena(Layer):
     residual_out = "out_proj"
     hints: ClassVar = {
         "filter_fn.implicit_filter": Hint(weight_decay=False, lr="lr"),
-        "filter_fn.pos_emb.z": Hint(weight_decay=False, lr="lr_pos_emb"),
+        "filter_fn.pos_emb.z": Hint(weight_decay=False, lr=1e-5),
     }
 
     def __init__(
@@ -77,13 +78,9 @@ class Hyena(Layer):
         frequency: Annotated[float, "initial frequency of the network's sines"] = 1.0,
         shift: Annotated[float, "value that the decay of the filters approaches"] = 0.0,
         lr: Annotated[options.LearningRate, "learning rate of the network; None for the optimizer's"] = 1e-3,
-        lr_pos_emb: Annotated[
-            options.LearningRate, "learning rate of the embedding of the lags; None for the optimizer's"
-        ] = 1e-5,
     ) -> None:
         super().__init__()
-        self.dim, self.max_length, self.order, self.conv_size = dim, max_length, order, conv_size
-        self.lr, self.lr_pos_emb = lr, lr_pos_emb
+        self.dim, self.max_length, self.order, self.conv_size, self.lr = dim, max_length, order, conv_size, lr
         width = (order + 1) * dim
         self.in_proj = nn.Linear(dim, width)
         self.out_proj = nn.Linear(dim, dim)
@@ -112,11 +109,11 @@ class Hyena(Layer):
         return self.out_proj((v * first).to(x.dtype)), HyenaState(short, torch.stack(histories, 1))
 
 
-@preset("hyena_dna", emb_dim=5, frequency=10.0, shift=0.05, lr_pos_emb=0.0)
+@preset("hyena_dna", emb_dim=5, frequency=10.0, shift=0.05)
 class HyenaDNAMixer(Hyena):
     """Hyena as in HyenaDNA: faster sines, and a decay that ends at 0.05. `scanl.models.hyena_dna` makes the model.
 
-    In the released models max_length is the length of the longest sequence plus two.
+    In the released models max_length is the length of the longest sequence plus two, and the embedding is not trained.
     """
 
     id = "S-hyenadna"
@@ -125,3 +122,4 @@ class HyenaDNAMixer(Hyena):
         'Nguyen et al., "HyenaDNA: Long-Range Genomic Sequence Modeling at Single Nucleotide Resolution", '
         "arXiv:2306.15794, sec. 3.1, and its code"
     )
+    hints: ClassVar = {"filter_fn.pos_emb.z": Hint(weight_decay=False, lr=0.0)}

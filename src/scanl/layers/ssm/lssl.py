@@ -58,7 +58,7 @@ class LSSL(Layer):
     sample: ClassVar = {"state_dim": 4, "learn": 1}
     hints: ClassVar = {
         **dict.fromkeys(("P", "Q", "d", "T"), Hint(weight_decay=False, lr="lr")),
-        "log_dt": Hint(weight_decay=False, lr="lr_dt"),
+        "log_dt": Hint(weight_decay=False, lr=1e-3),
     }
 
     P: Tensor
@@ -79,10 +79,9 @@ class LSSL(Layer):
         dt_min: options.StepMin = 0.001,
         dt_max: options.StepMax = 0.1,
         lr: Annotated[options.LearningRate, "learning rate of A; None for the optimizer's"] = 1e-4,
-        lr_dt: Annotated[options.LearningRate, "learning rate of Δ; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        self.dim, self.state_dim, self.learn, self.lr, self.lr_dt = dim, state_dim, learn, lr, lr_dt
+        self.dim, self.state_dim, self.learn, self.lr = dim, state_dim, learn, lr
         n = torch.arange(state_dim, dtype=torch.get_default_dtype())
         root, rows = (2 * n + 1).sqrt(), dim if learn == 2 else 1
         tridiagonal = torch.stack([-torch.ones_like(n), torch.ones_like(n), torch.zeros_like(n)])

@@ -60,7 +60,7 @@ class Mamba(Layer):
     reads: ClassVar = {"conv1d": nn.Conv1d}
     takes: ClassVar = frozenset({"timespans"})
     state: ClassVar = MambaState
-    sample: ClassVar = {"state_dim": 3, "dt_rank": 2}
+    sample: ClassVar = {"state_dim": 3, "rank": 2}
     residual_out = "out_proj"
     hints: ClassVar = dict.fromkeys(("dt_proj.bias", "A_log", "D"), UNDECAYED)
 
@@ -70,7 +70,7 @@ class Mamba(Layer):
         state_dim: Annotated[options.StateDim, "N, state of each channel"] = 16,
         conv_size: options.ConvSize = 4,
         expand: Annotated[options.Expand, "E = expand * dim channels"] = 2,
-        dt_rank: Annotated[options.Rank | None, "R, rank of the map to Δ; by default dim/16, rounded up"] = None,
+        rank: Annotated[options.Rank | None, "R, rank of the map to Δ; by default dim/16, rounded up"] = None,
         dt_min: options.StepMin = 0.001,
         dt_max: options.StepMax = 0.1,
         dt_init: Annotated[Literal["random", "constant"], "initial W_Δ"] = "random",
@@ -88,13 +88,13 @@ class Mamba(Layer):
             self._refuse("expand", expand, f"at least 1/{dim} because of dim={dim}")
         self.dim, self.width, self.state_dim, self.conv_size = dim, width, state_dim, conv_size
         self.norm_eps = norm_eps
-        self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
+        self.rank = math.ceil(dim / 16) if rank is None else rank
         self.in_proj = nn.Linear(dim, 2 * width, bias=bias)
         self.conv1d = nn.Conv1d(width, width, conv_size, groups=width, padding=conv_size - 1, bias=conv_bias)
-        self.x_proj = nn.Linear(width, self.dt_rank + 2 * state_dim, bias=False)
-        self.dt_proj = StepProjection(self.dt_rank, width)
+        self.x_proj = nn.Linear(width, self.rank + 2 * state_dim, bias=False)
+        self.dt_proj = StepProjection(self.rank, width)
         self.out_proj = nn.Linear(width, dim, bias=bias)
-        scale = self.dt_rank**-0.5
+        scale = self.rank**-0.5
         with torch.no_grad():
             if dt_init == "random":
                 self.dt_proj.weight.uniform_(-scale, scale)
@@ -134,7 +134,7 @@ class Mamba(Layer):
         """Do the same by these parts."""
         conv, ssm = state or (None, None)
         u, conv = convolve(conv1d, u, conv, cu_seqlens=cu_seqlens, silu=True)
-        low, B, C = x_proj(u).split([self.dt_rank, self.state_dim, self.state_dim], -1)
+        low, B, C = x_proj(u).split([self.rank, self.state_dim, self.state_dim], -1)
         if self.norm_eps is not None:
             low, B, C = (F.rms_norm(part, part.shape[-1:], None, self.norm_eps) for part in (low, B, C))
         delta = dt_proj(low)

@@ -35,7 +35,7 @@ class Mamba3State(NamedTuple):
 
     ssm: Annotated[Tensor, Axes("num_heads, state_dim, head_dim", "S")]
     angle: Annotated[Tensor, Axes("num_heads, pairs", "Θ in [0, 2π)")]
-    key: Annotated[Tensor, Axes("1, num_heads * mimo_rank * state_dim", "the last rotated key")]
+    key: Annotated[Tensor, Axes("1, num_heads * rank * state_dim", "the last rotated key")]
     value: Annotated[Tensor, Axes("1, num_heads * head_dim", "the last x")]
 
 
@@ -89,8 +89,8 @@ class Mamba3(Layer):
         dt_max: options.StepMax = 0.1,
         dt_init_floor: options.StepFloor = 1e-4,
         A_floor: Annotated[float, at_least(0), "least decay rate per unit of Δ"] = 1e-4,
-        mimo_rank: Annotated[options.Rank, "R; 1 is the layer with one input"] = 1,
-        outproj_norm: Annotated[bool, "RMSNorm of each head before the gate"] = False,
+        rank: Annotated[options.Rank, "R; 1 is the layer with one input"] = 1,
+        output_norm: Annotated[options.OutputNorm, "RMSNorm of each head before the gate"] = False,
         norm_eps: options.NormEps = 1e-5,
     ) -> None:
         super().__init__()
@@ -100,27 +100,25 @@ class Mamba3(Layer):
             self._refuse("state_dim", state_dim, f"at least 2 / rope_fraction={2 / rope_fraction:g}")
         self.dim, self.state_dim = dim, state_dim
         self.num_heads, self.head_dim, self.num_groups = heads, head_dim, num_groups
-        self.mimo_rank, self.A_floor, self.pairs = mimo_rank, A_floor, int(state_dim * rope_fraction) // 2
-        written = mimo_rank * num_groups * state_dim
+        self.rank, self.A_floor, self.pairs = rank, A_floor, int(state_dim * rope_fraction) // 2
+        written = rank * num_groups * state_dim
         self.widths = [width, width, written, written, heads, heads, heads, self.pairs]
         self.in_proj = nn.Linear(dim, sum(self.widths), bias=False)
         self.dt_bias = nn.Parameter(time_step_bias(heads, dt_min, dt_max, dt_init_floor))
-        self.B_bias, self.C_bias = (nn.Parameter(torch.ones(heads, mimo_rank, state_dim)) for _ in range(2))
+        self.B_bias, self.C_bias = (nn.Parameter(torch.ones(heads, rank, state_dim)) for _ in range(2))
         self.B_norm, self.C_norm = (GatedRMSNorm(state_dim, norm_eps) for _ in range(2))
-        if mimo_rank > 1:
-            self.mimo_x, self.mimo_o = (
-                nn.Parameter(torch.full((heads, mimo_rank, head_dim), 1 / mimo_rank)) for _ in range(2)
-            )
-            self.mimo_z = nn.Parameter(torch.ones(heads, mimo_rank, head_dim))
+        if rank > 1:
+            self.mimo_x, self.mimo_o = (nn.Parameter(torch.full((heads, rank, head_dim), 1 / rank)) for _ in range(2))
+            self.mimo_z = nn.Parameter(torch.ones(heads, rank, head_dim))
         self.D = nn.Parameter(torch.ones(heads))
-        self.norm = GatedRMSNorm(width, norm_eps, groups=heads) if outproj_norm else None
+        self.norm = GatedRMSNorm(width, norm_eps, groups=heads) if output_norm else None
         self.out_proj = nn.Linear(width, dim, bias=False)
 
     def run(self, x: Tensor, state: Mamba3State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba3State]:
         before = self.init_state(sequences(x, cu_seqlens)) if state is None else state
         parts = self.in_proj(x).split(self.widths, -1)
         at_once = cu_seqlens is not None or torch.compiler.is_compiling() or transforming()
-        if self.mimo_rank == 1 or at_once or x.shape[1] <= PIECE:
+        if self.rank == 1 or at_once or x.shape[1] <= PIECE:
             mixed, after = self._mix(parts, before, cu_seqlens)
             return self.out_proj(mixed), after
         pieces, after = [], before
@@ -158,7 +156,7 @@ class Mamba3(Layer):
         write = ((before + (1 - now) * dt) * g.exp())[..., None] * before_u.unflatten(-1, (self.num_heads, -1))
         o, S = self._remember(q, before_k.view_as(k), write, g, state.ssm, cu_seqlens)
         own = weight[..., None, None] * (q @ k.mT)
-        skip = widen(self.D)[:, None, None] * torch.eye(self.mimo_rank, device=own.device, dtype=own.dtype)
+        skip = widen(self.D)[:, None, None] * torch.eye(self.rank, device=own.device, dtype=own.dtype)
         o = o + (own + skip) @ self._inputs(widen(u).unflatten(-1, (self.num_heads, -1)))
         newest = final[:, 0, :, None, None] * self._inputs(value[:, 0].unflatten(-1, (self.num_heads, -1)))
         S = S + key.view(-1, *k.shape[2:]).mT @ newest
@@ -169,9 +167,9 @@ class Mamba3(Layer):
 
     def _turned(self, norm: GatedRMSNorm, x: Tensor, bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Norm x (B, T, R G N), add a bias for each head, rotate by angles (B, T, H, 1, A): return (B, T, H, R, N)."""
-        x = norm(widen(x).unflatten(-1, (self.mimo_rank, self.num_groups, self.state_dim)), None).transpose(2, 3)
+        x = norm(widen(x).unflatten(-1, (self.rank, self.num_groups, self.state_dim)), None).transpose(2, 3)
         x = (x.unsqueeze(3) + widen(bias).unflatten(0, (self.num_groups, -1))).flatten(2, 3)
-        if self.mimo_rank == 1:
+        if self.rank == 1:
             return turn_pairs(x, cos, sin)
         rest = self.state_dim // 2 - self.pairs  # pairs are a half apart
         first, kept, second, last = x.split([self.pairs, rest, self.pairs, rest], -1)
@@ -180,7 +178,7 @@ class Mamba3(Layer):
     def _inputs(self, u: Tensor) -> Tensor:
         """Return the R inputs of each head: (..., H, P) to (..., H, R, P)."""
         u = u.unsqueeze(-2)
-        return u if self.mimo_rank == 1 else u * widen(self.mimo_x)
+        return u if self.rank == 1 else u * widen(self.mimo_x)
 
     def _remember(
         self, q: Tensor, k: Tensor, write: Tensor, g: Tensor, state: Tensor, cu_seqlens: Tensor | None
@@ -189,7 +187,7 @@ class Mamba3(Layer):
 
         q, k: (B, T, H, R, N).   write: (B, T, H, P).   Returns o (B, T, H, R, P) and the last memory.
         """
-        R = self.mimo_rank
+        R = self.rank
         if R == 1:
             q, k = q.squeeze(3), k.squeeze(3)
             o, last = linear_attention(q, k, write, g, state=state, scale=1.0, cu_seqlens=cu_seqlens)
@@ -206,17 +204,17 @@ class Mamba3(Layer):
     def _gated(self, o: Tensor, z: Tensor) -> Tensor:
         """Norm, gate and sum the R outputs: o (B, T, H, R, P), z (B, T, E) to (B, T, E)."""
         z = widen(z).unflatten(-1, (self.num_heads, 1, -1))
-        z = z if self.mimo_rank == 1 else z * widen(self.mimo_z)
+        z = z if self.rank == 1 else z * widen(self.mimo_z)
         if self.norm is None:
             o = o * F.silu(z)
         else:
             o, z = (part.transpose(2, 3).flatten(-2) for part in (o, z))
             o = self.norm(o, z).unflatten(-1, (self.num_heads, -1)).transpose(2, 3)
-        o = o if self.mimo_rank == 1 else o * widen(self.mimo_o)
+        o = o if self.rank == 1 else o * widen(self.mimo_o)
         return o.sum(-2).flatten(-2)
 
 
-@preset("mamba3_mimo", mimo_rank=4)
+@preset("mamba3_mimo", rank=4)
 class Mamba3MIMO(Mamba3):
     """Mamba-3 with several inputs and outputs a head: rank-R writes and reads of the same state."""
 
@@ -226,4 +224,4 @@ class Mamba3MIMO(Mamba3):
         "x^r = x * m_x^r,  o^r_t = S_t^T q^r_t + D x^r_t;  out = W_out sum_r m_o^r * o^r * SiLU(z * m_z^r)"
     )
     source = Mamba3.source
-    sample: ClassVar = {"state_dim": 8, "head_dim": 6, "expand": 2, "mimo_rank": 2}
+    sample: ClassVar = {"state_dim": 8, "head_dim": 6, "expand": 2, "rank": 2}

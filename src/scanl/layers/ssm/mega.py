@@ -114,7 +114,7 @@ class Mega(Layer):
             options.ChunkSize | None, "W, steps of a chunk; None for attention to all of the past"
         ] = None,
         max_length: Annotated[options.MaxLength, "length of the longest sequence without chunks"] = 1024,
-        attention: Annotated[
+        activation: Annotated[
             Literal["softmax", "relu2", "laplace"], 'function of the scores: "softmax", "relu2" or "laplace"'
         ] = "softmax",
         position_bias: Annotated[
@@ -127,7 +127,7 @@ class Mega(Layer):
         if position_bias == "rotary" and z_dim % 2:
             self._refuse("z_dim", z_dim, "an even number because position_bias is 'rotary'")
         self.dim, self.z_dim, self.hidden_dim = dim, z_dim, hidden_dim
-        self.chunk_size, self.max_length, self.attention = chunk_size, max_length, attention
+        self.chunk_size, self.max_length, self.activation = chunk_size, max_length, activation
         self.reach = max_length if chunk_size is None else chunk_size
         self.move = MegaEMA(dim, state_dim)
         self.v_proj = nn.Linear(dim, hidden_dim)
@@ -169,11 +169,11 @@ class Mega(Layer):
         """
         seen = blocks.seen(k)
         scores, bias = q @ replaced(k).mT, self.rel_pos_bias(blocks.at, k.shape[1])
-        if self.attention == "softmax":
+        if self.activation == "softmax":
             weights = (scores / math.sqrt(self.z_dim) + bias).masked_fill(~seen, -torch.inf).softmax(-1)
         else:
             scores = scores / (blocks.at + 1)[..., None] + bias
-            if self.attention == "relu2":
+            if self.activation == "relu2":
                 scores = scores.relu().square()
             else:
                 scores = (1 + torch.erf((scores - 0.707107) / (0.282095 * math.sqrt(2)))) / 2

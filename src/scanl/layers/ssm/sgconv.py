@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanl.configured import above, at_least, at_least_option
+from scanl.configured import above, at_least_option
 from scanl.layers import options
 from scanl.layers.base import Hint, Layer, register, widen
 from scanl.layers.initial_state import Axes
@@ -45,7 +45,7 @@ class SGConv(Layer):
     op = None
     state: ClassVar = Axes("max_length - 1, dim", "the last inputs")
     excused: ClassVar = BY_CONVOLUTION
-    sample: ClassVar = {"max_length": 4, "kernel_dim": 1}
+    sample: ClassVar = {"max_length": 4, "conv_size": 1}
     hints: ClassVar = {"kernel_list": Hint(weight_decay=False, lr="lr")}
 
     multiplier: Tensor
@@ -55,8 +55,8 @@ class SGConv(Layer):
         self,
         dim: options.Dim,
         max_length: Annotated[options.MaxLength, "L, lags of the kernel"] = 1024,
-        kernel_dim: Annotated[
-            int, at_least(1), "k, numbers of each of the S = 1 + ceil(log2(L/k)) scales, at least one scale"
+        conv_size: Annotated[
+            options.ConvSize, "k, numbers of each of the S = 1 + ceil(log2(L/k)) scales, at least one scale"
         ] = 64,
         decay_min: Annotated[float, above(0), "1/α of the first channel"] = 2.0,
         decay_max: Annotated[
@@ -65,10 +65,10 @@ class SGConv(Layer):
         lr: Annotated[options.LearningRate, "learning rate of the kernels; None for the optimizer's"] = 1e-3,
     ) -> None:
         super().__init__()
-        self.dim, self.max_length, self.kernel_dim, self.lr = dim, max_length, kernel_dim, lr
-        scales = 1 + max(0, math.ceil(math.log2(max_length / kernel_dim)))
+        self.dim, self.max_length, self.conv_size, self.lr = dim, max_length, conv_size, lr
+        scales = 1 + max(0, math.ceil(math.log2(max_length / conv_size)))
         self.D = nn.Parameter(torch.randn(1, dim))
-        self.kernel_list = nn.ParameterList([torch.randn(1, dim, kernel_dim) for _ in range(scales)])
+        self.kernel_list = nn.ParameterList([torch.randn(1, dim, conv_size) for _ in range(scales)])
         self.register_buffer("multiplier", torch.linspace(decay_min, decay_max, dim).view(1, -1, 1))
         with torch.no_grad():
             self.register_buffer("kernel_norm", self._kernels().norm(dim=-1, keepdim=True))
